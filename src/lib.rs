@@ -1,0 +1,5 @@
+//! Stateful LLM agents.
+
+pub mod message;
+pub mod tool;
+pub mod provider;

@@ -1,0 +1,309 @@
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::ToolUseId;
+
+/// One block of a message.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Content {
+    /// Plain text.
+    Text(Text),
+    /// The model's reasoning.
+    Thinking(Thinking),
+    /// An image, a document or another file.
+    Attachment(Attachment),
+    /// The model wants a tool run.
+    ToolUse(ToolUse),
+    /// What a tool gave back.
+    ToolResult(ToolResult),
+    /// What only the provider that wrote it understands.
+    ProviderItem(ProviderItem),
+}
+
+impl Content {
+    /// The text, if this is a text block.
+    pub fn as_text(&self) -> Option<&str> {
+        match self {
+            Self::Text(text) => Some(&text.text),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn weight(&self) -> usize {
+        64 + match self {
+            Self::Text(text) => text.text.len(),
+            Self::Thinking(thinking) => {
+                thinking.text.len()
+                    + thinking.signature.as_ref().map_or(0, String::len)
+                    + thinking.redacted.as_ref().map_or(0, String::len)
+            }
+            Self::Attachment(attachment) => attachment.weight(),
+            Self::ToolUse(tool_use) => tool_use.weight(),
+            Self::ToolResult(result) => result.weight(),
+            Self::ProviderItem(item) => value_weight(&item.data),
+        }
+    }
+}
+
+/// Plain text, with the signature that some services attach to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Text {
+    /// The text.
+    pub text: String,
+    /// The service's signature; it goes back unchanged to the service that gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+}
+
+impl Text {
+    /// Unsigned text.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), signature: None }
+    }
+}
+
+/// The model's reasoning: readable, redacted, or both empty with only a signature.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thinking {
+    /// What can be read of it.
+    pub text: String,
+    /// The service's signature; without it most services refuse the block when it is sent back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+    /// The encrypted payload of reasoning that the service does not show.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub redacted: Option<String>,
+}
+
+impl Thinking {
+    /// Unsigned reasoning.
+    pub fn new(text: impl Into<String>) -> Self {
+        Self { text: text.into(), signature: None, redacted: None }
+    }
+
+    /// Whether a service would take the block back: it is signed or redacted.
+    pub fn is_signed(&self) -> bool {
+        self.signature.is_some() || self.redacted.is_some()
+    }
+}
+
+/// An image, a document or another file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// Where the bytes are.
+    pub source: Source,
+    /// The media type, such as `image/png` or `application/pdf`.
+    pub media_type: String,
+    /// A file name, for services that show or demand one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// The application's own notes. Stored with the message, never sent to a service.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub metadata: Map<String, Value>,
+}
+
+impl Attachment {
+    /// An attachment whose bytes are given in base64 (standard alphabet, padded).
+    pub fn base64(media_type: impl Into<String>, data: impl Into<String>) -> Self {
+        Self::new(media_type.into(), Source::Base64 { data: data.into() })
+    }
+
+    /// An attachment that the service fetches from a URL.
+    pub fn url(media_type: impl Into<String>, url: impl Into<String>) -> Self {
+        Self::new(media_type.into(), Source::Url { url: url.into() })
+    }
+
+    fn new(media_type: String, source: Source) -> Self {
+        Self { source, media_type, name: None, metadata: Map::new() }
+    }
+
+    /// The same attachment with a file name.
+    pub fn named(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Whether the media type says that this is an image.
+    pub fn is_image(&self) -> bool {
+        self.media_type.starts_with("image/")
+    }
+
+    fn weight(&self) -> usize {
+        match &self.source {
+            Source::Base64 { data } => data.len(),
+            Source::Url { url } => url.len(),
+        }
+    }
+}
+
+/// Where an attachment's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Source {
+    /// In the message, as base64.
+    Base64 {
+        /// Standard alphabet, padded.
+        data: String,
+    },
+    /// Behind a URL that the service can reach.
+    Url {
+        /// The address.
+        url: String,
+    },
+}
+
+/// The model wants a tool run with this input.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ToolUse {
+    /// Names this use; its result carries the same id.
+    pub id: ToolUseId,
+    /// Which tool.
+    pub name: String,
+    /// What the model sent, an object for every known service.
+    pub input: Value,
+    /// The raw text, where the model sent something that is no JSON object; `input` is then an empty object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub malformed: Option<String>,
+    /// The service's signature; it goes back unchanged to the service that gave it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signature: Option<String>,
+}
+
+impl ToolUse {
+    /// A well-formed tool use.
+    pub fn new(id: impl Into<ToolUseId>, name: impl Into<String>, input: Value) -> Self {
+        Self { id: id.into(), name: name.into(), input, malformed: None, signature: None }
+    }
+
+    fn weight(&self) -> usize {
+        self.name.len() + value_weight(&self.input) + self.malformed.as_ref().map_or(0, String::len)
+    }
+}
+
+/// What a tool gave back.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ToolResult {
+    /// The tool use that this answers.
+    pub tool_use_id: ToolUseId,
+    /// The tool's name; some services match results by it.
+    pub name: String,
+    /// The output.
+    pub content: Vec<ResultBlock>,
+    /// Whether the tool failed; `content` then says how, for the model to read.
+    #[serde(default)]
+    pub is_error: bool,
+}
+
+impl ToolResult {
+    /// A success that answers `tool_use`.
+    pub fn ok(tool_use: &ToolUse, content: impl Into<ResultBlock>) -> Self {
+        Self {
+            tool_use_id: tool_use.id.clone(),
+            name: tool_use.name.clone(),
+            content: vec![content.into()],
+            is_error: false,
+        }
+    }
+
+    /// A failure that answers `tool_use`, with a text that the model can act on.
+    pub fn error(tool_use: &ToolUse, text: impl Into<String>) -> Self {
+        Self { is_error: true, ..Self::ok(tool_use, Text::new(text)) }
+    }
+
+    /// All text of the output, joined without a separator.
+    pub fn text(&self) -> String {
+        self.content
+            .iter()
+            .filter_map(|block| match block {
+                ResultBlock::Text(text) => Some(text.text.as_str()),
+                ResultBlock::Attachment(_) => None,
+            })
+            .collect()
+    }
+
+    /// Approximate bytes of payload.
+    pub(crate) fn weight(&self) -> usize {
+        self.content.iter().map(|block| 64 + block.weight()).sum::<usize>() + self.name.len() + 64
+    }
+}
+
+/// One block of a tool's output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ResultBlock {
+    /// Plain text; JSON goes here as text.
+    Text(Text),
+    /// An image or another file.
+    Attachment(Attachment),
+}
+
+impl ResultBlock {
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            Self::Text(text) => text.text.len(),
+            Self::Attachment(attachment) => attachment.weight(),
+        }
+    }
+}
+
+/// Something opaque to everyone but the provider that wrote it, kept at its place in the message and given
+/// back unchanged: a reasoning item, a tool that the service ran itself, a backend's own activity.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProviderItem {
+    /// The wire format or backend that wrote it, and the only one that gets it back.
+    pub format: String,
+    /// The item, exactly as it came.
+    pub data: Value,
+}
+
+macro_rules! into_block {
+    ($($target:ident: $($from:ident),+;)+) => {$($(
+        impl From<$from> for $target {
+            fn from(block: $from) -> Self {
+                Self::$from(block)
+            }
+        }
+    )+)+};
+}
+
+into_block! {
+    Content: Text, Thinking, Attachment, ToolUse, ToolResult, ProviderItem;
+    ResultBlock: Text, Attachment;
+}
+
+impl From<&str> for Content {
+    fn from(text: &str) -> Self {
+        Self::Text(Text::new(text))
+    }
+}
+
+impl From<String> for Content {
+    fn from(text: String) -> Self {
+        Self::Text(Text::new(text))
+    }
+}
+
+impl From<&str> for ResultBlock {
+    fn from(text: &str) -> Self {
+        Self::Text(Text::new(text))
+    }
+}
+
+impl From<String> for ResultBlock {
+    fn from(text: String) -> Self {
+        Self::Text(Text::new(text))
+    }
+}
+
+/// Approximate bytes of a JSON value's text, without writing it.
+pub(crate) fn value_weight(value: &Value) -> usize {
+    match value {
+        Value::Null | Value::Bool(_) | Value::Number(_) => 8,
+        Value::String(text) => text.len() + 2,
+        Value::Array(items) => 2 + items.iter().map(value_weight).sum::<usize>(),
+        Value::Object(map) => 2 + map.iter().map(|(key, value)| key.len() + 4 + value_weight(value)).sum::<usize>(),
+    }
+}

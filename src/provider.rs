@@ -1,0 +1,77 @@
+//! Providers: one streaming request to a model, whoever serves it.
+//!
+//! A [`Provider`] turns a [`Request`] into a stream of [`Delta`]s; a [`Fold`] turns deltas into a message.
+//! [`Model`] names a model together with the provider that serves it. All of it works without an agent:
+//! see [`Model::generate`] and [`Model::stream`].
+
+mod context;
+mod delta;
+pub mod dialect;
+mod error;
+mod fold;
+#[cfg(feature = "http")]
+pub mod http;
+mod model;
+mod options;
+mod registry;
+mod request;
+mod retry;
+mod secret;
+
+use std::{pin::Pin, sync::Arc};
+
+use async_trait::async_trait;
+pub use context::{DecisionRequest, RequestContext};
+pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
+pub use error::{ErrorKind, ProviderError};
+pub use fold::{Fold, Folded, PartialBlock};
+use futures_core::Stream;
+pub use model::{Generated, Model};
+pub use options::{CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment};
+pub use registry::{Registry, RegistryError};
+pub use request::Request;
+pub use retry::RetryPolicy;
+pub use secret::Secret;
+
+/// What a provider's request gives: normalised deltas in order, then the end, or an error and the end.
+/// Dropping it ends the exchange with the service.
+pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> + Send>>;
+
+/// A model service. Dyn-safe; implement it for a service that no endpoint covers.
+///
+/// An implementation streams what the service sends and does not retry: [`RetryPolicy`] does that, for every
+/// provider alike.
+#[async_trait]
+pub trait Provider: Send + Sync + 'static {
+    /// The name before the colon in `provider:model`.
+    fn name(&self) -> &str;
+
+    /// Makes the instance that one conversation uses, for a provider that keeps state for each. Called once,
+    /// before the conversation's first request. `None`, the default, says that the provider has no such
+    /// state and serves everyone itself.
+    ///
+    /// # Errors
+    ///
+    /// The instance could not be made; the request that needed it fails with this.
+    async fn open(&self) -> Result<Option<Arc<dyn Provider>>, ProviderError> {
+        Ok(None)
+    }
+
+    /// Sends one request and streams the answer.
+    ///
+    /// The stream must carry a stop reason in its message data before it ends without an error; one that ends
+    /// without is taken for truncated.
+    ///
+    /// # Errors
+    ///
+    /// The request could not be made, or the service refused it before the first delta.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future or the stream ends the exchange.
+    async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError>;
+
+    /// Ends an instance that [`open`](Provider::open) made. Called once, when its conversation ends or turns
+    /// to another model.
+    async fn close(&self) {}
+}

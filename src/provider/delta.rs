@@ -1,0 +1,155 @@
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::message::{Attachment, ProviderItem, ToolUseId, Usage};
+
+/// One step of an answer as it arrives, the same for every wire format.
+///
+/// `index` is the block's place in the message: blocks start at 0, 1, 2… in order, and are extended in any
+/// order after that.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Delta {
+    /// A block begins.
+    Start {
+        /// The number of blocks so far.
+        index: usize,
+        /// What it is.
+        block: BlockStart,
+    },
+    /// A block grows.
+    Extend {
+        /// Which block.
+        index: usize,
+        /// By what.
+        part: Part,
+    },
+    /// A block is complete. Optional: the end of the message completes all blocks.
+    End {
+        /// Which block.
+        index: usize,
+    },
+    /// Data of the message as a whole.
+    Message(Box<MessageDelta>),
+}
+
+impl Delta {
+    /// Message data that says only why the answer ended.
+    pub fn stop(reason: StopReason) -> Self {
+        Self::Message(Box::new(MessageDelta { stop_reason: Some(reason), ..MessageDelta::default() }))
+    }
+
+    /// Whether this brings content, so that the request can't be repeated unseen any more.
+    pub fn is_content(&self) -> bool {
+        !matches!(self, Self::Message(_))
+    }
+}
+
+/// What begins.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum BlockStart {
+    /// A text block.
+    Text,
+    /// A thinking block.
+    Thinking,
+    /// A tool use, whose input follows.
+    ToolUse {
+        /// Its id; made by the decoder where the service gives none.
+        id: ToolUseId,
+        /// The tool's name.
+        name: String,
+    },
+    /// A file that the model made, complete.
+    Attachment(Attachment),
+    /// An opaque item.
+    ProviderItem(ProviderItem),
+}
+
+/// What a block grows by.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Part {
+    /// More text, of a text or a thinking block.
+    Text(String),
+    /// More of the JSON text of a tool use's input.
+    Input(String),
+    /// More of the signature of a text block, a thinking block or a tool use.
+    Signature(String),
+    /// More of the encrypted payload of a thinking block.
+    Redacted(String),
+    /// An opaque item's newer value, in place of the older.
+    Item(Value),
+}
+
+/// Data of the message as a whole; what is absent stays as it was.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MessageDelta {
+    /// The model that answers, as the service names it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// Why the answer ended. The last one counts; an answer without one is truncated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_reason: Option<StopReason>,
+    /// All usage of this request so far, in place of what was told before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub usage: Option<Usage>,
+    /// What the provider keeps with the message, by format; merged into what was told before.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub provider_data: Map<String, Value>,
+    /// What was asked for and could not be honoured, in words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+/// Why an answer, or a turn, ended.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum StopReason {
+    /// The model was done.
+    Stop,
+    /// The model wrote one of the stop sequences.
+    StopSequence,
+    /// The output limit was reached.
+    Length,
+    /// The model's context was full.
+    ContextLength,
+    /// The model wants tools run. On a turn: it uses a tool that the application has to run.
+    ToolUse,
+    /// The model or the service declined.
+    Refusal,
+    /// The service paused a long answer and wants it sent back to go on.
+    Pause,
+    /// The limit of requests for one prompt was reached.
+    MaxSteps,
+    /// The turn was interrupted; what was there is kept.
+    Interrupted,
+    /// The turn was cancelled; what was there is discarded.
+    Cancelled,
+    /// What else a format knows, in its own word.
+    Other(String),
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Stop => "stop",
+            Self::StopSequence => "stop_sequence",
+            Self::Length => "length",
+            Self::ContextLength => "context_length",
+            Self::ToolUse => "tool_use",
+            Self::Refusal => "refusal",
+            Self::Pause => "pause",
+            Self::MaxSteps => "max_steps",
+            Self::Interrupted => "interrupted",
+            Self::Cancelled => "cancelled",
+            Self::Other(word) => word,
+        })
+    }
+}

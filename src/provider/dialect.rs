@@ -1,0 +1,84 @@
+//! Wire formats: pure translation between [`Request`]s and JSON bodies, and between wire events and
+//! [`Delta`]s. A format knows nothing of addresses, keys and sockets; that is an endpoint's part, since many
+//! services speak few formats.
+
+mod anthropic;
+mod chat;
+
+pub use anthropic::AnthropicMessages;
+pub use chat::{ChatCompletions, MaxTokensField};
+use serde_json::{Map, Value};
+
+use super::{Delta, ErrorKind, ProviderError, Request};
+
+/// A wire format.
+pub trait Dialect: Send + Sync + 'static {
+    /// The format's name, which keys what it keeps in [`Message::provider_data`](crate::message::Message).
+    fn name(&self) -> &'static str;
+
+    /// The path of the request, below the endpoint's base URL and version.
+    fn path(&self, request: &Request) -> String;
+
+    /// How the answer's events are framed.
+    fn framing(&self) -> Framing;
+
+    /// The request's JSON body. The same request gives the same bytes.
+    ///
+    /// # Errors
+    ///
+    /// The request asks for what the format can't say, and that is not to be overlooked.
+    fn encode(&self, request: &Request) -> Result<Encoded, ProviderError>;
+
+    /// A decoder for one answer.
+    fn decoder(&self) -> Box<dyn Decoder>;
+
+    /// The error that an answer with this status and body means.
+    fn error(&self, status: u16, body: &str) -> ProviderError;
+}
+
+/// How the events of an answer are told apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// Server-sent events.
+    Sse,
+    /// One JSON value a line.
+    NdJson,
+}
+
+/// A request's JSON body.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Encoded {
+    /// The body.
+    pub body: Map<String, Value>,
+    /// What was asked for and could not be honoured, in words.
+    pub warnings: Vec<String>,
+}
+
+/// One event of an answer, unframed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame<'a> {
+    /// The event's name; empty where the framing has none or the service gives none.
+    pub event: &'a str,
+    /// Its data.
+    pub data: &'a str,
+}
+
+/// Decodes one answer, event by event.
+pub trait Decoder: Send {
+    /// Appends what `frame` means to `deltas`.
+    ///
+    /// # Errors
+    ///
+    /// The frame breaks the format, or tells of an error. The answer ends with that.
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
+
+    /// Whether the format's terminal event has been seen: nothing after it is read.
+    fn is_done(&self) -> bool;
+
+    /// The body has ended. Appends what is left to tell.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Truncated`] if the format's terminal event has not been seen.
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
+}

@@ -1,0 +1,3 @@
+/// The Anthropic Messages format.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AnthropicMessages;

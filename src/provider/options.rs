@@ -1,0 +1,175 @@
+use std::{collections::BTreeMap, time::Duration};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::Secret;
+use crate::tool::Schema;
+
+macro_rules! options {
+    ($(#[$outer:meta])* pub struct $name:ident { $($(#[$meta:meta])* $field:ident: $type:ty => $with:ident($arg:ty) $to:expr;)+ }) => {
+        $(#[$outer])*
+        pub struct $name { $($(#[$meta])* pub $field: Option<$type>,)+ }
+
+        impl $name {
+            $(
+                #[doc = concat!("The same options with [`", stringify!($field), "`](Self::", stringify!($field), ") set.")]
+                pub fn $with(mut self, value: $arg) -> Self {
+                    let to: fn($arg) -> $type = $to;
+                    self.$field = Some(to(value));
+                    self
+                }
+            )+
+
+            /// These options, with each that `over` sets in its place.
+            pub fn overlaid(&self, over: &Self) -> Self {
+                Self { $($field: over.$field.clone().or_else(|| self.$field.clone()),)+ }
+            }
+
+            /// Whether nothing is set.
+            pub fn is_empty(&self) -> bool {
+                true $(&& self.$field.is_none())+
+            }
+        }
+    };
+}
+
+options! {
+/// How to answer. What is `None` is the service's own default.
+///
+/// What a service can't honour is mapped to its nearest, and reported in the response's warnings. Neither
+/// the key nor headers are ever serialised or shown.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "snake_case")]
+#[non_exhaustive]
+pub struct Options {
+    /// The most tokens to generate, reasoning included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: u32 => with_max_tokens(u32) |v| v;
+    /// Sampling temperature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: f64 => with_temperature(f64) |v| v;
+    /// Nucleus sampling.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: f64 => with_top_p(f64) |v| v;
+    /// Texts that end the answer when the model writes one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_sequences: Vec<String> => with_stop_sequences(Vec<String>) |v| v;
+    /// How much to reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: ThinkingMode => with_thinking(ThinkingMode) |v| v;
+    /// Which tools may or must be used.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: ToolChoice => with_tool_choice(ToolChoice) |v| v;
+    /// For how long the service should keep the prompt for the next request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache: CacheHint => with_cache(CacheHint) |v| v;
+    /// The shape that the answer's text must have.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output: OutputSchema => with_output(OutputSchema) |v| v;
+    /// The application's labels, sent to services that take some.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    metadata: Map<String, Value> => with_metadata(Map<String, Value>) |v| v;
+    /// A limit for the whole exchange, retries included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    timeout: Duration => with_timeout(Duration) |v| v;
+    /// How often a request is repeated that failed before it brought content. 2 if unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_retries: u32 => with_max_retries(u32) |v| v;
+    /// What becomes of an attachment that the model can't take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unsupported_attachment: UnsupportedAttachment => with_unsupported_attachment(UnsupportedAttachment) |v| v;
+    /// Members laid over the request's JSON body, for what these options do not name: objects are merged,
+    /// everything else is replaced.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extra: Map<String, Value> => with_extra(Map<String, Value>) |v| v;
+    /// The API key, in place of the registry's.
+    #[serde(skip)]
+    api_key: Secret => with_api_key(Secret) |v| v;
+    /// More HTTP headers. Their values are secret.
+    #[serde(skip)]
+    headers: BTreeMap<String, Secret> => with_headers(BTreeMap<String, Secret>) |v| v;
+}
+}
+
+/// How much a model reasons before it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThinkingMode {
+    /// Not at all, where that can be chosen.
+    Off,
+    /// By level.
+    Effort(Effort),
+    /// Up to this many tokens.
+    Budget(u32),
+}
+
+/// A level of reasoning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names say it")]
+pub enum Effort {
+    Minimal,
+    Low,
+    Medium,
+    High,
+    Max,
+}
+
+/// Which tools a model may or must use.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolChoice {
+    /// As it likes.
+    Auto,
+    /// None of them.
+    None,
+    /// At least one.
+    Required,
+    /// This one.
+    Tool(String),
+}
+
+/// For how long a service should keep the prompt for the next request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CacheHint {
+    /// For minutes.
+    Short,
+    /// For an hour or longer.
+    Long,
+}
+
+/// What becomes of an attachment that the model can't take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UnsupportedAttachment {
+    /// The request fails before it is sent.
+    #[default]
+    Error,
+    /// A text that names the attachment goes in its place.
+    Placeholder,
+}
+
+/// The shape that an answer must have.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct OutputSchema {
+    /// A name for it, which some services demand: letters, digits, `_` and `-`.
+    pub name: String,
+    /// The JSON Schema.
+    pub schema: Schema,
+}
+
+impl OutputSchema {
+    /// A named schema.
+    pub fn new(name: impl Into<String>, schema: Schema) -> Self {
+        Self { name: name.into(), schema }
+    }
+
+    /// The schema of a Rust type.
+    pub fn of<T: JsonSchema>() -> Self {
+        let name: String = T::schema_name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        Self::new(name, Schema::of::<T>())
+    }
+}

@@ -1,0 +1,95 @@
+use std::{collections::BTreeMap, fmt, sync::Arc};
+
+use super::{Model, Provider};
+
+/// Turns names like `anthropic:claude-sonnet-4-6` into models.
+///
+/// Any model id of a known provider resolves: new models appear weekly, and the service knows best.
+///
+/// ```
+/// use omni_agent::provider::{Registry, RegistryError};
+///
+/// let registry = Registry::default();
+/// assert!(matches!(registry.model("nobody:gpt"), Err(RegistryError::UnknownProvider { .. })));
+/// assert!(matches!(registry.model("gpt"), Err(RegistryError::BadName { .. })));
+/// ```
+#[derive(Clone)]
+pub struct Registry {
+    providers: BTreeMap<String, Arc<dyn Provider>>,
+}
+
+/// A name that is no model.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum RegistryError {
+    /// The name has no provider part.
+    #[error("{name:?} is no model name; write `provider:model`, with one of the providers {known}")]
+    BadName {
+        /// What was given.
+        name: String,
+        /// The providers there are.
+        known: String,
+    },
+    /// The provider is not registered.
+    #[error("unknown provider {provider:?}; known are {known}; add others with Registry::register")]
+    UnknownProvider {
+        /// What was given.
+        provider: String,
+        /// The providers there are.
+        known: String,
+    },
+}
+
+impl Registry {
+    /// A registry without any provider.
+    pub fn empty() -> Self {
+        Self { providers: BTreeMap::new() }
+    }
+
+    /// Adds a provider under its own name, in place of one that had it.
+    pub fn register(&mut self, provider: Arc<dyn Provider>) -> &mut Self {
+        self.providers.insert(provider.name().to_owned(), provider);
+        self
+    }
+
+    /// The names of the providers, sorted.
+    pub fn providers(&self) -> impl Iterator<Item = &str> {
+        self.providers.keys().map(String::as_str)
+    }
+
+    /// The model with this name, `provider:id`. Everything after the first colon is the id.
+    ///
+    /// # Errors
+    ///
+    /// The name has no colon, an empty part, or a provider that is not registered.
+    pub fn model(&self, name: &str) -> Result<Model, RegistryError> {
+        let known = || self.providers().collect::<Vec<_>>().join(", ");
+        let (provider, id) = match name.split_once(':') {
+            Some((provider, id)) if !provider.is_empty() && !id.trim().is_empty() => (provider, id),
+            _ => return Err(RegistryError::BadName { name: name.to_owned(), known: known() }),
+        };
+        match self.providers.get(provider) {
+            Some(found) => Ok(Model::new(Arc::clone(found), id)),
+            None => Err(RegistryError::UnknownProvider { provider: provider.to_owned(), known: known() }),
+        }
+    }
+}
+
+impl Default for Registry {
+    /// All services that this build can reach.
+    fn default() -> Self {
+        #[cfg_attr(not(feature = "http"), expect(unused_mut, reason = "nothing to add without endpoints"))]
+        let mut registry = Self::empty();
+        #[cfg(feature = "http")]
+        for endpoint in super::http::Endpoint::all() {
+            registry.register(Arc::new(endpoint));
+        }
+        registry
+    }
+}
+
+impl fmt::Debug for Registry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.providers.keys()).finish()
+    }
+}

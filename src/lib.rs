@@ -1,5 +1,5 @@
 //! Stateful LLM agents.
 
 pub mod message;
-pub mod tool;
 pub mod provider;
+pub mod tool;

@@ -10,7 +10,9 @@ mod id;
 mod law;
 mod usage;
 
-pub use content::{Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse};
+pub use content::{
+    Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
+};
 pub use history::{History, Iter};
 pub use id::{Timestamp, ToolUseId};
 pub use law::HistoryError;

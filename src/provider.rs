@@ -27,7 +27,9 @@ pub use error::{ErrorKind, ProviderError};
 pub use fold::{Fold, Folded, PartialBlock};
 use futures_core::Stream;
 pub use model::{Generated, Model};
-pub use options::{CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment};
+pub use options::{
+    CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
+};
 pub use registry::{Registry, RegistryError};
 pub use request::Request;
 pub use retry::RetryPolicy;

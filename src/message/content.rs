@@ -304,6 +304,8 @@ pub(crate) fn value_weight(value: &Value) -> usize {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
         Value::String(text) => text.len() + 2,
         Value::Array(items) => 2 + items.iter().map(value_weight).sum::<usize>(),
-        Value::Object(map) => 2 + map.iter().map(|(key, value)| key.len() + 4 + value_weight(value)).sum::<usize>(),
+        Value::Object(map) => {
+            2 + map.iter().map(|(key, value)| key.len() + 4 + value_weight(value)).sum::<usize>()
+        }
     }
 }

@@ -10,7 +10,9 @@ use super::{Blocks, Content, History, Message, Role, ToolResult, ToolUse, ToolUs
 #[non_exhaustive]
 pub enum HistoryError {
     /// A tool use has no result in the message right after it.
-    #[error("message {index}: tool use {id} is not answered in the next message; answer it with a tool result, or use History::repair")]
+    #[error(
+        "message {index}: tool use {id} is not answered in the next message; answer it with a tool result, or use History::repair"
+    )]
     Unanswered {
         /// The assistant message.
         index: usize,
@@ -44,7 +46,9 @@ pub enum HistoryError {
         block: &'static str,
     },
     /// The history ends in a user message that no assistant answered: a prompt, not a commit.
-    #[error("message {index}: the history ends in a user prompt; end it with the answer, or send the prompt with `prompt`")]
+    #[error(
+        "message {index}: the history ends in a user prompt; end it with the answer, or send the prompt with `prompt`"
+    )]
     EndsInPrompt {
         /// The last message.
         index: usize,
@@ -214,7 +218,10 @@ const NO_RESULT: &str = "No result: the tool was not run and the application sen
 /// # Errors
 ///
 /// `content` holds a tool use, or a result that answers nothing.
-pub(crate) fn answer_open_tool_uses(history: &History, content: Blocks) -> Result<Vec<Content>, HistoryError> {
+pub(crate) fn answer_open_tool_uses(
+    history: &History,
+    content: Blocks,
+) -> Result<Vec<Content>, HistoryError> {
     let index = history.len();
     let mut open: Vec<ToolUse> = history.open_tool_uses().cloned().collect();
     let mut given = Vec::new();

@@ -9,7 +9,8 @@ pub use anthropic::AnthropicMessages;
 pub use chat::{ChatCompletions, MaxTokensField};
 use serde_json::{Map, Value};
 
-use super::{Delta, ErrorKind, ProviderError, Request};
+use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};
+use crate::message::Attachment;
 
 /// A wire format.
 pub trait Dialect: Send + Sync + 'static {
@@ -81,4 +82,26 @@ pub trait Decoder: Send {
     ///
     /// [`ErrorKind::Truncated`] if the format's terminal event has not been seen.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
+}
+
+/// What goes in place of an attachment that the format or the model can't take: a text that names it, or the
+/// error that the request fails with, as its options say.
+///
+/// # Errors
+///
+/// [`ErrorKind::Unsupported`], unless the options ask for a placeholder.
+pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Result<String, ProviderError> {
+    let name = attachment.name.as_deref().unwrap_or("unnamed");
+    let media_type = &attachment.media_type;
+    match request.options.unsupported_attachment.unwrap_or_default() {
+        UnsupportedAttachment::Placeholder => {
+            Ok(format!("[attachment {name} ({media_type}) left out: {why}]"))
+        }
+        UnsupportedAttachment::Error => Err(ProviderError::new(
+            ErrorKind::Unsupported,
+            format!(
+                "attachment {name} ({media_type}): {why}; set Options::unsupported_attachment to send a placeholder"
+            ),
+        )),
+    }
 }

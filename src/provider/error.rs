@@ -37,7 +37,12 @@ impl ErrorKind {
     /// Whether the same request may succeed if it is sent again.
     pub fn is_transient(self) -> bool {
         match self {
-            Self::RateLimit | Self::Overloaded | Self::Timeout | Self::Transport | Self::Truncated | Self::Service => true,
+            Self::RateLimit
+            | Self::Overloaded
+            | Self::Timeout
+            | Self::Transport
+            | Self::Truncated
+            | Self::Service => true,
             Self::Auth
             | Self::Quota
             | Self::InvalidRequest

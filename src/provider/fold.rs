@@ -131,7 +131,9 @@ impl Fold {
             | (Content::ToolUse(ToolUse { signature, .. }), Part::Signature(text)) => {
                 append(signature.get_or_insert_default(), text);
             }
-            (Content::Thinking(block), Part::Redacted(text)) => append(block.redacted.get_or_insert_default(), text),
+            (Content::Thinking(block), Part::Redacted(text)) => {
+                append(block.redacted.get_or_insert_default(), text)
+            }
             (Content::ProviderItem(item), Part::Item(data)) => item.data = data,
             (_, part) => return Err(bad(format!("block {index} can't take {part:?}"))),
         }
@@ -196,8 +198,12 @@ impl Fold {
     /// What can be kept of an answer that was cut off at `now`: text, signed thinking, opaque items, and tool
     /// uses whose input is complete. `None` if nothing of it could stand as a message.
     pub fn salvage(self, now: Timestamp) -> Option<Message> {
-        let mut content: Vec<Content> =
-            self.blocks.into_iter().filter(PartialBlock::can_be_kept).map(|block| block.finish(false)).collect();
+        let mut content: Vec<Content> = self
+            .blocks
+            .into_iter()
+            .filter(PartialBlock::can_be_kept)
+            .map(|block| block.finish(false))
+            .collect();
         separate_ids(&mut content);
         let stands = content.iter().any(|block| !matches!(block, Content::Thinking(_)));
         let provider_data = self.message.provider_data;
@@ -210,7 +216,9 @@ impl PartialBlock {
     pub(crate) fn can_be_kept(&self) -> bool {
         match &self.content {
             Content::Text(text) => !text.text.trim().is_empty(),
-            Content::Thinking(thinking) => thinking.is_signed() && (self.ended || thinking.redacted.is_some()),
+            Content::Thinking(thinking) => {
+                thinking.is_signed() && (self.ended || thinking.redacted.is_some())
+            }
             // Nothing can follow a whole JSON object, so one that parses is complete.
             Content::ToolUse(_) => {
                 (self.ended && self.input.trim().is_empty())

@@ -169,7 +169,8 @@ impl OutputSchema {
 
     /// The schema of a Rust type.
     pub fn of<T: JsonSchema>() -> Self {
-        let name: String = T::schema_name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
+        let name: String =
+            T::schema_name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
         Self::new(name, Schema::of::<T>())
     }
 }

@@ -51,7 +51,12 @@ impl RetryPolicy {
     /// Streams `provider`'s answer to `request` under this policy and the request's total timeout.
     ///
     /// Errors arrive as the stream's items.
-    pub fn stream(self, provider: Arc<dyn Provider>, request: Request, context: RequestContext) -> DeltaStream {
+    pub fn stream(
+        self,
+        provider: Arc<dyn Provider>,
+        request: Request,
+        context: RequestContext,
+    ) -> DeltaStream {
         let timeout = request.options.timeout;
         let policy = Self { max_retries: request.options.max_retries.unwrap_or(self.max_retries), ..self };
         let answer = stream::once(policy.begin(provider, request, context)).try_flatten();
@@ -112,7 +117,10 @@ async fn first_content(
     }
 }
 
-fn limited(inner: DeltaStream, timeout: Duration) -> impl futures_core::Stream<Item = Result<Delta, ProviderError>> {
+fn limited(
+    inner: DeltaStream,
+    timeout: Duration,
+) -> impl futures_core::Stream<Item = Result<Delta, ProviderError>> {
     let deadline = Instant::now() + timeout;
     stream::unfold(Some(inner), move |inner| async move {
         let mut inner = inner?;

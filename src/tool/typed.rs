@@ -55,7 +55,11 @@ pub struct FnTool<I, F> {
 }
 
 /// A tool made of a closure. `I` is any `Deserialize + JsonSchema` type, [`Value`] for none in particular.
-pub fn tool_fn<I, F, R, O>(_name: impl Into<String>, _description: impl Into<String>, _call: F) -> FnTool<I, F>
+pub fn tool_fn<I, F, R, O>(
+    _name: impl Into<String>,
+    _description: impl Into<String>,
+    _call: F,
+) -> FnTool<I, F>
 where
     I: DeserializeOwned + JsonSchema + Send + 'static,
     F: Fn(I, ToolContext) -> R + Send + Sync + 'static,

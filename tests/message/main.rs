@@ -1,0 +1,4 @@
+//! The message layer through its public API.
+
+mod history;
+mod law;

@@ -18,7 +18,7 @@ pub use id::{Timestamp, ToolUseId};
 pub use law::HistoryError;
 pub use usage::Usage;
 
-pub(crate) use content::value_weight;
+pub(crate) use content::{map_weight, member_weight, value_weight};
 #[allow(unused_imports, reason = "called where prompts are taken")]
 pub(crate) use law::answer_open_tool_uses;
 
@@ -119,8 +119,7 @@ impl Message {
 
     /// Approximate bytes of payload, for bounding what is buffered.
     pub fn weight(&self) -> usize {
-        64 + self.content.iter().map(Content::weight).sum::<usize>()
-            + content::map_weight(&self.provider_data)
+        64 + self.content.iter().map(Content::weight).sum::<usize>() + map_weight(&self.provider_data)
     }
 }
 

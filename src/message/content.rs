@@ -31,6 +31,18 @@ impl Content {
         }
     }
 
+    /// What this is, with its article.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "a text",
+            Self::Thinking(_) => "thinking",
+            Self::Attachment(_) => "an attachment",
+            Self::ToolUse(_) => "a tool use",
+            Self::ToolResult(_) => "a tool result",
+            Self::ProviderItem(_) => "a provider item",
+        }
+    }
+
     /// Approximate bytes of payload: every string counts.
     pub(crate) fn weight(&self) -> usize {
         64 + match self {
@@ -94,7 +106,8 @@ impl Thinking {
 
     /// Whether a service would take the block back: it is signed or redacted.
     pub fn is_signed(&self) -> bool {
-        self.signature.is_some() || self.redacted.is_some()
+        let is_there = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        is_there(&self.signature) || is_there(&self.redacted)
     }
 }
 

@@ -80,6 +80,7 @@ fn is_native_to_the_format_that_wrote_it() {
 #[test]
 fn thinking_is_signed_by_signature_or_redaction() {
     assert!(!Thinking::new("hm").is_signed());
+    assert!(!Thinking { signature: Some(String::new()), ..Thinking::default() }.is_signed());
     assert!(Thinking { signature: Some("s".into()), ..Thinking::default() }.is_signed());
     assert!(Thinking { redacted: Some("r".into()), ..Thinking::default() }.is_signed());
 }

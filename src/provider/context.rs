@@ -17,7 +17,7 @@ pub struct RequestContext {
 pub struct DecisionRequest {
     /// What the service wants to run.
     pub tool_use: ToolUse,
-    /// Where the answer goes.
+    /// Where the answer goes. Dropping it is a rejection.
     pub answer: oneshot::Sender<Decision>,
 }
 
@@ -38,7 +38,7 @@ impl RequestContext {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future withdraws the question.
+    /// Dropping the future withdraws the question: [`DecisionRequest::answer`] is closed then.
     pub async fn decide(&self, tool_use: ToolUse) -> Decision {
         let Some(decisions) = &self.decisions else {
             return Decision::reject("nobody is there to decide");

@@ -11,7 +11,7 @@ pub enum ErrorKind {
     Auth,
     /// Too many requests; `retry_after` says when to come back, if the service told.
     RateLimit,
-    /// The account has nothing left to spend.
+    /// The account has nothing left to spend; waiting does not help.
     Quota,
     /// The service is overloaded.
     Overloaded,
@@ -74,7 +74,9 @@ impl fmt::Display for ErrorKind {
 
 /// A request to a model service failed.
 ///
-/// Never holds a key: what a service echoes of it is replaced.
+/// Endpoints keep keys out of it: what a service echoes of one is replaced, see [`Secret::scrub`].
+///
+/// [`Secret::scrub`]: super::Secret::scrub
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProviderError {
@@ -90,7 +92,7 @@ pub struct ProviderError {
     /// The HTTP status, if there was an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// The answer's body or the error event, cut to a few kilobytes.
+    /// The answer's body or the error event, cut to [`BODY_LIMIT`](Self::BODY_LIMIT).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// The service's id of the request, for its support.
@@ -130,20 +132,23 @@ impl ProviderError {
         self
     }
 
-    /// The same error with the answer's body, cut to [`Self::BODY_LIMIT`].
+    /// The same error with the answer's body, cut at a character to at most [`Self::BODY_LIMIT`] bytes.
     pub fn with_body(mut self, body: &str) -> Self {
-        let end = body.floor_char_boundary(Self::BODY_LIMIT);
+        let mut end = body.len().min(Self::BODY_LIMIT);
+        while !body.is_char_boundary(end) {
+            end -= 1;
+        }
         self.body = Some(body[..end].to_owned());
         self
     }
 
-    /// The same error with the wait that the service asked for.
+    /// The same error with the wait that the service asked for, if it did.
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.retry_after = wait;
         self
     }
 
-    /// The same error, retryable or not.
+    /// The same error, retryable or not, whatever its kind.
     pub fn with_retryable(mut self, retryable: bool) -> Self {
         self.retryable = retryable;
         self
@@ -168,6 +173,8 @@ impl Error for ProviderError {
         self.source.as_deref().map(|source| source as &(dyn Error + 'static))
     }
 }
+
+impl Eq for ProviderError {}
 
 impl PartialEq for ProviderError {
     /// Compares all but the cause.

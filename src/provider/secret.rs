@@ -24,17 +24,28 @@ impl Secret {
         &self.0
     }
 
-    /// `text` with every occurrence of the value replaced: services echo keys in their error bodies.
-    /// Values too short to be told from ordinary text are left alone.
+    /// `text` with every occurrence of the value replaced: services echo keys in their error bodies. So is
+    /// what follows the first space of the value, the credentials of a header like `Bearer sk-123`. What is
+    /// too short to be told from ordinary text is left alone.
     pub fn scrub(&self, text: &str) -> String {
-        const TELLING: usize = 6;
-        if self.0.len() < TELLING { text.to_owned() } else { text.replace(&*self.0, "[secret]") }
+        let credentials = self.0.split_once(' ').map_or("", |(_, credentials)| credentials.trim());
+        let mut scrubbed = text.to_owned();
+        for secret in [&*self.0, credentials] {
+            if secret.len() >= Self::TELLING && scrubbed.contains(secret) {
+                scrubbed = scrubbed.replace(secret, Self::PLACEHOLDER);
+            }
+        }
+        scrubbed
     }
+
+    /// Bytes from which on a value can be told from ordinary text.
+    const TELLING: usize = 6;
+    const PLACEHOLDER: &str = "[secret]";
 }
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("[secret]")
+        f.write_str(Self::PLACEHOLDER)
     }
 }
 

@@ -4,7 +4,15 @@
 
 mod anthropic;
 mod chat;
+mod deltas;
+mod error;
 mod fold;
+mod fold_limits;
 mod framing;
 mod http;
+mod model;
+mod options;
+mod registry;
 mod retry;
+mod salvage;
+mod tool_input;

@@ -130,7 +130,7 @@ impl Attachment {
         self.media_type.starts_with("image/")
     }
 
-    fn weight(&self) -> usize {
+    pub(crate) fn weight(&self) -> usize {
         match &self.source {
             Source::Base64 { data } => data.len(),
             Source::Url { url } => url.len(),

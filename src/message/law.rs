@@ -88,7 +88,7 @@ impl History {
     }
 
     /// The law for all but the tool uses of a last assistant message.
-    fn check_pairs(&self) -> Result<(), HistoryError> {
+    pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
         let mut open: Vec<&ToolUseId> = Vec::new();
         for (index, message) in self.iter().enumerate() {
             match message.role {

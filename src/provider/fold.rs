@@ -195,6 +195,13 @@ impl Fold {
         Ok(Folded { message, stop_reason, usage: usage.unwrap_or_default(), model, warnings })
     }
 
+    /// The message as far as it came, cut off at `now`, for those who are told what was discarded.
+    pub fn cut(self, now: Timestamp) -> Message {
+        let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
+        let provider_data = self.message.provider_data;
+        Message { role: Role::Assistant, content, timestamp: now, provider_data }
+    }
+
     /// What can be kept of an answer that was cut off at `now`: text, signed thinking, opaque items, and tool
     /// uses whose input is complete. `None` if nothing of it could stand as a message.
     pub fn salvage(self, now: Timestamp) -> Option<Message> {

@@ -349,10 +349,10 @@ const RAN: &str = "Interrupted by the user. The tool had run, but its result was
 
 /// Tells the ends of the blocks that an interrupted answer keeps, where they were not told.
 fn tell_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
-    let kept_places = (0..fold.blocks().len()).filter(|index| fold.blocks()[*index].can_be_kept());
-    for (index, block) in kept_places.zip(&kept.content) {
-        if !fold.blocks()[index].ended {
-            effects.extend(end_event(index, block).map(Effect::Emit));
+    let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
+    for ((index, block), content) in places.zip(&kept.content) {
+        if !block.ended {
+            effects.extend(end_event(index, content).map(Effect::Emit));
         }
     }
 }

@@ -15,13 +15,14 @@ use crate::{
 impl Core {
     /// A delta came in.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
-        let Phase::Streaming { op: waiting, fold, .. } = &mut self.phase else {
+        let Phase::Streaming { op: waiting, turn, fold, .. } = &mut self.phase else {
             return;
         };
         if *waiting != op {
             return;
         }
-        match fold.apply(delta.clone()) {
+        let delta = freshen_id(delta, turn);
+        match fold.apply(&delta) {
             Ok(()) => effects.extend(event_of(delta, fold).map(Effect::Emit)),
             Err(error) => self.stream_failed(op, error.into(), effects),
         }
@@ -75,11 +76,10 @@ impl Core {
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
-        let mut folded = match fold.finish(env.now) {
+        let folded = match fold.finish(env.now) {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), None, effects),
         };
-        freshen_ids(&mut folded.message, &turn);
         for index in open {
             effects.extend(
                 folded.message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
@@ -168,13 +168,13 @@ impl Core {
 }
 
 /// Gives a tool use another id if `resume` decided on one of the same id earlier in the turn.
-fn freshen_ids(message: &mut Message, turn: &Turn) {
-    for block in &mut message.content {
-        if let Content::ToolUse(tool_use) = block
-            && turn.resumed.contains(&tool_use.id)
-        {
-            tool_use.id = format!("{}_{}", tool_use.id, turn.step).into();
+fn freshen_id(delta: Delta, turn: &Turn) -> Delta {
+    match delta {
+        Delta::Start { index, block: BlockStart::ToolUse { id, name } } if turn.resumed.contains(&id) => {
+            let id = format!("{id}_{}", turn.step).into();
+            Delta::Start { index, block: BlockStart::ToolUse { id, name } }
         }
+        other => other,
     }
 }
 
@@ -227,7 +227,11 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
         Delta::Start { index, block } => match block {
             BlockStart::Text => Event::TextStart { index },
             BlockStart::Thinking => Event::ThinkingStart { index },
-            BlockStart::ToolUse { id, name } => Event::ToolUseStart { index, id, name },
+            // The fold may have given it another id.
+            BlockStart::ToolUse { name, .. } => match &fold.blocks().get(index)?.content {
+                Content::ToolUse(tool_use) => Event::ToolUseStart { index, id: tool_use.id.clone(), name },
+                _ => return None,
+            },
             BlockStart::Attachment(content) => Event::Attachment { index, content },
             BlockStart::ProviderItem(content) => Event::ProviderItem { index, content },
         },
@@ -248,7 +252,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
 
 /// The block as it will stand in the message.
 pub(in crate::agent) fn finished(block: &PartialBlock) -> Content {
-    block.clone().finish(false)
+    block.clone().finished()
 }
 
 /// The event that ends a block, for the kinds that have one.

@@ -113,9 +113,6 @@ struct Encoder<'a> {
 
 impl Encoder<'_> {
     fn message(&mut self, message: &Message) -> Result<Vec<Block>, ProviderError> {
-        if message.role == Role::Assistant {
-            self.ids.current.clear();
-        }
         let native = message.is_native_to(NAME);
         let mut blocks = Vec::with_capacity(message.content.len());
         for content in &message.content {
@@ -319,8 +316,8 @@ struct ToolUseIds {
     taken: HashSet<String>,
     /// How often a stem was wanted.
     stems: HashMap<String, usize>,
-    /// The ids of the assistant message that was read last, the only ones that results can name.
-    current: HashMap<ToolUseId, String>,
+    /// What an id was last sent as. Results come right after their uses, so they mean the last.
+    sent: HashMap<ToolUseId, String>,
 }
 
 impl ToolUseIds {
@@ -337,12 +334,12 @@ impl ToolUseIds {
                 break;
             }
         }
-        self.current.insert(id.clone(), wire.clone());
+        self.sent.insert(id.clone(), wire.clone());
         wire
     }
 
     fn of(&self, id: &ToolUseId) -> String {
-        self.current.get(id).cloned().unwrap_or_else(|| clean(id.as_str(), "tool_use"))
+        self.sent.get(id).cloned().unwrap_or_else(|| clean(id.as_str(), "tool_use"))
     }
 }
 

@@ -4,6 +4,7 @@
 
 mod anthropic;
 mod chat;
+mod error;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{ChatCompletions, MaxTokensField};

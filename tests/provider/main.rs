@@ -3,6 +3,11 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod anthropic;
+mod anthropic_content;
+mod anthropic_decode;
+mod anthropic_encode;
+mod anthropic_errors;
+mod anthropic_property;
 mod chat;
 mod fold;
 mod framing;

@@ -2,6 +2,8 @@
 
 mod anthropic;
 mod chat;
+mod chat_calls;
+mod chat_decode;
 mod fold;
 mod framing;
 mod http;

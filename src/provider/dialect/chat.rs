@@ -3,6 +3,7 @@
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) with the types
 //! of its official SDKs; deviations of other services are named where they are handled.
 
+mod blocks;
 mod calls;
 mod decode;
 mod encode;
@@ -118,7 +119,7 @@ pub enum ReasoningReturn {
     Never,
     /// Its text, in the member `reasoning_content` of the assistant message.
     Content,
-    /// The opaque entries in the member `reasoning_details`, gathered from the answer, as `OpenRouter` wants
+    /// The opaque entries in the member `reasoning_details`, gathered from the answer, as OpenRouter wants
     /// it.
     Details,
 }

@@ -84,7 +84,6 @@ impl Rewriter<'_> {
         let mut out = Map::new();
         for (key, value) in schema {
             match key.as_str() {
-                "properties" | "required" | "additionalProperties" => {}
                 "$defs" | "definitions" => {
                     out.insert(key.clone(), self.each(value, inlined)?.into());
                 }
@@ -98,7 +97,8 @@ impl Rewriter<'_> {
                 "format" if value.as_str().is_some_and(|format| FORMATS.contains(&format)) => {
                     out.insert(key.clone(), value.clone());
                 }
-                "format" => {}
+                // The first three are written below.
+                "properties" | "required" | "additionalProperties" | "format" => {}
                 key if DROPPED.contains(&key) => {}
                 key if KEPT.contains(&key) => {
                     out.insert(key.to_owned(), value.clone());

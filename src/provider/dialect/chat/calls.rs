@@ -2,11 +2,11 @@
 //!
 //! By the format a fragment names its call by index, and only the first fragment has id and name. Many servers
 //! do otherwise: every call has index 0 and an id of its own (Ollama), no index at all (Gemini's compatible
-//! endpoint), the id on each fragment (Moonshot), or another index on the first fragment (`SGLang`).
+//! endpoint), the id on each fragment (Moonshot), or another index on the first fragment (SGLang).
 
 use std::borrow::Cow;
 
-use super::decode::Blocks;
+use super::blocks::Blocks;
 use crate::{
     message::ToolUseId,
     provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
@@ -20,7 +20,7 @@ const MAX_NAME: usize = 1024;
 /// The calls of one answer.
 #[derive(Default)]
 pub(super) struct Calls {
-    calls: Vec<Call>,
+    list: Vec<Call>,
     /// Counts the chunks.
     chunk: u64,
     /// Bytes held back.
@@ -53,7 +53,7 @@ struct Call {
 
 impl Calls {
     pub(super) fn is_empty(&self) -> bool {
-        self.calls.is_empty()
+        self.list.is_empty()
     }
 
     pub(super) fn next_chunk(&mut self) {
@@ -70,16 +70,16 @@ impl Calls {
         let at = if let Some(at) = self.locate(&fragment) {
             at
         } else {
-            if self.calls.len() >= MAX_CALLS {
+            if self.list.len() >= MAX_CALLS {
                 return Err(broken(format!("more than {MAX_CALLS} tool calls in one answer")));
             }
             // Calls keep their order, as far as they can be told.
             self.start_named(answer, blocks, deltas);
-            self.calls.push(Call::new(fragment.index));
-            self.calls.len() - 1
+            self.list.push(Call::new(fragment.index));
+            self.list.len() - 1
         };
         let chunk = self.chunk;
-        let call = &mut self.calls[at];
+        let call = &mut self.list[at];
         call.chunk = chunk;
         if call.id.is_empty() {
             call.id = fragment.id.into_owned();
@@ -108,7 +108,7 @@ impl Calls {
         if call.block.is_none() && (call.json.begun() || !arguments.is_empty()) {
             self.start(at, answer, blocks, deltas);
         }
-        if let (Some(index), false) = (self.calls[at].block, arguments.is_empty()) {
+        if let (Some(index), false) = (self.list[at].block, arguments.is_empty()) {
             deltas.push(Delta::Extend { index, part: Part::Input(arguments.into_owned()) });
         }
         Ok(())
@@ -116,29 +116,27 @@ impl Calls {
 
     /// Which call a fragment continues; none if it begins one.
     fn locate(&self, fragment: &Fragment<'_>) -> Option<usize> {
-        let last = self.calls.len().checked_sub(1)?;
+        let last = self.list.len().checked_sub(1)?;
         let named = !fragment.name.is_empty();
         let by_index =
-            fragment.index.and_then(|index| self.calls.iter().rposition(|call| call.index == Some(index)));
+            fragment.index.and_then(|index| self.list.iter().rposition(|call| call.index == Some(index)));
         if fragment.id.is_empty() {
             let candidate = match (fragment.index, by_index) {
                 (Some(_), Some(at)) => at,
                 // Only a first fragment has a name: without one this continues whatever is not complete.
                 (_, None) if !named => {
-                    return (fragment.index.is_none() || !self.calls[last].json.is_complete())
-                        .then_some(last);
+                    return (fragment.index.is_none() || !self.list[last].json.is_complete()).then_some(last);
                 }
-                (Some(_), None) => return None,
-                (None, _) if self.calls[last].repeats(&fragment.name) => last,
-                (None, _) => return None,
+                (None, _) if self.list[last].repeats(&fragment.name) => last,
+                _ => return None,
             };
             let begins = named && self.is_another(candidate, &fragment.name);
             return (!begins).then_some(candidate);
         }
-        let by_id = || self.calls.iter().rposition(|call| *call.id == *fragment.id);
+        let by_id = || self.list.iter().rposition(|call| *call.id == *fragment.id);
         match by_index {
-            Some(at) if *self.calls[at].id == *fragment.id => Some(at),
-            Some(at) if self.calls[at].id.is_empty() => {
+            Some(at) if *self.list[at].id == *fragment.id => Some(at),
+            Some(at) if self.list[at].id.is_empty() => {
                 let begins = named && self.is_another(at, &fragment.name);
                 (!begins).then_some(at)
             }
@@ -148,7 +146,7 @@ impl Calls {
             Some(at) => by_id().or(Some(at)),
             None if fragment.index.is_some() && named => None,
             None => by_id().or_else(|| {
-                let open = !named && fragment.index.is_none() && !self.calls[last].json.is_complete();
+                let open = !named && fragment.index.is_none() && !self.list[last].json.is_complete();
                 open.then_some(last)
             }),
         }
@@ -156,7 +154,7 @@ impl Calls {
 
     /// Whether a fragment with a name that could continue the call at `at` is another call.
     fn is_another(&self, at: usize, name: &str) -> bool {
-        let call = &self.calls[at];
+        let call = &self.list[at];
         let has_name = !call.name.is_empty();
         has_name
             && (call.json.is_complete()
@@ -166,8 +164,8 @@ impl Calls {
 
     /// Starts the blocks of all calls whose names are known.
     pub(super) fn start_named(&mut self, answer: &str, blocks: &mut Blocks, deltas: &mut Vec<Delta>) {
-        for at in 0..self.calls.len() {
-            if self.calls[at].block.is_none() && !self.calls[at].name.is_empty() {
+        for at in 0..self.list.len() {
+            if self.list[at].block.is_none() && !self.list[at].name.is_empty() {
                 self.start(at, answer, blocks, deltas);
             }
         }
@@ -175,8 +173,8 @@ impl Calls {
 
     fn start(&mut self, at: usize, answer: &str, blocks: &mut Blocks, deltas: &mut Vec<Delta>) {
         let id = self.unique_id(at, answer);
-        let call = &mut self.calls[at];
-        let index = blocks.tool_use();
+        let call = &mut self.list[at];
+        let index = blocks.item();
         call.block = Some(index);
         let block = BlockStart::ToolUse { id: ToolUseId::from(id), name: call.name.clone() };
         deltas.push(Delta::Start { index, block });
@@ -189,19 +187,19 @@ impl Calls {
 
     /// The call's id, or one made from the answer's and the call's place: the same for the same answer.
     fn unique_id(&mut self, at: usize, answer: &str) -> String {
-        let wanted = match &*self.calls[at].id {
+        let wanted = match &*self.list[at].id {
             "" if answer.is_empty() => format!("call_{at}"),
             "" => format!("call_{:016x}_{at}", hash(answer)),
             id => id.to_owned(),
         };
-        let taken = |id: &str| self.calls.iter().any(|call| call.block.is_some() && call.told_id == id);
+        let taken = |id: &str| self.list.iter().any(|call| call.block.is_some() && call.told_id == id);
         let id = if taken(&wanted) {
             let others = (at..).map(|n| format!("{wanted}_{n}"));
             others.into_iter().find(|id| !taken(id)).unwrap_or(wanted)
         } else {
             wanted
         };
-        self.calls[at].told_id.clone_from(&id);
+        self.list[at].told_id.clone_from(&id);
         id
     }
 
@@ -214,8 +212,8 @@ impl Calls {
         deltas: &mut Vec<Delta>,
     ) -> Result<(), ProviderError> {
         self.start_named(answer, blocks, deltas);
-        let nameless = self.calls.iter().any(|call| call.block.is_none() && !call.held.trim().is_empty());
-        self.calls.retain(|call| call.block.is_some());
+        let nameless = self.list.iter().any(|call| call.block.is_none() && !call.held.trim().is_empty());
+        self.list.retain(|call| call.block.is_some());
         if nameless && !cut {
             return Err(broken("a tool call without a name".to_owned()));
         }

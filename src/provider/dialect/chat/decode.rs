@@ -4,13 +4,14 @@ use serde_json::{Map, Value, json};
 
 use super::{
     NAME,
+    blocks::{Blocks, Details, Kind},
     calls::{Calls, Fragment},
-    wire::{self, Choice, Chunk, Content, Function, Usage as WireUsage},
+    wire::{self, Choice, Chunk, Function, Piece, Usage as WireUsage},
 };
 use crate::{
-    message::{ProviderItem, Usage, value_weight},
+    message::{ProviderItem, Usage},
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
+        BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
         dialect::{Decoder, Frame, error},
     },
 };
@@ -95,8 +96,8 @@ impl ChatDecoder {
             return Err(error::from_value(&error).with_body(data));
         }
         let whole = choice.delta.is_none() && choice.message.is_some();
-        if let Some(content) = choice.delta.or(choice.message) {
-            self.content(content, deltas)?;
+        if let Some(piece) = choice.delta.or(choice.message) {
+            self.piece(piece, deltas)?;
         }
         match finish_reason(choice.finish_reason.as_str()) {
             Ok(Some(reason)) => self.stop = Some(reason),
@@ -108,30 +109,30 @@ impl ChatDecoder {
         Ok(())
     }
 
-    fn content(&mut self, content: Content<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         // Services that know both names send the same under both.
-        let reasoning = content.reasoning_content.into_text().or(content.reasoning.into_text());
-        for thinking in [reasoning, Some(Cow::Owned(content.content.thinking))].into_iter().flatten() {
+        let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
+        for thinking in [reasoning, Some(Cow::Owned(piece.content.thinking))].into_iter().flatten() {
             self.extend(Kind::Thinking, thinking, deltas);
         }
-        if let Some(details) = content.reasoning_details.filter(|_| self.keep_details) {
+        if let Some(details) = piece.reasoning_details.filter(|_| self.keep_details) {
             self.details.add(details)?;
         }
-        if let Some(text) = content.content.text.into_text() {
+        if let Some(text) = piece.content.text.into_text() {
             self.extend(Kind::Text, text, deltas);
         }
-        if let Some(refusal) = content.refusal.into_text() {
+        if let Some(refusal) = piece.refusal.into_text() {
             self.refused = true;
             self.extend(Kind::Text, refusal, deltas);
         }
         self.calls.next_chunk();
-        let calls = content.tool_calls.into_iter().flatten().flatten();
+        let calls = piece.tool_calls.into_iter().flatten().flatten();
         let mut none = true;
         for call in calls {
             none = false;
             self.call(call.index.0, call.id.into_text(), call.function.unwrap_or_default(), deltas)?;
         }
-        match content.function_call {
+        match piece.function_call {
             Some(function) if none => self.call(Some(0), None, function, deltas),
             _ => Ok(()),
         }
@@ -263,104 +264,6 @@ impl Decoder for ChatDecoder {
     }
 }
 
-/// Kinds of blocks that grow without being named.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Text,
-    Thinking,
-}
-
-/// The blocks of the answer so far.
-#[derive(Default)]
-pub(super) struct Blocks {
-    count: usize,
-    /// The block that grows.
-    open: Option<Kind>,
-    text: Option<usize>,
-    thinking: Option<usize>,
-}
-
-impl Blocks {
-    /// Beyond this number, text and thinking go on in their last blocks instead of making ever new ones: a
-    /// service that alternates with each token would run into the limit of a message.
-    const MANY: usize = 256;
-
-    fn of(&mut self, kind: Kind, deltas: &mut Vec<Delta>) -> usize {
-        let last = if kind == Kind::Text { self.text } else { self.thinking };
-        match last {
-            Some(index) if self.open == Some(kind) || self.count >= Self::MANY => index,
-            _ => {
-                let index = self.item();
-                self.open = Some(kind);
-                let (block, last) = match kind {
-                    Kind::Text => (BlockStart::Text, &mut self.text),
-                    Kind::Thinking => (BlockStart::Thinking, &mut self.thinking),
-                };
-                *last = Some(index);
-                deltas.push(Delta::Start { index, block });
-                index
-            }
-        }
-    }
-
-    /// The place of a new tool use. Text behind it makes a block of its own.
-    pub(super) fn tool_use(&mut self) -> usize {
-        self.item()
-    }
-
-    fn item(&mut self) -> usize {
-        self.open = None;
-        self.count += 1;
-        self.count - 1
-    }
-}
-
-/// The entries of `reasoning_details`, whose fragments share type and index. They have to go back in whole.
-#[derive(Default)]
-struct Details {
-    entries: Vec<Value>,
-    weight: usize,
-}
-
-impl Details {
-    fn add(&mut self, fragments: Value) -> Result<(), ProviderError> {
-        self.weight += value_weight(&fragments);
-        if self.weight > Fold::LIMIT {
-            return Err(ProviderError::new(ErrorKind::Decoding, "reasoning details without end"));
-        }
-        let Value::Array(fragments) = fragments else {
-            return Ok(());
-        };
-        for fragment in fragments {
-            let Value::Object(fragment) = fragment else { continue };
-            match self.entries.last_mut() {
-                Some(Value::Object(last)) if continues(last, &fragment) => join(last, fragment),
-                _ => self.entries.push(Value::Object(fragment)),
-            }
-        }
-        Ok(())
-    }
-}
-
-fn continues(last: &Map<String, Value>, fragment: &Map<String, Value>) -> bool {
-    let same = |key: &str| last.get(key).is_some_and(|value| Some(value) == fragment.get(key));
-    same("type") && same("index") && !fragment.contains_key("data")
-}
-
-fn join(last: &mut Map<String, Value>, fragment: Map<String, Value>) {
-    for (key, value) in fragment {
-        match (last.get_mut(&key), value) {
-            (Some(Value::String(text)), Value::String(more)) if key == "text" || key == "summary" => {
-                text.push_str(&more);
-            }
-            (Some(_), Value::Null) => {}
-            (_, value) => {
-                last.insert(key, value);
-            }
-        }
-    }
-}
-
 /// What a finish reason means; in `Err`, what failed.
 fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
     Ok(Some(match word.to_ascii_lowercase().as_str() {
@@ -382,10 +285,10 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
 fn read_usage(usage: &WireUsage) -> Usage {
     let prompt = usage.prompt_tokens.or_zero();
     let details = usage.prompt_tokens_details.as_ref();
-    let cached = details.and_then(|details| details.cached_tokens.0);
+    let cached = details.and_then(|details| details.read.0);
     let cached = cached.or(usage.prompt_cache_hit_tokens.0).or(usage.cached_tokens.0);
     let cache_read = cached.unwrap_or(0).min(prompt);
-    let written = details.and_then(|d| d.cache_write_tokens.0.or(d.cache_creation_input_tokens.0));
+    let written = details.and_then(|d| d.written.0.or(d.created.0));
     let cache_write = written.unwrap_or(0).min(prompt - cache_read);
     let details = usage.completion_tokens_details.as_ref();
     let reasoning = details.map_or(0, |details| details.reasoning_tokens.or_zero());

@@ -318,13 +318,14 @@ impl<'a> Encoder<'a> {
         let format = match self.chat.output {
             OutputSupport::Object => json!({"type": "json_object"}),
             OutputSupport::Schema => named_schema(output, schema, false),
-            OutputSupport::Strict => match strict(schema) {
-                Some(strict) => named_schema(output, &strict, true),
-                None => {
-                    self.warn("output: strict services can't guarantee this schema, sent without `strict`");
+            OutputSupport::Strict => {
+                if let Some(strict) = strict(schema) {
+                    named_schema(output, &strict, true)
+                } else {
+                    self.warn("output: strict mode can't say this schema, sent without `strict`");
                     named_schema(output, schema, false)
                 }
-            },
+            }
         };
         body.insert("response_format".to_owned(), format);
     }

@@ -44,10 +44,10 @@ pub(super) struct Choice<'a> {
     #[serde(default)]
     pub(super) index: Count,
     #[serde(borrow, default)]
-    pub(super) delta: Option<Content<'a>>,
+    pub(super) delta: Option<Piece<'a>>,
     /// In place of `delta` in a whole answer; some services repeat the answer so far in it.
     #[serde(borrow, default)]
-    pub(super) message: Option<Content<'a>>,
+    pub(super) message: Option<Piece<'a>>,
     #[serde(borrow, default)]
     pub(super) finish_reason: Text<'a>,
     #[serde(default)]
@@ -58,7 +58,7 @@ pub(super) struct Choice<'a> {
 }
 
 #[derive(Deserialize)]
-pub(super) struct Content<'a> {
+pub(super) struct Piece<'a> {
     #[serde(borrow, default)]
     pub(super) content: Parts<'a>,
     #[serde(borrow, default)]
@@ -106,27 +106,27 @@ pub(super) struct Usage {
     pub(super) prompt_tokens_details: Option<PromptDetails>,
     #[serde(default)]
     pub(super) completion_tokens_details: Option<CompletionDetails>,
-    /// `DeepSeek`'s way of counting what came from the cache.
+    /// DeepSeek's way of counting what came from the cache.
     #[serde(default)]
     pub(super) prompt_cache_hit_tokens: Count,
     /// Moonshot's.
     #[serde(default)]
     pub(super) cached_tokens: Count,
-    /// `OpenRouter`'s price, in US dollars.
+    /// OpenRouter's price, in US dollars.
     #[serde(default)]
     pub(super) cost: Amount,
 }
 
 #[derive(Deserialize)]
 pub(super) struct PromptDetails {
-    #[serde(default)]
-    pub(super) cached_tokens: Count,
-    /// `OpenRouter`'s name.
-    #[serde(default)]
-    pub(super) cache_write_tokens: Count,
+    #[serde(rename = "cached_tokens", default)]
+    pub(super) read: Count,
+    /// OpenRouter's name.
+    #[serde(rename = "cache_write_tokens", default)]
+    pub(super) written: Count,
     /// Alibaba's name.
-    #[serde(default)]
-    pub(super) cache_creation_input_tokens: Count,
+    #[serde(rename = "cache_creation_input_tokens", default)]
+    pub(super) created: Count,
 }
 
 #[derive(Deserialize)]

@@ -297,7 +297,7 @@ fn text_at(object: &Map<String, Value>, key: &str) -> Option<String> {
     object.get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(ToOwned::to_owned)
 }
 
-/// The words in a message: a text, or the list of complaints that FastAPI makes.
+/// The words in a message: a text, or the list of complaints that a validating server makes.
 fn words_of(message: &Value) -> String {
     match message {
         Value::Null => String::new(),
@@ -324,7 +324,7 @@ fn readable(text: &str) -> String {
         return cap(text);
     }
     // Titles stand at the head of a page.
-    let head = text[..text.floor_char_boundary(4096)].to_ascii_lowercase();
+    let head = cut(text, 4096).to_ascii_lowercase();
     let title = head.find("<title").and_then(|at| {
         let start = at + head[at..].find('>')? + 1;
         let length = head[start..].find("</title")?;
@@ -341,5 +341,11 @@ fn cap(text: &str) -> String {
     if text.len() <= MESSAGE_LIMIT {
         return text.to_owned();
     }
-    format!("{}…", &text[..text.floor_char_boundary(MESSAGE_LIMIT)])
+    format!("{}…", cut(text, MESSAGE_LIMIT))
+}
+
+/// The longest beginning of up to `limit` bytes.
+fn cut(text: &str, limit: usize) -> &str {
+    let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
 }

@@ -28,17 +28,6 @@ pub struct Config {
 }
 
 impl Config {
-    pub(crate) fn new(model: Model) -> Self {
-        Self {
-            model,
-            system: None,
-            tools: ToolSet::new(),
-            options: Options::default(),
-            max_steps: None,
-            turn_timeout: None,
-        }
-    }
-
     pub(crate) fn check(&self) -> Result<(), AgentError> {
         check_limits(self.max_steps, self.turn_timeout)
     }

@@ -5,7 +5,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use futures_core::Stream;
 use tokio::sync::mpsc;
 
 use super::{

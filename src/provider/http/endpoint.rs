@@ -17,7 +17,7 @@ use super::{
 };
 use crate::provider::{
     Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext, Secret,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing, MaxTokensField},
+    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing},
 };
 
 /// Changes a request's JSON body before it is sent.
@@ -108,8 +108,7 @@ impl Endpoint {
 
     /// OpenAI, with the key from `OPENAI_API_KEY`.
     pub fn openai() -> Self {
-        let dialect = ChatCompletions { max_tokens_field: MaxTokensField::MaxCompletionTokens };
-        Self::custom("openai", "https://api.openai.com", dialect).with_key_variable("OPENAI_API_KEY")
+        Self::custom("openai", "https://api.openai.com", ChatCompletions::openai()).with_key_variable("OPENAI_API_KEY")
     }
 
     /// All services that this crate knows.

@@ -247,7 +247,6 @@ fn no_result(tool_use: &ToolUse) -> ToolResult {
 /// # Errors
 ///
 /// `content` holds a tool use, or a result that answers nothing.
-#[cfg_attr(not(test), expect(dead_code, reason = "called where prompts are taken"))]
 pub(crate) fn answer_open_tool_uses(
     history: &History,
     content: Blocks,

@@ -108,7 +108,8 @@ impl Endpoint {
 
     /// OpenAI, with the key from `OPENAI_API_KEY`.
     pub fn openai() -> Self {
-        Self::custom("openai", "https://api.openai.com", ChatCompletions::openai()).with_key_variable("OPENAI_API_KEY")
+        Self::custom("openai", "https://api.openai.com", ChatCompletions::openai())
+            .with_key_variable("OPENAI_API_KEY")
     }
 
     /// All services that this crate knows.

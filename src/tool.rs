@@ -6,11 +6,14 @@
 //! them so that nothing a model or a tool does can break it: every outcome is a
 //! [`ToolResult`](crate::message::ToolResult).
 
+mod cap;
+mod contain;
 mod context;
 mod output;
 mod run;
 mod schema;
 mod set;
+mod shared;
 mod typed;
 
 use std::borrow::Cow;

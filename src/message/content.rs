@@ -152,7 +152,7 @@ impl Attachment {
         self.media_type.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("image/"))
     }
 
-    fn weight(&self) -> usize {
+    pub(crate) fn weight(&self) -> usize {
         let (Source::Base64 { data: source } | Source::Url { url: source }) = &self.source;
         source.len() + self.media_type.len() + optional(self.name.as_ref()) + map_weight(&self.metadata)
     }

@@ -91,7 +91,7 @@ impl History {
     }
 
     /// The law for all but the tool uses of a last assistant message.
-    fn check_pairs(&self) -> Result<(), HistoryError> {
+    pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
         let mut open: HashSet<&ToolUseId> = HashSet::new();
         let mut before: Option<&Message> = None;
         for (index, message) in self.iter().enumerate() {
@@ -247,7 +247,6 @@ fn no_result(tool_use: &ToolUse) -> ToolResult {
 /// # Errors
 ///
 /// `content` holds a tool use, or a result that answers nothing.
-#[cfg_attr(not(test), expect(dead_code, reason = "called where prompts are taken"))]
 pub(crate) fn answer_open_tool_uses(
     history: &History,
     content: Blocks,

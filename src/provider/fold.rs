@@ -1,6 +1,6 @@
 mod partial;
 
-use std::collections::HashSet;
+use std::{borrow::Borrow, collections::HashSet};
 
 pub use partial::PartialBlock;
 use serde::{Deserialize, Serialize};
@@ -108,15 +108,15 @@ impl Fold {
     ///
     /// [`ErrorKind::Decoding`] if the delta does not fit: a block out of order, a part for another kind of
     /// block or for one that has ended, or more than the limits allow. The fold is as it was before.
-    pub fn apply(&mut self, delta: Delta) -> Result<(), ProviderError> {
-        match delta {
-            Delta::Start { index, block } => self.start(index, block),
-            Delta::Extend { index, part } => self.extend(index, part),
+    pub fn apply(&mut self, delta: impl Borrow<Delta>) -> Result<(), ProviderError> {
+        match delta.borrow() {
+            Delta::Start { index, block } => self.start(*index, block.clone()),
+            Delta::Extend { index, part } => self.extend(*index, part),
             Delta::End { index } => {
-                open_block(&mut self.blocks, index)?.ended = true;
+                open_block(&mut self.blocks, *index)?.ended = true;
                 Ok(())
             }
-            Delta::Message(data) => self.merge(*data),
+            Delta::Message(data) => self.merge(MessageDelta::clone(data)),
         }
     }
 
@@ -169,9 +169,9 @@ impl Fold {
         free.into()
     }
 
-    fn extend(&mut self, index: usize, part: Part) -> Result<(), ProviderError> {
+    fn extend(&mut self, index: usize, part: &Part) -> Result<(), ProviderError> {
         let block = open_block(&mut self.blocks, index)?;
-        let (added, removed) = match (&part, &block.content) {
+        let (added, removed) = match (part, &block.content) {
             (Part::Text(text) | Part::Input(text) | Part::Signature(text) | Part::Redacted(text), _) => {
                 (text.len(), 0)
             }
@@ -200,7 +200,7 @@ impl Fold {
                     append(to.get_or_insert_default(), text);
                 }
             }
-            (Content::ProviderItem(item), Part::Item(data)) => item.data = data,
+            (Content::ProviderItem(item), Part::Item(data)) => item.data = data.clone(),
             (content, part) => {
                 let (content, part) = (content.kind(), part.kind());
                 return Err(bad(format!("block {index} is {content} and can't take {part}")));
@@ -258,6 +258,13 @@ impl Fold {
         Ok(Folded { message, stop_reason, usage: usage.unwrap_or_default(), model, warnings })
     }
 
+    /// The message as far as it came, cut off at `now`, for those who are told what was discarded.
+    pub fn cut(self, now: Timestamp) -> Message {
+        let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
+        let provider_data = self.message.provider_data;
+        Message { role: Role::Assistant, content, timestamp: now, provider_data }
+    }
+
     /// What can be kept of an answer that was cut off at `now`: text, attachments, tool uses whose input is
     /// complete, and signed thinking and opaque items that have ended. `None` if that is nothing, or nothing
     /// but thinking, which can't stand as a message.
@@ -305,13 +312,8 @@ fn is_shallow(value: &Value) -> bool {
     fits(value, Fold::MAX_DEPTH)
 }
 
-/// Appends without a copy where there is nothing yet.
-fn append(to: &mut String, text: String) {
-    if to.is_empty() {
-        *to = text;
-    } else {
-        to.push_str(&text);
-    }
+fn append(to: &mut String, text: &str) {
+    to.push_str(text);
 }
 
 fn bad(message: String) -> ProviderError {

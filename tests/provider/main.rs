@@ -3,7 +3,17 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod anthropic;
+mod anthropic_content;
+mod anthropic_decode;
+mod anthropic_encode;
+mod anthropic_errors;
+mod anthropic_property;
 mod chat;
+mod chat_calls;
+mod chat_decode;
+mod chat_encode;
+mod chat_errors;
+mod chat_properties;
 mod deltas;
 mod error;
 mod fold;

@@ -171,6 +171,13 @@ fn scrub_replaces_every_occurrence() {
 }
 
 #[test]
+fn scrub_replaces_the_value_as_json_writes_it() {
+    let secret = Secret::new(r#"pass"word\1"#);
+    let body = json!({ "given": secret.reveal() }).to_string();
+    assert_eq!(secret.scrub(&body), r#"{"given":"[secret]"}"#);
+}
+
+#[test]
 fn scrub_of_a_header_value_replaces_the_credentials_alone_too() {
     let secret = Secret::new(format!("Bearer {KEY}"));
     let scrubbed = secret.scrub(&format!("Authorization: Bearer {KEY} holds {KEY}"));

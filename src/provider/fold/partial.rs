@@ -39,8 +39,13 @@ impl PartialBlock {
         tool_use.into()
     }
 
+    /// The block as it will stand in the message, once the stream said that it is complete.
+    pub(crate) fn finished(self) -> Content {
+        self.finish(false)
+    }
+
     /// What can be kept of the block, were the stream to break off here.
-    pub(super) fn salvage(mut self) -> Option<Content> {
+    pub(crate) fn salvage(mut self) -> Option<Content> {
         let ended = self.ended;
         let keep = match &mut self.content {
             Content::Text(text) => {

@@ -155,6 +155,22 @@ fn with_thinking_takes_a_level() {
 }
 
 #[test]
+fn output_schema_of_a_type_has_a_name_that_services_take() {
+    #[derive(schemars::JsonSchema)]
+    #[schemars(rename = "Größe <of> a very long name that goes on and on and on, well beyond the limit")]
+    #[expect(dead_code, reason = "its schema is all that is used")]
+    struct Odd {
+        size: u32,
+    }
+
+    let output = OutputSchema::of::<Odd>();
+    assert_eq!(output.name.len(), 64);
+    assert!(output.name.starts_with("Gr__e__of__a_very"), "{}", output.name);
+    assert!(output.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'));
+    assert!(output.schema.as_value()["properties"]["size"].is_object());
+}
+
+#[test]
 fn secret_never_shows_itself() {
     let secret = Secret::new(KEY);
     assert_eq!(format!("{secret:?} {secret:#?}"), "[secret] [secret]");

@@ -1,7 +1,7 @@
 //! What is kept of an answer that broke off.
 
 use omni_agent::{
-    message::{Attachment, Content, Thinking, ToolUse},
+    message::{Attachment, Content, Role, Thinking, ToolUse},
     provider::{BlockStart, Fold, MessageDelta, Part},
 };
 use serde_json::json;
@@ -95,4 +95,33 @@ fn salvage_keeps_provider_data() {
     told.provider_data.insert("responses".into(), json!({ "id": 1 }));
     let message = fold([data(told), start(0, BlockStart::Text), text(0, "hi")]).salvage(NOW).unwrap();
     assert_eq!(message.provider_data["responses"], json!({ "id": 1 }));
+}
+
+#[test]
+fn cut_shows_everything_that_was_there() {
+    let message = fold([
+        start(0, BlockStart::Thinking),
+        text(0, "unsigned"),
+        start(1, BlockStart::Text),
+        text(1, "hi"),
+        tool(2, "whole"),
+        input(2, "{\"a\":1}"),
+        tool(3, "half"),
+        input(3, "{\"a\":"),
+        tool(4, "begun"),
+    ])
+    .cut(NOW);
+    let malformed = |id: &str, raw: &str| ToolUse {
+        malformed: Some(raw.to_owned()),
+        ..ToolUse::new(id, "tool", json!({}))
+    };
+    let expected: [Content; 5] = [
+        Thinking::new("unsigned").into(),
+        "hi".into(),
+        ToolUse::new("whole", "tool", json!({ "a": 1 })).into(),
+        malformed("half", "{\"a\":").into(),
+        malformed("begun", "").into(),
+    ];
+    assert_eq!(message.content, expected);
+    assert_eq!((message.role, message.timestamp), (Role::Assistant, NOW));
 }

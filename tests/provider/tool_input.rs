@@ -56,7 +56,8 @@ fn input_that_is_an_object_is_kept_with_its_order() {
         "{}",
         " {\"z\":1,\"a\":[1.5,null,true]}\n",
         "{\"a:b\":\"x:\\\"y\\\":\\\\\",\"c\":{\"a:b\":\":\"},\"d\":[{\"c\":1},{\"c\":2}]}",
-        "{\"one escaped quote\":\"\\\":\",\"ends in a backslash\\\\\":1}",
+        "{\"one escaped quote\":\"\\\":\"}",
+        "{\"ends in a backslash\\\\\":1}",
         "{\"\":\"\",\"big\":18446744073709551615,\"neg\":-9223372036854775808}",
     ];
     for json in good {

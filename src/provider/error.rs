@@ -2,6 +2,8 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use super::Secret;
+
 /// What went wrong between us and a model service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -140,6 +142,27 @@ impl ProviderError {
     /// The same error with the wait that the service asked for.
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.retry_after = wait;
+        self
+    }
+
+    /// The same error with the service's id of the request.
+    pub fn with_request_id(mut self, id: Option<String>) -> Self {
+        self.request_id = id;
+        self
+    }
+
+    /// The same error without these values, wherever the service echoed one. A cause whose text holds one
+    /// is left out, since its text can't be changed.
+    #[cfg(feature = "http")]
+    pub(crate) fn scrubbed(mut self, secrets: &[Secret]) -> Self {
+        for secret in secrets {
+            self.message = secret.scrub_cut(&self.message);
+            self.body = self.body.map(|body| secret.scrub_cut(&body));
+            self.request_id = self.request_id.map(|id| secret.scrub_cut(&id));
+            if self.source.as_ref().is_some_and(|source| secret.shows_in(&**source)) {
+                self.source = None;
+            }
+        }
         self
     }
 

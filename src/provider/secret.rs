@@ -13,6 +13,13 @@ use std::{fmt, sync::Arc};
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(Arc<str>);
 
+const PLACEHOLDER: &str = "[secret]";
+/// Bytes from which on a value can be told from ordinary text.
+const TELLING: usize = 6;
+/// Bytes from which on the beginning of a value is worth hiding. Below, it is a prefix that all keys share.
+#[cfg(feature = "http")]
+const CUT: usize = 12;
+
 impl Secret {
     /// Wraps a value.
     pub fn new(value: impl Into<Arc<str>>) -> Self {
@@ -27,14 +34,50 @@ impl Secret {
     /// `text` with every occurrence of the value replaced: services echo keys in their error bodies.
     /// Values too short to be told from ordinary text are left alone.
     pub fn scrub(&self, text: &str) -> String {
-        const TELLING: usize = 6;
-        if self.0.len() < TELLING { text.to_owned() } else { text.replace(&*self.0, "[secret]") }
+        if self.0.len() < TELLING {
+            return text.to_owned();
+        }
+        let text = text.replace(&*self.0, PLACEHOLDER);
+        let escaped = self.escaped();
+        if escaped == *self.0 { text } else { text.replace(&escaped, PLACEHOLDER) }
+    }
+
+    /// As [`Secret::scrub`], and what is there of a value that was cut off on its way goes too, if it is long
+    /// enough to tell anything.
+    #[cfg(feature = "http")]
+    pub(crate) fn scrub_cut(&self, text: &str) -> String {
+        let scrubbed = self.scrub(text);
+        let Some(head) = self.0.get(..CUT) else {
+            return scrubbed;
+        };
+        let mut pieces = scrubbed.split(head);
+        let mut text = pieces.next().unwrap_or_default().to_owned();
+        for piece in pieces {
+            let rest = self.0[head.len()..].chars().zip(piece.chars());
+            let same: usize = rest.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+            text.push_str(PLACEHOLDER);
+            text.push_str(&piece[same..]);
+        }
+        text
+    }
+
+    /// Whether the error, or one of its causes, would print the value.
+    #[cfg(feature = "http")]
+    pub(crate) fn shows_in(&self, error: &(dyn std::error::Error + 'static)) -> bool {
+        let texts = [format!("{error:?}"), error.to_string()];
+        texts.iter().any(|text| self.scrub_cut(text) != *text)
+            || error.source().is_some_and(|source| self.shows_in(source))
+    }
+
+    /// The value as it stands inside of a JSON string.
+    fn escaped(&self) -> String {
+        self.0.replace('\\', "\\\\").replace('"', "\\\"")
     }
 }
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("[secret]")
+        f.write_str(PLACEHOLDER)
     }
 }
 

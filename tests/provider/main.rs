@@ -1,6 +1,13 @@
 //! The provider layer through its public API.
 
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
 mod anthropic;
+mod anthropic_content;
+mod anthropic_decode;
+mod anthropic_encode;
+mod anthropic_errors;
+mod anthropic_property;
 mod chat;
 mod chat_calls;
 mod chat_decode;

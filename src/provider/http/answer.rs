@@ -1,0 +1,325 @@
+//! The body of an answer as a stream of deltas.
+
+use std::{
+    collections::VecDeque,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use futures_core::Stream;
+use futures_util::StreamExt;
+use serde::{Deserialize, de::IgnoredAny};
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use super::{Framer, endpoint::DeltaHook, exchange::Dress};
+use crate::provider::{
+    Delta, ErrorKind, MessageDelta, ProviderError,
+    dialect::{Decoder, Dialect, Frame, Framing},
+};
+
+/// What is read of a body after its terminal event, so that the connection can serve the next request.
+const DRAIN_BYTES: usize = 64 * 1024;
+const DRAIN_TIME: Duration = Duration::from_secs(1);
+/// Pieces of a body that are read at a time without finding anything to give out: in a flood of comments, the
+/// reader gets its turn in between.
+const PATIENCE: usize = 32;
+
+/// Reads a body, frame by frame as its reader asks for deltas: what nobody asks for stays in the socket.
+pub(super) struct Answer<S> {
+    /// Gone once it has ended, failed or told enough. Dropping it closes the connection.
+    body: Option<S>,
+    reading: Reading,
+    framer: Framer,
+    decoder: Box<dyn Decoder>,
+    dialect: Arc<dyn Dialect>,
+    hooks: Vec<DeltaHook>,
+    dress: Dress,
+    /// What the decoder writes into; empty between frames.
+    decoded: Vec<Delta>,
+    /// Deltas not given out yet.
+    ready: VecDeque<Delta>,
+    /// The error that comes after them.
+    failed: Option<ProviderError>,
+    /// Whether anything of the answer's content was given out.
+    content: bool,
+    whole_limit: usize,
+    silence: Silence,
+}
+
+/// What the body turned out to be.
+enum Reading {
+    /// No byte but white space so far.
+    Undecided,
+    /// Events.
+    Frames,
+    /// One JSON value, from a service that does not stream.
+    Whole(Vec<u8>),
+    /// Nothing more.
+    Over,
+}
+
+/// What an [`Answer`] is made from.
+pub(super) struct Parts {
+    pub(super) dialect: Arc<dyn Dialect>,
+    pub(super) hooks: Vec<DeltaHook>,
+    pub(super) limits: super::Limits,
+    pub(super) between_chunks: Duration,
+    pub(super) warnings: Vec<String>,
+    pub(super) dress: Dress,
+}
+
+impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S> {
+    pub(super) fn new(body: S, parts: Parts) -> Self {
+        let Parts { dialect, hooks, limits, between_chunks, warnings, dress } = parts;
+        let framing = dialect.framing();
+        let warned = (!warnings.is_empty())
+            .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
+        Self {
+            body: Some(body),
+            reading: match framing {
+                Framing::Sse => Reading::Undecided,
+                Framing::NdJson => Reading::Frames,
+            },
+            framer: Framer::new(framing, &limits),
+            decoder: dialect.decoder(),
+            dialect,
+            hooks,
+            dress,
+            decoded: Vec::new(),
+            ready: VecDeque::from_iter(warned),
+            failed: None,
+            content: false,
+            whole_limit: limits.event,
+            silence: Silence { limit: between_chunks, sleep: None, armed: false },
+        }
+    }
+
+    /// Decodes frames until there is something to give out. `false`: that takes more of the body.
+    fn advance(&mut self) -> Result<bool, ProviderError> {
+        while matches!(self.reading, Reading::Undecided | Reading::Frames) {
+            let Some(frame) = self.framer.next_frame()? else {
+                return Ok(false);
+            };
+            // Some services keep a connection alive with events that say nothing.
+            if frame.data.is_empty() && frame.event.is_empty() {
+                continue;
+            }
+            let decoded = self.decoder.decode(frame, &mut self.decoded);
+            self.settle(decoded)?;
+            if self.decoder.is_done() {
+                self.let_go();
+            }
+            if !self.ready.is_empty() {
+                break;
+            }
+        }
+        Ok(!self.ready.is_empty())
+    }
+
+    /// Makes what was decoded ready, all that came before an error included.
+    fn settle(&mut self, decoded: Result<(), ProviderError>) -> Result<(), ProviderError> {
+        for hook in &self.hooks {
+            hook(&mut self.decoded)?;
+        }
+        self.content = self.content || self.decoded.iter().any(Delta::is_content);
+        self.ready.extend(self.decoded.drain(..));
+        decoded
+    }
+
+    /// The terminal event has been seen: the connection is kept if the body ends at once, and closed if not.
+    fn let_go(&mut self) {
+        self.reading = Reading::Over;
+        if let Some(mut body) = self.body.take() {
+            tokio::spawn(async move {
+                let rest = async {
+                    let mut left = DRAIN_BYTES;
+                    while let Some(Ok(chunk)) = body.next().await {
+                        left = left.saturating_sub(chunk.len());
+                        if left == 0 {
+                            break;
+                        }
+                    }
+                };
+                // Either way the body is dropped with this task.
+                _ = timeout(DRAIN_TIME, rest).await;
+            });
+        }
+    }
+
+    fn take_chunk(&mut self, chunk: Bytes) -> Result<(), ProviderError> {
+        if matches!(self.reading, Reading::Undecided) {
+            match chunk.trim_ascii_start() {
+                [] => {}
+                // No field of a server-sent event begins like that.
+                [b'{' | b'[', ..] => self.reading = Reading::Whole(Vec::new()),
+                _ => self.reading = Reading::Frames,
+            }
+        }
+        if let Reading::Whole(text) = &mut self.reading {
+            if text.len() + chunk.len() > self.whole_limit {
+                let message = format!("the answer is longer than the limit of {} bytes", self.whole_limit);
+                return Err(ProviderError::new(ErrorKind::Decoding, message));
+            }
+            text.extend_from_slice(&chunk);
+        } else {
+            self.framer.push(chunk);
+        }
+        Ok(())
+    }
+
+    /// The body has ended: decodes what is left.
+    fn end(&mut self) -> Result<(), ProviderError> {
+        self.body = None;
+        match std::mem::replace(&mut self.reading, Reading::Over) {
+            Reading::Over => return Ok(()),
+            Reading::Whole(text) => self.end_whole(&text)?,
+            Reading::Undecided | Reading::Frames => self.end_frames()?,
+        }
+        if self.decoder.is_done() {
+            return Ok(());
+        }
+        let ended = self.decoder.end(&mut self.decoded);
+        self.settle(ended)
+    }
+
+    /// Decodes the frame that the end of the body left open. If it does not decode, it was cut off.
+    fn end_frames(&mut self) -> Result<(), ProviderError> {
+        self.framer.finish();
+        while let Some(frame) = self.framer.next_frame()? {
+            match self.decoder.decode(frame, &mut self.decoded) {
+                Err(error) if error.kind == ErrorKind::Decoding => {
+                    self.decoded.clear();
+                    let message = "the answer ended in the middle of an event";
+                    return Err(ProviderError::new(ErrorKind::Truncated, message).with_source(error));
+                }
+                decoded => self.settle(decoded)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Decodes a whole JSON value: an error, or an answer that was not streamed.
+    fn end_whole(&mut self, text: &[u8]) -> Result<(), ProviderError> {
+        #[derive(Deserialize)]
+        struct Probe {
+            error: Option<IgnoredAny>,
+        }
+
+        let bad = |error: serde_json::Error| {
+            let (kind, message) = if error.is_eof() {
+                (ErrorKind::Truncated, "the answer ended in the middle of a JSON value")
+            } else {
+                (ErrorKind::Decoding, "the answer is neither an event stream nor JSON")
+            };
+            ProviderError::new(kind, message).with_source(error)
+        };
+        let text = std::str::from_utf8(text).map_err(|error| {
+            ProviderError::new(ErrorKind::Decoding, "the answer is not valid UTF-8").with_source(error)
+        })?;
+        serde_json::from_str::<IgnoredAny>(text).map_err(bad)?;
+        if let Ok(Probe { error: Some(_) }) = serde_json::from_str(text) {
+            return Err(self.dialect.error(200, &self.dress.scrub(text)));
+        }
+        let frame = Frame { event: "", data: text };
+        let decoded = self.decoder.decode(frame, &mut self.decoded);
+        self.settle(decoded)
+    }
+
+    /// What a failure of the connection means: after content, that the answer is cut off; before it, that
+    /// there was none.
+    fn broken(&self, error: reqwest::Error) -> ProviderError {
+        let (kind, what) = if self.content {
+            (ErrorKind::Truncated, "the connection broke in the middle of the answer")
+        } else {
+            (ErrorKind::Transport, "the connection broke before the answer began")
+        };
+        super::exchange::with_cause(kind, what, error)
+    }
+
+    fn poll_body(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ProviderError>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(self.end());
+        };
+        match body.poll_next_unpin(cx) {
+            Poll::Ready(Some(Ok(chunk))) => {
+                self.silence.armed = false;
+                Poll::Ready(self.take_chunk(chunk))
+            }
+            Poll::Ready(Some(Err(error))) => Poll::Ready(Err(self.broken(error))),
+            Poll::Ready(None) => Poll::Ready(self.end()),
+            Poll::Pending => {
+                ready!(self.silence.poll(cx));
+                let message = format!(
+                    "the service sent nothing more for {:?}, the between-chunks timeout",
+                    self.silence.limit
+                );
+                Poll::Ready(Err(ProviderError::new(ErrorKind::Timeout, message)))
+            }
+        }
+    }
+
+    fn fail(&mut self, error: ProviderError) {
+        self.body = None;
+        self.reading = Reading::Over;
+        self.failed = Some(self.dress.dress(error));
+    }
+}
+
+impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream for Answer<S> {
+    type Item = Result<Delta, ProviderError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        for _ in 0..PATIENCE {
+            if let Some(delta) = this.ready.pop_front() {
+                return Poll::Ready(Some(Ok(delta)));
+            }
+            if let Some(error) = this.failed.take() {
+                return Poll::Ready(Some(Err(error)));
+            }
+            if matches!(this.reading, Reading::Over) {
+                return Poll::Ready(None);
+            }
+            let step = match this.advance() {
+                Ok(true) => Ok(()),
+                Ok(false) => ready!(this.poll_body(cx)),
+                Err(error) => Err(error),
+            };
+            if let Err(error) = step {
+                this.fail(error);
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+}
+
+/// The between-chunks timeout. It runs while somebody waits, and costs nothing while bytes are there.
+struct Silence {
+    limit: Duration,
+    sleep: Option<Pin<Box<Sleep>>>,
+    /// Whether `sleep` belongs to the silence that lasts now.
+    armed: bool,
+}
+
+impl Silence {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let sleep = self.sleep.get_or_insert_with(|| {
+            self.armed = true;
+            Box::pin(sleep(self.limit))
+        });
+        if !self.armed {
+            self.armed = true;
+            // Beyond what the clock can tell there is no limit.
+            match Instant::now().checked_add(self.limit) {
+                Some(deadline) => sleep.as_mut().reset(deadline),
+                None => return Poll::Pending,
+            }
+        }
+        sleep.as_mut().poll(cx)
+    }
+}

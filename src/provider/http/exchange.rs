@@ -1,0 +1,171 @@
+//! One exchange: a request goes out, the head of the answer comes back, and its body becomes deltas or an
+//! error.
+
+use std::{error::Error, time::Duration};
+
+use bytes::Bytes;
+use reqwest::{
+    Response, Url,
+    header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, LOCATION},
+};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::{
+    Timeouts,
+    answer::{Answer, Parts},
+    client, meta,
+};
+use crate::provider::{DeltaStream, ErrorKind, ProviderError, Secret};
+
+/// How long the body of an error is waited for. The status is there already; the body only explains it.
+const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
+
+/// A request, ready to go.
+pub(super) struct Outgoing {
+    pub(super) url: Url,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Bytes,
+    pub(super) timeouts: Timeouts,
+}
+
+/// What every error of an exchange is given, and rid of.
+#[derive(Clone, Default)]
+pub(super) struct Dress {
+    pub(super) secrets: Vec<Secret>,
+    pub(super) request_id: Option<String>,
+}
+
+impl Dress {
+    pub(super) fn dress(&self, mut error: ProviderError) -> ProviderError {
+        if error.request_id.is_none() {
+            error.request_id.clone_from(&self.request_id);
+        }
+        error.scrubbed(&self.secrets)
+    }
+
+    pub(super) fn scrub(&self, text: &str) -> String {
+        self.secrets.iter().fold(text.to_owned(), |text, secret| secret.scrub(&text))
+    }
+}
+
+/// Sends a request and gives its answer's deltas.
+///
+/// # Errors
+///
+/// There was no answer, it was an error, or it is of a type that holds no events.
+pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStream, ProviderError> {
+    let response = send(outgoing).await.map_err(|error| parts.dress.dress(error))?;
+    parts.dress.request_id = meta::request_id(response.headers());
+    let status = response.status().as_u16();
+    tracing::debug!(status, request_id = parts.dress.request_id, "the service answers");
+    let checked = match check(&response) {
+        Ok(()) if response.status().is_success() => {
+            return Ok(Box::pin(Answer::new(response.bytes_stream(), parts)));
+        }
+        Ok(()) => refusal(response, &parts).await,
+        Err(error) => {
+            let head = read(response, ProviderError::BODY_LIMIT).await;
+            let head = String::from_utf8_lossy(&head);
+            error.with_status(status).with_body(&parts.dress.scrub(&head))
+        }
+    };
+    Err(parts.dress.dress(checked))
+}
+
+async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
+    let Outgoing { url, headers, body, timeouts } = outgoing;
+    let host = url.host_str().unwrap_or_default().to_owned();
+    let sent = client::client(&url, timeouts.connect)?.post(url).headers(headers).body(body).send();
+    match timeout(timeouts.first_byte, sent).await {
+        Ok(Ok(response)) => Ok(response),
+        Ok(Err(error)) if error.is_connect() && error.is_timeout() => {
+            let message =
+                format!("no connection to {host} within {:?}, the connect timeout", timeouts.connect);
+            Err(ProviderError::new(ErrorKind::Timeout, message).with_source(error.without_url()))
+        }
+        Ok(Err(error)) => {
+            let what = if error.is_connect() { "no connection to" } else { "no answer from" };
+            Err(with_cause(ErrorKind::Transport, &format!("{what} {host}"), error))
+        }
+        Err(_) => {
+            let message =
+                format!("no answer from {host} within {:?}, the first-byte timeout", timeouts.first_byte);
+            Err(ProviderError::new(ErrorKind::Timeout, message))
+        }
+    }
+}
+
+/// An error of the connection, with its innermost cause in words: that is the part that helps, and an error
+/// that was stored has no other.
+pub(super) fn with_cause(kind: ErrorKind, what: &str, error: reqwest::Error) -> ProviderError {
+    let error = error.without_url();
+    let mut cause: &dyn Error = &error;
+    while let Some(deeper) = cause.source() {
+        cause = deeper;
+    }
+    ProviderError::new(kind, format!("{what}: {cause}")).with_source(error)
+}
+
+/// Whether the head promises something that can be read.
+fn check(response: &Response) -> Result<(), ProviderError> {
+    let headers = response.headers();
+    let bad = |message| Err(ProviderError::new(ErrorKind::Decoding, message));
+    if response.status().is_redirection() {
+        let to = meta::short(headers, LOCATION.as_str()).unwrap_or_else(|| "another address".to_owned());
+        // A query may hold anything.
+        let to = to.split('?').next().unwrap_or_default();
+        let message = format!(
+            "the service redirects to {to}, which is not followed, since it would take the key there; \
+             set the base URL to where the service is"
+        );
+        return Err(ProviderError::new(ErrorKind::InvalidRequest, message));
+    }
+    if !response.status().is_success() {
+        return Ok(());
+    }
+    if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
+        return bad(format!("the answer is encoded as {encoding:?}, which was not asked for"));
+    }
+    let Some(full) = meta::short(headers, CONTENT_TYPE.as_str()) else {
+        return Ok(());
+    };
+    let media_type = full.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let readable = matches!(
+        &*media_type,
+        "text/event-stream" | "text/plain" | "application/octet-stream" | "application/jsonl"
+    ) || media_type.contains("json");
+    if readable {
+        return Ok(());
+    }
+    bad(format!("the answer is {media_type:?}, which holds no events; is the base URL right?"))
+}
+
+/// The error that an answer with an error status means.
+async fn refusal(response: Response, parts: &Parts) -> ProviderError {
+    let status = response.status().as_u16();
+    let headers = response.headers();
+    let retry_after = meta::retry_after(headers);
+    let should_retry = meta::should_retry(headers);
+    let body = read(response, parts.limits.error_body).await;
+    // Scrubbed before anybody cuts it: half a key would not be recognised.
+    let body = parts.dress.scrub(&String::from_utf8_lossy(&body));
+    let mut error = parts.dialect.error(status, &body);
+    error.status = error.status.or(Some(status));
+    error.retry_after = retry_after.or(error.retry_after);
+    error.retryable = should_retry.unwrap_or(error.retryable);
+    error
+}
+
+/// As much of a body as the limits of bytes and time allow.
+async fn read(mut response: Response, limit: usize) -> Vec<u8> {
+    let deadline = Instant::now() + ERROR_BODY_TIME;
+    let mut body = Vec::new();
+    while let Ok(Ok(Some(chunk))) = timeout_at(deadline, response.chunk()).await {
+        let room = limit - body.len();
+        body.extend_from_slice(&chunk[..room.min(chunk.len())]);
+        if body.len() == limit {
+            break;
+        }
+    }
+    body
+}

@@ -1,0 +1,47 @@
+//! What the head of an answer says besides its status.
+
+use std::time::{Duration, SystemTime};
+
+use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
+
+/// Bytes of a request id or a content type that are kept.
+const SHORT: usize = 256;
+
+/// How long the service asks to wait: `retry-after-ms`, which the SDKs of OpenAI and Anthropic read, else
+/// `Retry-After` in seconds or as a date (RFC 9110, section 10.2.3).
+pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let number = |text: &str| text.trim().parse::<f64>().ok();
+    let millis = short(headers, "retry-after-ms").as_deref().and_then(number);
+    if let Some(wait) = millis.and_then(|millis| Duration::try_from_secs_f64(millis / 1000.0).ok()) {
+        return Some(wait);
+    }
+    let text = short(headers, RETRY_AFTER.as_str())?;
+    if let Some(seconds) = number(&text) {
+        return Duration::try_from_secs_f64(seconds).ok();
+    }
+    let until = httpdate::parse_http_date(text.trim()).ok()?;
+    // By the service's own clock, where it shows it: ours may differ.
+    let now = short(headers, DATE.as_str()).and_then(|date| httpdate::parse_http_date(&date).ok());
+    Some(until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
+}
+
+/// Whether the service says that the same request can succeed, in the header that the SDKs of OpenAI and
+/// Anthropic obey.
+pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
+    match short(headers, "x-should-retry").as_deref() {
+        Some("true") => Some(true),
+        Some("false") => Some(false),
+        _ => None,
+    }
+}
+
+/// The service's id of the request: Anthropic calls it `request-id`, all others `x-request-id`.
+pub(super) fn request_id(headers: &HeaderMap) -> Option<String> {
+    short(headers, "request-id").or_else(|| short(headers, "x-request-id"))
+}
+
+/// A header's value, if it is text and of a reasonable length.
+pub(super) fn short(headers: &HeaderMap, name: &str) -> Option<String> {
+    let value = headers.get(name)?.to_str().ok()?;
+    (!value.is_empty() && value.len() <= SHORT).then(|| value.to_owned())
+}

@@ -2,7 +2,11 @@
 
 mod anthropic;
 mod chat;
+mod faults;
 mod fold;
 mod framing;
 mod http;
+mod plain;
 mod retry;
+#[path = "../support/server.rs"]
+mod server;

@@ -326,13 +326,16 @@ async fn terminal_event_ends_the_answer_and_nothing_after_it_is_read() {
 }
 
 #[tokio::test]
-async fn connection_serves_the_next_request_after_a_whole_answer() {
-    let server = Server::start([answer(), answer(), answer()]).await;
+async fn connection_serves_the_next_request_though_the_body_ends_a_little_later() {
+    let gate = Gate::new();
+    let mut server = Server::start((0..3).map(|_| answer().gate(&gate))).await;
     let endpoint = endpoint(&server.url());
     for _ in 0..3 {
         assert_eq!(ask(&endpoint).await.text(), "hi");
-        // The end of the body is read beside us.
-        for _ in 0..100 {
+        server.wait_for(Event::Stalled).await;
+        gate.open();
+        // The end of the body travels, and is read, beside us.
+        for _ in 0..200 {
             tokio::task::yield_now().await;
         }
     }

@@ -4,9 +4,11 @@
 
 mod anthropic;
 mod chat;
+mod error;
+mod strict;
 
 pub use anthropic::AnthropicMessages;
-pub use chat::{ChatCompletions, MaxTokensField};
+pub use chat::{ChatCompletions, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole};
 use serde_json::{Map, Value};
 
 use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};

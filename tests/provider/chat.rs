@@ -1,1 +1,108 @@
-//! Filled in by its own change.
+//! The Chat Completions format: what its tests share, and a conversation through both directions.
+
+use omni_agent::{
+    message::{Content, History, Message, Timestamp, ToolResult},
+    provider::{
+        Delta, Fold, Folded, ProviderError, Request, StopReason,
+        dialect::{ChatCompletions, Dialect, Frame},
+    },
+};
+use serde_json::{Value, json};
+
+/// The deltas of an answer with these events, whose body then ends.
+pub fn deltas_of<S: AsRef<str>>(chat: &ChatCompletions, events: &[S]) -> Result<Vec<Delta>, ProviderError> {
+    let mut decoder = chat.decoder();
+    let mut deltas = Vec::new();
+    for data in events {
+        decoder.decode(Frame { event: "", data: data.as_ref() }, &mut deltas)?;
+    }
+    decoder.end(&mut deltas)?;
+    Ok(deltas)
+}
+
+pub fn fold(deltas: Vec<Delta>) -> Folded {
+    let mut fold = Fold::default();
+    deltas.into_iter().for_each(|delta| fold.apply(delta).unwrap());
+    fold.finish(Timestamp(1)).unwrap()
+}
+
+/// The answer made of these chunks; a chunk that is no object stands for itself.
+pub fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
+    let events: Vec<String> = chunks
+        .iter()
+        .map(|chunk| chunk.as_str().map_or_else(|| chunk.to_string(), ToOwned::to_owned))
+        .collect();
+    deltas_of(&ChatCompletions::default(), &events).map(fold)
+}
+
+/// A chunk with this delta.
+pub fn delta(delta: Value) -> Value {
+    json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m-1",
+        "choices": [{"index": 0, "delta": delta, "finish_reason": null}]})
+}
+
+/// A chunk with this finish reason.
+pub fn finish(reason: &str) -> Value {
+    json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
+}
+
+/// The tool uses of an answer, as id, name and input.
+pub fn calls(folded: &Folded) -> Vec<(String, String, Value)> {
+    let uses = folded.message.tool_uses();
+    uses.map(|call| (call.id.to_string(), call.name.clone(), call.input.clone())).collect()
+}
+
+pub fn encode(chat: &ChatCompletions, request: &Request) -> Value {
+    Value::Object(chat.encode(request).unwrap().body)
+}
+
+#[test]
+fn conversation_with_a_tool_round_trip_sends_back_what_came() {
+    let asked = answer(&[
+        delta(json!({"role": "assistant", "content": null})),
+        delta(json!({"reasoning_content": "Two cities."})),
+        delta(json!({"content": "I'll look."})),
+        delta(json!({"tool_calls": [{"index": 0, "id": "call_a", "type": "function",
+            "function": {"name": "weather", "arguments": ""}}]})),
+        delta(json!({"tool_calls": [{"index": 0, "function": {"arguments": "{\"b\":1.50,\"a\":"}}]})),
+        delta(json!({"tool_calls": [{"index": 0, "function": {"arguments": "\"Oslo\"}"}}]})),
+        delta(json!({"tool_calls": [{"index": 1, "id": "call_b", "type": "function",
+            "function": {"name": "weather", "arguments": "{}"}}]})),
+        finish("tool_calls"),
+        json!("[DONE]"),
+    ])
+    .unwrap();
+    assert_eq!(asked.stop_reason, StopReason::ToolUse);
+    let uses: Vec<_> = asked.message.tool_uses().cloned().collect();
+    let mut history = History::from_iter([Message::user("Weather?"), asked.message]);
+    history.push(Message::user([
+        Content::from(ToolResult::ok(&uses[0], "rain")),
+        ToolResult::error(&uses[1], "no city given").into(),
+    ]));
+    history.check_sendable().unwrap();
+
+    let done = answer(&[delta(json!({"content": "Rain."})), finish("stop"), json!("[DONE]")]).unwrap();
+    assert_eq!(done.stop_reason, StopReason::Stop);
+    history.push(done.message);
+    history.push(Message::user("Thanks"));
+
+    let chat = ChatCompletions::default();
+    let request = Request::new(history);
+    let body = encode(&chat, &request);
+    assert_eq!(
+        body["messages"],
+        json!([
+            {"role": "user", "content": "Weather?"},
+            {"role": "assistant", "content": "I'll look.", "tool_calls": [
+                {"id": "call_a", "type": "function",
+                    "function": {"name": "weather", "arguments": "{\"b\":1.5,\"a\":\"Oslo\"}"}},
+                {"id": "call_b", "type": "function", "function": {"name": "weather", "arguments": "{}"}},
+            ]},
+            {"role": "tool", "tool_call_id": "call_a", "content": "rain"},
+            {"role": "tool", "tool_call_id": "call_b", "content": "Error: no city given"},
+            {"role": "assistant", "content": "Rain."},
+            {"role": "user", "content": "Thanks"},
+        ])
+    );
+    assert_eq!(body.to_string(), encode(&chat, &request).to_string());
+}

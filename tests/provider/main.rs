@@ -2,6 +2,11 @@
 
 mod anthropic;
 mod chat;
+mod chat_calls;
+mod chat_decode;
+mod chat_encode;
+mod chat_errors;
+mod chat_properties;
 mod faults;
 mod fold;
 mod framing;

@@ -1,0 +1,288 @@
+//! Putting tool calls together from their fragments.
+//!
+//! By the format a fragment names its call by index, and only the first fragment has id and name. Many servers
+//! do otherwise: every call has index 0 and an id of its own (Ollama), no index at all (Gemini's compatible
+//! endpoint), the id on each fragment (Moonshot), or another index on the first fragment (SGLang).
+
+use std::borrow::Cow;
+
+use super::blocks::Blocks;
+use crate::{
+    message::ToolUseId,
+    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
+};
+
+/// Calls that one answer may make; more are a broken server.
+const MAX_CALLS: usize = 1024;
+/// Bytes of a name; more are a broken server.
+const MAX_NAME: usize = 1024;
+
+/// The calls of one answer.
+#[derive(Default)]
+pub(super) struct Calls {
+    list: Vec<Call>,
+    /// Counts the chunks.
+    chunk: u64,
+    /// Bytes held back.
+    held: usize,
+}
+
+/// A piece of a call; what is absent is empty.
+pub(super) struct Fragment<'a> {
+    pub(super) index: Option<u64>,
+    pub(super) id: Cow<'a, str>,
+    pub(super) name: Cow<'a, str>,
+    pub(super) arguments: Cow<'a, str>,
+}
+
+struct Call {
+    index: Option<u64>,
+    /// As the service gave it.
+    id: String,
+    /// As it was told with the block: unique in its message.
+    told_id: String,
+    name: String,
+    /// Its block, once that has started.
+    block: Option<usize>,
+    /// Arguments that came before the name.
+    held: String,
+    json: Nesting,
+    /// The chunk that last brought something of it.
+    chunk: u64,
+}
+
+impl Calls {
+    pub(super) fn is_empty(&self) -> bool {
+        self.list.is_empty()
+    }
+
+    pub(super) fn next_chunk(&mut self) {
+        self.chunk += 1;
+    }
+
+    pub(super) fn add(
+        &mut self,
+        fragment: Fragment<'_>,
+        answer: &str,
+        blocks: &mut Blocks,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), ProviderError> {
+        let at = if let Some(at) = self.locate(&fragment) {
+            at
+        } else {
+            if self.list.len() >= MAX_CALLS {
+                return Err(broken(format!("more than {MAX_CALLS} tool calls in one answer")));
+            }
+            // Calls keep their order, as far as they can be told.
+            self.start_named(answer, blocks, deltas);
+            self.list.push(Call::new(fragment.index));
+            self.list.len() - 1
+        };
+        let chunk = self.chunk;
+        let call = &mut self.list[at];
+        call.chunk = chunk;
+        if call.id.is_empty() {
+            call.id = fragment.id.into_owned();
+        }
+        // A name may come in pieces, and may be repeated on each fragment.
+        if call.block.is_none() && *fragment.name != *call.name {
+            call.name.push_str(&fragment.name);
+            if call.name.len() > MAX_NAME {
+                return Err(broken(format!("a tool's name of more than {MAX_NAME} bytes")));
+            }
+        }
+        let mut arguments = fragment.arguments;
+        if !call.json.begun() && arguments.trim() == "null" {
+            arguments = Cow::Borrowed("");
+        }
+        call.json.feed(&arguments);
+        if call.name.is_empty() {
+            self.held += arguments.len();
+            if self.held > Fold::LIMIT {
+                return Err(broken("arguments without end for a tool call without a name".to_owned()));
+            }
+            call.held.push_str(&arguments);
+            return Ok(());
+        }
+        // The name is complete only when the arguments begin.
+        if call.block.is_none() && (call.json.begun() || !arguments.is_empty()) {
+            self.start(at, answer, blocks, deltas);
+        }
+        if let (Some(index), false) = (self.list[at].block, arguments.is_empty()) {
+            deltas.push(Delta::Extend { index, part: Part::Input(arguments.into_owned()) });
+        }
+        Ok(())
+    }
+
+    /// Which call a fragment continues; none if it begins one.
+    fn locate(&self, fragment: &Fragment<'_>) -> Option<usize> {
+        let last = self.list.len().checked_sub(1)?;
+        let named = !fragment.name.is_empty();
+        let by_index =
+            fragment.index.and_then(|index| self.list.iter().rposition(|call| call.index == Some(index)));
+        if fragment.id.is_empty() {
+            let candidate = match (fragment.index, by_index) {
+                (Some(_), Some(at)) => at,
+                // Only a first fragment has a name: without one this continues whatever is not complete.
+                (_, None) if !named => {
+                    return (fragment.index.is_none() || !self.list[last].json.is_complete()).then_some(last);
+                }
+                (None, _) if self.list[last].repeats(&fragment.name) => last,
+                _ => return None,
+            };
+            let begins = named && self.is_another(candidate, &fragment.name);
+            return (!begins).then_some(candidate);
+        }
+        let by_id = || self.list.iter().rposition(|call| *call.id == *fragment.id);
+        match by_index {
+            Some(at) if *self.list[at].id == *fragment.id => Some(at),
+            Some(at) if self.list[at].id.is_empty() => {
+                let begins = named && self.is_another(at, &fragment.name);
+                (!begins).then_some(at)
+            }
+            // A new id with a name is a new call, whatever its index.
+            Some(_) if named => None,
+            // Some servers make a new id for each fragment.
+            Some(at) => by_id().or(Some(at)),
+            None if fragment.index.is_some() && named => None,
+            None => by_id().or_else(|| {
+                let open = !named && fragment.index.is_none() && !self.list[last].json.is_complete();
+                open.then_some(last)
+            }),
+        }
+    }
+
+    /// Whether a fragment with a name that could continue the call at `at` is another call.
+    fn is_another(&self, at: usize, name: &str) -> bool {
+        let call = &self.list[at];
+        let has_name = !call.name.is_empty();
+        has_name
+            && (call.json.is_complete()
+                || call.chunk == self.chunk
+                || (call.json.begun() && call.name != name))
+    }
+
+    /// Starts the blocks of all calls whose names are known.
+    pub(super) fn start_named(&mut self, answer: &str, blocks: &mut Blocks, deltas: &mut Vec<Delta>) {
+        for at in 0..self.list.len() {
+            if self.list[at].block.is_none() && !self.list[at].name.is_empty() {
+                self.start(at, answer, blocks, deltas);
+            }
+        }
+    }
+
+    fn start(&mut self, at: usize, answer: &str, blocks: &mut Blocks, deltas: &mut Vec<Delta>) {
+        let id = self.unique_id(at, answer);
+        let call = &mut self.list[at];
+        let index = blocks.item();
+        call.block = Some(index);
+        let block = BlockStart::ToolUse { id: ToolUseId::from(id), name: call.name.clone() };
+        deltas.push(Delta::Start { index, block });
+        let held = std::mem::take(&mut call.held);
+        if !held.is_empty() {
+            self.held -= held.len();
+            deltas.push(Delta::Extend { index, part: Part::Input(held) });
+        }
+    }
+
+    /// The call's id, or one made from the answer's and the call's place: the same for the same answer.
+    fn unique_id(&mut self, at: usize, answer: &str) -> String {
+        let wanted = match &*self.list[at].id {
+            "" if answer.is_empty() => format!("call_{at}"),
+            "" => format!("call_{:016x}_{at}", hash(answer)),
+            id => id.to_owned(),
+        };
+        let taken = |id: &str| self.list.iter().any(|call| call.block.is_some() && call.told_id == id);
+        let id = if taken(&wanted) {
+            let others = (at..).map(|n| format!("{wanted}_{n}"));
+            others.into_iter().find(|id| !taken(id)).unwrap_or(wanted)
+        } else {
+            wanted
+        };
+        self.list[at].told_id.clone_from(&id);
+        id
+    }
+
+    /// The answer has ended; `cut` says that it was at a limit.
+    pub(super) fn finish(
+        &mut self,
+        cut: bool,
+        answer: &str,
+        blocks: &mut Blocks,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), ProviderError> {
+        self.start_named(answer, blocks, deltas);
+        let nameless = self.list.iter().any(|call| call.block.is_none() && !call.held.trim().is_empty());
+        self.list.retain(|call| call.block.is_some());
+        if nameless && !cut {
+            return Err(broken("a tool call without a name".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+impl Call {
+    fn new(index: Option<u64>) -> Self {
+        Self {
+            index,
+            id: String::new(),
+            told_id: String::new(),
+            name: String::new(),
+            block: None,
+            held: String::new(),
+            json: Nesting::default(),
+            chunk: 0,
+        }
+    }
+
+    /// Whether `name` on a fragment without index and id repeats this call's, rather than begin another.
+    fn repeats(&self, name: &str) -> bool {
+        self.name.is_empty() || (self.name == name && !self.json.is_complete())
+    }
+}
+
+/// Follows JSON text just far enough to know when its outermost object is closed.
+#[derive(Default)]
+struct Nesting {
+    depth: u32,
+    in_string: bool,
+    escaped: bool,
+    begun: bool,
+}
+
+impl Nesting {
+    fn feed(&mut self, text: &str) {
+        for byte in text.bytes() {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' if self.in_string => self.escaped = true,
+                b'"' => self.in_string = !self.in_string,
+                _ if self.in_string => {}
+                b'{' | b'[' => self.depth = self.depth.saturating_add(1),
+                b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+                b' ' | b'\t' | b'\r' | b'\n' => continue,
+                _ => {}
+            }
+            self.begun = true;
+        }
+    }
+
+    fn begun(&self) -> bool {
+        self.begun
+    }
+
+    fn is_complete(&self) -> bool {
+        self.begun && self.depth == 0 && !self.in_string
+    }
+}
+
+/// FNV-1a: stable for ever, since it ends up in stored conversations.
+pub(super) fn hash(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
+}
+
+fn broken(message: String) -> ProviderError {
+    ProviderError::new(ErrorKind::Decoding, message)
+}

@@ -1,0 +1,340 @@
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    NAME,
+    blocks::{Blocks, Details, Kind},
+    calls::{Calls, Fragment},
+    wire::{self, Choice, Chunk, Function, Piece, Usage as WireUsage},
+};
+use crate::{
+    message::{ProviderItem, Usage},
+    provider::{
+        BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
+        dialect::{Decoder, Frame, error},
+    },
+};
+
+/// Decodes one answer: a stream of chunks, or the whole as one object.
+///
+/// The format's terminal event is `[DONE]`. Many compatible servers leave it out, so that a stream which ends
+/// after a finish reason is complete too. The other way round, `[DONE]` says that the answer is complete even
+/// if no chunk said why, unless there is no answer at all.
+pub(super) struct ChatDecoder {
+    keep_details: bool,
+    blocks: Blocks,
+    calls: Calls,
+    details: Details,
+    /// The answer's id.
+    id: String,
+    told: Option<Told>,
+    usage: Option<Usage>,
+    stop: Option<StopReason>,
+    refused: bool,
+    done: bool,
+}
+
+/// What has been told of the message as a whole.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Told {
+    id: bool,
+    model: bool,
+}
+
+impl ChatDecoder {
+    /// `keep_details` asks for the entries of `reasoning_details`, as an opaque item.
+    pub(super) fn new(keep_details: bool) -> Self {
+        Self {
+            keep_details,
+            blocks: Blocks::default(),
+            calls: Calls::default(),
+            details: Details::default(),
+            id: String::new(),
+            told: None,
+            usage: None,
+            stop: None,
+            refused: false,
+            done: false,
+        }
+    }
+
+    fn chunk(
+        &mut self,
+        mut chunk: Chunk<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), ProviderError> {
+        let groq = chunk.x_groq.as_mut().and_then(|groq| groq.error.take());
+        if let Some(error) = chunk.error.take().or(groq).filter(is_error) {
+            return Err(error::from_value(&error).with_body(data));
+        }
+        let bare = chunk.choices.is_none() && chunk.usage.is_none() && !chunk.message.as_str().is_empty();
+        if bare || chunk.object.as_str() == "error" {
+            return Err(error_text(data));
+        }
+        self.tell(&chunk, deltas);
+        let usage = chunk.usage.or(chunk.x_groq.and_then(|groq| groq.usage));
+        // More than one alternative is never asked for; the first is the answer.
+        let mut choices = chunk.choices.into_iter().flatten().flatten();
+        let choice = choices.find(|choice| choice.index.or_zero() == 0);
+        let Some(mut choice) = choice else {
+            self.tell_usage(usage, deltas);
+            return Ok(());
+        };
+        self.tell_usage(usage.or(choice.usage.take()), deltas);
+        self.choice(choice, data, deltas)
+    }
+
+    fn choice(
+        &mut self,
+        choice: Choice<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), ProviderError> {
+        if let Some(error) = choice.error.filter(is_error) {
+            return Err(error::from_value(&error).with_body(data));
+        }
+        let whole = choice.delta.is_none() && choice.message.is_some();
+        if let Some(piece) = choice.delta.or(choice.message) {
+            self.piece(piece, deltas)?;
+        }
+        match finish_reason(choice.finish_reason.as_str()) {
+            Ok(Some(reason)) => self.stop = Some(reason),
+            // A whole answer is complete, whether it says so or not.
+            Ok(None) if whole => self.stop = self.stop.take().or(Some(StopReason::Stop)),
+            Ok(None) => {}
+            Err(message) => return Err(ProviderError::new(ErrorKind::Service, message).with_body(data)),
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        // Services that know both names send the same under both.
+        let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
+        for thinking in [reasoning, Some(Cow::Owned(piece.content.thinking))].into_iter().flatten() {
+            self.extend(Kind::Thinking, thinking, deltas);
+        }
+        if let Some(details) = piece.reasoning_details.filter(|_| self.keep_details) {
+            self.details.add(details)?;
+        }
+        if let Some(text) = piece.content.text.into_text() {
+            self.extend(Kind::Text, text, deltas);
+        }
+        if let Some(refusal) = piece.refusal.into_text() {
+            self.refused = true;
+            self.extend(Kind::Text, refusal, deltas);
+        }
+        self.calls.next_chunk();
+        let calls = piece.tool_calls.into_iter().flatten().flatten();
+        let mut none = true;
+        for call in calls {
+            none = false;
+            self.call(call.index.0, call.id.into_text(), call.function.unwrap_or_default(), deltas)?;
+        }
+        match piece.function_call {
+            Some(function) if none => self.call(Some(0), None, function, deltas),
+            _ => Ok(()),
+        }
+    }
+
+    fn call(
+        &mut self,
+        index: Option<u64>,
+        id: Option<Cow<'_, str>>,
+        function: Function<'_>,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), ProviderError> {
+        let fragment = Fragment {
+            index,
+            id: id.unwrap_or_default(),
+            name: function.name.into_text().unwrap_or_default(),
+            arguments: function.arguments.into_text().unwrap_or_default(),
+        };
+        let nothing = fragment.id.is_empty() && fragment.name.is_empty() && fragment.arguments.is_empty();
+        if nothing { Ok(()) } else { self.calls.add(fragment, &self.id, &mut self.blocks, deltas) }
+    }
+
+    fn extend(&mut self, kind: Kind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
+        if text.is_empty() {
+            return;
+        }
+        if !self.calls.is_empty() {
+            self.calls.start_named(&self.id, &mut self.blocks, deltas);
+        }
+        let index = self.blocks.of(kind, deltas);
+        deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
+    }
+
+    /// Id and model, as soon as they are known; that this format wrote the message, at once.
+    fn tell(&mut self, chunk: &Chunk<'_>, deltas: &mut Vec<Delta>) {
+        if self.told == Some(Told { id: true, model: true }) {
+            return;
+        }
+        let (id, model) = (chunk.id.as_str(), chunk.model.as_str());
+        let told = self.told.unwrap_or(Told { id: false, model: false });
+        let now = Told { id: told.id || !id.is_empty(), model: told.model || !model.is_empty() };
+        if self.told == Some(now) {
+            return;
+        }
+        let mut data = Map::new();
+        if !told.id && now.id {
+            id.clone_into(&mut self.id);
+        }
+        if now.id {
+            data.insert("id".to_owned(), Value::from(&*self.id));
+        }
+        let message = MessageDelta {
+            model: (!model.is_empty()).then(|| model.to_owned()),
+            provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data))]),
+            ..MessageDelta::default()
+        };
+        self.told = Some(now);
+        deltas.push(Delta::Message(Box::new(message)));
+    }
+
+    /// Usage is of the whole request so far, so that the last one told counts.
+    fn tell_usage(&mut self, usage: Option<WireUsage>, deltas: &mut Vec<Delta>) {
+        let Some(usage) = usage.map(|usage| read_usage(&usage)) else {
+            return;
+        };
+        if self.usage != Some(usage) {
+            self.usage = Some(usage);
+            let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
+            deltas.push(Delta::Message(Box::new(message)));
+        }
+    }
+
+    fn finish(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let reason = self.stop.take();
+        let cut = matches!(reason, Some(StopReason::Length | StopReason::ContextLength));
+        self.calls.finish(cut, &self.id, &mut self.blocks, deltas)?;
+        let details = std::mem::take(&mut self.details.entries);
+        if !details.is_empty() {
+            let item = ProviderItem { format: NAME.to_owned(), data: json!({"reasoning_details": details}) };
+            let index = self.blocks.item();
+            deltas.push(Delta::Start { index, block: BlockStart::ProviderItem(item) });
+        }
+        let wants_tools = !self.calls.is_empty();
+        let reason = match reason {
+            None if self.blocks.count == 0 => return Err(truncated()),
+            None | Some(StopReason::Stop | StopReason::ToolUse) if self.refused => StopReason::Refusal,
+            // Some servers say `stop` although they made calls, some the other way round.
+            None | Some(StopReason::Stop | StopReason::ToolUse) if wants_tools => StopReason::ToolUse,
+            None | Some(StopReason::Stop | StopReason::ToolUse) => StopReason::Stop,
+            Some(other) => other,
+        };
+        deltas.push(Delta::stop(reason));
+        Ok(())
+    }
+}
+
+impl Decoder for ChatDecoder {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let data = frame.data.trim();
+        if self.done || data.is_empty() {
+            return Ok(());
+        }
+        if data == "[DONE]" {
+            self.done = true;
+            return self.finish(deltas);
+        }
+        if frame.event == "error" {
+            return Err(error_text(data));
+        }
+        match wire::parse(data) {
+            Ok(chunk) => self.chunk(chunk, data, deltas),
+            Err(cause) => Err(undecodable(data, cause)),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        if self.done {
+            return Ok(());
+        }
+        if self.stop.is_none() {
+            return Err(truncated());
+        }
+        self.done = true;
+        self.finish(deltas)
+    }
+}
+
+/// What a finish reason means; in `Err`, what failed.
+fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
+    Ok(Some(match word.to_ascii_lowercase().as_str() {
+        "" => return Ok(None),
+        "stop" | "eos" | "end_turn" => StopReason::Stop,
+        "stop_sequence" => StopReason::StopSequence,
+        "length" | "max_tokens" => StopReason::Length,
+        "model_context_window_exceeded" => StopReason::ContextLength,
+        "tool_calls" | "tool_use" | "function_call" => StopReason::ToolUse,
+        // `sensitive` is Z.ai's word.
+        "content_filter" | "refusal" | "safety" | "sensitive" => StopReason::Refusal,
+        "error" => return Err("the service ended the answer with an error and did not say which"),
+        // Z.ai's word for a failure of its own.
+        "network_error" => return Err("the service lost its connection to the model"),
+        _ => StopReason::Other(word.to_owned()),
+    }))
+}
+
+fn read_usage(usage: &WireUsage) -> Usage {
+    let prompt = usage.prompt_tokens.or_zero();
+    let details = usage.prompt_tokens_details.as_ref();
+    let cached = details.and_then(|details| details.read.0);
+    let cached = cached.or(usage.prompt_cache_hit_tokens.0).or(usage.cached_tokens.0);
+    let cache_read = cached.unwrap_or(0).min(prompt);
+    let written = details.and_then(|d| d.written.0.or(d.created.0));
+    let cache_write = written.unwrap_or(0).min(prompt - cache_read);
+    let details = usage.completion_tokens_details.as_ref();
+    let reasoning = details.map_or(0, |details| details.reasoning_tokens.or_zero());
+    let mut output = usage.completion_tokens.or_zero();
+    // xAI counts reasoning beside the completion; the total gives it away.
+    if usage.total_tokens.0 == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
+        output = output.saturating_add(reasoning);
+    }
+    Usage {
+        input: prompt - cache_read - cache_write,
+        cache_read,
+        cache_write,
+        output: output.max(reasoning),
+        reasoning,
+        cost: usage.cost.0,
+    }
+}
+
+/// Servers also send an `error` that says that there is none.
+fn is_error(error: &Value) -> bool {
+    match error {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Object(members) => !members.is_empty(),
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        _ => true,
+    }
+}
+
+fn error_text(data: &str) -> ProviderError {
+    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
+    error::from_value(&error).with_body(data)
+}
+
+fn undecodable(data: &str, cause: serde_json::Error) -> ProviderError {
+    // Google's compatible endpoint sends errors as a list.
+    if let Ok(Value::Array(items)) = serde_json::from_str::<Value>(data)
+        && items.iter().any(|item| item.get("error").is_some_and(is_error))
+    {
+        return error_text(data);
+    }
+    ProviderError::new(ErrorKind::Decoding, "an event that is no chunk of a chat completion")
+        .with_source(cause)
+        .with_body(data)
+}
+
+fn truncated() -> ProviderError {
+    ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer did")
+}

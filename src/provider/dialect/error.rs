@@ -1,0 +1,351 @@
+//! What a service's error means, whichever of the usual shapes it comes in.
+
+use std::{borrow::Cow, time::Duration};
+
+use serde_json::{Map, Value};
+
+use crate::provider::{ErrorKind, ProviderError};
+
+/// Bytes of a service's own words that a message keeps.
+const MESSAGE_LIMIT: usize = 1000;
+
+/// The error that an answer with this status and body means.
+pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
+    let report = match serde_json::from_str::<Value>(body) {
+        Ok(value) if value.is_object() || value.is_array() => Report::read(&value, 0),
+        Ok(Value::String(text)) => Report::plain(&text),
+        _ => Report::plain(body),
+    };
+    report.into_error(Some(status)).with_status(status).with_body(body)
+}
+
+/// The error that an error object inside an answer means: the object itself or its envelope.
+///
+/// The answer's own status said that all was well; the one that the object names, if any, takes its place.
+pub(crate) fn from_value(error: &Value) -> ProviderError {
+    let report = match error {
+        Value::String(text) => Report::plain(text),
+        error => Report::read(error, 0),
+    };
+    let status = report.code;
+    let body = error.to_string();
+    let error = report.into_error(status).with_body(&body);
+    match status {
+        Some(status) => error.with_status(status),
+        None => error,
+    }
+}
+
+/// What a body says, out of its envelope.
+#[derive(Default)]
+struct Report {
+    message: String,
+    /// Types, codes and statuses in words, lower-case letters and digits only: services write the same word as
+    /// `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
+    words: Vec<String>,
+    /// A number that can be an HTTP status.
+    code: Option<u16>,
+    request_id: Option<String>,
+    retry_after: Option<Duration>,
+    /// The service says that the prompt was held back by a content check.
+    flagged: bool,
+}
+
+impl Report {
+    fn plain(text: &str) -> Self {
+        Self { message: readable(text), ..Self::default() }
+    }
+
+    /// Reads an envelope, or what is inside of one. `depth` counts the errors that this one quotes.
+    fn read(value: &Value, depth: usize) -> Self {
+        let outer = match value {
+            // Google's compatible endpoint wraps the envelope into a list.
+            Value::Array(items) => items.iter().find_map(Value::as_object),
+            value => value.as_object(),
+        };
+        let Some(outer) = outer else {
+            return Self { message: cap(&value.to_string()), ..Self::default() };
+        };
+        let mut report = Self::default();
+        let first = outer.get("errors").and_then(|errors| errors.get(0));
+        match outer.get("error").or(first) {
+            Some(Value::Object(inner)) => report.read_object(inner, depth),
+            Some(Value::String(text)) => {
+                report.read_object(outer, depth);
+                // `{"error": "Bad Request", "message": "…"}`: the longer text is beside the short one.
+                report.add_word(text);
+                if report.message.is_empty() {
+                    report.message = readable(text);
+                }
+            }
+            _ => report.read_object(outer, depth),
+        }
+        report.request_id = report.request_id.or_else(|| text_at(outer, "request_id"));
+        if report.message.is_empty() {
+            report.message = cap(&value.to_string());
+        }
+        report
+    }
+
+    fn read_object(&mut self, error: &Map<String, Value>, depth: usize) {
+        for key in ["type", "code", "status", "reason"] {
+            match error.get(key) {
+                Some(Value::String(word)) => self.add_word(word),
+                Some(Value::Number(number)) => self.add_code(number.as_u64()),
+                _ => {}
+            }
+        }
+        self.request_id = text_at(error, "request_id");
+        self.message = ["message", "msg", "detail", "error_description", "title"]
+            .iter()
+            .filter_map(|key| error.get(*key))
+            .map(words_of)
+            .find(|text| !text.is_empty())
+            .unwrap_or_default();
+        for detail in error.get("details").and_then(Value::as_array).into_iter().flatten() {
+            self.read_detail(detail);
+        }
+        if let Some(metadata) = error.get("metadata").and_then(Value::as_object) {
+            self.read_metadata(metadata, depth);
+        }
+    }
+
+    fn add_word(&mut self, word: &str) {
+        let word: String = word
+            .chars()
+            .filter(char::is_ascii_alphanumeric)
+            .map(|c| c.to_ascii_lowercase())
+            .take(64)
+            .collect();
+        match word.parse() {
+            Ok(number) => self.add_code(Some(number)),
+            Err(_) if word.is_empty() => {}
+            Err(_) => self.words.push(word),
+        }
+    }
+
+    fn add_code(&mut self, number: Option<u64>) {
+        let status = number.and_then(|number| u16::try_from(number).ok());
+        self.code = self.code.or(status.filter(|status| (400..600).contains(status)));
+    }
+
+    /// `google.rpc.RetryInfo` and `google.rpc.ErrorInfo`.
+    fn read_detail(&mut self, detail: &Value) {
+        if let Some(reason) = detail.get("reason").and_then(Value::as_str) {
+            self.add_word(reason);
+        }
+        let delay = detail.get("retryDelay").and_then(Value::as_str);
+        let seconds = delay.and_then(|delay| delay.strip_suffix('s')).and_then(|text| text.parse().ok());
+        self.retry_after = self.retry_after.or(seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()));
+    }
+
+    /// OpenRouter quotes the error of the service behind it: <https://openrouter.ai/docs/api-reference/errors>.
+    fn read_metadata(&mut self, metadata: &Map<String, Value>, depth: usize) {
+        self.flagged |= metadata.contains_key("flagged_input");
+        let raw = match metadata.get("raw") {
+            Some(Value::String(text)) => {
+                Cow::Owned(serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.clone())))
+            }
+            Some(raw) => Cow::Borrowed(raw),
+            None => return,
+        };
+        let quoted = match &*raw {
+            Value::String(text) => Self::plain(text),
+            Value::Null => return,
+            raw if depth < 2 => Self::read(raw, depth + 1),
+            raw => Self { message: cap(&raw.to_string()), ..Self::default() },
+        };
+        self.words.extend(quoted.words);
+        self.flagged |= quoted.flagged;
+        if !quoted.message.is_empty() && !self.message.contains(&quoted.message) {
+            let from = metadata.get("provider_name").and_then(Value::as_str).unwrap_or("upstream");
+            self.message = cap(&format!("{} ({from}: {})", self.message, quoted.message));
+        }
+    }
+
+    fn into_error(self, status: Option<u16>) -> ProviderError {
+        let message = self.message.to_lowercase();
+        let kind = self.kind(status, &message);
+        let text = if self.message.is_empty() { "the service gave no reason" } else { &self.message };
+        let mut error = ProviderError::new(kind, text).with_retry_after(self.retry_after);
+        // What is above the limit alone stays above it, however long one waits.
+        if kind == ErrorKind::RateLimit && message.contains("request too large") {
+            error.retryable = false;
+        }
+        error.request_id = self.request_id;
+        error
+    }
+
+    fn kind(&self, status: Option<u16>, message: &str) -> ErrorKind {
+        if self.flagged {
+            return ErrorKind::InvalidRequest;
+        }
+        let by_word = |rules: &[(&str, ErrorKind)]| {
+            let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
+            rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
+        };
+        let may_be_request = matches!(status, None | Some(..=400 | 413 | 422 | 500..));
+        by_word(TELLING_WORDS)
+            .or_else(|| find(PHRASES, message))
+            .or_else(|| if may_be_request { find(TOO_LONG, message) } else { None })
+            // Many services call whatever they refuse an invalid request: the status knows better.
+            .or_else(|| status.filter(|status| (400..500).contains(status)).map(|s| by_status(s, message)))
+            .or_else(|| by_word(VAGUE_WORDS))
+            .unwrap_or_else(|| by_status(status.or(self.code).unwrap_or(500), message))
+    }
+}
+
+/// Words that settle the matter, whatever the status says. The first that fits counts.
+const TELLING_WORDS: &[(&str, ErrorKind)] = &[
+    ("contextlength", ErrorKind::ContextTooLong),
+    ("contextwindow", ErrorKind::ContextTooLong),
+    ("contextsize", ErrorKind::ContextTooLong),
+    // Before the words on quotas: Alibaba's Throttling.RateQuota is a rate.
+    ("throttl", ErrorKind::RateLimit),
+    ("resourceexhausted", ErrorKind::RateLimit),
+    ("overloaded", ErrorKind::Overloaded),
+    ("serverbusy", ErrorKind::Overloaded),
+    ("slowdown", ErrorKind::Overloaded),
+    ("insufficient", ErrorKind::Quota),
+    ("currentquota", ErrorKind::Quota),
+    ("quotaexceeded", ErrorKind::Quota),
+    ("billing", ErrorKind::Quota),
+    ("paymentrequired", ErrorKind::Quota),
+    ("arrearage", ErrorKind::Quota),
+    ("ratelimit", ErrorKind::RateLimit),
+    ("toomanyrequests", ErrorKind::RateLimit),
+    ("apikey", ErrorKind::Auth),
+    ("authenticat", ErrorKind::Auth),
+    ("unauthorized", ErrorKind::Auth),
+    ("permission", ErrorKind::Auth),
+    ("forbidden", ErrorKind::Auth),
+    ("accessdenied", ErrorKind::Auth),
+    ("timeout", ErrorKind::Timeout),
+    ("deadlineexceeded", ErrorKind::Timeout),
+    // A limit on bytes, at Anthropic as in HTTP: the conversation may well fit the model.
+    ("requesttoolarge", ErrorKind::InvalidRequest),
+    ("notsupportederror", ErrorKind::Unsupported),
+    ("unimplemented", ErrorKind::Unsupported),
+    ("unavailable", ErrorKind::Overloaded),
+];
+
+/// Words that services also use where the status tells more.
+const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
+    ("invalid", ErrorKind::InvalidRequest),
+    ("badrequest", ErrorKind::InvalidRequest),
+    ("notfound", ErrorKind::InvalidRequest),
+    ("failedprecondition", ErrorKind::InvalidRequest),
+    ("outofrange", ErrorKind::InvalidRequest),
+    ("unprocessable", ErrorKind::InvalidRequest),
+    ("unsupported", ErrorKind::InvalidRequest),
+];
+
+/// Parts of messages of services that leave the matter to prose.
+const PHRASES: &[(&str, ErrorKind)] = &[
+    ("check your plan and billing", ErrorKind::Quota),
+    ("credit balance", ErrorKind::Quota),
+    ("insufficient balance", ErrorKind::Quota),
+    ("insufficient credits", ErrorKind::Quota),
+    ("more credits", ErrorKind::Quota),
+    ("api key not valid", ErrorKind::Auth),
+    ("invalid api key", ErrorKind::Auth),
+    ("incorrect api key", ErrorKind::Auth),
+];
+
+/// What services say of a prompt that does not fit the model.
+const TOO_LONG: &[(&str, ErrorKind)] = &[
+    ("maximum context length", ErrorKind::ContextTooLong),
+    ("maximum prompt length", ErrorKind::ContextTooLong),
+    ("prompt is too long", ErrorKind::ContextTooLong),
+    ("input is too long", ErrorKind::ContextTooLong),
+    ("prompt exceeds max length", ErrorKind::ContextTooLong),
+    ("context limit", ErrorKind::ContextTooLong),
+    ("context window", ErrorKind::ContextTooLong),
+    ("context size", ErrorKind::ContextTooLong),
+    ("context length", ErrorKind::ContextTooLong),
+    ("context_length", ErrorKind::ContextTooLong),
+    ("maximum number of tokens allowed", ErrorKind::ContextTooLong),
+    ("model token limit", ErrorKind::ContextTooLong),
+    ("reduce the length of the messages", ErrorKind::ContextTooLong),
+    ("range of input length", ErrorKind::ContextTooLong),
+];
+
+fn find(rules: &[(&str, ErrorKind)], message: &str) -> Option<ErrorKind> {
+    rules.iter().find(|(part, _)| message.contains(part)).map(|(_, kind)| *kind)
+}
+
+fn by_status(status: u16, message: &str) -> ErrorKind {
+    match status {
+        // 403 is also what OpenRouter answers when a prompt fails moderation.
+        403 if message.contains("flagged") => ErrorKind::InvalidRequest,
+        401 | 403 | 407 => ErrorKind::Auth,
+        402 => ErrorKind::Quota,
+        // 522 and 524 are Cloudflare's: the service behind it did not answer in time.
+        408 | 504 | 522 | 524 => ErrorKind::Timeout,
+        429 => ErrorKind::RateLimit,
+        529 => ErrorKind::Overloaded,
+        503 if message.contains("overload") || message.contains("capacity") => ErrorKind::Overloaded,
+        501 | 505 => ErrorKind::Unsupported,
+        // The official SDKs repeat a request that met a lock.
+        409 | 425 => ErrorKind::Service,
+        300..=499 => ErrorKind::InvalidRequest,
+        _ => ErrorKind::Service,
+    }
+}
+
+fn text_at(object: &Map<String, Value>, key: &str) -> Option<String> {
+    object.get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(ToOwned::to_owned)
+}
+
+/// The words in a message: a text, or the list of complaints that a validating server makes.
+fn words_of(message: &Value) -> String {
+    match message {
+        Value::Null => String::new(),
+        Value::String(text) => readable(text),
+        Value::Array(items) => {
+            let texts = items.iter().map(|item| {
+                let text = item.get("msg").or(item.get("message")).unwrap_or(item);
+                text.as_str().map_or_else(|| text.to_string(), ToOwned::to_owned)
+            });
+            cap(&texts.take(10).collect::<Vec<_>>().join("; "))
+        }
+        Value::Object(object) => match object.get("message").or(object.get("msg")) {
+            Some(Value::String(text)) => readable(text),
+            _ => cap(&message.to_string()),
+        },
+        other => other.to_string(),
+    }
+}
+
+/// A text fit for a message: the title of an HTML page in place of the page.
+fn readable(text: &str) -> String {
+    let text = text.trim();
+    if !text.starts_with('<') {
+        return cap(text);
+    }
+    // Titles stand at the head of a page.
+    let head = cut(text, 4096).to_ascii_lowercase();
+    let title = head.find("<title").and_then(|at| {
+        let start = at + head[at..].find('>')? + 1;
+        let length = head[start..].find("</title")?;
+        text.get(start..start + length)
+    });
+    match title.map(str::trim).filter(|title| !title.is_empty()) {
+        Some(title) => cap(&title.split_whitespace().collect::<Vec<_>>().join(" ")),
+        None => "the service answered with a page of markup".to_owned(),
+    }
+}
+
+fn cap(text: &str) -> String {
+    let text = text.trim();
+    if text.len() <= MESSAGE_LIMIT {
+        return text.to_owned();
+    }
+    format!("{}…", cut(text, MESSAGE_LIMIT))
+}
+
+/// The longest beginning of up to `limit` bytes.
+fn cut(text: &str, limit: usize) -> &str {
+    let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}

@@ -1,0 +1,164 @@
+//! Output schemas for services that guarantee an answer's shape.
+
+use serde_json::{Map, Value};
+
+/// Rewrites a schema to the subset of JSON Schema that OpenAI's strict mode takes: objects are closed and
+/// demand every property, and keywords that it refuses are left out. Every value that fits the rewritten
+/// schema fits the original one as far as those keywords allow.
+///
+/// `None` if the subset can't say it: a map with free keys, a schema that allows anything, a combination
+/// other than alternatives, or a root that is no object.
+///
+/// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and
+/// `to_strict_json_schema` of OpenAI's Python SDK.
+pub(crate) fn strict(schema: &Value) -> Option<Value> {
+    let rewriter = Rewriter { root: schema };
+    let rewritten = rewriter.schema(schema, &mut Vec::new())?;
+    let is_object = rewritten.get("type").and_then(Value::as_str) == Some("object");
+    is_object.then_some(rewritten)
+}
+
+struct Rewriter<'a> {
+    root: &'a Value,
+}
+
+/// Keywords without which an answer still has its shape.
+const DROPPED: &[&str] = &[
+    "$schema",
+    "$id",
+    "$comment",
+    "$anchor",
+    "default",
+    "examples",
+    "deprecated",
+    "readOnly",
+    "writeOnly",
+    "minLength",
+    "maxLength",
+    "uniqueItems",
+    "contains",
+    "minContains",
+    "maxContains",
+    "minProperties",
+    "maxProperties",
+    "propertyNames",
+    "unevaluatedProperties",
+    "unevaluatedItems",
+    "contentEncoding",
+    "contentMediaType",
+];
+
+const KEPT: &[&str] = &[
+    "type",
+    "title",
+    "description",
+    "enum",
+    "const",
+    "pattern",
+    "multipleOf",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "minItems",
+    "maxItems",
+];
+
+const FORMATS: &[&str] =
+    &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
+
+impl Rewriter<'_> {
+    /// `inlined` are the references that the schema was reached through.
+    fn schema(&self, schema: &Value, inlined: &mut Vec<String>) -> Option<Value> {
+        let schema = schema.as_object()?;
+        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            return self.reference(reference, schema, inlined);
+        }
+        if let Some(Value::Array(all)) = schema.get("allOf") {
+            // One part alone is an idiom for adding words to a reference.
+            let [part] = all.as_slice() else { return None };
+            let mut merged = part.as_object()?.clone();
+            merged.extend(without(schema, "allOf"));
+            return self.schema(&Value::Object(merged), inlined);
+        }
+        let mut out = Map::new();
+        for (key, value) in schema {
+            match key.as_str() {
+                "$defs" | "definitions" => {
+                    out.insert(key.clone(), self.each(value, inlined)?.into());
+                }
+                "items" => {
+                    out.insert(key.clone(), self.schema(value, inlined)?);
+                }
+                "anyOf" | "oneOf" => {
+                    let rewritten = value.as_array()?.iter().map(|part| self.schema(part, inlined));
+                    out.insert("anyOf".to_owned(), rewritten.collect::<Option<Vec<_>>>()?.into());
+                }
+                "format" if value.as_str().is_some_and(|format| FORMATS.contains(&format)) => {
+                    out.insert(key.clone(), value.clone());
+                }
+                // The first three are written below.
+                "properties" | "required" | "additionalProperties" | "format" => {}
+                key if DROPPED.contains(&key) => {}
+                key if KEPT.contains(&key) => {
+                    out.insert(key.to_owned(), value.clone());
+                }
+                _ => return None,
+            }
+        }
+        if names_type(schema, "object") {
+            let closed = matches!(schema.get("additionalProperties"), None | Some(Value::Bool(_)));
+            let properties = schema.get("properties").filter(|_| closed)?;
+            let properties = self.each(properties, inlined)?;
+            let required: Vec<Value> = properties.keys().cloned().map(Value::String).collect();
+            out.insert("properties".to_owned(), Value::Object(properties));
+            out.insert("required".to_owned(), Value::Array(required));
+            out.insert("additionalProperties".to_owned(), Value::Bool(false));
+        } else if schema.contains_key("properties") {
+            return None;
+        }
+        if names_type(schema, "array") && !schema.contains_key("items") {
+            return None;
+        }
+        let says_what = ["type", "anyOf", "enum", "const"].iter().any(|key| out.contains_key(*key));
+        says_what.then_some(Value::Object(out))
+    }
+
+    fn each(&self, schemas: &Value, inlined: &mut Vec<String>) -> Option<Map<String, Value>> {
+        let schemas = schemas.as_object()?.iter();
+        schemas.map(|(name, schema)| Some((name.clone(), self.schema(schema, inlined)?))).collect()
+    }
+
+    /// A reference may have no keywords beside it: with some, what it names goes in its place.
+    fn reference(
+        &self,
+        reference: &str,
+        schema: &Map<String, Value>,
+        inlined: &mut Vec<String>,
+    ) -> Option<Value> {
+        let target = self.root.pointer(reference.strip_prefix('#')?)?;
+        let beside = without(schema, "$ref").filter(|(key, _)| !DROPPED.contains(&key.as_str()));
+        let beside: Map<String, Value> = beside.collect();
+        if beside.is_empty() || inlined.iter().any(|other| other == reference) {
+            return Some(Value::Object(Map::from_iter([("$ref".to_owned(), reference.into())])));
+        }
+        let mut merged = target.as_object()?.clone();
+        merged.extend(beside);
+        inlined.push(reference.to_owned());
+        let rewritten = self.schema(&Value::Object(merged), inlined);
+        inlined.pop();
+        rewritten
+    }
+}
+
+fn without<'a>(schema: &'a Map<String, Value>, key: &'a str) -> impl Iterator<Item = (String, Value)> + 'a {
+    schema.iter().filter(move |(other, _)| *other != key).map(|(key, value)| (key.clone(), value.clone()))
+}
+
+fn names_type(schema: &Map<String, Value>, name: &str) -> bool {
+    match schema.get("type") {
+        Some(Value::String(one)) => one == name,
+        Some(Value::Array(several)) => several.iter().any(|one| one == name),
+        _ => false,
+    }
+}

@@ -1,0 +1,267 @@
+use std::collections::HashSet;
+
+use omni_agent::provider::{BlockStart, Delta, ErrorKind, StopReason, dialect::ChatCompletions};
+use serde_json::{Value, json};
+
+use crate::chat::{answer, calls, delta, deltas_of, finish};
+
+/// The calls that these lists of fragments, a chunk each, make.
+fn made(chunks: &[Value]) -> Vec<(String, String, Value)> {
+    let mut events: Vec<Value> = chunks.iter().map(|calls| delta(json!({"tool_calls": calls}))).collect();
+    events.extend([finish("tool_calls"), json!("[DONE]")]);
+    let folded = answer(&events).unwrap();
+    assert_eq!(folded.stop_reason, StopReason::ToolUse);
+    calls(&folded)
+}
+
+fn call(id: &str, name: &str, input: Value) -> (String, String, Value) {
+    (id.to_owned(), name.to_owned(), input)
+}
+
+fn two() -> Vec<(String, String, Value)> {
+    vec![call("a", "f", json!({"x": 1})), call("b", "g", json!({"y": 2}))]
+}
+
+#[test]
+fn calls_by_the_format_are_put_together() {
+    let made = made(&[
+        json!([{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]),
+        json!([{"index": 0, "function": {"arguments": "{\"x\""}}]),
+        json!([{"index": 0, "function": {"arguments": ":1}"}}]),
+        json!([{"index": 1, "id": "b", "type": "function", "function": {"name": "g", "arguments": ""}}]),
+        json!([{"index": 1, "function": {"arguments": "{\"y\":2}"}}]),
+    ]);
+    assert_eq!(made, two());
+}
+
+#[test]
+fn calls_interleaved_and_jumping_in_index_are_kept_apart() {
+    let made = made(&[
+        json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\""}},
+            {"index": 2, "id": "b", "function": {"name": "g", "arguments": "{\"y\""}}]),
+        json!([{"index": 2, "function": {"arguments": ":2}"}}, {"index": 0, "function": {"arguments": ":1}"}}]),
+    ]);
+    assert_eq!(made, two());
+}
+
+#[test]
+fn calls_with_odd_indices_are_kept_apart() {
+    for (first, second) in [
+        (json!(null), json!(null)),
+        (json!("0"), json!("1")),
+        (json!(u64::MAX), json!(0)),
+        (json!(-1), json!(-2)),
+        (json!(1e99), json!(1.5)),
+        (json!(0), json!(0)),
+        (json!({"odd": []}), json!(true)),
+    ] {
+        // Whole calls in one chunk, then in several, then with their arguments behind them.
+        let f = json!({"index": first, "id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}});
+        let g = json!({"index": second, "id": "b", "function": {"name": "g", "arguments": "{\"y\":2}"}});
+        assert_eq!(made(&[json!([f, g])]), two(), "{first} {second}");
+        assert_eq!(made(&[json!([f]), json!([g])]), two(), "{first} {second}");
+        let streamed = made(&[
+            json!([{"index": first, "id": "a", "function": {"name": "f", "arguments": ""}}]),
+            json!([{"index": first, "function": {"arguments": "{\"x\":1}"}}]),
+            json!([{"index": second, "id": "b", "function": {"name": "g", "arguments": ""}}]),
+            json!([{"index": second, "function": {"arguments": "{\"y\":2}"}}]),
+        ]);
+        assert_eq!(streamed, two(), "{first} {second}");
+    }
+}
+
+#[test]
+fn calls_without_index_are_told_apart_by_id() {
+    let made = made(&[
+        json!([{"id": "a", "function": {"name": "f", "arguments": "{"}}, {"id": "b", "function": {"name": "g"}}]),
+        json!([{"id": "a", "function": {"arguments": "\"x\":1}"}}]),
+        json!([{"id": "b", "function": {"arguments": "{\"y\":2}"}}]),
+    ]);
+    assert_eq!(made, two());
+}
+
+#[test]
+fn calls_with_id_and_name_on_each_fragment_are_put_together() {
+    let made = made(&[
+        json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]),
+        json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\""}}]),
+        json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ":1}"}}]),
+        json!([{"index": 1, "id": "b", "function": {"name": "g", "arguments": "{\"y\":2}"}}]),
+        json!([{"index": 1, "id": "b", "function": {"name": "", "arguments": ""}}]),
+    ]);
+    assert_eq!(made, two());
+}
+
+#[test]
+fn calls_with_a_new_id_on_each_fragment_are_put_together() {
+    let made = made(&[
+        json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]),
+        json!([{"index": 0, "id": "z1", "function": {"name": null, "arguments": "{\"x\""}}]),
+        json!([{"index": 0, "id": "z2", "function": {"arguments": ":1}"}}]),
+    ]);
+    assert_eq!(made, [call("a", "f", json!({"x": 1}))]);
+}
+
+#[test]
+fn calls_whose_first_index_differs_from_the_rest_are_put_together() {
+    let made = made(&[
+        json!([{"index": 3, "id": "a", "function": {"name": "f", "arguments": ""}}]),
+        json!([{"index": 0, "function": {"arguments": "{\"x\":"}}]),
+        json!([{"index": 0, "function": {"arguments": "1}"}}]),
+    ]);
+    assert_eq!(made, [call("a", "f", json!({"x": 1}))]);
+}
+
+#[test]
+fn calls_without_ids_get_stable_and_distinct_ones() {
+    for chunks in [
+        // One chunk, no index; one chunk, the same index; several chunks, the same index.
+        vec![
+            json!([{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "f", "arguments": {"y": 2}}}]),
+        ],
+        vec![json!([{"index": 0, "id": "", "function": {"name": "f", "arguments": "{\"x\":1}"}},
+            {"index": 0, "id": "", "function": {"name": "f", "arguments": "{\"y\":2}"}}])],
+        vec![
+            json!([{"index": 0, "function": {"name": "f", "arguments": "{\"x\":1}"}}]),
+            json!([{"index": 0, "function": {"name": "f", "arguments": "{\"y\":2}"}}]),
+        ],
+        vec![
+            json!([{"function": {"name": "f"}}]),
+            json!([{"function": {"arguments": "{\"x\":1}"}}]),
+            json!([{"function": {"name": "f"}}]),
+            json!([{"function": {"arguments": "{\"y\":2}"}}]),
+        ],
+    ] {
+        let first = made(&chunks);
+        let [(one, _, x), (two, _, y)] = &first[..] else { panic!("{first:?}") };
+        assert_eq!((x, y), (&json!({"x": 1}), &json!({"y": 2})));
+        assert!(!one.is_empty() && !two.is_empty() && one != two, "{one} {two}");
+        assert!(one.len() <= 40 && two.len() <= 40);
+        assert_eq!(made(&chunks), first);
+    }
+}
+
+#[test]
+fn calls_without_ids_in_different_answers_get_different_ones() {
+    let id = |answer_id: &str| {
+        let chunk = json!({"id": answer_id, "choices": [{"delta": {"tool_calls": [
+            {"function": {"name": "f", "arguments": "{}"}}]}, "finish_reason": "tool_calls"}]});
+        calls(&answer(&[chunk]).unwrap())[0].0.clone()
+    };
+    assert_ne!(id("chatcmpl-1"), id("chatcmpl-2"));
+}
+
+#[test]
+fn calls_that_share_an_id_get_distinct_ones_in_events_too() {
+    let chunk = delta(json!({"tool_calls": [
+        {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}},
+        {"index": 1, "id": "a", "function": {"name": "g", "arguments": "{"}}]}));
+    let rest = delta(json!({"tool_calls": [{"index": 1, "id": "a", "function": {"arguments": "}"}}]}));
+    let events = [chunk.to_string(), rest.to_string(), finish("tool_calls").to_string()];
+    let deltas = deltas_of(&ChatCompletions::default(), &events).unwrap();
+    let ids: Vec<_> = deltas
+        .iter()
+        .filter_map(|delta| match delta {
+            Delta::Start { block: BlockStart::ToolUse { id, .. }, .. } => Some(id.to_string()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(ids.len(), 2);
+    assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 2);
+    let inputs: Vec<_> = calls(&crate::chat::fold(deltas)).into_iter().map(|(_, _, input)| input).collect();
+    assert_eq!(inputs, [json!({"x": 1}), json!({})]);
+}
+
+#[test]
+fn calls_with_arguments_before_the_name_wait_for_it() {
+    let made = made(&[
+        json!([{"index": 0, "function": {"arguments": "{\"x\""}}]),
+        json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ":1}"}}]),
+        json!([{"index": 1, "id": "b", "function": {"arguments": "{\"y\":2}"}}]),
+        json!([{"index": 1, "function": {"name": "g"}}]),
+    ]);
+    assert_eq!(made, two());
+}
+
+#[test]
+fn calls_with_a_name_in_pieces_are_named_whole() {
+    let made = made(&[
+        json!([{"index": 0, "id": "a", "function": {"name": "get_", "arguments": ""}}]),
+        json!([{"index": 0, "function": {"name": "weather"}}]),
+        json!([{"index": 0, "function": {"arguments": "{}"}}]),
+    ]);
+    assert_eq!(made, [call("a", "get_weather", json!({}))]);
+}
+
+#[test]
+fn calls_without_arguments_are_made_with_none() {
+    for arguments in [json!(""), json!(null), json!("{}"), json!({}), json!("null")] {
+        let made = made(&[
+            json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}]),
+            json!([{"index": 1, "id": "b", "function": {"name": "g", "arguments": arguments}}]),
+        ]);
+        assert_eq!(made, [call("a", "f", json!({})), call("b", "g", json!({}))], "{arguments}");
+    }
+}
+
+#[test]
+fn calls_with_arguments_that_are_no_object_are_malformed() {
+    let chunk = delta(
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\":"}}]}),
+    );
+    let folded = answer(&[chunk, finish("tool_calls")]).unwrap();
+    let call = folded.message.tool_uses().next().unwrap();
+    assert_eq!((&call.input, call.malformed.as_deref()), (&json!({}), Some("{\"x\":")));
+}
+
+#[test]
+fn calls_finished_with_stop_want_tools_and_with_length_are_cut() {
+    let chunk =
+        delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}));
+    let reason = |word: &str| answer(&[chunk.clone(), finish(word)]).unwrap().stop_reason;
+    assert_eq!(reason("stop"), StopReason::ToolUse);
+    assert_eq!(reason("function_call"), StopReason::ToolUse);
+    assert_eq!(reason("length"), StopReason::Length);
+    assert_eq!(reason("content_filter"), StopReason::Refusal);
+    assert_eq!(answer(&[chunk.clone(), json!("[DONE]")]).unwrap().stop_reason, StopReason::ToolUse);
+}
+
+#[test]
+fn calls_without_any_name_are_an_error() {
+    let chunk =
+        delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "{\"x\":1}"}}]}));
+    let error = answer(&[chunk.clone(), finish("tool_calls")]).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Decoding);
+    // Where the answer was cut, it may have been cut before the name.
+    assert!(answer(&[chunk, finish("length")]).unwrap().message.content.is_empty());
+}
+
+#[test]
+fn calls_without_end_are_an_error() {
+    let many = |id: bool| -> Vec<Value> {
+        let call = |n: u32| {
+            json!({"index": n, "id": if id { n.to_string() } else { String::new() },
+            "function": {"name": "f", "arguments": "{}"}})
+        };
+        (0..5000).map(|n| delta(json!({"tool_calls": [call(n)]}))).collect()
+    };
+    for chunks in [many(true), many(false)] {
+        assert_eq!(answer(&chunks).unwrap_err().kind, ErrorKind::Decoding);
+    }
+    let name =
+        delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "n".repeat(100_000)}}]}));
+    assert_eq!(answer(&[name]).unwrap_err().kind, ErrorKind::Decoding);
+}
+
+#[test]
+fn calls_in_the_old_single_form_are_read() {
+    let folded = answer(&[
+        delta(json!({"function_call": {"name": "f", "arguments": ""}})),
+        delta(json!({"function_call": {"arguments": "{\"x\":1}"}})),
+        finish("function_call"),
+    ])
+    .unwrap();
+    let made = calls(&folded);
+    assert_eq!((made.len(), made[0].1.as_str(), &made[0].2), (1, "f", &json!({"x": 1})));
+    assert_eq!(folded.stop_reason, StopReason::ToolUse);
+}

@@ -1,0 +1,421 @@
+use omni_agent::{
+    message::{Content, Usage},
+    provider::{
+        Delta, ErrorKind, Part, StopReason,
+        dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
+    },
+};
+use serde_json::{Value, json};
+
+use crate::chat::{answer, delta, deltas_of, finish, fold};
+
+fn usage(usage: Value) -> Usage {
+    let chunk = json!({"choices": [], "usage": usage});
+    answer(&[delta(json!({"content": "x"})), finish("stop"), chunk, json!("[DONE]")]).unwrap().usage
+}
+
+fn stop(reason: &str) -> StopReason {
+    answer(&[delta(json!({"content": "x"})), finish(reason), json!("[DONE]")]).unwrap().stop_reason
+}
+
+#[test]
+fn decode_text_stream_streams_each_delta_and_folds() {
+    let events = [
+        delta(json!({"role": "assistant", "content": null})).to_string(),
+        delta(json!({"content": "Hel"})).to_string(),
+        delta(json!({"content": "lo\n\"you\" é"})).to_string(),
+        finish("stop").to_string(),
+        "[DONE]".to_owned(),
+    ];
+    let deltas = deltas_of(&ChatCompletions::default(), &events).unwrap();
+    let texts: Vec<_> = deltas
+        .iter()
+        .filter_map(|delta| match delta {
+            Delta::Extend { index: 0, part: Part::Text(text) } => Some(text.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(texts, ["Hel", "lo\n\"you\" é"]);
+    let folded = fold(deltas);
+    assert_eq!(folded.message.text(), "Hello\n\"you\" é");
+    assert_eq!(folded.message.content.len(), 1);
+    assert_eq!(folded.stop_reason, StopReason::Stop);
+    assert_eq!(folded.model.as_deref(), Some("m-1"));
+    assert_eq!(
+        Value::Object(folded.message.provider_data),
+        json!({"chat_completions": {"id": "chatcmpl-1"}})
+    );
+}
+
+#[test]
+fn decode_members_null_or_absent_are_nothing() {
+    let folded = answer(&[
+        json!({"id": null, "model": null, "choices": null, "usage": null, "error": null}),
+        json!({"choices": []}),
+        json!({"choices": [null]}),
+        json!({"choices": [{}]}),
+        json!({"choices": [{"index": null, "delta": null, "finish_reason": null}]}),
+        json!({"choices": [{"delta": {"content": null, "tool_calls": null, "refusal": null, "reasoning": null,
+            "reasoning_content": null, "function_call": null, "role": null}, "finish_reason": ""}]}),
+        json!({"choices": [{"delta": {"tool_calls": [null, {}, {"function": null}]}}]}),
+        json!({"choices": [{"delta": {"role": "assistant", "content": "a"}, "logprobs": null, "usage": null}]}),
+        json!({"choices": [{"delta": {"role": "assistant", "content": "b", "audio": {"id": "x"}}}]}),
+        json!({"choices": [{"finish_reason": "stop"}], "usage": {"prompt_tokens": null,
+            "prompt_tokens_details": null, "completion_tokens_details": {"reasoning_tokens": null}}}),
+        json!("  [DONE] "),
+    ])
+    .unwrap();
+    assert_eq!(folded.message.text(), "ab");
+    assert_eq!(folded.message.content.len(), 1);
+    assert_eq!(folded.usage, Usage::default());
+    assert_eq!(Value::Object(folded.message.provider_data), json!({"chat_completions": {}}));
+}
+
+#[test]
+fn decode_id_and_model_told_late_are_kept() {
+    let folded = answer(&[
+        json!({"id": "", "model": "", "choices": [], "prompt_filter_results": []}),
+        json!({"id": "c-1", "choices": [{"delta": {"content": "x"}}]}),
+        json!({"id": "c-1", "model": "m", "choices": [{"finish_reason": "stop"}]}),
+    ])
+    .unwrap();
+    assert_eq!(folded.model.as_deref(), Some("m"));
+    assert_eq!(folded.message.provider_data["chat_completions"], json!({"id": "c-1"}));
+}
+
+#[test]
+fn decode_finish_chunk_with_content_keeps_the_content() {
+    let last = json!({"choices": [{"index": 0, "delta": {"content": " world"}, "finish_reason": "stop"}]});
+    let folded = answer(&[delta(json!({"content": "Hello"})), last]).unwrap();
+    assert_eq!(folded.message.text(), "Hello world");
+}
+
+#[test]
+fn decode_two_finish_chunks_count_the_last() {
+    let folded = answer(&[
+        delta(json!({"content": "x"})),
+        finish("stop"),
+        finish("length"),
+        delta(json!({"content": "y"})),
+        json!("[DONE]"),
+    ])
+    .unwrap();
+    assert_eq!(folded.stop_reason, StopReason::Length);
+    assert_eq!(folded.message.text(), "xy");
+}
+
+#[test]
+fn decode_events_after_done_are_not_read() {
+    let chat = ChatCompletions::default();
+    let mut decoder = chat.decoder();
+    let mut deltas = Vec::new();
+    let mut feed = |data: &str, deltas: &mut Vec<Delta>| {
+        decoder.decode(Frame { event: "", data }, deltas).unwrap();
+        decoder.is_done()
+    };
+    assert!(!feed(&delta(json!({"content": "x"})).to_string(), &mut deltas));
+    assert!(!feed(&finish("stop").to_string(), &mut deltas));
+    assert!(feed("[DONE]", &mut deltas));
+    let told = deltas.len();
+    assert!(feed(&delta(json!({"content": "y"})).to_string(), &mut deltas));
+    assert!(feed("no JSON", &mut deltas));
+    decoder.end(&mut deltas).unwrap();
+    assert_eq!(deltas.len(), told);
+}
+
+#[test]
+fn decode_reasoning_under_either_name_becomes_thinking_before_text() {
+    for thinking in [
+        json!({"reasoning_content": "Hmm."}),
+        json!({"reasoning": "Hmm."}),
+        json!({"reasoning": "Hmm.", "reasoning_content": "Hmm."}),
+        json!({"reasoning": "Hmm.", "reasoning_content": "", "content": ""}),
+        json!({"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "Hmm."}]}]}),
+    ] {
+        let folded =
+            answer(&[delta(thinking.clone()), delta(json!({"content": "Yes"})), finish("stop")]).unwrap();
+        let [Content::Thinking(thought), Content::Text(text)] = &folded.message.content[..] else {
+            panic!("{thinking}: {:?}", folded.message.content);
+        };
+        assert_eq!((thought.text.as_str(), text.text.as_str()), ("Hmm.", "Yes"), "{thinking}");
+    }
+}
+
+#[test]
+fn decode_reasoning_text_and_call_in_one_delta_keeps_this_order() {
+    let folded = answer(&[
+        delta(json!({"content": "b", "reasoning": "a",
+            "tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})),
+        delta(json!({"content": "d"})),
+        finish("tool_calls"),
+    ])
+    .unwrap();
+    let kinds: Vec<_> = folded
+        .message
+        .content
+        .iter()
+        .map(|block| match block {
+            Content::Thinking(thinking) => format!("thinking {}", thinking.text),
+            Content::Text(text) => format!("text {}", text.text),
+            Content::ToolUse(call) => format!("call {}", call.name),
+            other => format!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(kinds, ["thinking a", "text b", "call f", "text d"]);
+}
+
+#[test]
+fn decode_reasoning_and_text_alternating_stays_within_a_messages_blocks() {
+    let mut chunks = vec![delta(json!({"reasoning": "r", "content": "t"})); 5000];
+    chunks.push(finish("stop"));
+    let folded = answer(&chunks).unwrap();
+    assert_eq!(folded.message.text(), "t".repeat(5000));
+    assert!(folded.message.content.len() <= 300, "{}", folded.message.content.len());
+}
+
+#[test]
+fn decode_content_in_parts_becomes_text() {
+    let parts =
+        json!({"content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}, {"type": "ref"}]});
+    assert_eq!(answer(&[delta(parts), finish("stop")]).unwrap().message.text(), "ab");
+}
+
+#[test]
+fn decode_refusal_deltas_become_text_and_a_refusal() {
+    let folded = answer(&[
+        delta(json!({"content": null, "refusal": "I can't "})),
+        delta(json!({"refusal": "help."})),
+        finish("stop"),
+    ])
+    .unwrap();
+    assert_eq!(folded.message.text(), "I can't help.");
+    assert_eq!(folded.stop_reason, StopReason::Refusal);
+}
+
+#[test]
+fn decode_finish_reason_maps_to_stop_reason() {
+    for (word, expected) in [
+        ("stop", StopReason::Stop),
+        ("STOP", StopReason::Stop),
+        ("length", StopReason::Length),
+        ("content_filter", StopReason::Refusal),
+        ("sensitive", StopReason::Refusal),
+        ("model_context_window_exceeded", StopReason::ContextLength),
+        ("Moon_Phase", StopReason::Other("Moon_Phase".to_owned())),
+        // It asked for no tool after all.
+        ("tool_calls", StopReason::Stop),
+    ] {
+        assert_eq!(stop(word), expected, "{word}");
+    }
+}
+
+#[test]
+fn decode_usage_with_details_splits_the_prompt() {
+    let expected = Usage { input: 60, cache_read: 40, output: 30, reasoning: 20, ..Usage::default() };
+    assert_eq!(
+        usage(json!({"prompt_tokens": 100, "completion_tokens": 30, "total_tokens": 130,
+            "prompt_tokens_details": {"cached_tokens": 40, "audio_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": 20}})),
+        expected
+    );
+    // DeepSeek, Moonshot.
+    for cached in ["prompt_cache_hit_tokens", "cached_tokens"] {
+        let told = usage(json!({"prompt_tokens": 100, "completion_tokens": 30, cached: 40}));
+        assert_eq!(told, Usage { reasoning: 0, ..expected }, "{cached}");
+    }
+    // OpenRouter.
+    assert_eq!(
+        usage(json!({"prompt_tokens": 100, "completion_tokens": 30, "cost": 0.25,
+            "prompt_tokens_details": {"cached_tokens": 40, "cache_write_tokens": 10}})),
+        Usage { input: 50, cache_read: 40, cache_write: 10, output: 30, reasoning: 0, cost: Some(0.25) }
+    );
+}
+
+#[test]
+fn decode_usage_with_reasoning_beside_the_completion_counts_both() {
+    let told = usage(json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35,
+        "completion_tokens_details": {"reasoning_tokens": 20}}));
+    assert_eq!((told.output, told.reasoning), (25, 20));
+}
+
+#[test]
+fn decode_usage_absurd_does_not_overflow() {
+    let told = usage(json!({"prompt_tokens": -5, "completion_tokens": u64::MAX, "total_tokens": "7",
+        "prompt_tokens_details": {"cached_tokens": 1e99}, "completion_tokens_details": {"reasoning_tokens": u64::MAX}}));
+    assert_eq!((told.input, told.cache_read, told.output), (0, 0, u64::MAX));
+    let told = usage(json!({"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 9}}));
+    assert_eq!((told.input, told.cache_read), (0, 3));
+}
+
+#[test]
+fn decode_usage_wherever_it_comes_counts_the_last() {
+    let tokens = |n: u32| json!({"prompt_tokens": 5, "completion_tokens": n});
+    let text = |n: u32| json!({"choices": [{"delta": {"content": "x"}}], "usage": tokens(n)});
+    let each = answer(&[text(1), text(2), finish("stop"), json!({"choices": [], "usage": tokens(3)})]);
+    assert_eq!(each.unwrap().usage.output, 3);
+    let with_finish = json!({"choices": [{"delta": {}, "finish_reason": "stop"}], "usage": tokens(4)});
+    assert_eq!(answer(&[text(1), with_finish, json!("[DONE]")]).unwrap().usage.output, 4);
+    let in_choice = json!({"choices": [{"delta": {}, "finish_reason": "stop", "usage": tokens(5)}]});
+    assert_eq!(answer(&[text(1), in_choice]).unwrap().usage.output, 5);
+    let groq = json!({"choices": [{"finish_reason": "stop"}], "x_groq": {"id": "r", "usage": tokens(6)}});
+    assert_eq!(answer(&[text(1), groq]).unwrap().usage.output, 6);
+    let without_choices = json!({"usage": tokens(7)});
+    assert_eq!(answer(&[text(1), finish("stop"), without_choices]).unwrap().usage.output, 7);
+}
+
+#[test]
+fn decode_several_choices_reads_the_first() {
+    let folded = answer(&[
+        json!({"choices": [{"index": 1, "delta": {"content": "no"}}, {"index": 0, "delta": {"content": "yes"}}]}),
+        json!({"choices": [{"index": 1, "delta": {"content": "no"}, "finish_reason": "length"}]}),
+        finish("stop"),
+    ])
+    .unwrap();
+    assert_eq!((folded.message.text().as_str(), folded.stop_reason), ("yes", StopReason::Stop));
+}
+
+#[test]
+fn decode_whole_answer_in_one_object_is_complete() {
+    let whole = json!({"id": "c", "object": "chat.completion", "model": "m", "choices": [{"index": 0,
+        "message": {"role": "assistant", "content": "Hi", "refusal": null, "reasoning_content": "Hm", "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{\"x\":1}"}},
+            {"id": "b", "type": "function", "function": {"name": "g", "arguments": "{}"}}]},
+        "finish_reason": "tool_calls"}],
+        "usage": {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}});
+    let pretty = serde_json::to_string_pretty(&whole).unwrap();
+    let folded = fold(deltas_of(&ChatCompletions::default(), &[pretty]).unwrap());
+    assert_eq!(folded.message.text(), "Hi");
+    assert_eq!(crate::chat::calls(&folded).len(), 2);
+    assert_eq!(folded.stop_reason, StopReason::ToolUse);
+    assert_eq!(folded.usage.output, 2);
+
+    let silent = json!({"choices": [{"message": {"content": "Hi"}, "finish_reason": null}]});
+    assert_eq!(answer(&[silent]).unwrap().stop_reason, StopReason::Stop);
+}
+
+#[test]
+fn decode_message_beside_delta_is_not_read_twice() {
+    let both = |so_far: &str, new: &str| json!({"choices": [{"delta": {"content": new}, "message": {"content": so_far}}]});
+    let folded = answer(&[both("a", "a"), both("ab", "b"), finish("stop")]).unwrap();
+    assert_eq!(folded.message.text(), "ab");
+}
+
+#[test]
+fn end_without_done_needs_a_finish_reason() {
+    let text = delta(json!({"content": "x"}));
+    let complete = answer(&[text.clone(), finish("stop")]).unwrap();
+    assert_eq!(complete.stop_reason, StopReason::Stop);
+    for cut in [&[text.clone()][..], &[]] {
+        let error = answer(cut).unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true));
+    }
+    // `[DONE]` says that all is there, but not of nothing.
+    assert_eq!(answer(&[text, json!("[DONE]")]).unwrap().stop_reason, StopReason::Stop);
+    assert_eq!(answer(&[json!("[DONE]")]).unwrap_err().kind, ErrorKind::Truncated);
+    let nothing = answer(&[finish("stop"), json!("[DONE]")]).unwrap();
+    assert!(nothing.message.content.is_empty());
+}
+
+#[test]
+fn decode_error_inside_the_stream_is_an_error() {
+    let text = delta(json!({"content": "x"}));
+    for (chunk, kind) in [
+        (json!({"error": {"code": 500, "message": "boom", "type": "server_error"}}), ErrorKind::Service),
+        (json!({"error": {"code": 429, "message": "slow down"}, "choices": []}), ErrorKind::RateLimit),
+        (json!({"error": "model is overloaded", "choices": []}), ErrorKind::Service),
+        (
+            json!({"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error",
+                "error": {"code": 502, "message": "upstream died"}}]}),
+            ErrorKind::Service,
+        ),
+        (
+            json!({"error": {"code": "server_error", "message": "disconnected"},
+                "choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error"}]}),
+            ErrorKind::Service,
+        ),
+        (finish("error"), ErrorKind::Service),
+        (finish("network_error"), ErrorKind::Service),
+        (
+            json!({"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}),
+            ErrorKind::InvalidRequest,
+        ),
+        (
+            json!({"code": "Throttling.RateQuota", "message": "wait", "request_id": "r-1"}),
+            ErrorKind::RateLimit,
+        ),
+        (
+            json!([{"error": {"code": 503, "message": "busy", "status": "UNAVAILABLE"}}]),
+            ErrorKind::Overloaded,
+        ),
+        (json!({"x_groq": {"error": "tool use failed"}, "choices": []}), ErrorKind::Service),
+    ] {
+        let error = answer(&[text.clone(), chunk.clone()]).unwrap_err();
+        assert_eq!(error.kind, kind, "{chunk}: {error}");
+        assert_eq!(error.body.as_deref(), Some(chunk.to_string().as_str()));
+    }
+}
+
+#[test]
+fn decode_error_that_says_nothing_is_none() {
+    for none in [json!(null), json!({}), json!(""), json!(false), json!(0)] {
+        let chunk = json!({"error": none, "choices": [{"delta": {"content": "x"}, "finish_reason": "stop", "error": none}]});
+        assert_eq!(answer(&[chunk]).unwrap().message.text(), "x");
+    }
+}
+
+#[test]
+fn decode_error_event_is_an_error() {
+    let mut decoder = ChatCompletions::default().decoder();
+    let mut deltas = Vec::new();
+    let data = r#"{"error":{"message":"Input is too long","code":"context_length_exceeded"}}"#;
+    let error = decoder.decode(Frame { event: "error", data }, &mut deltas).unwrap_err();
+    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::ContextTooLong, "Input is too long"));
+    let error = decoder.decode(Frame { event: "error", data: "it broke" }, &mut deltas).unwrap_err();
+    assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Service, "it broke"));
+}
+
+#[test]
+fn decode_data_that_is_no_chunk_is_a_decoding_error() {
+    for data in
+        ["<html>", "{\"choices\": [", "[]", "[1]", "\"text\"", "12", "{\"choices\": \"none\"}", "[DONE] "]
+    {
+        let result = deltas_of(&ChatCompletions::default(), &[data]);
+        let error = result.unwrap_err();
+        let expected = if data == "[DONE] " { ErrorKind::Truncated } else { ErrorKind::Decoding };
+        assert_eq!(error.kind, expected, "{data}");
+    }
+    let long = format!("<{}", "x".repeat(1 << 20));
+    let error = deltas_of(&ChatCompletions::default(), &[long]).unwrap_err();
+    assert!(error.body.unwrap().len() <= omni_agent::provider::ProviderError::BODY_LIMIT);
+    assert!(error.message.len() < 200);
+}
+
+#[test]
+fn decode_reasoning_details_are_gathered_and_sent_back_where_wanted() {
+    let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
+    let part = |details: Value| delta(json!({"reasoning": "t", "reasoning_details": details})).to_string();
+    let events = [
+        part(json!([{"type": "reasoning.text", "index": 0, "format": "f", "text": "Let "}])),
+        part(json!([{"type": "reasoning.text", "index": 0, "text": "me", "signature": null}])),
+        part(json!([{"type": "reasoning.text", "index": 0, "signature": "sig"}])),
+        part(json!([{"type": "reasoning.encrypted", "index": 1, "data": "xx"}])),
+        part(json!("odd")),
+        delta(json!({"content": "Hi"})).to_string(),
+        finish("stop").to_string(),
+    ];
+    let gathered = json!([
+        {"type": "reasoning.text", "index": 0, "format": "f", "text": "Let me", "signature": "sig"},
+        {"type": "reasoning.encrypted", "index": 1, "data": "xx"},
+    ]);
+    let folded = fold(deltas_of(&chat, &events).unwrap());
+    let request = omni_agent::provider::Request::new([folded.message].into_iter().collect());
+    assert_eq!(
+        crate::chat::encode(&chat, &request)["messages"],
+        json!([{"role": "assistant", "content": "Hi", "reasoning_details": gathered}])
+    );
+    // Services that have no such member refuse it.
+    assert_eq!(
+        crate::chat::encode(&ChatCompletions::default(), &request)["messages"],
+        json!([{"role": "assistant", "content": "Hi"}])
+    );
+}

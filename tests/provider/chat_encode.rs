@@ -1,0 +1,452 @@
+use std::borrow::Cow;
+
+use async_trait::async_trait;
+use omni_agent::{
+    message::{Attachment, Content, History, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse},
+    provider::{
+        CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
+        UnsupportedAttachment,
+        dialect::{
+            ChatCompletions, Dialect, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole,
+        },
+    },
+    tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
+};
+use serde_json::{Map, Value, json};
+
+use crate::chat::encode;
+
+fn with(options: Options) -> Request {
+    let mut request = Request::prompt("Hi").with_options(options);
+    request.model = "m-1".into();
+    request
+}
+
+fn default(options: Options) -> Value {
+    encode(&ChatCompletions::default(), &with(options))
+}
+
+fn warnings(chat: &ChatCompletions, options: Options) -> Vec<String> {
+    chat.encode(&with(options)).unwrap().warnings
+}
+
+fn messages(messages: impl IntoIterator<Item = Message>) -> Value {
+    let request = Request::new(History::from_iter(messages));
+    encode(&ChatCompletions::default(), &request)["messages"].clone()
+}
+
+struct Weather(Schema);
+
+#[async_trait]
+impl Tool for Weather {
+    fn name(&self) -> &str {
+        "weather"
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        "Tells the weather.".into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.0
+    }
+
+    async fn call(&self, _: Value, _: ToolContext) -> Result<ToolOutput, ToolError> {
+        Ok("rain".into())
+    }
+}
+
+fn weather() -> ToolSet {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    ToolSet::new().with(Weather(Schema::new(schema).unwrap())).unwrap()
+}
+
+#[test]
+fn encode_request_with_everything_says_it_all() {
+    let schema = Schema::new(json!({"type": "object", "properties": {"x": {"type": "integer"}}})).unwrap();
+    let options = Options::default()
+        .with_max_tokens(100)
+        .with_temperature(0.5)
+        .with_top_p(0.9)
+        .with_stop_sequences(vec!["END".to_owned()])
+        .with_thinking(ThinkingMode::Effort(Effort::Medium))
+        .with_tool_choice(ToolChoice::Required)
+        .with_output(OutputSchema::new("answer", schema))
+        .with_cache(CacheHint::Long)
+        .with_metadata(Map::from_iter([("user".to_owned(), json!("u-1")), ("n".to_owned(), json!(7))]));
+    let request = with(options).with_system("Be brief.").with_tools(weather());
+    let encoded = ChatCompletions::default().encode(&request).unwrap();
+    assert_eq!(
+        Value::Object(encoded.body),
+        json!({
+            "model": "m-1",
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "tools": [{"type": "function", "function": {"name": "weather", "description": "Tells the weather.",
+                "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}],
+            "tool_choice": "required",
+            "max_tokens": 100,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "stop": ["END"],
+            "reasoning_effort": "medium",
+            "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "strict": true,
+                "schema": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
+                    "additionalProperties": false}}},
+            "metadata": {"user": "u-1", "n": "7"},
+        })
+    );
+    assert!(encoded.warnings.is_empty(), "{:?}", encoded.warnings);
+}
+
+#[test]
+fn encode_request_with_nothing_says_no_more_than_it_must() {
+    assert_eq!(
+        default(Options::default()),
+        json!({"model": "m-1", "messages": [{"role": "user", "content": "Hi"}], "stream": true,
+            "stream_options": {"include_usage": true}})
+    );
+}
+
+#[test]
+fn encode_quirks_of_a_service_are_followed() {
+    let chat = ChatCompletions::default()
+        .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
+        .with_system_role(SystemRole::Developer)
+        .with_stream_usage(false)
+        .with_effort(Some(EffortWords::OPENAI))
+        .with_cache_retention(true)
+        .with_metadata(false);
+    let options = Options::default()
+        .with_max_tokens(9)
+        .with_cache(CacheHint::Long)
+        .with_thinking(ThinkingMode::Effort(Effort::Max))
+        .with_metadata(Map::from_iter([("a".to_owned(), json!("b"))]));
+    let request = with(options.clone()).with_system("Be brief.");
+    assert_eq!(
+        encode(&chat, &request),
+        json!({"model": "m-1", "stream": true, "max_completion_tokens": 9, "reasoning_effort": "xhigh",
+            "prompt_cache_retention": "24h",
+            "messages": [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]})
+    );
+    assert_eq!(warnings(&chat, options).len(), 1);
+    assert_eq!(
+        encode(&chat, &with(Options::default().with_cache(CacheHint::Short))).get("prompt_cache_retention"),
+        None
+    );
+}
+
+#[test]
+fn encode_thinking_maps_to_the_words_there_are() {
+    let said = |chat: &ChatCompletions, mode| {
+        let encoded = chat.encode(&with(Options::default().with_thinking(mode))).unwrap();
+        let word = encoded.body.get("reasoning_effort").and_then(Value::as_str).map(ToOwned::to_owned);
+        (word, encoded.warnings.len())
+    };
+    let word = |word: &str, warnings| (Some(word.to_owned()), warnings);
+    let common = ChatCompletions::default();
+    let openai = ChatCompletions::default().with_effort(Some(EffortWords::OPENAI));
+    assert_eq!(said(&common, ThinkingMode::Off), word("none", 0));
+    assert_eq!(said(&common, ThinkingMode::Effort(Effort::Minimal)), word("low", 1));
+    assert_eq!(said(&openai, ThinkingMode::Effort(Effort::Minimal)), word("minimal", 0));
+    assert_eq!(said(&common, ThinkingMode::Effort(Effort::Max)), word("high", 1));
+    assert_eq!(said(&common, ThinkingMode::Budget(0)), word("none", 0));
+    assert_eq!(said(&openai, ThinkingMode::Budget(1024)), word("minimal", 1));
+    assert_eq!(said(&openai, ThinkingMode::Budget(5000)), word("low", 1));
+    assert_eq!(said(&openai, ThinkingMode::Budget(16_000)), word("medium", 1));
+    assert_eq!(said(&openai, ThinkingMode::Budget(u32::MAX)), word("xhigh", 1));
+    let silent = ChatCompletions::default().with_effort(None);
+    assert_eq!(said(&silent, ThinkingMode::Effort(Effort::High)), (None, 1));
+    let always = EffortWords { off: None, ..EffortWords::COMMON };
+    assert_eq!(said(&ChatCompletions::default().with_effort(Some(always)), ThinkingMode::Off), (None, 1));
+}
+
+#[test]
+fn encode_what_cannot_be_said_is_reported() {
+    let many =
+        Options::default().with_stop_sequences(["a", "", "b", "c", "d", "e", "f"].map(str::to_owned).into());
+    assert_eq!(default(many.clone())["stop"], json!(["a", "b", "c", "d"]));
+    assert_eq!(warnings(&ChatCompletions::default(), many.clone()).len(), 1);
+    assert!(warnings(&ChatCompletions::default().with_max_stop_sequences(16), many).is_empty());
+
+    let no_number = Options::default().with_temperature(f64::NAN).with_top_p(f64::INFINITY);
+    let body = default(no_number.clone());
+    assert_eq!((body.get("temperature"), body.get("top_p")), (None, None));
+    assert_eq!(warnings(&ChatCompletions::default(), no_number).len(), 2);
+
+    let no_tools = Options::default().with_tool_choice(ToolChoice::Required);
+    assert_eq!(default(no_tools.clone()).get("tool_choice"), None);
+    assert_eq!(warnings(&ChatCompletions::default(), no_tools).len(), 1);
+    assert!(
+        warnings(&ChatCompletions::default(), Options::default().with_tool_choice(ToolChoice::None))
+            .is_empty()
+    );
+}
+
+#[test]
+fn encode_tool_choices_have_their_words() {
+    for (choice, expected) in [
+        (ToolChoice::Auto, json!("auto")),
+        (ToolChoice::None, json!("none")),
+        (ToolChoice::Required, json!("required")),
+        (
+            ToolChoice::Tool("weather".to_owned()),
+            json!({"type": "function", "function": {"name": "weather"}}),
+        ),
+    ] {
+        let request = with(Options::default().with_tool_choice(choice)).with_tools(weather());
+        assert_eq!(encode(&ChatCompletions::default(), &request)["tool_choice"], expected);
+    }
+}
+
+#[test]
+fn encode_user_content_is_a_string_until_it_has_files() {
+    assert_eq!(
+        messages([Message::user([Text::new("a"), Text::new("b"), Text::new(" ")])]),
+        json!([{"role": "user", "content": "a\n\nb"}])
+    );
+    let content = messages([Message::user([
+        Content::from("Look:"),
+        Attachment::base64("image/png", "AAAA").into(),
+        Attachment::url("image/jpeg", "https://example.com/x.jpg").into(),
+        Attachment::base64("application/pdf", "BBBB").named("paper.pdf").into(),
+        Attachment::base64("application/PDF", "CCCC").into(),
+        Attachment::base64("audio/wav; codecs=1", "DDDD").into(),
+        Attachment::base64("audio/mpeg", "EEEE").into(),
+    ])]);
+    assert_eq!(
+        content[0]["content"],
+        json!([
+            {"type": "text", "text": "Look:"},
+            {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+            {"type": "image_url", "image_url": {"url": "https://example.com/x.jpg"}},
+            {"type": "file", "file": {"filename": "paper.pdf", "file_data": "data:application/pdf;base64,BBBB"}},
+            {"type": "file", "file": {"filename": "document.pdf", "file_data": "data:application/pdf;base64,CCCC"}},
+            {"type": "input_audio", "input_audio": {"data": "DDDD", "format": "wav"}},
+            {"type": "input_audio", "input_audio": {"data": "EEEE", "format": "mp3"}},
+        ])
+    );
+}
+
+#[test]
+fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
+    for (attachment, by_model) in [
+        (Attachment::url("application/pdf", "https://example.com/x.pdf"), false),
+        (Attachment::base64("video/mp4", "AAAA").named("clip"), false),
+        (Attachment::url("audio/wav", "https://example.com/x.wav"), false),
+        (Attachment::base64("image/png", "AAAA"), true),
+    ] {
+        let message = if by_model { Message::assistant } else { Message::user };
+        let request = Request::new(History::from_iter([message(vec![attachment])]));
+        let chat = ChatCompletions::default();
+        assert_eq!(chat.encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
+        let body = encode(&chat, &request.with_options(options));
+        let text = body["messages"][0]["content"].as_str().unwrap();
+        assert!(text.starts_with("[attachment"), "{text}");
+    }
+}
+
+#[test]
+fn encode_tool_results_follow_the_calls_and_files_follow_the_results() {
+    let [one, two, three] = ["a", "b", "c"].map(|id| ToolUse::new(id, "look", json!({"z": 1, "a": [true]})));
+    let results = [
+        Content::from(ToolResult::ok(&one, Attachment::base64("image/png", "AAAA"))),
+        ToolResult::error(&two, "Error: gone").into(),
+        ToolResult { content: Vec::new(), ..ToolResult::ok(&three, "") }.into(),
+        Text::new("Well?").into(),
+    ];
+    let uses = [one, two, three].map(Content::from);
+    let encoded = messages([Message::assistant(uses), Message::user(results)]);
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "look", "arguments": "{\"z\":1,\"a\":[true]}"}});
+    assert_eq!(
+        encoded,
+        json!([
+            {"role": "assistant", "content": null, "tool_calls": [call("a"), call("b"), call("c")]},
+            {"role": "tool", "tool_call_id": "a", "content": "(The files follow in the next user message.)"},
+            {"role": "tool", "tool_call_id": "b", "content": "Error: gone"},
+            {"role": "tool", "tool_call_id": "c", "content": "(no output)"},
+            {"role": "user", "content": [
+                {"type": "text", "text": "Files from the result of the tool look (call a):"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+                {"type": "text", "text": "Well?"},
+            ]},
+        ])
+    );
+}
+
+#[test]
+fn encode_malformed_tool_use_goes_back_as_valid_json() {
+    let malformed = ToolUse { malformed: Some("{\"x\":".to_owned()), ..ToolUse::new("a", "f", json!({})) };
+    let result = ToolResult::error(&malformed, "bad JSON");
+    let encoded =
+        messages([Message::assistant(Content::from(malformed)), Message::user(Content::from(result))]);
+    assert_eq!(encoded[0]["tool_calls"][0]["function"]["arguments"], "{}");
+}
+
+#[test]
+fn encode_ids_that_services_refuse_are_replaced_alike_in_call_and_result() {
+    let long = "x".repeat(41);
+    for id in ["", long.as_str(), &"é".repeat(30)] {
+        let call = ToolUse::new(id, "f", json!({}));
+        let result = ToolResult::ok(&call, "ok");
+        let encoded =
+            messages([Message::assistant(Content::from(call)), Message::user(Content::from(result))]);
+        let sent = encoded[0]["tool_calls"][0]["id"].as_str().unwrap();
+        assert!(!sent.is_empty() && sent.len() <= 40 && sent.is_ascii());
+        assert_eq!(encoded[1]["tool_call_id"], sent);
+    }
+    let kept = ToolUse::new("x".repeat(40), "f", json!({}));
+    assert_eq!(messages([Message::assistant(Content::from(kept))])[0]["tool_calls"][0]["id"], "x".repeat(40));
+    let [one, two] = ["a", "b"].map(|end| ToolUse::new(format!("{long}{end}"), "f", json!({})));
+    let encoded = messages([Message::assistant([Content::from(one), two.into()])]);
+    assert_ne!(encoded[0]["tool_calls"][0]["id"], encoded[0]["tool_calls"][1]["id"]);
+}
+
+#[test]
+fn encode_messages_with_nothing_to_send_are_left_out() {
+    let foreign = ProviderItem { format: "other".to_owned(), data: json!({"x": 1}) };
+    let own = ProviderItem { format: "chat_completions".to_owned(), data: json!({"reasoning_details": []}) };
+    assert_eq!(
+        messages([
+            Message::user(""),
+            Message::user(" \n"),
+            Message::assistant(Vec::<Content>::new()),
+            Message::assistant([Content::from(Thinking::new("hm")), foreign.into(), own.into()]),
+        ]),
+        json!([])
+    );
+    let blank = Request::prompt("Hi").with_system("  ");
+    assert_eq!(
+        encode(&ChatCompletions::default(), &blank)["messages"],
+        json!([{"role": "user", "content": "Hi"}])
+    );
+}
+
+#[test]
+fn encode_reasoning_goes_back_only_where_wanted_and_only_its_own() {
+    let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Content);
+    let said = |format: &str, chat: &ChatCompletions| {
+        let mut message = Message::assistant([Content::from(Thinking::new("hm")), "Yes".into()]);
+        message.provider_data.insert(format.to_owned(), json!({}));
+        encode(chat, &Request::new(History::from_iter([message])))["messages"].clone()
+    };
+    let plain = json!([{"role": "assistant", "content": "Yes"}]);
+    assert_eq!(
+        said("chat_completions", &chat),
+        json!([{"role": "assistant", "content": "Yes", "reasoning_content": "hm"}])
+    );
+    assert_eq!(said("anthropic_messages", &chat), plain);
+    assert_eq!(said("chat_completions", &ChatCompletions::default()), plain);
+}
+
+#[test]
+fn encode_own_opaque_item_is_laid_over_the_message() {
+    let item = |data: Value| Content::from(ProviderItem { format: "chat_completions".to_owned(), data });
+    let message = Message::assistant([
+        Content::from("Yes"),
+        item(json!({"annotations": [1], "role": "user", "content": "No"})),
+        item(json!({"annotations": [2]})),
+        item(json!("odd")),
+    ]);
+    assert_eq!(messages([message]), json!([{"role": "assistant", "content": "Yes", "annotations": [1, 2]}]));
+}
+
+fn output(chat: &ChatCompletions, schema: &Value) -> (Value, usize) {
+    let output = OutputSchema::new("my answer!", Schema::new(schema.clone()).unwrap());
+    let encoded = chat.encode(&with(Options::default().with_output(output))).unwrap();
+    (encoded.body["response_format"].clone(), encoded.warnings.len())
+}
+
+#[test]
+fn encode_output_schema_strict_is_closed_and_complete() {
+    let (format, warnings) = output(
+        &ChatCompletions::default(),
+        &json!({
+            "$schema": "https://json-schema.org/draft/2020-12/schema",
+            "title": "Answer",
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "minLength": 1, "format": "email", "default": "x"},
+                "age": {"type": ["integer", "null"], "format": "uint32", "minimum": 0},
+                "kind": {"oneOf": [{"const": "a", "description": "first"}, {"enum": ["b", "c"]}]},
+                "node": {"allOf": [{"$ref": "#/$defs/Node"}], "description": "the root"},
+                "list": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "uniqueItems": true, "minItems": 1},
+            },
+            "required": ["name"],
+            "$defs": {"Node": {"type": "object", "properties": {"next": {
+                "anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}}}},
+        }),
+    );
+    let node = json!({"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/Node"}, {"type": "null"}]}},
+        "required": ["next"], "additionalProperties": false});
+    let mut described = node.clone();
+    described["description"] = json!("the root");
+    assert_eq!(warnings, 0);
+    assert_eq!(
+        format,
+        json!({"type": "json_schema", "json_schema": {"name": "my_answer_", "strict": true, "schema": {
+            "title": "Answer",
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "format": "email"},
+                "age": {"type": ["integer", "null"], "minimum": 0},
+                "kind": {"anyOf": [{"const": "a", "description": "first"}, {"enum": ["b", "c"]}]},
+                "node": described,
+                "list": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "minItems": 1},
+            },
+            "required": ["name", "age", "kind", "node", "list"],
+            "additionalProperties": false,
+            "$defs": {"Node": node},
+        }}})
+    );
+}
+
+#[test]
+fn encode_output_schema_beyond_strict_is_sent_as_it_is() {
+    for schema in [
+        json!({"type": "object", "additionalProperties": {"type": "integer"}}),
+        json!({"type": "object", "properties": {"any": {}}}),
+        json!({"type": "object", "properties": {"any": true}}),
+        json!({"type": "array", "items": {"type": "string"}}),
+        json!({"type": "object", "properties": {"x": {"not": {"type": "string"}}}}),
+        json!({"type": "object", "properties": {"x": {"allOf": [{"type": "string"}, {"type": "string"}]}}}),
+        json!({"type": "object", "properties": {"x": {"type": "array"}}}),
+        json!({"anyOf": [{"type": "object", "properties": {}}]}),
+    ] {
+        let (format, warnings) = output(&ChatCompletions::default(), &schema);
+        assert_eq!(
+            format,
+            json!({"type": "json_schema", "json_schema": {"name": "my_answer_", "strict": false, "schema": schema}})
+        );
+        assert_eq!(warnings, 1, "{schema}");
+    }
+}
+
+#[test]
+fn encode_output_schema_that_refers_to_itself_with_words_beside_ends() {
+    let schema = json!({"type": "object", "properties": {"next": {"$ref": "#", "description": "more"}}});
+    let (format, _) = output(&ChatCompletions::default(), &schema);
+    assert_eq!(format["json_schema"]["strict"], true);
+}
+
+#[test]
+fn encode_output_schema_without_strict_follows_the_service() {
+    let schema = json!({"type": "object", "properties": {"x": {"type": "string"}}});
+    let (format, _) = output(&ChatCompletions::default().with_output(OutputSupport::Schema), &schema);
+    assert_eq!(format["json_schema"], json!({"name": "my_answer_", "strict": false, "schema": schema}));
+
+    let chat = ChatCompletions::default().with_output(OutputSupport::Object);
+    assert_eq!(output(&chat, &schema).0, json!({"type": "json_object"}));
+    for (system, start) in
+        [(Some("Be brief."), "Be brief.\n\nAnswer with one JSON"), (None, "Answer with one JSON")]
+    {
+        let output = OutputSchema::new("x", Schema::new(schema.clone()).unwrap());
+        let mut request = with(Options::default().with_output(output));
+        request.system = system.map(Into::into);
+        let body = encode(&chat, &request);
+        let said = body["messages"][0]["content"].as_str().unwrap();
+        assert!(said.starts_with(start) && said.ends_with(&schema.to_string()), "{said}");
+    }
+}

@@ -1,0 +1,456 @@
+use omni_agent::provider::{
+    ErrorKind::{self, *},
+    ProviderError,
+    dialect::{ChatCompletions, Dialect},
+};
+
+fn error(status: u16, body: &str) -> ProviderError {
+    ChatCompletions::default().error(status, body)
+}
+
+/// Status, body, kind, whether a retry can help, and a part of the message.
+const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
+    // OpenAI
+    (
+        401,
+        r#"{"error":{"message":"Incorrect API key provided: sk-x.","type":"invalid_request_error","param":null,"code":"invalid_api_key"}}"#,
+        Auth,
+        false,
+        "Incorrect API key",
+    ),
+    (
+        401,
+        r#"{"error":{"message":"You didn't provide an API key.","type":"invalid_request_error","param":null,"code":null}}"#,
+        Auth,
+        false,
+        "didn't provide",
+    ),
+    (
+        403,
+        r#"{"error":{"message":"Country not supported","type":"request_forbidden","code":"unsupported_country_region_territory"}}"#,
+        Auth,
+        false,
+        "Country",
+    ),
+    (
+        429,
+        r#"{"error":{"message":"You exceeded your current quota, please check your plan and billing details.","type":"insufficient_quota","param":null,"code":"insufficient_quota"}}"#,
+        Quota,
+        false,
+        "exceeded",
+    ),
+    (
+        429,
+        r#"{"error":{"message":"Rate limit reached for m on tokens per min (TPM): Limit 1, Used 1.","type":"tokens","param":null,"code":"rate_limit_exceeded"}}"#,
+        RateLimit,
+        true,
+        "Rate limit reached",
+    ),
+    (
+        429,
+        r#"{"error":{"message":"Request too large for m on tokens per min (TPM): Limit 10, Requested 12.","type":"tokens","code":"rate_limit_exceeded"}}"#,
+        RateLimit,
+        false,
+        "Request too large",
+    ),
+    (
+        400,
+        r#"{"error":{"message":"This model's maximum context length is 8192 tokens.","type":"invalid_request_error","param":"messages","code":"context_length_exceeded"}}"#,
+        ContextTooLong,
+        false,
+        "8192",
+    ),
+    (
+        400,
+        r#"{"error":{"message":"Unsupported value","type":"invalid_request_error","param":"temperature","code":"unsupported_value"}}"#,
+        InvalidRequest,
+        false,
+        "Unsupported value",
+    ),
+    (
+        404,
+        r#"{"error":{"message":"The model does not exist","type":"invalid_request_error","param":null,"code":"model_not_found"}}"#,
+        InvalidRequest,
+        false,
+        "does not exist",
+    ),
+    (
+        500,
+        r#"{"error":{"message":"The server had an error","type":"server_error","param":null,"code":null}}"#,
+        Service,
+        true,
+        "had an error",
+    ),
+    (
+        503,
+        r#"{"error":{"message":"The engine is currently overloaded, please try again later","type":"server_error"}}"#,
+        Overloaded,
+        true,
+        "overloaded",
+    ),
+    (
+        503,
+        r#"{"error":{"message":"Slow Down","type":"server_error","code":"slow_down"}}"#,
+        Overloaded,
+        true,
+        "Slow",
+    ),
+    (409, r#"{"error":{"message":"Conflict","type":"invalid_request_error"}}"#, Service, true, "Conflict"),
+    (408, r#"{"error":{"message":"Timed out"}}"#, Timeout, true, "Timed out"),
+    (500, r#"{"error":{"message":"bad","type":"invalid_request_error"}}"#, InvalidRequest, false, "bad"),
+    (400, r#"{"error":{"message":"odd","type":"server_error"}}"#, InvalidRequest, false, "odd"),
+    // Azure: the status as a string
+    (
+        429,
+        r#"{"error":{"code":"429","message":"Requests have exceeded the call rate limit."}}"#,
+        RateLimit,
+        true,
+        "call rate",
+    ),
+    // Anthropic
+    (
+        400,
+        r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 200001 tokens > 200000 maximum"},"request_id":"req_1"}"#,
+        ContextTooLong,
+        false,
+        "too long",
+    ),
+    (
+        400,
+        r#"{"type":"error","error":{"type":"invalid_request_error","message":"input length and `max_tokens` exceed context limit: 1 + 2 > 2"}}"#,
+        ContextTooLong,
+        false,
+        "exceed",
+    ),
+    (
+        400,
+        r#"{"type":"error","error":{"type":"invalid_request_error","message":"Your credit balance is too low to access the API."}}"#,
+        Quota,
+        false,
+        "credit",
+    ),
+    (
+        401,
+        r#"{"type":"error","error":{"type":"authentication_error","message":"invalid x-api-key"}}"#,
+        Auth,
+        false,
+        "x-api-key",
+    ),
+    (402, r#"{"type":"error","error":{"type":"billing_error","message":"pay"}}"#, Quota, false, "pay"),
+    (403, r#"{"type":"error","error":{"type":"permission_error","message":"no"}}"#, Auth, false, "no"),
+    (
+        413,
+        r#"{"type":"error","error":{"type":"request_too_large","message":"Request exceeds the maximum size"}}"#,
+        InvalidRequest,
+        false,
+        "maximum size",
+    ),
+    (
+        429,
+        r#"{"type":"error","error":{"type":"rate_limit_error","message":"limit"}}"#,
+        RateLimit,
+        true,
+        "limit",
+    ),
+    (
+        500,
+        r#"{"type":"error","error":{"type":"api_error","message":"Internal server error"}}"#,
+        Service,
+        true,
+        "Internal",
+    ),
+    (504, r#"{"type":"error","error":{"type":"timeout_error","message":"late"}}"#, Timeout, true, "late"),
+    (
+        529,
+        r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#,
+        Overloaded,
+        true,
+        "Overloaded",
+    ),
+    // OpenRouter
+    (
+        402,
+        r#"{"error":{"code":402,"message":"This request requires more credits"}}"#,
+        Quota,
+        false,
+        "credits",
+    ),
+    (
+        400,
+        r#"{"error":{"code":400,"message":"Provider returned error","metadata":{"provider_name":"Acme","raw":"{\"error\":{\"message\":\"prompt is too long\",\"type\":\"invalid_request_error\"}}"}}}"#,
+        InvalidRequest,
+        false,
+        "(Acme: prompt is too long)",
+    ),
+    (
+        429,
+        r#"{"error":{"code":429,"message":"Provider returned error","metadata":{"provider_name":"Acme","raw":{"error":{"code":"insufficient_quota","message":"broke"}}}}}"#,
+        Quota,
+        false,
+        "(Acme: broke)",
+    ),
+    (
+        502,
+        r#"{"error":{"code":502,"message":"Provider returned error","metadata":{"raw":"socket hang up","provider_name":null}}}"#,
+        Service,
+        true,
+        "(upstream: socket hang up)",
+    ),
+    (
+        403,
+        r#"{"error":{"code":403,"message":"Your input was flagged","metadata":{"reasons":["x"],"flagged_input":"y"}}}"#,
+        InvalidRequest,
+        false,
+        "flagged",
+    ),
+    // llama.cpp
+    (
+        400,
+        r#"{"error":{"code":400,"message":"request (9 tokens) exceeds the available context size (4 tokens)","type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#,
+        ContextTooLong,
+        false,
+        "9 tokens",
+    ),
+    (
+        503,
+        r#"{"error":{"message":"Loading model","type":"unavailable_error","code":503}}"#,
+        Overloaded,
+        true,
+        "Loading",
+    ),
+    (
+        501,
+        r#"{"error":{"message":"This server does not support tools","type":"not_supported_error","code":501}}"#,
+        Unsupported,
+        false,
+        "tools",
+    ),
+    (
+        404,
+        r#"{"error":{"message":"File Not Found","type":"not_found_error","code":404}}"#,
+        InvalidRequest,
+        false,
+        "File",
+    ),
+    // Google
+    (
+        400,
+        r#"{"error":{"code":400,"message":"API key not valid. Please pass a valid API key.","status":"INVALID_ARGUMENT","details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"API_KEY_INVALID"}]}}"#,
+        Auth,
+        false,
+        "API key",
+    ),
+    (
+        429,
+        r#"[{"error":{"code":429,"message":"You exceeded your current quota, please check your plan and billing details.","status":"RESOURCE_EXHAUSTED"}}]"#,
+        RateLimit,
+        true,
+        "quota",
+    ),
+    (
+        503,
+        r#"{"error":{"code":503,"message":"The model is overloaded.","status":"UNAVAILABLE"}}"#,
+        Overloaded,
+        true,
+        "overloaded",
+    ),
+    (
+        400,
+        r#"{"error":{"code":400,"message":"The input token count (2) exceeds the maximum number of tokens allowed (1).","status":"INVALID_ARGUMENT"}}"#,
+        ContextTooLong,
+        false,
+        "token count",
+    ),
+    (504, r#"{"error":{"code":504,"message":"late","status":"DEADLINE_EXCEEDED"}}"#, Timeout, true, "late"),
+    // Groq, Moonshot, DeepSeek, Z.ai, Alibaba, xAI, vLLM
+    (
+        413,
+        r#"{"error":{"message":"Request too large for model m on tokens per minute (TPM): Limit 6, Requested 7","type":"tokens","code":"rate_limit_exceeded"}}"#,
+        RateLimit,
+        false,
+        "TPM",
+    ),
+    (
+        429,
+        r#"{"error":{"message":"The engine is currently overloaded","type":"engine_overloaded_error"}}"#,
+        Overloaded,
+        true,
+        "engine",
+    ),
+    (
+        429,
+        r#"{"error":{"message":"exceeded, please check your plan","type":"exceeded_current_quota_error"}}"#,
+        Quota,
+        false,
+        "plan",
+    ),
+    (
+        400,
+        r#"{"error":{"message":"Invalid request: Your request exceeded model token limit: 8","type":"invalid_request_error"}}"#,
+        ContextTooLong,
+        false,
+        "token limit",
+    ),
+    (
+        402,
+        r#"{"error":{"message":"Insufficient Balance","type":"unknown_error","param":null,"code":"invalid_request_error"}}"#,
+        Quota,
+        false,
+        "Balance",
+    ),
+    (
+        429,
+        r#"{"error":{"code":"1113","message":"Insufficient balance or no resource package."}}"#,
+        Quota,
+        false,
+        "balance",
+    ),
+    (429, r#"{"error":{"code":"1302","message":"High concurrency usage"}}"#, RateLimit, true, "concurrency"),
+    (
+        400,
+        r#"{"error":{"code":"1261","message":"Prompt exceeds max length"}}"#,
+        ContextTooLong,
+        false,
+        "max length",
+    ),
+    (
+        400,
+        r#"{"code":"Arrearage","message":"Access denied, account in debt","request_id":"r-1"}"#,
+        Quota,
+        false,
+        "debt",
+    ),
+    (
+        401,
+        r#"{"code":"InvalidApiKey","message":"No API-key provided.","request_id":"r-1"}"#,
+        Auth,
+        false,
+        "API-key",
+    ),
+    (
+        429,
+        r#"{"code":"Throttling.RateQuota","message":"Requests rate limit exceeded"}"#,
+        RateLimit,
+        true,
+        "rate limit",
+    ),
+    (
+        400,
+        r#"{"code":"x","error":"This model's maximum prompt length is 8 but the request contains 9 tokens."}"#,
+        ContextTooLong,
+        false,
+        "prompt length",
+    ),
+    (
+        400,
+        r#"{"object":"error","message":"This model's maximum context length is 9 tokens.","type":"BadRequestError","param":null,"code":400}"#,
+        ContextTooLong,
+        false,
+        "9 tokens",
+    ),
+    (
+        422,
+        r#"{"detail":[{"loc":["body","messages"],"msg":"field required","type":"value_error.missing"},{"msg":"and more"}]}"#,
+        InvalidRequest,
+        false,
+        "field required; and more",
+    ),
+    (404, r#"{"detail":"Not Found"}"#, InvalidRequest, false, "Not Found"),
+    // No envelope to speak of
+    (400, r#"{"error":"model 'm' not found, try pulling it first"}"#, InvalidRequest, false, "try pulling"),
+    (
+        500,
+        r#"{"error":"Internal Server Error","message":"it broke","status":500}"#,
+        Service,
+        true,
+        "it broke",
+    ),
+    (
+        400,
+        r#"{"errors":[{"code":7003,"message":"No route"}],"success":false}"#,
+        InvalidRequest,
+        false,
+        "No route",
+    ),
+    (500, r#"{"code":500,"msg":"404 NOT_FOUND","success":false}"#, Service, true, "404 NOT_FOUND"),
+    (
+        502,
+        "<!DOCTYPE html>\n<html><head><title>502\n Bad Gateway</title></head><body>long</body></html>",
+        Service,
+        true,
+        "502 Bad Gateway",
+    ),
+    (524, "<html><body>no title</body></html>", Timeout, true, "page of markup"),
+    (503, "upstream connect error", Service, true, "upstream connect error"),
+    (503, "no healthy upstream: at capacity", Overloaded, true, "capacity"),
+    (405, "", InvalidRequest, false, "no reason"),
+    (500, "null", Service, true, "null"),
+    (418, "[]", InvalidRequest, false, "[]"),
+    (400, "{}", InvalidRequest, false, "{}"),
+];
+
+#[test]
+fn error_bodies_of_services_are_told_apart() {
+    for &(status, body, kind, retryable, part) in BODIES {
+        let error = error(status, body);
+        assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
+        assert!(error.message.contains(part), "{status} {body}: {error}");
+        assert_eq!((error.status, error.body.as_deref()), (Some(status), Some(body)));
+    }
+}
+
+#[test]
+fn error_statuses_alone_are_told_apart() {
+    for (status, kind, retryable) in [
+        (400, InvalidRequest, false),
+        (401, Auth, false),
+        (402, Quota, false),
+        (403, Auth, false),
+        (404, InvalidRequest, false),
+        (405, InvalidRequest, false),
+        (408, Timeout, true),
+        (409, Service, true),
+        (413, InvalidRequest, false),
+        (422, InvalidRequest, false),
+        (429, RateLimit, true),
+        (500, Service, true),
+        (502, Service, true),
+        (503, Service, true),
+        (504, Timeout, true),
+        (529, Overloaded, true),
+        (301, InvalidRequest, false),
+    ] {
+        let error = error(status, "");
+        assert_eq!((error.kind, error.retryable), (kind, retryable), "{status}");
+    }
+}
+
+#[test]
+fn error_request_id_and_wait_in_the_body_are_kept() {
+    let anthropic = r#"{"type":"error","error":{"type":"api_error","message":"x"},"request_id":"req_1"}"#;
+    assert_eq!(error(500, anthropic).request_id.as_deref(), Some("req_1"));
+    let google = r#"{"error":{"code":429,"message":"x","status":"RESOURCE_EXHAUSTED","details":[
+        {"@type":"type.googleapis.com/google.rpc.RetryInfo","retryDelay":"34.5s"}]}}"#;
+    assert_eq!(error(429, google).retry_after.map(|wait| wait.as_millis()), Some(34_500));
+    for odd in ["-1s", "1e999s", "NaNs", "s", "soon"] {
+        let body = google.replace("34.5s", odd);
+        assert_eq!(error(429, &body).retry_after, None, "{odd}");
+    }
+}
+
+#[test]
+fn error_long_bodies_are_cut() {
+    let long = "é".repeat(50_000);
+    for body in [
+        long.clone(),
+        format!(r#"{{"error":{{"message":"{long}"}}}}"#),
+        format!("<html><title>{long}</title>"),
+        format!("<html><title>x</title>{long}"),
+        format!(r#"{{"unknown":"{long}"}}"#),
+        format!(r#"{{"error":{{"message":"x","metadata":{{"raw":"{long}"}}}}}}"#),
+    ] {
+        let error = error(500, &body);
+        assert!(error.message.len() <= 1100, "{}", error.message.len());
+        assert!(error.body.unwrap().len() <= ProviderError::BODY_LIMIT);
+    }
+}

@@ -1,6 +1,11 @@
 //! The provider layer through its public API.
 
 mod anthropic;
+mod anthropic_content;
+mod anthropic_decode;
+mod anthropic_encode;
+mod anthropic_errors;
+mod anthropic_property;
 mod chat;
 mod chat_calls;
 mod chat_decode;

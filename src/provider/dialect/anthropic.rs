@@ -1,3 +1,55 @@
+//! Anthropic's Messages format: <https://platform.claude.com/docs/en/api/messages>, streamed as
+//! <https://platform.claude.com/docs/en/build-with-claude/streaming> says.
+
+mod content;
+mod decode;
+mod encode;
+mod models;
+mod schema;
+
+use super::{Decoder, Dialect, Encoded, Framing, error};
+use crate::provider::{ProviderError, Request};
+
+/// The format's name, in `provider_data` and opaque items.
+const NAME: &str = "anthropic_messages";
+
 /// The Anthropic Messages format.
+///
+/// What a model takes is read off its id: models before Claude 4.6, and ids that are no Claude's, think on a
+/// token budget; later ones adaptively, at an effort. A combination that the service refuses is mapped to the
+/// nearest that it takes, with a warning.
+///
+/// Two things travel in signatures, since only this service understands them and needs them back: the
+/// citations of a text (one JSON value a line), and the caller of a tool use that a server tool made. What
+/// else is private to the service, such as the tools that it runs itself, becomes opaque items.
+///
+/// Claude 4.7 and later hide the text of their thinking unless `thinking.display` asks for it; set it through
+/// [`Options::extra`](crate::provider::Options::extra).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnthropicMessages;
+
+impl Dialect for AnthropicMessages {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn path(&self, _request: &Request) -> String {
+        "/messages".to_owned()
+    }
+
+    fn framing(&self) -> Framing {
+        Framing::Sse
+    }
+
+    fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
+        encode::encode(request)
+    }
+
+    fn decoder(&self) -> Box<dyn Decoder> {
+        Box::new(decode::MessagesDecoder::default())
+    }
+
+    fn error(&self, status: u16, body: &str) -> ProviderError {
+        error::from_body(status, body)
+    }
+}

@@ -1,0 +1,359 @@
+//! A history as the format's messages. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
+
+use std::collections::{HashMap, HashSet};
+
+use serde_json::{Map, Value, json};
+
+use super::NAME;
+use crate::{
+    message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
+    provider::{ProviderError, Request, dialect::placeholder},
+};
+
+type Object = Map<String, Value>;
+
+/// Images that the service takes.
+const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
+
+/// Types beside `text/*` whose bytes are text.
+const TEXTS: [&str; 5] =
+    ["application/json", "application/xml", "application/yaml", "application/toml", "application/javascript"];
+
+/// Said in place of a failed tool's empty output, which the service refuses.
+const SILENT_FAILURE: &str = "The tool failed without a message.";
+
+/// One message on the wire.
+struct Turn {
+    role: Role,
+    blocks: Vec<Block>,
+}
+
+struct Block {
+    kind: Kind,
+    value: Object,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Text, attachments and tool uses.
+    Plain,
+    ToolResult,
+    Thinking,
+    /// Another's text, not to be touched.
+    Opaque,
+}
+
+/// The messages; `cache` marks the last block that may carry a cache breakpoint.
+pub(super) fn messages(request: &Request, cache: Option<&Value>) -> Result<Value, ProviderError> {
+    let mut encoder = Encoder { request, ids: ToolUseIds::default() };
+    let mut turns: Vec<Turn> = Vec::new();
+    for message in &request.history {
+        let blocks = encoder.message(message)?;
+        match turns.last_mut() {
+            _ if blocks.is_empty() => {}
+            Some(last) if last.role == message.role => last.blocks.extend(blocks),
+            _ => turns.push(Turn { role: message.role, blocks }),
+        }
+    }
+    // An assistant's message can't end in thinking. Where it does, the answer was cut off there.
+    for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
+        while turn.blocks.last().is_some_and(|block| block.kind == Kind::Thinking) {
+            turn.blocks.pop();
+        }
+    }
+    turns.retain(|turn| !turn.blocks.is_empty());
+    // What went may have stood between two messages of one role.
+    turns.dedup_by(|next, turn| {
+        let same = next.role == turn.role;
+        if same {
+            turn.blocks.append(&mut next.blocks);
+        }
+        same
+    });
+    // Results come first in their message, or the service misses them. The sort is stable.
+    for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
+        turn.blocks.sort_by_key(|block| block.kind != Kind::ToolResult);
+    }
+    if let Some(Turn { role: Role::Assistant, blocks }) = turns.last_mut() {
+        trim_end(blocks);
+    }
+    if let Some(cache) = cache {
+        let mut blocks = turns.iter_mut().rev().flat_map(|turn| turn.blocks.iter_mut().rev());
+        if let Some(block) = blocks.find(|block| matches!(block.kind, Kind::Plain | Kind::ToolResult)) {
+            block.value.insert("cache_control".to_owned(), cache.clone());
+        }
+    }
+    Ok(turns.into_iter().map(Turn::into_value).collect())
+}
+
+impl Turn {
+    fn into_value(self) -> Value {
+        let role = match self.role {
+            Role::User => "user",
+            Role::Assistant => "assistant",
+        };
+        let content: Vec<Value> = self.blocks.into_iter().map(|block| Value::Object(block.value)).collect();
+        json!({"role": role, "content": content})
+    }
+}
+
+/// Takes the white space off the end of a last answer that the model is to go on with: the service refuses it.
+fn trim_end(blocks: &mut [Block]) {
+    if let Some(Block { kind: Kind::Plain, value }) = blocks.last_mut()
+        && let Some(Value::String(text)) = value.get_mut("text")
+    {
+        text.truncate(text.trim_end().len());
+    }
+}
+
+struct Encoder<'a> {
+    request: &'a Request,
+    ids: ToolUseIds,
+}
+
+impl Encoder<'_> {
+    fn message(&mut self, message: &Message) -> Result<Vec<Block>, ProviderError> {
+        let native = message.is_native_to(NAME);
+        let mut blocks = Vec::with_capacity(message.content.len());
+        for content in &message.content {
+            blocks.extend(self.block(message.role, native, content)?);
+        }
+        Ok(blocks)
+    }
+
+    fn block(&mut self, role: Role, native: bool, content: &Content) -> Result<Option<Block>, ProviderError> {
+        let block = match (content, role) {
+            (Content::Text(text), _) => {
+                let citations = text.signature.as_deref().filter(|_| native).and_then(citations);
+                text_block(&text.text).map(|mut value| {
+                    value.extend(citations.map(|citations| ("citations".to_owned(), citations)));
+                    Block { kind: Kind::Plain, value }
+                })
+            }
+            (Content::Thinking(thinking), Role::Assistant) if native => {
+                let given = |payload: &Option<String>| payload.clone().filter(|text| !text.is_empty());
+                let value = match (given(&thinking.redacted), given(&thinking.signature)) {
+                    (Some(data), _) => Some(json!({"type": "redacted_thinking", "data": data})),
+                    (None, Some(signature)) => {
+                        Some(json!({"type": "thinking", "thinking": thinking.text, "signature": signature}))
+                    }
+                    (None, None) => None,
+                };
+                value.map(|value| Block { kind: Kind::Thinking, value: object(value) })
+            }
+            (Content::Attachment(attachment), _) => {
+                let value = self.attachment(role, attachment)?;
+                value.map(|value| Block { kind: Kind::Plain, value })
+            }
+            (Content::ToolUse(tool_use), Role::Assistant) => {
+                Some(Block { kind: Kind::Plain, value: self.tool_use(tool_use, native) })
+            }
+            (Content::ToolResult(result), Role::User) => {
+                Some(Block { kind: Kind::ToolResult, value: self.tool_result(result)? })
+            }
+            (Content::ProviderItem(item), _) if item.format == NAME => match &item.data {
+                Value::Object(value) => Some(Block { kind: Kind::Opaque, value: value.clone() }),
+                _ => None,
+            },
+            _ => None,
+        };
+        Ok(block)
+    }
+
+    fn tool_use(&mut self, tool_use: &ToolUse, native: bool) -> Object {
+        let input = match &tool_use.input {
+            input @ Value::Object(_) => input.clone(),
+            Value::Null => json!({}),
+            // The service takes objects alone.
+            other => json!({"value": other}),
+        };
+        let id = self.ids.assign(&tool_use.id);
+        let name = self.tool_name(&tool_use.name);
+        let mut value = object(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
+        let caller = tool_use.signature.as_deref().filter(|_| native);
+        if let Some(Ok(caller @ Value::Object(_))) = caller.map(serde_json::from_str) {
+            value.insert("caller".to_owned(), caller);
+        }
+        value
+    }
+
+    /// The name in the letters that the service takes, unless it is a tool's that the request declares.
+    fn tool_name(&self, name: &str) -> String {
+        if self.request.tools.get(name).is_some() {
+            return name.to_owned();
+        }
+        let mut clean = clean(name, "tool");
+        clean.truncate(128);
+        clean
+    }
+
+    fn tool_result(&self, result: &ToolResult) -> Result<Object, ProviderError> {
+        let mut content = Vec::with_capacity(result.content.len());
+        for block in &result.content {
+            let value = match block {
+                ResultBlock::Text(text) => text_block(&text.text),
+                ResultBlock::Attachment(attachment) => self.attachment(Role::User, attachment)?,
+            };
+            content.extend(value.map(Value::Object));
+        }
+        if content.is_empty() && result.is_error {
+            content.extend(text_block(SILENT_FAILURE).map(Value::Object));
+        }
+        let id = self.ids.of(&result.tool_use_id);
+        let mut value = object(json!({"type": "tool_result", "tool_use_id": id}));
+        if !content.is_empty() {
+            value.insert("content".to_owned(), content.into());
+        }
+        if result.is_error {
+            value.insert("is_error".to_owned(), true.into());
+        }
+        Ok(value)
+    }
+
+    /// An image, a PDF or a text as the service takes it, else what goes in its place.
+    fn attachment(&self, role: Role, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
+        let full = attachment.media_type.to_ascii_lowercase();
+        let media_type = full.split(';').next().unwrap_or_default().trim();
+        let refused = if role == Role::Assistant {
+            "the Messages format takes no files from an assistant"
+        } else if media_type == "image/jpg" || IMAGES.contains(&media_type) {
+            let media_type = if media_type == "image/jpg" { "image/jpeg" } else { media_type };
+            let value = json!({"type": "image", "source": source(&attachment.source, media_type)});
+            return Ok(Some(object(value)));
+        } else if media_type == "application/pdf" {
+            let source = source(&attachment.source, media_type);
+            return Ok(Some(document(attachment, &source)));
+        } else if media_type.starts_with("text/") || TEXTS.contains(&media_type) {
+            match text(&attachment.source) {
+                Ok(text) => {
+                    let source = json!({"type": "text", "media_type": "text/plain", "data": text});
+                    return Ok(Some(document(attachment, &source)));
+                }
+                Err(why) => why,
+            }
+        } else if attachment.is_image() {
+            "the Messages format takes JPEG, PNG, GIF and WebP images"
+        } else {
+            "the Messages format takes images, PDF and text"
+        };
+        placeholder(self.request, attachment, refused).map(|text| text_block(&text))
+    }
+}
+
+/// A text block, unless the text is blank: the service refuses that.
+fn text_block(text: &str) -> Option<Object> {
+    (!text.trim().is_empty()).then(|| object(json!({"type": "text", "text": text})))
+}
+
+fn source(source: &Source, media_type: &str) -> Value {
+    match source {
+        Source::Base64 { data } => json!({"type": "base64", "media_type": media_type, "data": data}),
+        Source::Url { url } => json!({"type": "url", "url": url}),
+    }
+}
+
+fn document(attachment: &Attachment, source: &Value) -> Object {
+    let mut value = object(json!({"type": "document", "source": source}));
+    if let Some(name) = attachment.name.as_deref().filter(|name| !name.trim().is_empty()) {
+        value.insert("title".to_owned(), name.into());
+    }
+    value
+}
+
+/// The text of a text file, or why there is none.
+fn text(source: &Source) -> Result<String, &'static str> {
+    let Source::Base64 { data } = source else {
+        return Err("the Messages format takes only images and PDF by URL");
+    };
+    let bytes = base64(data).ok_or("its base64 is broken")?;
+    match String::from_utf8(bytes) {
+        Ok(text) if text.trim().is_empty() => Err("it is empty"),
+        Ok(text) => Ok(text),
+        Err(_) => Err("its text is not UTF-8"),
+    }
+}
+
+/// Decodes base64: standard alphabet, padding optional.
+fn base64(data: &str) -> Option<Vec<u8>> {
+    let digits = data.trim_end_matches('=').as_bytes();
+    let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 2);
+    for group in digits.chunks(4) {
+        let mut bits = 0_u32;
+        for digit in group {
+            let value = match digit {
+                b'A'..=b'Z' => digit - b'A',
+                b'a'..=b'z' => digit - b'a' + 26,
+                b'0'..=b'9' => digit - b'0' + 52,
+                b'+' => 62,
+                b'/' => 63,
+                _ => return None,
+            };
+            bits = bits << 6 | u32::from(value);
+        }
+        let whole = match group.len() {
+            4 => 3,
+            3 => 2,
+            2 => 1,
+            _ => return None,
+        };
+        bits <<= 6 * (4 - group.len());
+        bytes.extend_from_slice(&bits.to_be_bytes()[1..=whole]);
+    }
+    Some(bytes)
+}
+
+/// The citations that the decoder put into a text's signature, one JSON object a line.
+fn citations(signature: &str) -> Option<Value> {
+    let lines = signature.lines().map(serde_json::from_str::<Object>);
+    let citations: Vec<Value> = lines.map(|line| line.map(Value::Object)).collect::<Result<_, _>>().ok()?;
+    (!citations.is_empty()).then_some(Value::Array(citations))
+}
+
+/// Ids of tool uses on the wire: in the letters that the service takes, and each once in a conversation.
+/// What came earlier decides, so that a conversation's beginning stays the same as it grows.
+#[derive(Default)]
+struct ToolUseIds {
+    taken: HashSet<String>,
+    /// How often a stem was wanted.
+    stems: HashMap<String, usize>,
+    /// What an id was last sent as. Results come right after their uses, so they mean the last.
+    sent: HashMap<ToolUseId, String>,
+}
+
+impl ToolUseIds {
+    fn assign(&mut self, id: &ToolUseId) -> String {
+        let stem = clean(id.as_str(), "tool_use");
+        let wanted = self.stems.entry(stem.clone()).or_default();
+        let mut wire = stem.clone();
+        loop {
+            *wanted += 1;
+            if *wanted > 1 {
+                wire = format!("{stem}_{wanted}");
+            }
+            if self.taken.insert(wire.clone()) {
+                break;
+            }
+        }
+        self.sent.insert(id.clone(), wire.clone());
+        wire
+    }
+
+    fn of(&self, id: &ToolUseId) -> String {
+        self.sent.get(id).cloned().unwrap_or_else(|| clean(id.as_str(), "tool_use"))
+    }
+}
+
+/// The text in letters, digits, `_` and `-`.
+fn clean(text: &str, if_empty: &str) -> String {
+    if text.is_empty() {
+        return if_empty.to_owned();
+    }
+    text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
+}
+
+pub(super) fn object(value: Value) -> Object {
+    match value {
+        Value::Object(object) => object,
+        _ => Object::new(),
+    }
+}

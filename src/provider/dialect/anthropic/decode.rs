@@ -1,0 +1,396 @@
+//! The format's stream. Source of the rules: <https://platform.claude.com/docs/en/build-with-claude/streaming>,
+//! and the event types of Anthropic's own clients.
+
+mod item;
+mod wire;
+
+use item::Item;
+use serde_json::{Map, Value};
+use wire::{Body, Event, UsageReport};
+
+use super::NAME;
+use crate::{
+    message::{ProviderItem, Usage},
+    provider::{
+        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
+        dialect::{Decoder, Frame, error},
+    },
+};
+
+/// Characters of a bad event that an error's message quotes.
+const QUOTE: usize = 200;
+
+type Decoded = Result<(), ProviderError>;
+
+/// Decodes one answer.
+///
+/// Unknown events and unknown kinds of delta pass. Everything else has to fit: an event that comes at the
+/// wrong time, or for a block that it can't belong to, is an error.
+#[derive(Debug, Default)]
+pub(super) struct MessagesDecoder {
+    phase: Phase,
+    /// The blocks so far; a block's place here is its index in the message.
+    blocks: Vec<Block>,
+    usage: Usage,
+    /// What goes into the message's provider data; told as a whole each time.
+    data: Map<String, Value>,
+    has_stop_reason: bool,
+    /// Bytes gathered for opaque items.
+    gathered: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Phase {
+    #[default]
+    Before,
+    Open,
+    Done,
+}
+
+#[derive(Debug)]
+struct Block {
+    /// Its index on the wire, where there may be gaps.
+    wire: u64,
+    open: bool,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    Text,
+    /// With the signature that its start brought, which counts unless deltas bring one.
+    Thinking(Option<String>),
+    Redacted,
+    /// With the input that its start brought, which counts unless deltas bring some.
+    ToolUse(Option<String>),
+    /// What only the service understands, with all that its deltas brought.
+    Item(Box<Item>),
+}
+
+impl Decoder for MessagesDecoder {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+        let data = frame.data.trim_ascii();
+        // `[DONE]` ends the streams of another format; some services that speak both send it here too.
+        if self.is_done() || data.is_empty() || data == "[DONE]" {
+            return Ok(());
+        }
+        // A derived struct would take an array too.
+        let event = if data.starts_with('{') { serde_json::from_str(data).ok() } else { None };
+        match event {
+            Some(event) => self.event(frame.event, event, data, deltas),
+            None => self.odd(frame.event, data),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.phase == Phase::Done
+    }
+
+    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Decoded {
+        if self.is_done() {
+            return Ok(());
+        }
+        Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its message_stop event"))
+    }
+}
+
+impl MessagesDecoder {
+    /// An event of a known shape. The data says what it is; the event's name counts only where they do not.
+    fn event(&mut self, name: &str, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let kind = if event.kind.is_empty() { name } else { &*event.kind };
+        match kind {
+            "content_block_delta" => self.delta(event, data, deltas),
+            "content_block_start" => self.block_start(&event, data, deltas),
+            "content_block_stop" => {
+                let index = self.open_block(event.index, data)?;
+                self.complete(index, deltas);
+                self.blocks[index].open = false;
+                deltas.push(Delta::End { index });
+                Ok(())
+            }
+            "message_start" => self.message_start(&event, data, deltas),
+            "message_delta" => self.message_delta(&event, data, deltas),
+            "message_stop" => self.message_stop(data, deltas),
+            "ping" => Ok(()),
+            "error" => Err(service_error(data)),
+            _ if event.error.is_some() => Err(service_error(data)),
+            _ => Ok(()),
+        }
+    }
+
+    /// An event that is no JSON or has another shape: an error, or none of ours.
+    fn odd(&mut self, name: &str, data: &str) -> Decoded {
+        let Ok(Value::Object(event)) = serde_json::from_str(data) else {
+            return match name {
+                "error" => Err(service_error(data)),
+                name if name.is_empty() || wire::is_known(name) => {
+                    Err(bad("an event is no JSON object", data))
+                }
+                _ => Ok(()),
+            };
+        };
+        let kind = event.get("type").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(name);
+        if kind == "error" || (!wire::is_known(kind) && event.get("error").is_some_and(|it| !it.is_null())) {
+            return Err(service_error(data));
+        }
+        if !wire::is_known(kind) {
+            return Ok(());
+        }
+        let delta = event.get("delta").and_then(Value::as_object);
+        if kind == "content_block_delta" && delta.is_some_and(wire::is_unknown_delta) {
+            let index = self.open_block(event.get("index").and_then(Value::as_u64), data)?;
+            return self.unknown_delta(index, data);
+        }
+        Err(bad(&format!("a {kind} event has an unknown shape"), data))
+    }
+
+    fn message_start(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        if self.phase != Phase::Before {
+            return Err(bad("a second message_start event", data));
+        }
+        self.phase = Phase::Open;
+        let mut message = MessageDelta::default();
+        if let Some(start) = &event.message {
+            message.model = (!start.model.is_empty()).then(|| (*start.model).to_owned());
+            if !start.id.is_empty() {
+                self.data.insert("id".to_owned(), (*start.id).into());
+            }
+            if let Some(usage) = &start.usage {
+                self.count(usage);
+                message.usage = Some(self.usage);
+            }
+        }
+        // Told even if it is empty: it says which format wrote the message.
+        message.provider_data = self.provider_data();
+        deltas.push(Delta::Message(Box::new(message)));
+        Ok(())
+    }
+
+    fn message_delta(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        self.must_be_open(data)?;
+        let mut message = MessageDelta::default();
+        if let Some(delta) = &event.delta {
+            if !delta.stop_reason.is_empty() {
+                self.has_stop_reason = true;
+                message.stop_reason = Some(stop_reason(&delta.stop_reason));
+            }
+            for (key, value) in [("container", &delta.container), ("stop_details", &delta.stop_details)] {
+                if let Some(value) = value {
+                    self.data.insert(key.to_owned(), value.clone());
+                    message.provider_data = self.provider_data();
+                }
+            }
+        }
+        if let Some(usage) = &event.usage {
+            self.count(usage);
+            message.usage = Some(self.usage);
+        }
+        deltas.push(Delta::Message(Box::new(message)));
+        Ok(())
+    }
+
+    fn message_stop(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        self.must_be_open(data)?;
+        for index in 0..self.blocks.len() {
+            self.complete(index, deltas);
+        }
+        if !self.has_stop_reason {
+            // The answer is whole, for its last event is here; services that say no more mean no more.
+            let uses_tools = self.blocks.iter().any(|block| matches!(block.kind, Kind::ToolUse(_)));
+            deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
+        }
+        self.phase = Phase::Done;
+        self.blocks = Vec::new();
+        Ok(())
+    }
+
+    fn block_start(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        self.must_be_open(data)?;
+        let wire = event.index.ok_or_else(|| bad("a block starts without an index", data))?;
+        let index = self.blocks.len();
+        if usize::try_from(wire).map_or(true, |wire| wire >= Fold::MAX_BLOCKS) || index >= Fold::MAX_BLOCKS {
+            return Err(bad("a block's index is beyond all limits", data));
+        }
+        if self.blocks.iter().any(|block| block.wire == wire) {
+            return Err(bad("a block starts a second time", data));
+        }
+        let Some(Value::Object(block)) = &event.content_block else {
+            return Err(bad("a block starts without its content", data));
+        };
+        let text = |key: &str| match block.get(key) {
+            None | Some(Value::Null) => Ok(String::new()),
+            Some(Value::String(text)) => Ok(text.clone()),
+            Some(_) => Err(bad(&format!("a block's {key} is no text"), data)),
+        };
+        let mut parts = Vec::new();
+        let (block, kind) = match &*text("type")? {
+            "text" => {
+                parts.push(Part::Text(text("text")?));
+                let citations = block.get("citations").and_then(Value::as_array);
+                parts.extend(citations.into_iter().flatten().map(citation));
+                (BlockStart::Text, Kind::Text)
+            }
+            "thinking" => {
+                parts.push(Part::Text(text("thinking")?));
+                let signature = text("signature")?;
+                (BlockStart::Thinking, Kind::Thinking((!signature.is_empty()).then_some(signature)))
+            }
+            "redacted_thinking" => {
+                parts.push(Part::Redacted(text("data")?));
+                (BlockStart::Thinking, Kind::Redacted)
+            }
+            "tool_use" => {
+                let caller = block.get("caller").filter(|caller| wire::is_foreign_caller(caller));
+                parts.extend(caller.map(|caller| Part::Signature(caller.to_string())));
+                let start = BlockStart::ToolUse { id: text("id")?.into(), name: text("name")? };
+                (start, Kind::ToolUse(wire::whole_input(block.get("input"))))
+            }
+            "" => return Err(bad("a block starts without a type", data)),
+            _ => {
+                self.gather(data)?;
+                let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
+                (BlockStart::ProviderItem(item), Kind::Item(Box::new(Item::new(block.clone()))))
+            }
+        };
+        self.blocks.push(Block { wire, open: true, kind });
+        deltas.push(Delta::Start { index, block });
+        parts.retain(|part| !matches!(part, Part::Text(text) | Part::Redacted(text) if text.is_empty()));
+        deltas.extend(parts.into_iter().map(|part| Delta::Extend { index, part }));
+        Ok(())
+    }
+
+    fn delta(&mut self, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let index = self.open_block(event.index, data)?;
+        let Some(delta) = event.delta else {
+            return Err(bad("a content_block_delta event without a delta", data));
+        };
+        let (kind, body) = delta.into_parts();
+        if matches!(body, Body::Unknown) || matches!(self.blocks[index].kind, Kind::Item(_)) {
+            if kind.is_empty() {
+                return Err(bad("a delta without a type", data));
+            }
+            return self.unknown_delta(index, data);
+        }
+        let part = match (&mut self.blocks[index].kind, body) {
+            (Kind::Text, Body::Text(text)) | (Kind::Thinking(_), Body::Thinking(text)) => {
+                Part::Text(text.into())
+            }
+            (Kind::Text, Body::Citation(value)) => citation(&value),
+            (Kind::Thinking(whole), Body::Signature(text)) if !text.is_empty() => {
+                *whole = None;
+                Part::Signature(text.into())
+            }
+            (Kind::ToolUse(whole), Body::Input(text)) if !text.is_empty() => {
+                *whole = None;
+                Part::Input(text.into())
+            }
+            (Kind::Thinking(_), Body::Signature(_)) | (Kind::ToolUse(_), Body::Input(_)) => return Ok(()),
+            _ => return Err(bad(&format!("a {} for a block of another kind", &*kind), data)),
+        };
+        if !matches!(&part, Part::Text(text) if text.is_empty()) {
+            deltas.push(Delta::Extend { index, part });
+        }
+        Ok(())
+    }
+
+    /// A delta of an unknown kind, or for a block of one: an opaque item gathers it, other blocks pass it.
+    fn unknown_delta(&mut self, index: usize, data: &str) -> Decoded {
+        if !matches!(self.blocks[index].kind, Kind::Item(_)) {
+            return Ok(());
+        }
+        self.gather(data)?;
+        let mut event: Map<String, Value> = serde_json::from_str(data)
+            .map_err(|cause| bad("an event is no JSON object", data).with_source(cause))?;
+        if let (Kind::Item(item), Some(Value::Object(delta))) =
+            (&mut self.blocks[index].kind, event.remove("delta"))
+        {
+            item.extend(delta);
+        }
+        Ok(())
+    }
+
+    /// Tells what a block has kept back until its end.
+    fn complete(&mut self, index: usize, deltas: &mut Vec<Delta>) {
+        let part = match &mut self.blocks[index].kind {
+            Kind::Thinking(whole) => whole.take().map(Part::Signature),
+            Kind::ToolUse(whole) => whole.take().map(Part::Input),
+            Kind::Item(item) => item.take().map(Part::Item),
+            Kind::Text | Kind::Redacted => None,
+        };
+        deltas.extend(part.map(|part| Delta::Extend { index, part }));
+    }
+
+    fn must_be_open(&self, data: &str) -> Decoded {
+        match self.phase {
+            Phase::Before => Err(bad("an event before message_start", data)),
+            Phase::Open | Phase::Done => Ok(()),
+        }
+    }
+
+    /// The place of the open block with this index on the wire.
+    fn open_block(&self, wire: Option<u64>, data: &str) -> Result<usize, ProviderError> {
+        self.must_be_open(data)?;
+        // The last block is the one that grows, nearly always.
+        match self.blocks.iter().rposition(|block| Some(block.wire) == wire) {
+            Some(index) if self.blocks[index].open => Ok(index),
+            Some(_) => Err(bad("an event for a block that has ended", data)),
+            None => Err(bad("an event for a block that has not started", data)),
+        }
+    }
+
+    /// Counts what is kept for opaque items: an endless one is an error, not memory.
+    fn gather(&mut self, data: &str) -> Decoded {
+        self.gathered = self.gathered.saturating_add(data.len());
+        if self.gathered > Fold::LIMIT {
+            return Err(bad("the answer is longer than the limit", data));
+        }
+        Ok(())
+    }
+
+    /// Counts are totals; what a report leaves out stays as it was.
+    fn count(&mut self, report: &UsageReport) {
+        let Usage { input, cache_read, cache_write, output, reasoning, .. } = &mut self.usage;
+        let thinking = report.output_tokens_details.as_ref().and_then(|details| details.thinking_tokens);
+        for (count, told) in [
+            (input, report.input_tokens),
+            (cache_read, report.cache_read_input_tokens),
+            (cache_write, report.cache_creation_input_tokens),
+            (output, report.output_tokens),
+            (reasoning, thinking),
+        ] {
+            *count = told.unwrap_or(*count);
+        }
+    }
+
+    fn provider_data(&self) -> Map<String, Value> {
+        Map::from_iter([(NAME.to_owned(), Value::Object(self.data.clone()))])
+    }
+}
+
+/// A citation as it travels in a text's signature: one JSON value a line.
+fn citation(citation: &Value) -> Part {
+    Part::Signature(format!("{citation}\n"))
+}
+
+fn stop_reason(word: &str) -> StopReason {
+    match word {
+        "end_turn" => StopReason::Stop,
+        "stop_sequence" => StopReason::StopSequence,
+        "max_tokens" => StopReason::Length,
+        "model_context_window_exceeded" => StopReason::ContextLength,
+        "tool_use" => StopReason::ToolUse,
+        "pause_turn" => StopReason::Pause,
+        "refusal" => StopReason::Refusal,
+        other => StopReason::Other(other.to_owned()),
+    }
+}
+
+fn service_error(data: &str) -> ProviderError {
+    error::from_value(&serde_json::from_str(data).unwrap_or_else(|_| data.into()))
+}
+
+fn bad(what: &str, data: &str) -> ProviderError {
+    let quote: String = data.chars().take(QUOTE).collect();
+    let cut = if quote.len() < data.len() { "…" } else { "" };
+    ProviderError::new(ErrorKind::Decoding, format!("{what}: {quote}{cut}")).with_body(data)
+}

@@ -1,0 +1,175 @@
+//! The events' shapes, borrowed from the frame where that can be.
+
+use std::{borrow::Cow, fmt, ops::Deref};
+
+use serde::{Deserialize, Deserializer, de};
+use serde_json::{Map, Value};
+
+/// Any event: the members of all kinds together.
+#[derive(Deserialize)]
+pub(super) struct Event<'a> {
+    #[serde(rename = "type", borrow, default)]
+    pub(super) kind: Str<'a>,
+    pub(super) index: Option<u64>,
+    #[serde(borrow)]
+    pub(super) delta: Option<DeltaBody<'a>>,
+    pub(super) content_block: Option<Value>,
+    #[serde(borrow)]
+    pub(super) message: Option<MessageStart<'a>>,
+    pub(super) usage: Option<UsageReport>,
+    pub(super) error: Option<Value>,
+}
+
+/// What a `content_block_delta` or a `message_delta` brings.
+#[derive(Deserialize)]
+pub(super) struct DeltaBody<'a> {
+    #[serde(rename = "type", borrow, default)]
+    kind: Str<'a>,
+    #[serde(borrow, default)]
+    text: Str<'a>,
+    #[serde(borrow, default)]
+    partial_json: Str<'a>,
+    #[serde(borrow, default)]
+    thinking: Str<'a>,
+    #[serde(borrow, default)]
+    signature: Str<'a>,
+    citation: Option<Value>,
+    #[serde(borrow, default)]
+    pub(super) stop_reason: Str<'a>,
+    pub(super) stop_details: Option<Value>,
+    pub(super) container: Option<Value>,
+}
+
+/// What a delta adds to its block.
+pub(super) enum Body<'a> {
+    Text(Str<'a>),
+    Thinking(Str<'a>),
+    Signature(Str<'a>),
+    Input(Str<'a>),
+    Citation(Value),
+    Unknown,
+}
+
+impl<'a> DeltaBody<'a> {
+    /// The delta's own name for its kind, and what it adds.
+    pub(super) fn into_parts(self) -> (Str<'a>, Body<'a>) {
+        let body = match &*self.kind {
+            "text_delta" => Body::Text(self.text),
+            "thinking_delta" => Body::Thinking(self.thinking),
+            "signature_delta" => Body::Signature(self.signature),
+            "input_json_delta" => Body::Input(self.partial_json),
+            "citations_delta" => self.citation.map_or(Body::Unknown, Body::Citation),
+            _ => Body::Unknown,
+        };
+        (self.kind, body)
+    }
+}
+
+#[derive(Deserialize)]
+pub(super) struct MessageStart<'a> {
+    #[serde(borrow, default)]
+    pub(super) id: Str<'a>,
+    #[serde(borrow, default)]
+    pub(super) model: Str<'a>,
+    pub(super) usage: Option<UsageReport>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct UsageReport {
+    pub(super) input_tokens: Option<u64>,
+    pub(super) cache_read_input_tokens: Option<u64>,
+    pub(super) cache_creation_input_tokens: Option<u64>,
+    pub(super) output_tokens: Option<u64>,
+    pub(super) output_tokens_details: Option<OutputDetails>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct OutputDetails {
+    pub(super) thinking_tokens: Option<u64>,
+}
+
+/// A text that may be null; borrowed unless it has escapes.
+#[derive(Default)]
+pub(super) struct Str<'a>(Cow<'a, str>);
+
+impl Deref for Str<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<Str<'_>> for String {
+    fn from(text: Str<'_>) -> Self {
+        text.0.into_owned()
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for Str<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl<'de> de::Visitor<'de> for Visitor {
+            type Value = Str<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a text or null")
+            }
+
+            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Str<'de>, E> {
+                Ok(Str(Cow::Borrowed(text)))
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Str<'de>, E> {
+                Ok(Str(Cow::Owned(text.to_owned())))
+            }
+
+            fn visit_string<E: de::Error>(self, text: String) -> Result<Str<'de>, E> {
+                Ok(Str(Cow::Owned(text)))
+            }
+
+            fn visit_unit<E: de::Error>(self) -> Result<Str<'de>, E> {
+                Ok(Str::default())
+            }
+        }
+
+        deserializer.deserialize_any(Visitor)
+    }
+}
+
+/// Whether the event is one of the format's own.
+pub(super) fn is_known(kind: &str) -> bool {
+    matches!(
+        kind,
+        "message_start"
+            | "content_block_start"
+            | "content_block_delta"
+            | "content_block_stop"
+            | "message_delta"
+            | "message_stop"
+            | "ping"
+    )
+}
+
+/// Whether the delta names a kind, and none that this decoder knows.
+pub(super) fn is_unknown_delta(delta: &Map<String, Value>) -> bool {
+    let known = ["text_delta", "thinking_delta", "signature_delta", "input_json_delta", "citations_delta"];
+    delta.get("type").and_then(Value::as_str).is_some_and(|kind| !kind.is_empty() && !known.contains(&kind))
+}
+
+/// Whether a tool use was made by another than the model itself, which the service needs to hear again.
+pub(super) fn is_foreign_caller(caller: &Value) -> bool {
+    caller.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "direct")
+}
+
+/// The JSON text of an input that a tool use's start brings whole. An empty one is the usual placeholder for
+/// the deltas to come.
+pub(super) fn whole_input(input: Option<&Value>) -> Option<String> {
+    match input? {
+        Value::Null => None,
+        Value::Object(members) if members.is_empty() => None,
+        Value::String(text) => (!text.trim().is_empty()).then(|| text.clone()),
+        whole => Some(whole.to_string()),
+    }
+}

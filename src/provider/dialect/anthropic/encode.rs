@@ -1,0 +1,321 @@
+//! Requests as the format's JSON bodies. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
+
+use serde_json::{Map, Value, json};
+
+use super::{
+    content::{self, object},
+    models::{Off, Sampling, Thinking, Traits},
+    schema,
+};
+use crate::provider::{
+    CacheHint, Effort, Options, ProviderError, Request, ThinkingMode, ToolChoice, dialect::Encoded,
+};
+
+/// The format demands a limit; this one goes for none. It comes on top of a thinking budget.
+const MAX_TOKENS: u32 = 4096;
+
+/// The smallest thinking budget that the service takes.
+const MIN_BUDGET: u32 = 1024;
+
+pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
+    let options = &*request.options;
+    let cache = options.cache.map(|hint| match hint {
+        CacheHint::Short => json!({"type": "ephemeral"}),
+        CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
+    });
+    let mut encoder = Encoder {
+        options,
+        traits: Traits::of(&request.model),
+        cache: cache.as_ref(),
+        body: Map::new(),
+        warnings: Vec::new(),
+    };
+    encoder.set("model", &*request.model);
+    let thinking = encoder.thinking();
+    encoder.set("stream", true);
+    encoder.system(request.system.as_deref());
+    encoder.tools(request);
+    encoder.tool_choice(request, thinking.on);
+    encoder.set("messages", content::messages(request, encoder.cache)?);
+    encoder.sampling(thinking.on);
+    encoder.stop_sequences();
+    encoder.output(thinking.effort);
+    encoder.metadata();
+    Ok(Encoded { body: encoder.body, warnings: encoder.warnings })
+}
+
+struct Encoder<'a> {
+    options: &'a Options,
+    traits: Traits,
+    cache: Option<&'a Value>,
+    body: Map<String, Value>,
+    warnings: Vec<String>,
+}
+
+/// What was decided about thinking.
+#[derive(Default)]
+struct Decided {
+    /// Whether the request turns it on.
+    on: bool,
+    effort: Option<&'static str>,
+}
+
+impl Encoder<'_> {
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.body.insert(key.to_owned(), value.into());
+    }
+
+    fn warn(&mut self, warning: impl Into<String>) {
+        self.warnings.push(warning.into());
+    }
+
+    /// Sets `max_tokens` and `thinking`, which depend on each other.
+    fn thinking(&mut self) -> Decided {
+        let Traits { thinking, off, .. } = self.traits;
+        let mut decided = Decided::default();
+        let mut budget = None;
+        match self.options.thinking {
+            None => {}
+            Some(ThinkingMode::Off | ThinkingMode::Budget(0)) => match off {
+                _ if thinking == Thinking::Unsupported => {}
+                Off::Disabled => self.set("thinking", json!({"type": "disabled"})),
+                Off::BetweenTools => self.set("thinking", json!({"type": "between_tools"})),
+                Off::Never => {
+                    decided.effort = Some("low");
+                    self.warn("this model always thinks; its effort is set to low instead");
+                }
+            },
+            Some(_) if thinking == Thinking::Unsupported => {
+                self.warn("this model does not think; the thinking option is left out");
+            }
+            Some(ThinkingMode::Effort(effort)) if thinking == Thinking::Budget => {
+                budget = Some(budget_of(effort));
+            }
+            Some(ThinkingMode::Effort(effort)) => decided.effort = Some(word(effort)),
+            Some(ThinkingMode::Budget(tokens)) if thinking == Thinking::Adaptive => {
+                let effort = nearest(tokens);
+                let effort = word(effort);
+                self.warn(format!(
+                    "this model takes no thinking budget; its effort is set to {effort} instead"
+                ));
+                decided.effort = Some(effort);
+            }
+            Some(ThinkingMode::Budget(tokens)) => {
+                if tokens < MIN_BUDGET {
+                    self.warn(format!(
+                        "the thinking budget is raised to {MIN_BUDGET}, the smallest there is"
+                    ));
+                }
+                budget = Some(tokens.max(MIN_BUDGET));
+            }
+        }
+        let (max_tokens, budget) = self.limits(budget);
+        self.set("max_tokens", max_tokens);
+        if let Some(budget) = budget {
+            decided.on = true;
+            self.set("thinking", json!({"type": "enabled", "budget_tokens": budget}));
+        } else if decided.effort.is_some() && !self.is_off() {
+            decided.on = true;
+            self.set("thinking", json!({"type": "adaptive"}));
+        }
+        decided
+    }
+
+    fn is_off(&self) -> bool {
+        matches!(self.options.thinking, Some(ThinkingMode::Off | ThinkingMode::Budget(0)))
+    }
+
+    /// `max_tokens` and the thinking budget, which must be below it: thinking counts towards the limit.
+    fn limits(&mut self, budget: Option<u32>) -> (u32, Option<u32>) {
+        match (self.options.max_tokens, budget) {
+            (None, budget) => (budget.unwrap_or(0).saturating_add(MAX_TOKENS), budget),
+            (Some(limit), None) => (limit, None),
+            (Some(limit), Some(budget)) if budget < limit => (limit, Some(budget)),
+            // A limit is a promise, so the thinking gives way and leaves a quarter to the answer.
+            (Some(limit), Some(_)) if limit > MIN_BUDGET => {
+                let fitting = (limit - limit / 4).clamp(MIN_BUDGET, limit - 1);
+                self.warn(format!("the thinking budget is lowered to {fitting}, to fit into max_tokens"));
+                (limit, Some(fitting))
+            }
+            (Some(limit), Some(_)) => {
+                let raised = limit.saturating_add(MIN_BUDGET);
+                self.warn(format!(
+                    "max_tokens is raised to {raised}: it has to be above the smallest thinking budget, {MIN_BUDGET}"
+                ));
+                (raised, Some(MIN_BUDGET))
+            }
+        }
+    }
+
+    fn system(&mut self, system: Option<&str>) {
+        let Some(system) = system.filter(|system| !system.trim().is_empty()) else {
+            return;
+        };
+        match self.cache {
+            Some(cache) => {
+                self.set("system", json!([{"type": "text", "text": system, "cache_control": cache}]));
+            }
+            None => self.set("system", system),
+        }
+    }
+
+    fn tools(&mut self, request: &Request) {
+        let mut tools: Vec<Map<String, Value>> = request
+            .tools
+            .iter()
+            .map(|tool| {
+                let mut schema = tool.schema().as_value().clone();
+                if let Value::Object(schema) = &mut schema {
+                    schema.entry("type").or_insert_with(|| "object".into());
+                }
+                let mut value = object(json!({"name": tool.name()}));
+                let description = tool.description();
+                if !description.trim().is_empty() {
+                    value.insert("description".to_owned(), (*description).into());
+                }
+                value.insert("input_schema".to_owned(), schema);
+                value
+            })
+            .collect();
+        if let (Some(last), Some(cache)) = (tools.last_mut(), self.cache) {
+            last.insert("cache_control".to_owned(), cache.clone());
+        }
+        if !tools.is_empty() {
+            self.set("tools", tools.into_iter().map(Value::Object).collect::<Vec<_>>());
+        }
+    }
+
+    fn tool_choice(&mut self, request: &Request, thinking: bool) {
+        let Some(choice) = &self.options.tool_choice else {
+            return;
+        };
+        let forced = matches!(choice, ToolChoice::Required | ToolChoice::Tool(_));
+        if request.tools.is_empty() {
+            // The service refuses a choice among nothing.
+            if forced {
+                self.warn("there is no tool to demand; the tool choice is left out");
+            }
+            return;
+        }
+        let value = match choice {
+            ToolChoice::None => json!({"type": "none"}),
+            _ if forced && !self.traits.forced_tools => {
+                self.warn("this model can't be made to use a tool; the tool choice is set to auto");
+                json!({"type": "auto"})
+            }
+            _ if forced && thinking => {
+                self.warn("a model that thinks can't be made to use a tool; the tool choice is set to auto");
+                json!({"type": "auto"})
+            }
+            ToolChoice::Auto => json!({"type": "auto"}),
+            ToolChoice::Required => json!({"type": "any"}),
+            ToolChoice::Tool(name) => json!({"type": "tool", "name": name}),
+        };
+        self.set("tool_choice", value);
+    }
+
+    fn sampling(&mut self, thinking: bool) {
+        let taken = self.traits.sampling;
+        let mut set = false;
+        if let Some(temperature) = self.options.temperature {
+            // The default may be said to any model, and need not be.
+            let is_default = (temperature - 1.0).abs() < f64::EPSILON;
+            if taken == Sampling::Fixed {
+                if !is_default {
+                    self.warn("this model takes no temperature; it is left out");
+                }
+            } else if thinking && !is_default {
+                self.warn("a model that thinks takes no temperature; it is left out");
+            } else if !temperature.is_finite() {
+                self.warn("the temperature is no number; it is left out");
+            } else {
+                let allowed = if taken == Sampling::Any { temperature } else { temperature.clamp(0.0, 1.0) };
+                if allowed.total_cmp(&temperature).is_ne() {
+                    self.warn(format!("the temperature is set to {allowed}: it goes from 0 to 1"));
+                }
+                self.set("temperature", allowed);
+                set = true;
+            }
+        }
+        if let Some(top_p) = self.options.top_p {
+            if taken == Sampling::Fixed {
+                self.warn("this model takes no top_p; it is left out");
+            } else if thinking && !(0.95..=1.0).contains(&top_p) {
+                self.warn("a model that thinks takes no top_p below 0.95; it is left out");
+            } else if taken == Sampling::One && set {
+                self.warn("this model takes no top_p beside a temperature; it is left out");
+            } else if !top_p.is_finite() {
+                self.warn("top_p is no number; it is left out");
+            } else {
+                self.set("top_p", top_p);
+            }
+        }
+    }
+
+    fn stop_sequences(&mut self) {
+        let all = self.options.stop_sequences.as_deref().unwrap_or_default();
+        let taken: Vec<&str> =
+            all.iter().map(String::as_str).filter(|text| !text.trim().is_empty()).collect();
+        if taken.len() < all.len() {
+            self.warn("blank stop sequences are left out");
+        }
+        if !taken.is_empty() {
+            self.set("stop_sequences", taken);
+        }
+    }
+
+    fn output(&mut self, effort: Option<&'static str>) {
+        let mut config = Map::new();
+        if let Some(effort) = effort {
+            config.insert("effort".to_owned(), effort.into());
+        }
+        if let Some(output) = &self.options.output {
+            let (schema, closed) = schema::output(output.schema.as_value());
+            if closed {
+                self.warn(
+                    "the output schema's objects are closed: the service takes no additionalProperties",
+                );
+            }
+            config.insert("format".to_owned(), json!({"type": "json_schema", "schema": schema}));
+        }
+        if !config.is_empty() {
+            self.set("output_config", config);
+        }
+    }
+
+    fn metadata(&mut self) {
+        for (key, value) in self.options.metadata.iter().flatten() {
+            match value {
+                Value::String(user) if key == "user_id" => self.set("metadata", json!({"user_id": user})),
+                _ if key == "user_id" => self.warn("metadata user_id is no text; it is left out"),
+                _ => self.warn(format!("metadata {key} is left out: the service takes user_id alone")),
+            }
+        }
+    }
+}
+
+const fn budget_of(effort: Effort) -> u32 {
+    match effort {
+        Effort::Minimal => 1024,
+        Effort::Low => 4096,
+        Effort::Medium => 16_384,
+        Effort::High => 24_576,
+        Effort::Max => 32_768,
+    }
+}
+
+const fn word(effort: Effort) -> &'static str {
+    match effort {
+        Effort::Minimal | Effort::Low => "low",
+        Effort::Medium => "medium",
+        Effort::High => "high",
+        Effort::Max => "max",
+    }
+}
+
+/// The level whose budget is nearest to this one.
+fn nearest(tokens: u32) -> Effort {
+    let levels = [Effort::Minimal, Effort::Low, Effort::Medium, Effort::High, Effort::Max];
+    let distance = |effort: &Effort| budget_of(*effort).abs_diff(tokens);
+    levels.into_iter().min_by_key(distance).unwrap_or(Effort::Max)
+}

@@ -1,0 +1,294 @@
+//! Anthropic's Messages format: messages and their blocks in a request.
+
+use omni_agent::{
+    message::{Attachment, Content, Message, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse},
+    provider::{
+        ErrorKind, Options, Request, UnsupportedAttachment,
+        dialect::{AnthropicMessages, Dialect},
+    },
+};
+use serde_json::{Map, Value, json};
+
+use crate::anthropic::{encode, messages, tools};
+
+fn thinking(text: &str, signature: Option<&str>, redacted: Option<&str>) -> Content {
+    let (signature, redacted) = (signature.map(str::to_owned), redacted.map(str::to_owned));
+    Thinking { text: text.into(), signature, redacted }.into()
+}
+
+fn written_by(format: &str, mut message: Message) -> Message {
+    message.provider_data = Map::from_iter([(format.to_owned(), json!({}))]);
+    message
+}
+
+fn text(text: &str) -> Value {
+    json!({"type": "text", "text": text})
+}
+
+/// The content of the only message for a user message with this attachment.
+fn attached(attachment: Attachment) -> Value {
+    messages([Message::user(vec![Content::from(attachment)])])[0]["content"].clone()
+}
+
+fn tool_use(id: &str) -> ToolUse {
+    ToolUse::new(id, "look", json!({"x": 1}))
+}
+
+#[test]
+fn encode_adjacent_messages_of_one_role_become_one() {
+    let encoded = messages([
+        Message::user("a"),
+        Message::user("b"),
+        Message::assistant("c"),
+        Message::assistant("d"),
+        Message::user("e"),
+    ]);
+    assert_eq!(
+        encoded,
+        json!([
+            {"role": "user", "content": [text("a"), text("b")]},
+            {"role": "assistant", "content": [text("c"), text("d")]},
+            {"role": "user", "content": [text("e")]},
+        ])
+    );
+}
+
+#[test]
+fn encode_blank_text_and_empty_messages_are_dropped() {
+    let encoded = messages([
+        Message::user("a"),
+        Message::assistant(vec![Text::new(""), Text::new(" \n")]),
+        Message::assistant(Vec::<Content>::new()),
+        Message::user(vec![Text::new(""), Text::new("b")]),
+    ]);
+    assert_eq!(encoded, json!([{"role": "user", "content": [text("a"), text("b")]}]));
+}
+
+#[test]
+fn encode_final_assistant_text_loses_trailing_white_space_others_keep_it() {
+    let encoded = messages([Message::user("a \n"), Message::assistant("b \n"), Message::user("c \n")]);
+    assert_eq!(encoded[1]["content"], json!([text("b \n")]));
+    assert_eq!(encoded[2]["content"], json!([text("c \n")]));
+    let encoded = messages([Message::user("a \n"), Message::assistant(" b \n")]);
+    assert_eq!(encoded[0]["content"], json!([text("a \n")]));
+    assert_eq!(encoded[1]["content"], json!([text(" b")]));
+}
+
+#[test]
+fn encode_thinking_goes_back_signed_and_to_its_own_format_alone() {
+    let content = || {
+        vec![
+            thinking("signed", Some("sig"), None),
+            thinking("", Some("only-sig"), None),
+            thinking("", None, Some("hidden")),
+            thinking("unsigned", None, None),
+            thinking("empty", Some(""), None),
+            Content::from("so"),
+        ]
+    };
+    let native = json!([
+        {"type": "thinking", "thinking": "signed", "signature": "sig"},
+        {"type": "thinking", "thinking": "", "signature": "only-sig"},
+        {"type": "redacted_thinking", "data": "hidden"},
+        text("so"),
+    ]);
+    for message in
+        [written_by("anthropic_messages", Message::assistant(content())), Message::assistant(content())]
+    {
+        assert_eq!(messages([Message::user("a"), message])[1]["content"], native);
+    }
+    let foreign = written_by("openai_responses", Message::assistant(content()));
+    assert_eq!(messages([Message::user("a"), foreign])[1]["content"], json!([text("so")]));
+}
+
+#[test]
+fn encode_answer_that_ends_in_thinking_is_sent_without_it() {
+    let cut = Message::assistant(vec![Content::from("so"), thinking("then", Some("sig"), None)]);
+    let only = Message::assistant(vec![thinking("then", Some("sig"), None)]);
+    let encoded = messages([Message::user("a"), cut, Message::user("b"), only, Message::user("c")]);
+    assert_eq!(
+        encoded,
+        json!([
+            {"role": "user", "content": [text("a")]},
+            {"role": "assistant", "content": [text("so")]},
+            {"role": "user", "content": [text("b"), text("c")]},
+        ])
+    );
+}
+
+#[test]
+fn encode_provider_items_go_back_unchanged_to_their_own_format_alone() {
+    let data = json!({"type": "mcp_tool_use", "id": "m.1", "b": null, "a": [1.5, {"z": ""}]});
+    let own = ProviderItem { format: "anthropic_messages".into(), data: data.clone() };
+    let foreign = ProviderItem { format: "openai_responses".into(), data: json!({"type": "reasoning"}) };
+    let message = Message::assistant(vec![Content::from(own), foreign.into(), "ok".into()]);
+    let encoded = messages([Message::user("a"), message]);
+    assert_eq!(encoded[1]["content"], json!([data, text("ok")]));
+    assert!(encoded.to_string().contains(&data.to_string()), "the order of members is kept");
+}
+
+#[test]
+fn encode_signatures_of_other_formats_are_not_taken_for_citations() {
+    let signed = Text { text: "t".into(), signature: Some("b64sig==".into()) };
+    let caller = ToolUse { signature: Some("{\"type\":\"x\"}".into()), ..tool_use("1") };
+    let message = written_by("google_gemini", Message::assistant(vec![Content::from(signed.clone())]));
+    assert_eq!(messages([message])[0]["content"], json!([text("t")]));
+    assert_eq!(messages([Message::assistant(vec![signed])])[0]["content"], json!([text("t")]));
+    let message = written_by("google_gemini", Message::assistant(vec![Content::from(caller)]));
+    assert_eq!(messages([message])[0]["content"][0].get("caller"), None);
+}
+
+#[test]
+fn encode_tool_use_ids_are_rewritten_alike_in_use_and_result_without_collisions() {
+    let ids = ["call.1", "call:1", "call_1", "", "ü", "toolu_Ok-1"];
+    let uses: Vec<ToolUse> = ids.iter().map(|id| tool_use(id)).collect();
+    let results: Vec<ToolResult> =
+        uses.iter().rev().map(|one| ToolResult::ok(one, one.id.as_str())).collect();
+    let encoded = messages([Message::user("a"), Message::assistant(uses), Message::user(results)]);
+    let sent: Vec<&str> =
+        encoded[1]["content"].as_array().unwrap().iter().map(|block| block["id"].as_str().unwrap()).collect();
+    assert_eq!(sent, ["call_1", "call_1_2", "call_1_3", "tool_use", "_", "toolu_Ok-1"]);
+    let answered: Vec<&str> = encoded[2]["content"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|block| block["tool_use_id"].as_str().unwrap())
+        .collect();
+    assert_eq!(answered, sent.into_iter().rev().collect::<Vec<_>>());
+}
+
+#[test]
+fn encode_tool_use_ids_repeated_in_later_messages_become_distinct() {
+    let turn = |_| {
+        let used = tool_use("call_0");
+        let result = ToolResult::ok(&used, "r");
+        [Message::assistant(vec![used]), Message::user(vec![result])]
+    };
+    let history: Vec<Message> = [Message::user("a")].into_iter().chain((0..3).flat_map(turn)).collect();
+    let encoded = messages(history.clone());
+    for (index, id) in [(1, "call_0"), (3, "call_0_2"), (5, "call_0_3")] {
+        assert_eq!(encoded[index]["content"][0]["id"], id);
+        assert_eq!(encoded[index + 1]["content"][0]["tool_use_id"], id);
+    }
+    let shorter = messages(history[..5].iter().cloned());
+    assert_eq!(shorter.as_array().unwrap()[..], encoded.as_array().unwrap()[..5]);
+}
+
+#[test]
+fn encode_tool_use_names_and_inputs_that_the_service_refuses_are_made_fit() {
+    let odd = ToolUse::new("1", "fs.read file", json!([1]));
+    let null = ToolUse::new("2", "", Value::Null);
+    let encoded = messages([Message::assistant(vec![odd, null])]);
+    assert_eq!(
+        encoded[0]["content"],
+        json!([
+            {"type": "tool_use", "id": "1", "name": "fs_read_file", "input": {"value": [1]}},
+            {"type": "tool_use", "id": "2", "name": "tool", "input": {}},
+        ])
+    );
+    let declared = ToolUse::new("1", "fs.read", json!({}));
+    let request = Request::new([Message::assistant(vec![declared])].into_iter().collect())
+        .with_tools(tools(&[("fs.read", "", json!({"type": "object"}))]));
+    assert_eq!(encode(request, "m").body["messages"][0]["content"][0]["name"], "fs.read");
+}
+
+#[test]
+fn encode_tool_results_carry_blocks_errors_and_images() {
+    let looked = tool_use("1");
+    let image = Attachment::base64("image/png", "aW1n");
+    let results = vec![
+        ToolResult {
+            content: vec![ResultBlock::from("seen"), image.into(), "".into()],
+            ..ToolResult::ok(&looked, "")
+        },
+        ToolResult::error(&tool_use("2"), "broken"),
+        ToolResult { content: vec![], ..ToolResult::error(&tool_use("3"), "") },
+        ToolResult::ok(&tool_use("4"), " "),
+    ];
+    let uses: Vec<ToolUse> = ["1", "2", "3", "4"].map(tool_use).into();
+    let encoded = messages([Message::assistant(uses), Message::user(results)]);
+    assert_eq!(
+        encoded[1]["content"],
+        json!([
+            {"type": "tool_result", "tool_use_id": "1", "content": [
+                text("seen"),
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aW1n"}},
+            ]},
+            {"type": "tool_result", "tool_use_id": "2", "content": [text("broken")], "is_error": true},
+            {"type": "tool_result", "tool_use_id": "3", "content": [text("The tool failed without a message.")],
+                "is_error": true},
+            {"type": "tool_result", "tool_use_id": "4"},
+        ])
+    );
+}
+
+#[test]
+fn encode_tool_results_come_first_in_their_message() {
+    let used = tool_use("1");
+    let answer = Message::user(vec![Content::from("and now?"), ToolResult::ok(&used, "r").into()]);
+    let encoded = messages([Message::assistant(vec![used]), answer, Message::user("go")]);
+    let kinds: Vec<&Value> =
+        encoded[1]["content"].as_array().unwrap().iter().map(|block| &block["type"]).collect();
+    assert_eq!(kinds, ["tool_result", "text", "text"]);
+}
+
+#[test]
+fn encode_images_and_pdfs_go_as_base64_or_url() {
+    let base64 = |media_type: &str| json!({"type": "base64", "media_type": media_type, "data": "AA=="});
+    assert_eq!(
+        attached(Attachment::base64("image/jpg", "AA==")),
+        json!([{"type": "image", "source": base64("image/jpeg")}])
+    );
+    assert_eq!(
+        attached(Attachment::url("image/webp", "https://example.org/i")),
+        json!([{"type": "image", "source": {"type": "url", "url": "https://example.org/i"}}])
+    );
+    let mut pdf = Attachment::base64("application/pdf", "AA==").named("report.pdf");
+    pdf.metadata.insert("secret".into(), "note".into());
+    assert_eq!(
+        attached(pdf),
+        json!([{"type": "document", "source": base64("application/pdf"), "title": "report.pdf"}])
+    );
+    assert_eq!(
+        attached(Attachment::url("application/pdf", "https://example.org/p")),
+        json!([{"type": "document", "source": {"type": "url", "url": "https://example.org/p"}}])
+    );
+}
+
+#[test]
+fn encode_text_files_go_as_text_documents() {
+    for (media_type, data, text) in [
+        ("text/plain; charset=utf-8", "aGVsbG8sIHfDtnJsZA==", "hello, wörld"),
+        ("text/markdown", "IyBh", "# a"),
+        ("application/json", "e30", "{}"),
+    ] {
+        let source = json!({"type": "text", "media_type": "text/plain", "data": text});
+        assert_eq!(
+            attached(Attachment::base64(media_type, data)),
+            json!([{"type": "document", "source": source}])
+        );
+    }
+}
+
+#[test]
+fn encode_attachment_that_the_format_refuses_is_an_error_or_a_placeholder() {
+    for attachment in [
+        Attachment::base64("audio/mpeg", "AA=="),
+        Attachment::base64("image/svg+xml", "AA=="),
+        Attachment::url("text/plain", "https://example.org/t"),
+        Attachment::base64("text/plain", "%%%"),
+        Attachment::base64("text/plain", "A"),
+        Attachment::base64("text/plain", "//8="),
+        Attachment::base64("text/plain", ""),
+    ] {
+        let request = Request::prompt(Content::from(attachment.named("it")));
+        let error = AnthropicMessages.encode(&request).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unsupported);
+
+        let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
+        let encoded = encode(request.with_options(options), "m");
+        let block = &encoded.body["messages"][0]["content"][0];
+        assert_eq!(block["type"], "text");
+        assert!(block["text"].as_str().unwrap().contains("it ("), "{block}");
+    }
+}

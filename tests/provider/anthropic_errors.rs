@@ -1,0 +1,165 @@
+//! Anthropic's Messages format: answers that fail.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use omni_agent::provider::{
+    ErrorKind, Fold, ProviderError,
+    dialect::{AnthropicMessages, Dialect, Frame},
+};
+use serde_json::{Value, json};
+
+use crate::anthropic::{block, decode, delta, start, stop};
+
+/// The error that this event gives after the beginning of an answer with one open text block.
+fn failure(event: &str, data: &str) -> ProviderError {
+    let mut decoder = AnthropicMessages.decoder();
+    let mut deltas = Vec::new();
+    for event in [start(), block(0, json!({"type": "text"}))] {
+        decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
+    }
+    let before = deltas.len();
+    let error = decoder.decode(Frame { event, data }, &mut deltas).unwrap_err();
+    assert_eq!(deltas.len(), before, "an event that fails brings nothing");
+    error
+}
+
+#[test]
+fn decode_error_events_give_their_kind() {
+    for (kind, expected) in [
+        ("overloaded_error", ErrorKind::Overloaded),
+        ("rate_limit_error", ErrorKind::RateLimit),
+        ("api_error", ErrorKind::Service),
+        ("invalid_request_error", ErrorKind::InvalidRequest),
+        ("authentication_error", ErrorKind::Auth),
+        ("permission_error", ErrorKind::Auth),
+    ] {
+        let data = json!({"type": "error", "error": {"type": kind, "message": "So it is."}}).to_string();
+        for name in ["error", ""] {
+            let error = failure(name, &data);
+            assert_eq!(error.kind, expected, "{kind}");
+            assert!(error.message.contains("So it is."), "{error}");
+        }
+    }
+}
+
+#[test]
+fn decode_errors_in_other_envelopes_are_errors() {
+    let other = r#"{"error":{"code":503,"message":"Loading","type":"unavailable_error"}}"#;
+    for name in ["", "error"] {
+        let error = failure(name, other);
+        assert!(error.retryable, "{error:?}");
+        assert!(error.message.contains("Loading"), "{error}");
+    }
+    assert!(failure("error", "upstream went away").message.contains("upstream went away"));
+    assert!(failure("error", r#"{"message":"went away"}"#).message.contains("went away"));
+    assert!(failure("", r#"{"error":"went away","index":"x"}"#).message.contains("went away"));
+}
+
+#[test]
+fn decode_error_before_message_start_is_that_error() {
+    let overloaded = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
+    assert_eq!(decode(&[overloaded]).unwrap_err().kind, ErrorKind::Overloaded);
+}
+
+#[test]
+fn decode_events_that_do_not_fit_are_decoding_errors() {
+    let text = || json!({"type": "text_delta", "text": "x"});
+    let tool = json!({"type": "tool_use", "id": "t", "name": "n"});
+    for event in [
+        // An index that is none, or of no block.
+        json!({"type": "content_block_delta", "delta": text()}),
+        json!({"type": "content_block_delta", "index": -1, "delta": text()}),
+        json!({"type": "content_block_delta", "index": "0", "delta": text()}),
+        json!({"type": "content_block_delta", "index": 0.5, "delta": text()}),
+        delta(1, text()),
+        delta(u64::MAX, text()),
+        stop(1),
+        stop(u64::MAX),
+        block(u64::MAX, tool.clone()),
+        block(1 << 32, tool.clone()),
+        block(Fold::MAX_BLOCKS as u64, tool.clone()),
+        json!({"type": "content_block_start", "content_block": tool}),
+        // A block that starts again, or without a shape.
+        block(0, tool.clone()),
+        block(1, Value::Null),
+        block(1, json!("text")),
+        block(1, json!({"text": "x"})),
+        block(1, json!({"type": 5})),
+        block(1, json!({"type": "text", "text": 5})),
+        block(1, json!({"type": "tool_use", "id": {}, "name": "n"})),
+        // A delta for a block of another kind, or without a shape.
+        delta(0, json!({"type": "thinking_delta", "thinking": "x"})),
+        delta(0, json!({"type": "signature_delta", "signature": "x"})),
+        delta(0, json!({"type": "input_json_delta", "partial_json": "{}"})),
+        delta(0, json!({"type": "text_delta", "text": 5})),
+        delta(0, json!({"text": "x"})),
+        delta(0, Value::Null),
+        json!({"type": "message_delta", "usage": {"output_tokens": -1}}),
+        start(),
+    ] {
+        let error = failure("", &event.to_string());
+        assert_eq!(error.kind, ErrorKind::Decoding, "{event}");
+    }
+}
+
+#[test]
+fn decode_events_for_a_block_that_has_ended_are_decoding_errors() {
+    for late in [delta(0, json!({"type": "text_delta", "text": "x"})), stop(0)] {
+        let events = [start(), block(0, json!({"type": "text"})), stop(0), late];
+        assert_eq!(decode(&events).unwrap_err().kind, ErrorKind::Decoding);
+    }
+}
+
+#[test]
+fn decode_events_before_message_start_are_decoding_errors() {
+    for early in [
+        block(0, json!({"type": "text"})),
+        delta(0, json!({"type": "text_delta", "text": "x"})),
+        stop(0),
+        json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}}),
+        json!({"type": "message_stop"}),
+    ] {
+        assert_eq!(decode(&[early]).unwrap_err().kind, ErrorKind::Decoding);
+    }
+}
+
+#[test]
+fn decode_more_blocks_than_the_limit_is_a_decoding_error() {
+    let mut decoder = AnthropicMessages.decoder();
+    let mut fold = Fold::default();
+    let mut feed = |event: Value| {
+        let mut deltas = Vec::new();
+        decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas)?;
+        deltas.into_iter().try_for_each(|delta| fold.apply(delta))
+    };
+    feed(start()).unwrap();
+    for index in 0..Fold::MAX_BLOCKS as u64 {
+        feed(block(index, json!({"type": "text"}))).unwrap();
+    }
+    let error = feed(block(0, json!({"type": "text"}))).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Decoding);
+}
+
+#[test]
+fn decode_what_is_no_json_object_is_a_decoding_error_with_the_cut_data() {
+    for data in ["{\"type\":\"message_st", "hello", "[]", "[\"message_stop\"]", "3", "null", "{\"type\":}"] {
+        for name in ["", "message_stop"] {
+            let error = failure(name, data);
+            assert_eq!(error.kind, ErrorKind::Decoding, "{data}");
+            assert!(error.message.contains(data), "{error}");
+            assert_eq!(error.body.as_deref(), Some(data));
+        }
+    }
+    let long = format!("{{\"é\":{}", "é".repeat(100_000));
+    let error = failure("", &long);
+    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert!(error.message.len() < 500 && error.body.unwrap().len() <= ProviderError::BODY_LIMIT);
+}
+
+#[test]
+fn error_for_a_status_reads_the_body() {
+    let body = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
+    let error = AnthropicMessages.error(529, body);
+    assert_eq!((error.kind, error.status, error.retryable), (ErrorKind::Overloaded, Some(529), true));
+    let body = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#;
+    assert_eq!(AnthropicMessages.error(400, body).kind, ErrorKind::ContextTooLong);
+}

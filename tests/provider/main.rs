@@ -20,3 +20,4 @@ mod plain;
 mod retry;
 #[path = "../support/server.rs"]
 mod server;
+mod services;

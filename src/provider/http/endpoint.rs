@@ -17,7 +17,9 @@ use super::{
 };
 use crate::provider::{
     Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext, Secret,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing, MaxTokensField},
+    dialect::{
+        AnthropicMessages, ChatCompletions, Dialect, EffortWords, Framing, MaxTokensField, SystemRole,
+    },
 };
 
 /// Changes a request's JSON body before it is sent.
@@ -96,7 +98,7 @@ impl Endpoint {
             auth: Auth::Header("x-api-key".to_owned()),
             // https://docs.anthropic.com/en/api/versioning
             fixed: vec![("anthropic-version", "2023-06-01")],
-            ..Self::custom(name, base_url, AnthropicMessages::default())
+            ..Self::custom(name, base_url, AnthropicMessages)
         }
     }
 
@@ -108,7 +110,11 @@ impl Endpoint {
 
     /// OpenAI, with the key from `OPENAI_API_KEY`.
     pub fn openai() -> Self {
-        let dialect = ChatCompletions { max_tokens_field: MaxTokensField::MaxCompletionTokens };
+        let dialect = ChatCompletions::default()
+            .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
+            .with_system_role(SystemRole::Developer)
+            .with_effort(Some(EffortWords::OPENAI))
+            .with_cache_retention(true);
         Self::custom("openai", "https://api.openai.com", dialect).with_key_variable("OPENAI_API_KEY")
     }
 

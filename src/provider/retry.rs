@@ -122,10 +122,10 @@ async fn first_content(
     let mut head = Vec::new();
     let mut told_why = false;
     while let Some(delta) = rest.try_next().await? {
-        let content = delta.is_content();
+        let begun = delta.is_content();
         told_why |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
         head.push(delta);
-        if content || head.len() == MAX_HEAD {
+        if begun || head.len() == MAX_HEAD {
             return Ok(Begun { head: head.into_iter(), rest });
         }
     }

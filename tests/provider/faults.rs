@@ -1,6 +1,8 @@
 //! Servers that fail, and servers that mean harm: each is a clear error, in time and in bounded memory.
 
-use std::time::Duration;
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::{fmt::Write, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
@@ -351,7 +353,7 @@ fn shown(error: &ProviderError) -> String {
     let mut text = format!("{error} {error:?} {error:#?} {}", serde_json::to_string(error).unwrap());
     let mut cause = std::error::Error::source(error);
     while let Some(deeper) = cause {
-        text += &format!(" {deeper} {deeper:?}");
+        write!(text, " {deeper} {deeper:?}").unwrap();
         cause = deeper.source();
     }
     text

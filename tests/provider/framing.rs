@@ -1,3 +1,7 @@
+//! The framing of answers, bytes to events.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::time::Instant;
 
 use bytes::Bytes;

@@ -12,7 +12,7 @@ use omni_agent::provider::{
 };
 use serde_json::{Value, json};
 
-pub struct Plain(pub Framing);
+pub(crate) struct Plain(pub(crate) Framing);
 
 impl Dialect for Plain {
     fn name(&self) -> &'static str {
@@ -93,11 +93,11 @@ impl Decoder for PlainDecoder {
 }
 
 /// An endpoint for the plain format at `url`, with server-sent events.
-pub fn endpoint(url: &str) -> Endpoint {
+pub(crate) fn endpoint(url: &str) -> Endpoint {
     Endpoint::custom("plain", url, Plain(Framing::Sse))
 }
 
-pub fn request() -> Request {
+pub(crate) fn request() -> Request {
     let mut request = Request::prompt("hello");
     request.model = "m".into();
     request
@@ -105,31 +105,31 @@ pub fn request() -> Request {
 
 /// The answer's text and stop reasons, and how it ended.
 #[derive(Debug, Default)]
-pub struct Answer {
-    pub text: String,
-    pub stops: usize,
-    pub error: Option<ProviderError>,
+pub(crate) struct Answer {
+    pub(crate) text: String,
+    pub(crate) stops: usize,
+    pub(crate) error: Option<ProviderError>,
 }
 
 impl Answer {
     /// The error, which there must be.
-    pub fn error(self) -> ProviderError {
+    pub(crate) fn error(self) -> ProviderError {
         self.error.expect("an error")
     }
 
     /// The text of an answer that ended well.
-    pub fn text(self) -> String {
+    pub(crate) fn text(self) -> String {
         assert_eq!(self.error, None);
         assert_eq!(self.stops, 1);
         self.text
     }
 }
 
-pub async fn ask(endpoint: &Endpoint) -> Answer {
+pub(crate) async fn ask(endpoint: &Endpoint) -> Answer {
     ask_for(endpoint, request()).await
 }
 
-pub async fn ask_for(endpoint: &Endpoint, request: Request) -> Answer {
+pub(crate) async fn ask_for(endpoint: &Endpoint, request: Request) -> Answer {
     match endpoint.stream(request, RequestContext::detached()).await {
         Ok(stream) => read(stream).await,
         Err(error) => Answer { error: Some(error), ..Answer::default() },
@@ -137,7 +137,7 @@ pub async fn ask_for(endpoint: &Endpoint, request: Request) -> Answer {
 }
 
 /// Reads an answer to its end. Nothing follows an error.
-pub async fn read(mut stream: DeltaStream) -> Answer {
+pub(crate) async fn read(mut stream: DeltaStream) -> Answer {
     let mut answer = Answer::default();
     while let Some(item) = stream.next().await {
         assert_eq!(answer.error, None, "something follows an error");

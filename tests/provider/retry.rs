@@ -1,5 +1,7 @@
 //! When a failed request is repeated, and when not. Time is paused: waits are measured, not spent.
 
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::{
     collections::VecDeque,
     pin::Pin,
@@ -70,7 +72,7 @@ impl Scripted {
 
 #[async_trait]
 impl Provider for Scripted {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "scripted"
     }
 

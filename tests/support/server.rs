@@ -2,9 +2,11 @@
 //! request.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
+#![allow(clippy::unwrap_used, reason = "part of tests")]
 
 use std::{
     collections::VecDeque,
+    fmt::Write,
     net::SocketAddr,
     sync::{
         Arc, Mutex,
@@ -21,29 +23,29 @@ use tokio::{
 
 /// What the server got.
 #[derive(Clone, Debug)]
-pub struct Received {
+pub(crate) struct Received {
     /// Method and target.
-    pub line: String,
+    pub(crate) line: String,
     /// Names in lower case.
-    pub headers: Vec<(String, String)>,
-    pub body: Bytes,
+    pub(crate) headers: Vec<(String, String)>,
+    pub(crate) body: Bytes,
     /// Counts the server's connections, from 0.
-    pub connection: usize,
+    pub(crate) connection: usize,
 }
 
 impl Received {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
-    pub fn json(&self) -> serde_json::Value {
+    pub(crate) fn json(&self) -> serde_json::Value {
         serde_json::from_slice(&self.body).unwrap()
     }
 }
 
 /// What happens on the server's side, for a test to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub(crate) enum Event {
     /// A connection was taken.
     Connected,
     /// A request was read.
@@ -56,15 +58,15 @@ pub enum Event {
 
 /// A gate in a reply, opened by the test.
 #[derive(Clone, Debug)]
-pub struct Gate(Arc<Semaphore>);
+pub(crate) struct Gate(Arc<Semaphore>);
 
 impl Gate {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(Arc::new(Semaphore::new(0)))
     }
 
     /// Lets one reply pass.
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.0.add_permits(1);
     }
 }
@@ -79,7 +81,7 @@ enum Step {
 }
 
 /// One reply, built up in the order in which it is sent.
-pub struct Reply {
+pub(crate) struct Reply {
     head: Option<String>,
     chunked: bool,
     steps: Vec<Step>,
@@ -87,88 +89,88 @@ pub struct Reply {
 
 impl Reply {
     /// A reply with a body in chunks.
-    pub fn new(status: u16) -> Self {
+    pub(crate) fn new(status: u16) -> Self {
         Self { head: Some(format!("HTTP/1.1 {status} Scripted\r\n")), chunked: true, steps: Vec::new() }
     }
 
     /// A stream of server-sent events.
-    pub fn sse() -> Self {
+    pub(crate) fn sse() -> Self {
         Self::new(200).header("content-type", "text/event-stream")
     }
 
     /// A stream of JSON lines.
-    pub fn ndjson() -> Self {
+    pub(crate) fn ndjson() -> Self {
         Self::new(200).header("content-type", "application/x-ndjson")
     }
 
     /// A JSON body.
-    pub fn json(status: u16, body: &str) -> Self {
+    pub(crate) fn json(status: u16, body: &str) -> Self {
         Self::new(status).header("content-type", "application/json").piece(body.to_owned())
     }
 
     /// No head: what follows is sent as it is.
-    pub fn headless() -> Self {
+    pub(crate) fn headless() -> Self {
         Self { head: None, chunked: false, steps: Vec::new() }
     }
 
-    pub fn header(mut self, name: &str, value: &str) -> Self {
+    pub(crate) fn header(mut self, name: &str, value: &str) -> Self {
         let head = self.head.as_mut().expect("a reply with a head");
-        head.push_str(&format!("{name}: {value}\r\n"));
+        write!(head, "{name}: {value}\r\n").unwrap();
         self
     }
 
     /// Sends the body as it is and lets the end of the connection end it, instead of in chunks.
-    pub fn until_close(mut self) -> Self {
+    pub(crate) fn until_close(mut self) -> Self {
         assert!(self.steps.is_empty(), "say so before the first piece");
         self.chunked = false;
         self.header("connection", "close")
     }
 
     /// A piece of the body.
-    pub fn piece(mut self, piece: impl Into<Bytes>) -> Self {
+    pub(crate) fn piece(mut self, piece: impl Into<Bytes>) -> Self {
         let piece = self.framed(piece.into());
         self.steps.push(Step::Send(piece));
         self
     }
 
     /// The body in pieces of `size` bytes.
-    pub fn pieces(self, body: &[u8], size: usize) -> Self {
+    pub(crate) fn pieces(self, body: &[u8], size: usize) -> Self {
         body.chunks(size).fold(self, |reply, piece| reply.piece(Bytes::copy_from_slice(piece)))
     }
 
     /// Bytes that no chunk frames.
-    pub fn raw(mut self, bytes: impl Into<Bytes>) -> Self {
+    pub(crate) fn raw(mut self, bytes: impl Into<Bytes>) -> Self {
         self.steps.push(Step::Send(bytes.into()));
         self
     }
 
     /// Waits until the test opens the gate.
-    pub fn gate(mut self, gate: &Gate) -> Self {
+    pub(crate) fn gate(mut self, gate: &Gate) -> Self {
         self.steps.push(Step::Wait(gate.clone()));
         self
     }
 
     /// Sends nothing more until the client goes.
-    pub fn stall(mut self) -> Self {
+    pub(crate) fn stall(mut self) -> Self {
         self.steps.push(Step::Stall);
         self
     }
 
     /// Sends this again and again until the client goes.
-    pub fn forever(mut self, piece: impl Into<Bytes>) -> Self {
+    pub(crate) fn forever(mut self, piece: impl Into<Bytes>) -> Self {
         let piece = self.framed(piece.into());
         self.steps.push(Step::Forever(piece));
         self
     }
 
     /// Closes the connection, whatever was promised.
-    pub fn close(mut self) -> Self {
+    pub(crate) fn close(mut self) -> Self {
         self.steps.push(Step::Close);
         self
     }
 
     /// Resets the connection.
-    pub fn reset(mut self) -> Self {
+    pub(crate) fn reset(mut self) -> Self {
         self.steps.push(Step::Reset);
         self
     }
@@ -185,7 +187,7 @@ impl Reply {
 }
 
 /// The server. Its tasks end with the runtime.
-pub struct Server {
+pub(crate) struct Server {
     address: SocketAddr,
     state: Arc<State>,
     events: mpsc::UnboundedReceiver<Event>,
@@ -200,7 +202,7 @@ struct State {
 
 impl Server {
     /// Answers requests with these replies, in order; the request after the last one finds a closed door.
-    pub async fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
+    pub(crate) async fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         // Unbounded: a test reads few of the few events there are.
@@ -215,26 +217,26 @@ impl Server {
         Self { address, state, events }
     }
 
-    pub fn url(&self) -> String {
+    pub(crate) fn url(&self) -> String {
         format!("http://{}", self.address)
     }
 
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.address.port()
     }
 
     /// Waits until this has happened. What happens before it is passed over.
-    pub async fn wait_for(&mut self, event: Event) {
+    pub(crate) async fn wait_for(&mut self, event: Event) {
         while self.events.recv().await.expect("the server is there") != event {}
     }
 
     /// All requests so far.
-    pub fn received(&self) -> Vec<Received> {
+    pub(crate) fn received(&self) -> Vec<Received> {
         self.state.received.lock().unwrap().clone()
     }
 
     /// Bytes that the server could get rid of so far.
-    pub fn sent(&self) -> usize {
+    pub(crate) fn sent(&self) -> usize {
         self.state.sent.load(Ordering::SeqCst)
     }
 }

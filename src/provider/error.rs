@@ -144,12 +144,6 @@ impl ProviderError {
         self
     }
 
-    /// The same error with the service's id of the request.
-    pub fn with_request_id(mut self, id: Option<String>) -> Self {
-        self.request_id = id;
-        self
-    }
-
     /// The same error without these values, wherever the service echoed one. A cause whose text holds one
     /// is left out, since its text can't be changed.
     #[cfg(feature = "http")]

@@ -375,3 +375,20 @@ fn debug_of_an_endpoint_shows_no_secret() {
         format!("{:?}", endpoint.with_base_url("topsecret4").with_key_from(|| Some("topsecret5".into())));
     assert!(!shown.contains("topsecret"), "{shown}");
 }
+
+#[test]
+fn connection_of_a_runtime_that_is_gone_is_not_used_again() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (url, address) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        runtime().block_on(async {
+            let server = Server::start([answer(), answer()]).await;
+            url.send(server.url()).unwrap();
+            std::future::pending::<()>().await;
+        });
+    });
+    let endpoint = endpoint(&address.recv().unwrap());
+    for _ in 0..2 {
+        assert_eq!(runtime().block_on(ask(&endpoint)).text(), "hi");
+    }
+}

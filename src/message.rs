@@ -18,8 +18,11 @@ pub use id::{Timestamp, ToolUseId};
 pub use law::HistoryError;
 pub use usage::Usage;
 
-pub(crate) use content::value_weight;
+pub(crate) use content::{map_weight, member_weight, value_weight};
+#[allow(unused_imports, reason = "called where prompts are taken")]
 pub(crate) use law::answer_open_tool_uses;
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -32,6 +35,15 @@ pub enum Role {
     User,
     /// The model.
     Assistant,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::User => "user",
+            Self::Assistant => "assistant",
+        })
+    }
 }
 
 /// One message of a conversation.
@@ -47,7 +59,7 @@ pub enum Role {
 /// assert_eq!(serde_json::from_str::<Message>(&json)?, message);
 /// # Ok::<(), serde_json::Error>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
     /// Who speaks.
     pub role: Role,
@@ -107,7 +119,7 @@ impl Message {
 
     /// Approximate bytes of payload, for bounding what is buffered.
     pub fn weight(&self) -> usize {
-        self.content.iter().map(Content::weight).sum::<usize>() + 64
+        64 + self.content.iter().map(Content::weight).sum::<usize>() + map_weight(&self.provider_data)
     }
 }
 
@@ -119,7 +131,7 @@ impl Message {
 /// assert_eq!(Blocks::from("hi").0, vec![Content::from(Text::new("hi"))]);
 /// assert!(Blocks::from("").0.is_empty());
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Blocks(pub Vec<Content>);
 
@@ -132,11 +144,18 @@ impl Blocks {
 
 impl From<&str> for Blocks {
     fn from(text: &str) -> Self {
-        Self(if text.is_empty() { Vec::new() } else { vec![Text::new(text).into()] })
+        text.to_owned().into()
+    }
+}
+
+impl From<&String> for Blocks {
+    fn from(text: &String) -> Self {
+        text.clone().into()
     }
 }
 
 impl From<String> for Blocks {
+    /// One text block, or none for an empty string, which services refuse.
     fn from(text: String) -> Self {
         Self(if text.is_empty() { Vec::new() } else { vec![Text::new(text).into()] })
     }
@@ -144,18 +163,30 @@ impl From<String> for Blocks {
 
 impl<C: Into<Content>> From<Vec<C>> for Blocks {
     fn from(blocks: Vec<C>) -> Self {
-        Self(blocks.into_iter().map(Into::into).collect())
+        blocks.into_iter().collect()
     }
 }
 
 impl<C: Into<Content>, const N: usize> From<[C; N]> for Blocks {
     fn from(blocks: [C; N]) -> Self {
+        blocks.into_iter().collect()
+    }
+}
+
+impl<C: Into<Content>> FromIterator<C> for Blocks {
+    fn from_iter<I: IntoIterator<Item = C>>(blocks: I) -> Self {
         Self(blocks.into_iter().map(Into::into).collect())
     }
 }
 
-impl From<Content> for Blocks {
-    fn from(block: Content) -> Self {
-        Self(vec![block])
-    }
+macro_rules! one_block {
+    ($($from:ident),+) => {$(
+        impl From<$from> for Blocks {
+            fn from(block: $from) -> Self {
+                Self(vec![block.into()])
+            }
+        }
+    )+};
 }
+
+one_block!(Content, Text, Thinking, Attachment, ToolUse, ToolResult, ProviderItem);

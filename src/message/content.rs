@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 use super::ToolUseId;
 
 /// One block of a message.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Content {
@@ -31,20 +31,37 @@ impl Content {
         }
     }
 
+    /// What this is, with its article.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "a text",
+            Self::Thinking(_) => "thinking",
+            Self::Attachment(_) => "an attachment",
+            Self::ToolUse(_) => "a tool use",
+            Self::ToolResult(_) => "a tool result",
+            Self::ProviderItem(_) => "a provider item",
+        }
+    }
+
+    /// Approximate bytes of payload: every string counts.
     pub(crate) fn weight(&self) -> usize {
         64 + match self {
-            Self::Text(text) => text.text.len(),
+            Self::Text(text) => text.weight(),
             Self::Thinking(thinking) => {
                 thinking.text.len()
-                    + thinking.signature.as_ref().map_or(0, String::len)
-                    + thinking.redacted.as_ref().map_or(0, String::len)
+                    + optional(thinking.signature.as_ref())
+                    + optional(thinking.redacted.as_ref())
             }
             Self::Attachment(attachment) => attachment.weight(),
             Self::ToolUse(tool_use) => tool_use.weight(),
             Self::ToolResult(result) => result.weight(),
-            Self::ProviderItem(item) => value_weight(&item.data),
+            Self::ProviderItem(item) => item.weight(),
         }
     }
+}
+
+fn optional(text: Option<&String>) -> usize {
+    text.map_or(0, String::len)
 }
 
 /// Plain text, with the signature that some services attach to it.
@@ -61,6 +78,10 @@ impl Text {
     /// Unsigned text.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), signature: None }
+    }
+
+    fn weight(&self) -> usize {
+        self.text.len() + optional(self.signature.as_ref())
     }
 }
 
@@ -85,7 +106,8 @@ impl Thinking {
 
     /// Whether a service would take the block back: it is signed or redacted.
     pub fn is_signed(&self) -> bool {
-        self.signature.is_some() || self.redacted.is_some()
+        let is_there = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        is_there(&self.signature) || is_there(&self.redacted)
     }
 }
 
@@ -127,14 +149,12 @@ impl Attachment {
 
     /// Whether the media type says that this is an image.
     pub fn is_image(&self) -> bool {
-        self.media_type.starts_with("image/")
+        self.media_type.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("image/"))
     }
 
-    fn weight(&self) -> usize {
-        match &self.source {
-            Source::Base64 { data } => data.len(),
-            Source::Url { url } => url.len(),
-        }
+    pub(crate) fn weight(&self) -> usize {
+        let (Source::Base64 { data: source } | Source::Url { url: source }) = &self.source;
+        source.len() + self.media_type.len() + optional(self.name.as_ref()) + map_weight(&self.metadata)
     }
 }
 
@@ -155,7 +175,7 @@ pub enum Source {
 }
 
 /// The model wants a tool run with this input.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolUse {
     /// Names this use; its result carries the same id.
     pub id: ToolUseId,
@@ -178,12 +198,16 @@ impl ToolUse {
     }
 
     fn weight(&self) -> usize {
-        self.name.len() + value_weight(&self.input) + self.malformed.as_ref().map_or(0, String::len)
+        self.id.as_str().len()
+            + self.name.len()
+            + value_weight(&self.input)
+            + optional(self.malformed.as_ref())
+            + optional(self.signature.as_ref())
     }
 }
 
 /// What a tool gave back.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolResult {
     /// The tool use that this answers.
     pub tool_use_id: ToolUseId,
@@ -225,7 +249,8 @@ impl ToolResult {
 
     /// Approximate bytes of payload.
     pub(crate) fn weight(&self) -> usize {
-        self.content.iter().map(|block| 64 + block.weight()).sum::<usize>() + self.name.len() + 64
+        let content: usize = self.content.iter().map(|block| 64 + block.weight()).sum();
+        content + self.tool_use_id.as_str().len() + self.name.len()
     }
 }
 
@@ -243,7 +268,7 @@ pub enum ResultBlock {
 impl ResultBlock {
     pub(crate) fn weight(&self) -> usize {
         match self {
-            Self::Text(text) => text.text.len(),
+            Self::Text(text) => text.weight(),
             Self::Attachment(attachment) => attachment.weight(),
         }
     }
@@ -251,12 +276,23 @@ impl ResultBlock {
 
 /// Something opaque to everyone but the provider that wrote it, kept at its place in the message and given
 /// back unchanged: a reasoning item, a tool that the service ran itself, a backend's own activity.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProviderItem {
     /// The wire format or backend that wrote it, and the only one that gets it back.
     pub format: String,
     /// The item, exactly as it came.
     pub data: Value,
+}
+
+impl ProviderItem {
+    /// An item of this wire format or backend.
+    pub fn new(format: impl Into<String>, data: Value) -> Self {
+        Self { format: format.into(), data }
+    }
+
+    fn weight(&self) -> usize {
+        self.format.len() + value_weight(&self.data)
+    }
 }
 
 macro_rules! into_block {
@@ -303,9 +339,17 @@ pub(crate) fn value_weight(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
         Value::String(text) => text.len() + 2,
-        Value::Array(items) => 2 + items.iter().map(value_weight).sum::<usize>(),
-        Value::Object(map) => {
-            2 + map.iter().map(|(key, value)| key.len() + 4 + value_weight(value)).sum::<usize>()
-        }
+        Value::Array(items) => 2 + items.iter().map(|item| 1 + value_weight(item)).sum::<usize>(),
+        Value::Object(map) => 2 + map_weight(map),
     }
+}
+
+/// Approximate bytes of the members' text.
+pub(crate) fn map_weight(map: &Map<String, Value>) -> usize {
+    map.iter().map(|(key, value)| member_weight(key, value)).sum()
+}
+
+/// Approximate bytes of one member's text.
+pub(crate) fn member_weight(key: &str, value: &Value) -> usize {
+    key.len() + 4 + value_weight(value)
 }

@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, iter::FusedIterator, ops::Range, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -8,10 +8,11 @@ use super::Message;
 const WIDTH: usize = 32;
 const BITS: u32 = 5;
 
-/// A sequence of shared messages: O(1) to clone, amortised O(1) to extend, however long it is and however
-/// many clones are about.
+/// A sequence of shared messages: O(1) to clone and amortised O(1) to extend, however long it is and however
+/// many clones there are.
 ///
-/// Clones share everything that they have in common. Iteration borrows.
+/// Clones share everything that they have in common. Iteration borrows. A shorter history is made by
+/// collecting what is to stay of an iterator; it shares the messages.
 ///
 /// ```
 /// use omni_agent::message::{History, Message};
@@ -60,12 +61,15 @@ impl History {
         tail.push(message.into());
         self.len += 1;
         if tail.len() == WIDTH {
-            let leaf = Node::Leaf(std::mem::take(tail));
+            let mut messages = std::mem::take(tail);
+            // A tail that was cloned on the way has grown beyond its need.
+            messages.shrink_to_fit();
             self.tail = None;
-            self.push_leaf(leaf);
+            self.push_leaf(Node::Leaf(messages));
         }
     }
 
+    /// Puts a full leaf, whose messages are counted already, behind the others.
     fn push_leaf(&mut self, leaf: Node) {
         let index = self.len / WIDTH - 1;
         let Some(root) = &mut self.root else {
@@ -100,7 +104,8 @@ impl History {
         Iter { history: self, leaf: &[], range: 0..self.len }
     }
 
-    /// Whether both are the same by identity: clones of one another with nothing pushed since. O(1).
+    /// Whether both are the same by identity: clones of one another with nothing pushed since. O(1). Equal
+    /// histories that were made apart are not the same.
     pub fn same(&self, other: &Self) -> bool {
         fn same_arc<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
             match (a, b) {
@@ -153,8 +158,9 @@ fn insert(node: &mut Arc<Node>, height: u32, index: usize, leaf: Node) {
 #[derive(Clone)]
 pub struct Iter<'a> {
     history: &'a History,
+    /// The run that holds the next message; empty where that must be looked up first.
     leaf: &'a [Arc<Message>],
-    range: std::ops::Range<usize>,
+    range: Range<usize>,
 }
 
 impl<'a> Iterator for Iter<'a> {
@@ -173,6 +179,14 @@ impl<'a> Iterator for Iter<'a> {
         self.range.nth(n).and_then(|index| self.history.get(index))
     }
 
+    fn last(mut self) -> Option<Self::Item> {
+        self.next_back()
+    }
+
+    fn count(self) -> usize {
+        self.len()
+    }
+
     fn size_hint(&self) -> (usize, Option<usize>) {
         self.range.size_hint()
     }
@@ -180,9 +194,15 @@ impl<'a> Iterator for Iter<'a> {
 
 impl ExactSizeIterator for Iter<'_> {}
 
+impl FusedIterator for Iter<'_> {}
+
 impl DoubleEndedIterator for Iter<'_> {
     fn next_back(&mut self) -> Option<Self::Item> {
         self.range.next_back().and_then(|index| self.history.get(index))
+    }
+
+    fn nth_back(&mut self, n: usize) -> Option<Self::Item> {
+        self.range.nth_back(n).and_then(|index| self.history.get(index))
     }
 }
 
@@ -215,7 +235,10 @@ impl<M: Into<Arc<Message>>> Extend<M> for History {
     }
 }
 
+impl Eq for History {}
+
 impl PartialEq for History {
+    /// Compares messages, those that are shared by identity alone.
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && (self.same(other) || self.iter().eq(other.iter()))
     }

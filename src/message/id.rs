@@ -1,4 +1,5 @@
 use std::{
+    borrow::Borrow,
     fmt,
     sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -19,6 +20,13 @@ impl ToolUseId {
 
     /// The id's text.
     pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Finds ids in maps and sets by their text.
+impl Borrow<str> for ToolUseId {
+    fn borrow(&self) -> &str {
         &self.0
     }
 }

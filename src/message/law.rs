@@ -1,7 +1,10 @@
 //! The history law: every tool use is answered exactly once, in the user message right after it, and no
 //! tool result lacks its tool use.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use super::{Blocks, Content, History, Message, Role, ToolResult, ToolUse, ToolUseId};
 
@@ -11,7 +14,7 @@ use super::{Blocks, Content, History, Message, Role, ToolResult, ToolUse, ToolUs
 pub enum HistoryError {
     /// A tool use has no result in the message right after it.
     #[error(
-        "message {index}: tool use {id} is not answered in the next message; answer it with a tool result, or use History::repair"
+        "message {index}: tool use {id:?} is not answered in the next message; answer it with a tool result, or use History::repair"
     )]
     Unanswered {
         /// The assistant message.
@@ -20,7 +23,7 @@ pub enum HistoryError {
         id: ToolUseId,
     },
     /// A tool result answers no open tool use, or one that is answered already.
-    #[error("message {index}: the tool result for {id} answers no open tool use of the message before it")]
+    #[error("message {index}: the tool result for {id:?} answers no open tool use of the message before it")]
     OrphanResult {
         /// The message that holds the result.
         index: usize,
@@ -28,7 +31,7 @@ pub enum HistoryError {
         id: ToolUseId,
     },
     /// Two tool uses of one message share an id.
-    #[error("message {index}: two tool uses share the id {id}")]
+    #[error("message {index}: two tool uses share the id {id:?}")]
     DuplicateToolUse {
         /// The assistant message.
         index: usize,
@@ -36,7 +39,7 @@ pub enum HistoryError {
         id: ToolUseId,
     },
     /// A tool use in a user message, or a tool result in an assistant message.
-    #[error("message {index}: a {role:?} message can't hold a {block}")]
+    #[error("message {index}: a {block} can't stand in a message of the {role}")]
     Misplaced {
         /// The message.
         index: usize,
@@ -57,8 +60,8 @@ pub enum HistoryError {
 
 impl History {
     /// Checks that this history may be committed: it obeys the law and is empty, or ends in an assistant
-    /// message, or in a user message that closes the open tool uses. Tool uses of a last assistant message
-    /// may be open. O(n).
+    /// message, or in a user message that closes the open tool uses. The tool uses of a last assistant
+    /// message may be open. O(n).
     ///
     /// # Errors
     ///
@@ -88,37 +91,29 @@ impl History {
     }
 
     /// The law for all but the tool uses of a last assistant message.
-    fn check_pairs(&self) -> Result<(), HistoryError> {
-        let mut open: Vec<&ToolUseId> = Vec::new();
+    pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
+        let mut open: HashSet<&ToolUseId> = HashSet::new();
+        let mut before: Option<&Message> = None;
         for (index, message) in self.iter().enumerate() {
-            match message.role {
-                Role::User => {
-                    if message.tool_uses().next().is_some() {
-                        return Err(HistoryError::Misplaced { index, role: Role::User, block: "tool use" });
-                    }
-                    for result in message.tool_results() {
-                        let Some(answered) = open.iter().position(|id| **id == result.tool_use_id) else {
-                            return Err(HistoryError::OrphanResult { index, id: result.tool_use_id.clone() });
-                        };
-                        open.remove(answered);
-                    }
-                }
-                Role::Assistant => {
-                    if message.tool_results().next().is_some() {
-                        let role = Role::Assistant;
-                        return Err(HistoryError::Misplaced { index, role, block: "tool result" });
-                    }
+            let role = message.role;
+            if let Some(block) = message.content.iter().find_map(|block| misplaced(role, block)) {
+                return Err(HistoryError::Misplaced { index, role, block });
+            }
+            for result in message.tool_results() {
+                if !open.remove(&result.tool_use_id) {
+                    return Err(HistoryError::OrphanResult { index, id: result.tool_use_id.clone() });
                 }
             }
-            if let Some(id) = open.first() {
-                return Err(HistoryError::Unanswered { index: index - 1, id: (*id).clone() });
+            let asked = before.into_iter().flat_map(Message::tool_uses);
+            if let Some(unanswered) = asked.map(|tool_use| &tool_use.id).find(|id| open.contains(id)) {
+                return Err(HistoryError::Unanswered { index: index - 1, id: unanswered.clone() });
             }
             for tool_use in message.tool_uses() {
-                if open.contains(&&tool_use.id) {
+                if !open.insert(&tool_use.id) {
                     return Err(HistoryError::DuplicateToolUse { index, id: tool_use.id.clone() });
                 }
-                open.push(&tool_use.id);
             }
+            before = Some(message);
         }
         Ok(())
     }
@@ -128,89 +123,123 @@ impl History {
         self.last().into_iter().filter(|last| last.role == Role::Assistant).flat_map(|last| last.tool_uses())
     }
 
-    /// The nearest sendable history: misplaced, duplicate and orphaned blocks are dropped, and tool uses
-    /// without an answer get an error result that says so. A history that is sendable comes back as it is,
-    /// sharing all its messages; running it twice changes nothing more. O(n).
+    /// The nearest sendable history. O(n).
+    ///
+    /// Misplaced blocks, repeated tool uses and results that answer nothing are dropped, and so is a message
+    /// of which nothing is left. Results that stand in a later one of the user messages right after their
+    /// tool use move into the first of them. Tool uses without any result get an error result that says so.
+    /// All else stays in its order, and messages that need no change are shared.
+    ///
+    /// A sendable history comes back as it is, so repairing twice changes nothing more.
     pub fn repair(&self) -> Self {
         if self.check_sendable().is_ok() {
             return self.clone();
         }
+        let placed: Vec<Arc<Message>> = self.iter().filter_map(without_misplaced).collect();
         let mut repaired = Self::new();
-        let mut open: Vec<ToolUse> = Vec::new();
-        for message in self {
-            if message.role == Role::Assistant && !open.is_empty() {
-                let results = fill(std::mem::take(&mut open), Vec::new());
-                repaired.push(answer(results, message.timestamp));
-            }
-            let fixed = match message.role {
-                Role::User => repair_user(message, &mut open),
-                Role::Assistant => repair_assistant(message, &mut open),
-            };
-            if !fixed.content.is_empty() || message.content.is_empty() {
-                repaired.push(if *fixed == **message { Arc::clone(message) } else { fixed });
-            }
+        let mut rest = placed.as_slice();
+        while !rest.is_empty() {
+            let users = rest.iter().position(|message| message.role == Role::Assistant);
+            let (answers, after) = rest.split_at(users.unwrap_or(rest.len()));
+            let asking = repaired.last().cloned();
+            repaired.extend(pair(asking.as_deref(), answers));
+            repaired.extend(after.first().cloned());
+            rest = after.get(1..).unwrap_or_default();
         }
-        if !open.is_empty() {
-            let timestamp = self.last().map(|last| last.timestamp).unwrap_or_default();
-            repaired.push(answer(fill(open, Vec::new()), timestamp));
-        }
+        let asking = repaired.last().cloned();
+        repaired.extend(pair(asking.as_deref(), &[]));
         repaired
     }
 }
 
-fn repair_user(message: &Message, open: &mut Vec<ToolUse>) -> Arc<Message> {
-    let mut given: Vec<ToolResult> = Vec::new();
-    let mut rest = Vec::new();
-    for block in &message.content {
-        match block {
-            Content::ToolUse(_) => {}
-            Content::ToolResult(result) => {
-                let known = open.iter().any(|tool_use| tool_use.id == result.tool_use_id);
-                if known && !given.iter().any(|other| other.tool_use_id == result.tool_use_id) {
-                    given.push(result.clone());
-                }
-            }
-            other => rest.push(other.clone()),
+/// The kind of `block`, if a message of `role` can't hold it.
+fn misplaced(role: Role, block: &Content) -> Option<&'static str> {
+    match (role, block) {
+        (Role::User, Content::ToolUse(_)) => Some("tool use"),
+        (Role::Assistant, Content::ToolResult(_)) => Some("tool result"),
+        _ => None,
+    }
+}
+
+/// `message` without what breaks the law whatever stands around it; `None` if nothing is left.
+fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
+    let mut seen = HashSet::new();
+    retain(message, |block| {
+        let repeated = matches!(block, Content::ToolUse(tool_use) if !seen.insert(&tool_use.id));
+        misplaced(message.role, block).is_none() && !repeated
+    })
+}
+
+/// `message` with the blocks that are to `keep`: itself if that is all, `None` if it is none of several.
+fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bool) -> Option<Arc<Message>> {
+    let kept: Vec<&Content> = message.content.iter().filter(|block| keep(block)).collect();
+    if kept.len() == message.content.len() {
+        return Some(Arc::clone(message));
+    }
+    let content: Vec<Content> = kept.into_iter().cloned().collect();
+    (!content.is_empty()).then(|| with_content(message, content))
+}
+
+fn with_content(message: &Message, content: Vec<Content>) -> Arc<Message> {
+    let provider_data = message.provider_data.clone();
+    Arc::new(Message { role: message.role, content, timestamp: message.timestamp, provider_data })
+}
+
+/// The user messages `answers`, which stand right after `asking`, so that they answer its tool uses in the
+/// first of them, and nothing else.
+fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>> {
+    let asked: Vec<&ToolUse> = asking
+        .filter(|asking| asking.role == Role::Assistant)
+        .into_iter()
+        .flat_map(Message::tool_uses)
+        .collect();
+    let mut found: HashMap<&ToolUseId, Option<&ToolResult>> =
+        asked.iter().map(|tool_use| (&tool_use.id, None)).collect();
+    for result in answers.iter().flat_map(|message| message.tool_results()) {
+        if let Some(slot @ None) = found.get_mut(&result.tool_use_id) {
+            *slot = Some(result);
         }
     }
-    let mut content = fill(std::mem::take(open), given);
-    content.append(&mut rest);
-    Arc::new(Message { content, ..message.clone() })
-}
+    let chosen = |result: &ToolResult| {
+        found.get(&result.tool_use_id).copied().flatten().is_some_and(|chosen| std::ptr::eq(chosen, result))
+    };
+    let in_place: HashSet<&ToolUseId> = answers
+        .first()
+        .into_iter()
+        .flat_map(|first| first.tool_results())
+        .filter(|result| chosen(result))
+        .map(|result| &result.tool_use_id)
+        .collect();
+    let mut front: Vec<Content> = asked
+        .iter()
+        .filter(|tool_use| !in_place.contains(&tool_use.id))
+        .map(|tool_use| found[&tool_use.id].cloned().unwrap_or_else(|| no_result(tool_use)).into())
+        .collect();
 
-fn repair_assistant(message: &Message, open: &mut Vec<ToolUse>) -> Arc<Message> {
-    let mut content = Vec::with_capacity(message.content.len());
-    for block in &message.content {
-        match block {
-            Content::ToolResult(_) => {}
-            Content::ToolUse(tool_use) => {
-                if !open.iter().any(|other| other.id == tool_use.id) {
-                    open.push(tool_use.clone());
-                    content.push(block.clone());
-                }
-            }
-            other => content.push(other.clone()),
+    let mut paired = Vec::with_capacity(answers.len().max(1));
+    for (index, message) in answers.iter().enumerate() {
+        let kept = retain(message, |block| match block {
+            Content::ToolResult(result) => index == 0 && chosen(result),
+            _ => true,
+        });
+        if index > 0 || front.is_empty() {
+            paired.extend(kept);
+        } else {
+            front.extend(kept.iter().flat_map(|kept| &kept.content).cloned());
+            paired.push(with_content(message, std::mem::take(&mut front)));
         }
     }
-    Arc::new(Message { content, ..message.clone() })
+    if let (Some(asking), false) = (asking, front.is_empty()) {
+        // No user message to put them into.
+        let timestamp = asking.timestamp;
+        paired.push(Arc::new(Message { timestamp, ..Message::user(front) }));
+    }
+    paired
 }
 
-fn answer(content: Vec<Content>, timestamp: super::Timestamp) -> Message {
-    Message { timestamp, ..Message::user(content) }
+fn no_result(tool_use: &ToolUse) -> ToolResult {
+    ToolResult::error(tool_use, "No result: none was given for this tool use.")
 }
-
-/// One result for each of `open`, in their order: the one in `given`, else an error that says it is missing.
-fn fill(open: Vec<ToolUse>, mut given: Vec<ToolResult>) -> Vec<Content> {
-    open.into_iter()
-        .map(|tool_use| {
-            let found = given.iter().position(|result| result.tool_use_id == tool_use.id);
-            let result = found.map(|index| given.swap_remove(index));
-            result.unwrap_or_else(|| ToolResult::error(&tool_use, NO_RESULT)).into()
-        })
-        .collect()
-}
-
-const NO_RESULT: &str = "No result: the tool was not run and the application sent none.";
 
 /// The content of a user message that follows `history`: `content`, with a result for every open tool use in
 /// front, in their order; those that `content` does not answer become error results.
@@ -223,26 +252,92 @@ pub(crate) fn answer_open_tool_uses(
     content: Blocks,
 ) -> Result<Vec<Content>, HistoryError> {
     let index = history.len();
-    let mut open: Vec<ToolUse> = history.open_tool_uses().cloned().collect();
-    let mut given = Vec::new();
+    let mut answers: HashMap<&ToolUseId, Option<ToolResult>> =
+        history.open_tool_uses().map(|tool_use| (&tool_use.id, None)).collect();
     let mut rest = Vec::new();
     for block in content.0 {
+        if let Some(block) = misplaced(Role::User, &block) {
+            return Err(HistoryError::Misplaced { index, role: Role::User, block });
+        }
         match block {
-            Content::ToolUse(_) => {
-                return Err(HistoryError::Misplaced { index, role: Role::User, block: "tool use" });
-            }
-            Content::ToolResult(result) => {
-                let id = &result.tool_use_id;
-                let known = open.iter().any(|tool_use| tool_use.id == *id);
-                if !known || given.iter().any(|other: &ToolResult| other.tool_use_id == *id) {
-                    return Err(HistoryError::OrphanResult { index, id: id.clone() });
-                }
-                given.push(result);
-            }
+            Content::ToolResult(result) => match answers.get_mut(&result.tool_use_id) {
+                Some(slot @ None) => *slot = Some(result),
+                _ => return Err(HistoryError::OrphanResult { index, id: result.tool_use_id }),
+            },
             other => rest.push(other),
         }
     }
-    let mut content = fill(std::mem::take(&mut open), given);
-    content.append(&mut rest);
-    Ok(content)
+    let results = history
+        .open_tool_uses()
+        .map(|tool_use| answers.remove(&tool_use.id).flatten().unwrap_or_else(|| no_result(tool_use)).into());
+    Ok(results.chain(rest).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*};
+    use serde_json::json;
+
+    use super::*;
+
+    fn asking(ids: &[&str]) -> History {
+        let uses: Vec<ToolUse> = ids.iter().map(|id| ToolUse::new(*id, "tool", json!({}))).collect();
+        History::from_iter([Message::assistant(uses)])
+    }
+
+    fn result(id: &str) -> Content {
+        ToolResult::ok(&ToolUse::new(id, "tool", json!({})), "done").into()
+    }
+
+    #[test]
+    fn answer_open_tool_uses_puts_results_in_front_in_their_order() {
+        let blocks = Blocks::from(["and".into(), result("c"), result("a"), "so".into()]);
+        let content = answer_open_tool_uses(&asking(&["a", "b", "c"]), blocks).unwrap();
+        let missing = no_result(&ToolUse::new("b", "tool", json!({})));
+        assert!(missing.is_error);
+        assert_eq!(content, [result("a"), missing.into(), result("c"), "and".into(), "so".into()]);
+    }
+
+    #[test]
+    fn answer_open_tool_uses_without_open_ones_leaves_the_content() {
+        let history = History::from_iter([Message::assistant("hi")]);
+        assert_eq!(answer_open_tool_uses(&history, "ho".into()), Ok(vec!["ho".into()]));
+        assert_eq!(answer_open_tool_uses(&History::new(), Blocks::default()), Ok(vec![]));
+    }
+
+    #[test]
+    fn answer_open_tool_uses_with_what_breaks_the_law_is_an_error() {
+        let history = asking(&["a"]);
+        let orphan = |id: &str| Err(HistoryError::OrphanResult { index: 1, id: id.into() });
+        assert_eq!(answer_open_tool_uses(&history, result("x").into()), orphan("x"));
+        assert_eq!(answer_open_tool_uses(&history, [result("a"), result("a")].into()), orphan("a"));
+        let misplaced = HistoryError::Misplaced { index: 1, role: Role::User, block: "tool use" };
+        let tool_use = ToolUse::new("b", "tool", json!({}));
+        assert_eq!(answer_open_tool_uses(&history, tool_use.into()), Err(misplaced));
+    }
+
+    proptest! {
+        #[test]
+        fn answer_open_tool_uses_gives_a_sendable_history(
+            count in 0usize..4,
+            blocks in vec(proptest::option::of(0usize..5), 0..6),
+        ) {
+            const IDS: [&str; 5] = ["a", "b", "c", "d", "e"];
+            let mut history = asking(&IDS[..count]);
+            let blocks: Vec<Content> =
+                blocks.iter().map(|id| id.map_or_else(|| "text".into(), |id| result(IDS[id]))).collect();
+            let ids = |blocks: &[Content]| Message::user(blocks.to_vec())
+                .tool_results().map(|result| result.tool_use_id.clone()).collect::<Vec<_>>();
+            let given = ids(&blocks);
+            let distinct: HashSet<_> = given.iter().collect();
+            let lawful = distinct.len() == given.len()
+                && given.iter().all(|id| IDS[..count].contains(&id.as_str()));
+            let answer = answer_open_tool_uses(&history, blocks.into());
+            prop_assert_eq!(answer.is_ok(), lawful);
+            if let Ok(content) = answer {
+                history.push(Message::user(content));
+                prop_assert_eq!(history.check_sendable(), Ok(()));
+            }
+        }
+    }
 }

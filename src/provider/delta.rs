@@ -3,7 +3,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::message::{Attachment, ProviderItem, ToolUseId, Usage};
+use crate::message::{Attachment, ProviderItem, ToolUseId, Usage, map_weight};
 
 /// One step of an answer as it arrives, the same for every wire format.
 ///
@@ -27,7 +27,8 @@ pub enum Delta {
         /// By what.
         part: Part,
     },
-    /// A block is complete. Optional: the end of the message completes all blocks.
+    /// A block is complete. Optional, since the end of the message completes all blocks; but of an answer
+    /// that breaks off, thinking and opaque items are kept only if they have ended.
     End {
         /// Which block.
         index: usize,
@@ -87,6 +88,18 @@ pub enum Part {
     Item(Value),
 }
 
+impl Part {
+    pub(super) fn kind(&self) -> &'static str {
+        match self {
+            Self::Text(_) => "text",
+            Self::Input(_) => "tool input",
+            Self::Signature(_) => "a signature",
+            Self::Redacted(_) => "redacted thinking",
+            Self::Item(_) => "an item's value",
+        }
+    }
+}
+
 /// Data of the message as a whole; what is absent stays as it was.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MessageDelta {
@@ -99,12 +112,23 @@ pub struct MessageDelta {
     /// All usage of this request so far, in place of what was told before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
-    /// What the provider keeps with the message, by format; merged into what was told before.
+    /// What the provider keeps with the message, one entry a format; an entry replaces the one of its name
+    /// that was told before.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
-    /// What was asked for and could not be honoured, in words.
+    /// What was asked for and could not be honoured, in words; added to what was told before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+impl MessageDelta {
+    /// Approximate bytes of payload.
+    pub(super) fn weight(&self) -> usize {
+        self.model.as_ref().map_or(0, String::len)
+            + self.stop_reason.as_ref().map_or(0, StopReason::weight)
+            + map_weight(&self.provider_data)
+            + self.warnings.iter().map(|warning| 64 + warning.len()).sum::<usize>()
+    }
 }
 
 /// Why an answer, or a turn, ended.
@@ -134,6 +158,15 @@ pub enum StopReason {
     Cancelled,
     /// What else a format knows, in its own word.
     Other(String),
+}
+
+impl StopReason {
+    pub(super) fn weight(&self) -> usize {
+        match self {
+            Self::Other(word) => word.len(),
+            _ => 0,
+        }
+    }
 }
 
 impl fmt::Display for StopReason {

@@ -1,11 +1,20 @@
+mod partial;
+
+use std::{borrow::Borrow, collections::HashSet};
+
+pub use partial::PartialBlock;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason};
-use crate::message::{Content, Message, Role, Text, Thinking, Timestamp, ToolUse, Usage};
+use crate::message::{
+    Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight, value_weight,
+};
 
 /// Folds [`Delta`]s into a message. Pure, and used by everyone who reads an answer; each delta costs what it
 /// carries, not what came before.
+///
+/// It can be stored half-way and go on later.
 ///
 /// ```
 /// use omni_agent::message::Timestamp;
@@ -20,22 +29,34 @@ use crate::message::{Content, Message, Role, Text, Thinking, Timestamp, ToolUse,
 /// # Ok::<(), omni_agent::provider::ProviderError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Stored")]
 pub struct Fold {
     blocks: Vec<PartialBlock>,
     message: MessageDelta,
+    /// That of all blocks and the message data.
+    #[serde(skip)]
     weight: usize,
+    /// The ids of the tool uses in `blocks`.
+    #[serde(skip)]
+    ids: HashSet<ToolUseId>,
 }
 
-/// A block that may still grow.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct PartialBlock {
-    /// The block so far. A tool use's input is an empty object until the message is finished.
-    pub content: Content,
-    /// The JSON text of a tool use's input so far.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub input: String,
-    /// Whether it is complete.
-    pub ended: bool,
+/// A fold without what follows from the rest.
+#[derive(Deserialize)]
+struct Stored {
+    blocks: Vec<PartialBlock>,
+    message: MessageDelta,
+}
+
+impl From<Stored> for Fold {
+    fn from(Stored { blocks, message }: Stored) -> Self {
+        let weight = blocks.iter().map(PartialBlock::weight).sum::<usize>() + message.weight();
+        let ids = blocks.iter().filter_map(|block| match &block.content {
+            Content::ToolUse(tool_use) => Some(tool_use.id.clone()),
+            _ => None,
+        });
+        Self { ids: ids.collect(), blocks, message, weight }
+    }
 }
 
 /// A whole answer.
@@ -59,6 +80,9 @@ impl Fold {
     pub const LIMIT: usize = 64 * 1024 * 1024;
     /// Blocks that one message may have.
     pub const MAX_BLOCKS: usize = 4096;
+    /// Levels of arrays and objects that JSON in a message may have. JSON readers give up at some depth,
+    /// `serde_json` at 128: half of it leaves room for what the message is stored in.
+    pub const MAX_DEPTH: usize = 64;
 
     /// The blocks so far.
     pub fn blocks(&self) -> &[PartialBlock] {
@@ -77,100 +101,131 @@ impl Fold {
 
     /// Takes one delta in.
     ///
+    /// A tool use without an id, or with one that the message has already, gets one of its own at once:
+    /// read it from [`blocks`](Fold::blocks).
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::Decoding`] if the delta does not fit: a block out of order, a part for another kind of
     /// block or for one that has ended, or more than the limits allow. The fold is as it was before.
-    pub fn apply(&mut self, delta: Delta) -> Result<(), ProviderError> {
-        match delta {
-            Delta::Start { index, block } => self.start(index, block),
-            Delta::Extend { index, part } => self.extend(index, part),
+    pub fn apply(&mut self, delta: impl Borrow<Delta>) -> Result<(), ProviderError> {
+        match delta.borrow() {
+            Delta::Start { index, block } => self.start(*index, block.clone()),
+            Delta::Extend { index, part } => self.extend(*index, part),
             Delta::End { index } => {
-                let block = self.open_block(index)?;
-                block.ended = true;
+                open_block(&mut self.blocks, *index)?.ended = true;
                 Ok(())
             }
-            Delta::Message(data) => {
-                self.merge(*data);
-                Ok(())
-            }
+            Delta::Message(data) => self.merge(MessageDelta::clone(data)),
         }
     }
 
     fn start(&mut self, index: usize, block: BlockStart) -> Result<(), ProviderError> {
-        if index != self.blocks.len() || index >= Self::MAX_BLOCKS {
-            let blocks = self.blocks.len();
-            return Err(bad(format!("block {index} started after {blocks} blocks")));
+        if index != self.blocks.len() {
+            return Err(bad(format!("block {index} started after {} blocks", self.blocks.len())));
         }
-        let ended = matches!(block, BlockStart::Attachment(_));
+        if index >= Self::MAX_BLOCKS {
+            return Err(bad(format!("the answer has more than {} blocks", Self::MAX_BLOCKS)));
+        }
         let content: Content = match block {
             BlockStart::Text => Text::default().into(),
             BlockStart::Thinking => Thinking::default().into(),
-            BlockStart::ToolUse { id, name } => ToolUse::new(id, name, Value::Object(Map::new())).into(),
+            BlockStart::ToolUse { id, name } => {
+                ToolUse::new(self.distinct(id), name, Value::Object(Map::new())).into()
+            }
             BlockStart::Attachment(attachment) => attachment.into(),
-            BlockStart::ProviderItem(item) => item.into(),
+            BlockStart::ProviderItem(item) => {
+                check_depth(&item.data)?;
+                item.into()
+            }
         };
-        self.grow(content.weight())?;
-        self.blocks.push(PartialBlock { content, input: String::new(), ended });
+        let block = PartialBlock::new(content);
+        self.weight = grown(self.weight, block.weight(), 0)?;
+        if let Content::ToolUse(tool_use) = &block.content {
+            self.ids.insert(tool_use.id.clone());
+        }
+        self.blocks.push(block);
         Ok(())
     }
 
-    fn extend(&mut self, index: usize, part: Part) -> Result<(), ProviderError> {
-        let size = match &part {
-            Part::Text(text) | Part::Input(text) | Part::Signature(text) | Part::Redacted(text) => text.len(),
-            Part::Item(data) => crate::message::value_weight(data),
+    /// `id`, or one made of it if it is empty or taken.
+    fn distinct(&self, id: ToolUseId) -> ToolUseId {
+        if !id.as_str().is_empty() && !self.ids.contains(&id) {
+            return id;
+        }
+        let stem = if id.as_str().is_empty() { "call" } else { id.as_str() };
+        // With the block's number in them, the ids that are tried differ from block to block: a service that
+        // sends ids on purpose to clash with them must send each of them.
+        let index = self.blocks.len();
+        let mut free = format!("{stem}_{index}");
+        let mut tries = 0;
+        while self.ids.contains(free.as_str()) {
+            tries += 1;
+            free = format!("{stem}_{index}_{tries}");
+        }
+        free.into()
+    }
+
+    fn extend(&mut self, index: usize, part: &Part) -> Result<(), ProviderError> {
+        let block = open_block(&mut self.blocks, index)?;
+        let (added, removed) = match (part, &block.content) {
+            (Part::Text(text) | Part::Input(text) | Part::Signature(text) | Part::Redacted(text), _) => {
+                (text.len(), 0)
+            }
+            (Part::Item(data), Content::ProviderItem(item)) => {
+                check_depth(data)?;
+                (value_weight(data), value_weight(&item.data))
+            }
+            (Part::Item(_), _) => (0, 0),
         };
-        self.grow(size)?;
-        let block = self.open_block(index)?;
+        let weight = grown(self.weight, added, removed)?;
         match (&mut block.content, part) {
-            (Content::Text(block), Part::Text(text)) => append(&mut block.text, text),
-            (Content::Thinking(block), Part::Text(text)) => append(&mut block.text, text),
+            (Content::Text(Text { text: to, .. }), Part::Text(text))
+            | (Content::Thinking(Thinking { text: to, .. }), Part::Text(text)) => append(to, text),
             (Content::ToolUse(_), Part::Input(text)) => append(&mut block.input, text),
-            (Content::Text(Text { signature, .. }), Part::Signature(text))
-            | (Content::Thinking(Thinking { signature, .. }), Part::Signature(text))
-            | (Content::ToolUse(ToolUse { signature, .. }), Part::Signature(text)) => {
-                append(signature.get_or_insert_default(), text);
+            (Content::Text(Text { signature: to, .. }), Part::Signature(text))
+            | (Content::Thinking(Thinking { signature: to, .. }), Part::Signature(text))
+            | (Content::ToolUse(ToolUse { signature: to, .. }), Part::Signature(text))
+            | (Content::Thinking(Thinking { redacted: to, .. }), Part::Redacted(text)) => {
+                // No signature is not the same as an empty one.
+                if !text.is_empty() {
+                    append(to.get_or_insert_default(), text);
+                }
             }
-            (Content::Thinking(block), Part::Redacted(text)) => {
-                append(block.redacted.get_or_insert_default(), text)
+            (Content::ProviderItem(item), Part::Item(data)) => item.data = data.clone(),
+            (content, part) => {
+                let (content, part) = (content.kind(), part.kind());
+                return Err(bad(format!("block {index} is {content} and can't take {part}")));
             }
-            (Content::ProviderItem(item), Part::Item(data)) => item.data = data,
-            (_, part) => return Err(bad(format!("block {index} can't take {part:?}"))),
-        }
-        Ok(())
-    }
-
-    fn open_block(&mut self, index: usize) -> Result<&mut PartialBlock, ProviderError> {
-        match self.blocks.get_mut(index) {
-            Some(block) if !block.ended => Ok(block),
-            Some(_) => Err(bad(format!("block {index} has ended already"))),
-            None => Err(bad(format!("block {index} has not started"))),
-        }
-    }
-
-    fn merge(&mut self, data: MessageDelta) {
-        let MessageDelta { model, stop_reason, usage, provider_data, warnings } = data;
-        let message = &mut self.message;
-        message.model = model.or(message.model.take());
-        message.stop_reason = stop_reason.or(message.stop_reason.take());
-        message.usage = usage.or(message.usage);
-        message.provider_data.extend(provider_data);
-        message.warnings.extend(warnings);
-    }
-
-    fn grow(&mut self, by: usize) -> Result<(), ProviderError> {
-        let weight = self.weight.saturating_add(by);
-        if weight > Self::LIMIT {
-            return Err(bad(format!("the answer is longer than {} bytes", Self::LIMIT)));
         }
         self.weight = weight;
         Ok(())
     }
 
+    fn merge(&mut self, data: MessageDelta) -> Result<(), ProviderError> {
+        data.provider_data.values().try_for_each(check_depth)?;
+        let told = &self.message;
+        let kept = data.provider_data.keys().filter_map(|key| told.provider_data.get_key_value(key));
+        let replaced = kept.map(|(key, value)| member_weight(key, value)).sum::<usize>()
+            + data.model.as_ref().and(told.model.as_ref()).map_or(0, String::len)
+            + data.stop_reason.as_ref().and(told.stop_reason.as_ref()).map_or(0, StopReason::weight);
+        self.weight = grown(self.weight, data.weight(), replaced)?;
+
+        let MessageDelta { model, stop_reason, usage, provider_data, warnings } = data;
+        let told = &mut self.message;
+        told.model = model.or(told.model.take());
+        told.stop_reason = stop_reason.or(told.stop_reason.take());
+        told.usage = usage.or(told.usage);
+        told.provider_data.extend(provider_data);
+        told.warnings.extend(warnings);
+        Ok(())
+    }
+
     /// The whole message, made at `now`.
     ///
-    /// A tool use whose input is no JSON object gets an empty one, with the raw text beside it. Tool uses
-    /// that share an id, or have none, get distinct ones.
+    /// A tool use whose input is no JSON object, repeats a key or is nested deeper than
+    /// [`MAX_DEPTH`](Self::MAX_DEPTH) gets an empty one, with the raw text beside it. So does a tool use
+    /// without any input where the answer may have been cut; elsewhere, no input is an empty object.
     ///
     /// # Errors
     ///
@@ -183,92 +238,74 @@ impl Fold {
                 "the stream ended without saying why the answer ended",
             ));
         };
-        let cut = matches!(stop_reason, StopReason::Length | StopReason::ContextLength);
-        let last = self.blocks.len().saturating_sub(1);
-        let mut content: Vec<Content> = Vec::with_capacity(self.blocks.len());
-        for (index, block) in self.blocks.into_iter().enumerate() {
-            let may_be_cut = cut && index == last && !block.ended;
-            content.push(block.finish(may_be_cut));
-        }
-        separate_ids(&mut content);
-        let message = Message { role: Role::Assistant, content, timestamp: now, provider_data };
+        let whole = matches!(stop_reason, StopReason::Stop | StopReason::ToolUse | StopReason::Pause);
+        let count = self.blocks.len();
+        let content = self.blocks.into_iter().enumerate().map(|(index, block)| {
+            // Services end the block that they cut like any other; but nothing was cut before the last one.
+            let cut = !whole && (index + 1 == count || !block.ended);
+            block.finish(cut)
+        });
+        let message =
+            Message { role: Role::Assistant, content: content.collect(), timestamp: now, provider_data };
         Ok(Folded { message, stop_reason, usage: usage.unwrap_or_default(), model, warnings })
     }
 
-    /// What can be kept of an answer that was cut off at `now`: text, signed thinking, opaque items, and tool
-    /// uses whose input is complete. `None` if nothing of it could stand as a message.
+    /// The message as far as it came, cut off at `now`, for those who are told what was discarded.
+    pub fn cut(self, now: Timestamp) -> Message {
+        let content = self.blocks.into_iter().map(|block| block.finish(true)).collect();
+        let provider_data = self.message.provider_data;
+        Message { role: Role::Assistant, content, timestamp: now, provider_data }
+    }
+
+    /// What can be kept of an answer that was cut off at `now`: text, attachments, tool uses whose input is
+    /// complete, and signed thinking and opaque items that have ended. `None` if that is nothing, or nothing
+    /// but thinking, which can't stand as a message.
     pub fn salvage(self, now: Timestamp) -> Option<Message> {
-        let mut content: Vec<Content> = self
-            .blocks
-            .into_iter()
-            .filter(PartialBlock::can_be_kept)
-            .map(|block| block.finish(false))
-            .collect();
-        separate_ids(&mut content);
+        let content: Vec<Content> = self.blocks.into_iter().filter_map(PartialBlock::salvage).collect();
         let stands = content.iter().any(|block| !matches!(block, Content::Thinking(_)));
         let provider_data = self.message.provider_data;
         stands.then_some(Message { role: Role::Assistant, content, timestamp: now, provider_data })
     }
 }
 
-impl PartialBlock {
-    /// Whether the block can stand as it is, were the answer cut off here.
-    pub(crate) fn can_be_kept(&self) -> bool {
-        match &self.content {
-            Content::Text(text) => !text.text.trim().is_empty(),
-            Content::Thinking(thinking) => {
-                thinking.is_signed() && (self.ended || thinking.redacted.is_some())
-            }
-            // Nothing can follow a whole JSON object, so one that parses is complete.
-            Content::ToolUse(_) => {
-                (self.ended && self.input.trim().is_empty())
-                    || serde_json::from_str::<Map<String, Value>>(&self.input).is_ok()
-            }
+fn open_block(blocks: &mut [PartialBlock], index: usize) -> Result<&mut PartialBlock, ProviderError> {
+    match blocks.get_mut(index) {
+        Some(block) if !block.ended => Ok(block),
+        Some(_) => Err(bad(format!("block {index} has ended already"))),
+        None => Err(bad(format!("block {index} has not started"))),
+    }
+}
+
+/// The weight once `removed` has made room for `added`, if that is within the limit.
+fn grown(weight: usize, added: usize, removed: usize) -> Result<usize, ProviderError> {
+    let weight = weight.saturating_sub(removed).saturating_add(added);
+    if weight > Fold::LIMIT {
+        return Err(bad(format!("the answer is longer than {} bytes", Fold::LIMIT)));
+    }
+    Ok(weight)
+}
+
+fn check_depth(value: &Value) -> Result<(), ProviderError> {
+    if is_shallow(value) {
+        Ok(())
+    } else {
+        Err(bad(format!("the answer holds JSON of more than {} levels", Fold::MAX_DEPTH)))
+    }
+}
+
+fn is_shallow(value: &Value) -> bool {
+    fn fits(value: &Value, levels: usize) -> bool {
+        match value {
+            Value::Array(items) => levels > 0 && items.iter().all(|item| fits(item, levels - 1)),
+            Value::Object(map) => levels > 0 && map.values().all(|value| fits(value, levels - 1)),
             _ => true,
         }
     }
-
-    /// The block as it would be were it complete now.
-    pub(crate) fn finish(self, may_be_cut: bool) -> Content {
-        let Content::ToolUse(mut tool_use) = self.content else {
-            return self.content;
-        };
-        if self.input.trim().is_empty() && !may_be_cut {
-            return tool_use.into();
-        }
-        match serde_json::from_str::<Map<String, Value>>(&self.input) {
-            Ok(input) => tool_use.input = Value::Object(input),
-            Err(_) => tool_use.malformed = Some(self.input),
-        }
-        tool_use.into()
-    }
+    fits(value, Fold::MAX_DEPTH)
 }
 
-/// Gives tool uses that share an id, or have none, ids of their own.
-fn separate_ids(content: &mut [Content]) {
-    for index in 0..content.len() {
-        let (before, rest) = content.split_at_mut(index);
-        let Some(Content::ToolUse(tool_use)) = rest.first_mut() else {
-            continue;
-        };
-        let taken = |id: &str| {
-            before.iter().any(|block| matches!(block, Content::ToolUse(other) if other.id.as_str() == id))
-        };
-        if tool_use.id.as_str().is_empty() || taken(tool_use.id.as_str()) {
-            let stem = if tool_use.id.as_str().is_empty() { "call" } else { tool_use.id.as_str() };
-            let free = (index..).map(|n| format!("{stem}_{n}")).find(|id| !taken(id));
-            tool_use.id = free.unwrap_or_default().into();
-        }
-    }
-}
-
-/// Appends without a copy where there is nothing yet.
-fn append(to: &mut String, text: String) {
-    if to.is_empty() {
-        *to = text;
-    } else {
-        to.push_str(&text);
-    }
+fn append(to: &mut String, text: &str) {
+    to.push_str(text);
 }
 
 fn bad(message: String) -> ProviderError {

@@ -78,8 +78,8 @@ impl ToolContext {
         &self.idempotency_key
     }
 
-    /// Completes when the call is cancelled. The call's own future is dropped then; this is for work that it
-    /// started elsewhere.
+    /// Completes when the call is cancelled, timed out or dropped. The call's own future is dropped then;
+    /// this is for work that it started elsewhere.
     ///
     /// # Cancel safety
     ///
@@ -88,7 +88,13 @@ impl ToolContext {
         self.cancellation.cancelled().await;
     }
 
-    /// Whether the call has been cancelled.
+    /// The same context with a cancellation of its own, which follows this one's.
+    pub(super) fn with_own_cancellation(&self) -> (Self, CancellationToken) {
+        let own = self.cancellation.child_token();
+        (self.clone().with_cancellation(own.clone()), own)
+    }
+
+    /// Whether the call has been cancelled, timed out or dropped.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }

@@ -1,9 +1,20 @@
+use std::{error::Error, fmt};
+
 use serde_json::Value;
 
-use crate::message::{ResultBlock, Text};
+use crate::message::{Attachment, ResultBlock, Text};
 
 /// What a tool gives back: text, JSON or blocks.
-#[derive(Clone, Debug, PartialEq)]
+///
+/// ```
+/// use omni_agent::{message::Attachment, tool::ToolOutput};
+/// use serde_json::json;
+///
+/// let text = ToolOutput::from("18 degrees");
+/// let json = ToolOutput::from(json!({ "degrees": 18 }));
+/// let image = ToolOutput::from(Attachment::base64("image/png", "iVBORw0KGgo="));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolOutput {
     /// The blocks that the model gets.
     pub blocks: Vec<ResultBlock>,
@@ -18,7 +29,7 @@ impl ToolOutput {
 
 impl From<String> for ToolOutput {
     fn from(text: String) -> Self {
-        Self { blocks: vec![Text::new(text).into()] }
+        Text::new(text).into()
     }
 }
 
@@ -35,20 +46,82 @@ impl From<Value> for ToolOutput {
     }
 }
 
+impl From<Text> for ToolOutput {
+    fn from(text: Text) -> Self {
+        ResultBlock::from(text).into()
+    }
+}
+
+impl From<Attachment> for ToolOutput {
+    fn from(attachment: Attachment) -> Self {
+        ResultBlock::from(attachment).into()
+    }
+}
+
 impl From<ResultBlock> for ToolOutput {
     fn from(block: ResultBlock) -> Self {
         Self { blocks: vec![block] }
     }
 }
 
+impl From<Vec<ResultBlock>> for ToolOutput {
+    fn from(blocks: Vec<ResultBlock>) -> Self {
+        Self { blocks }
+    }
+}
+
 /// What kept a tool from its work, in words for the model.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
+///
+/// Any error can be returned with `?`: its text is taken together with the texts of its causes. For that to be
+/// possible, this is no [`Error`] itself.
+///
+/// ```
+/// use omni_agent::tool::ToolError;
+///
+/// fn double(text: &str) -> Result<i64, ToolError> {
+///     let number: i64 = text.parse()?;
+///     number.checked_mul(2).ok_or_else(|| ToolError::new("the number is too large"))
+/// }
+///
+/// assert_eq!(double("x").unwrap_err().to_string(), "invalid digit found in string");
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ToolError(pub String);
 
 impl ToolError {
     /// An error with this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
+    }
+
+    /// The text of an error and of its causes. This is what `?` does; use it for a boxed error, which `?`
+    /// can't take: `.map_err(|error| ToolError::caused_by(&*error))`.
+    pub fn caused_by(error: &(dyn Error + 'static)) -> Self {
+        const MAX_CAUSES: usize = 16;
+        let mut text = error.to_string();
+        let mut source = error.source();
+        for _ in 0..MAX_CAUSES {
+            let Some(cause) = source else { break };
+            let words = cause.to_string();
+            // Many errors repeat their cause in their own text.
+            if !text.contains(&words) {
+                text.push_str(": ");
+                text.push_str(&words);
+            }
+            source = cause.source();
+        }
+        Self(text)
+    }
+}
+
+impl fmt::Display for ToolError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl<E: Error + 'static> From<E> for ToolError {
+    fn from(error: E) -> Self {
+        Self::caused_by(&error)
     }
 }

@@ -1,7 +1,15 @@
 use std::{fmt, sync::Arc, time::Duration};
 
-use super::{ToolContext, ToolSet};
+use serde_json::Value;
+
+use super::{
+    Tool, ToolContext, ToolError, ToolOutput, ToolSet,
+    cap::{cap, clip},
+    contain::{Contained, contained},
+};
 use crate::message::{ToolResult, ToolUse};
+
+type TimeoutByName = Arc<dyn Fn(&str) -> Option<Duration> + Send + Sync>;
 
 /// How long a tool may take.
 #[derive(Clone)]
@@ -9,10 +17,15 @@ pub enum ToolTimeout {
     /// The same for every tool.
     Fixed(Duration),
     /// By the tool's name; `None` is for ever.
-    ByName(Arc<dyn Fn(&str) -> Option<Duration> + Send + Sync>),
+    ByName(TimeoutByName),
 }
 
 impl ToolTimeout {
+    /// A limit by the tool's name; `None` is for ever.
+    pub fn by_name(limit: impl Fn(&str) -> Option<Duration> + Send + Sync + 'static) -> Self {
+        Self::ByName(Arc::new(limit))
+    }
+
     /// The limit for the tool of this name.
     pub fn of(&self, name: &str) -> Option<Duration> {
         match self {
@@ -43,7 +56,9 @@ impl fmt::Debug for ToolTimeout {
 pub struct ToolLimits {
     /// How long.
     pub timeout: ToolTimeout,
-    /// How many bytes of output the model gets; what is beyond is cut, and the result says so.
+    /// How many bytes of output the model gets, all blocks together: text as UTF-8, an attachment as base64 or
+    /// URL with its name. Text beyond is cut and an attachment that does not fit is left out; the result says
+    /// so, within the limit if it has room for that.
     pub max_output: usize,
 }
 
@@ -56,13 +71,146 @@ impl Default for ToolLimits {
 
 impl ToolSet {
     /// Runs the tool that `tool_use` names, whatever happens: malformed or invalid input, an unknown name, a
-    /// tool without a handler, an error, a panic and a timeout each become an error result that the model can
-    /// read and act on.
+    /// tool without a handler, an error, a panic, a timeout and a cancelled context each become an error
+    /// result that the model can read and act on.
+    ///
+    /// A tool that blocks its thread can't be stopped: neither the timeout nor a cancellation gets a turn
+    /// before the tool gives way.
+    ///
+    /// ```
+    /// use omni_agent::{
+    ///     message::ToolUse,
+    ///     tool::{ToolContext, ToolLimits, ToolSet, tool_fn},
+    /// };
+    /// use serde_json::{Value, json};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let echo = tool_fn("echo", "Gives back its input.", |input: Value, _| async move { Ok(input) });
+    /// let tools = ToolSet::new().with(echo)?;
+    ///
+    /// let tool_use = ToolUse::new("call-1", "echo", json!({ "a": 1 }));
+    /// let context = ToolContext::detached(tool_use.id.clone());
+    /// let result = tools.run(&tool_use, context, &ToolLimits::default()).await;
+    /// assert!(!result.is_error);
+    /// assert_eq!(result.text(), r#"{"a":1}"#);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the call.
-    pub async fn run(&self, _tool_use: &ToolUse, _context: ToolContext, _limits: &ToolLimits) -> ToolResult {
-        todo!()
+    /// Dropping the future drops the call and cancels the context that the tool was given.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime with time enabled, if there is a timeout.
+    pub async fn run(&self, tool_use: &ToolUse, context: ToolContext, limits: &ToolLimits) -> ToolResult {
+        let outcome = match contained(|| self.admit(tool_use, &limits.timeout)) {
+            Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).await,
+            Ok(Err(reason)) => Err(reason),
+            Err(panic) => Err(panicked(&tool_use.name, &panic)),
+        };
+        let mut result = match outcome {
+            Ok(output) => ToolResult {
+                tool_use_id: tool_use.id.clone(),
+                name: tool_use.name.clone(),
+                content: output.blocks,
+                is_error: false,
+            },
+            Err(text) => ToolResult::error(tool_use, text),
+        };
+        result.content = cap(result.content, limits.max_output);
+        result
     }
+
+    /// The tool to call and its time limit, or why it is not called. Runs code of the application's.
+    fn admit(
+        &self,
+        tool_use: &ToolUse,
+        timeout: &ToolTimeout,
+    ) -> Result<(&dyn Tool, Option<Duration>), String> {
+        let name = &tool_use.name;
+        let tool = self.get(name).ok_or_else(|| self.no_such_tool(name))?;
+        if !tool.has_handler() {
+            return Err(format!("The tool {name:?} can't be run: it is only declared here."));
+        }
+        if let Some(raw) = &tool_use.malformed {
+            return Err(malformed(name, raw));
+        }
+        if !tool_use.input.is_object() {
+            return Err(format!("The input of {name:?} must be a JSON object. Correct it and call again."));
+        }
+        tool.schema().validate(&tool_use.input).map_err(|problems| {
+            format!("The input of {name:?} does not fit its schema:\n{problems}\nCorrect it and call again.")
+        })?;
+        Ok((&**tool, timeout.of(name)))
+    }
+
+    fn no_such_tool(&self, name: &str) -> String {
+        const SHOWN: usize = 50;
+        let name = clip(name, 200);
+        if self.is_empty() {
+            return format!("There is no tool {name:?}, nor any other.");
+        }
+        let names: Vec<_> = self.iter().take(SHOWN).map(|tool| &**tool).map(Tool::name).collect();
+        let more = match self.len() - names.len() {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("There is no tool {name:?}. The tools are: {}{more}.", names.join(", "))
+    }
+}
+
+async fn call(
+    tool: &dyn Tool,
+    tool_use: &ToolUse,
+    context: &ToolContext,
+    limit: Option<Duration>,
+) -> Result<ToolOutput, String> {
+    let name = &tool_use.name;
+    let (own, cancellation) = context.with_own_cancellation();
+    // Work that the tool started elsewhere learns that nobody waits for it any more.
+    let abandoned = cancellation.drop_guard();
+    let call = Contained::new(|| tool.call(tool_use.input.clone(), own));
+    let timed = async {
+        match limit {
+            Some(limit) => tokio::time::timeout(limit, call).await.map_err(|_| limit),
+            None => Ok(call.await),
+        }
+    };
+    let outcome = tokio::select! {
+        biased;
+        () = context.cancelled() => return Err(format!("The call of {name:?} was cancelled.")),
+        outcome = timed => outcome,
+    };
+    if outcome.is_ok() {
+        abandoned.disarm();
+    }
+    match outcome {
+        Ok(Ok(Ok(output))) => Ok(output),
+        Ok(Ok(Err(ToolError(text)))) if text.trim().is_empty() => {
+            Err(format!("The tool {name:?} failed and did not say why."))
+        }
+        Ok(Ok(Err(ToolError(text)))) => Err(text),
+        Ok(Err(panic)) => Err(panicked(name, &panic)),
+        Err(limit) => Err(format!("The tool {name:?} did not finish within {limit:?} and was stopped.")),
+    }
+}
+
+fn panicked(name: &str, panic: &str) -> String {
+    tracing::warn!(tool = name, panic, "a tool panicked");
+    format!("The tool {name:?} failed unexpectedly: {panic}")
+}
+
+/// Tells a model what is wrong with the text that it sent for an input.
+fn malformed(name: &str, raw: &str) -> String {
+    let reason = match serde_json::from_str::<Value>(raw) {
+        Ok(_) => "it is JSON, but no object".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let start = clip(raw, 200);
+    format!(
+        "The input of {name:?} must be a JSON object: {reason}. It began with: {start}\nSend it again, whole."
+    )
 }

@@ -1,6 +1,6 @@
 use std::{fmt, sync::Arc};
 
-use super::{SchemaError, Tool, ToolDeclaration};
+use super::{Schema, SchemaError, Tool, ToolDeclaration, contain::contained};
 
 /// The tools of a conversation, in order, with distinct names. Cheap to clone.
 #[derive(Clone, Default)]
@@ -47,13 +47,28 @@ impl ToolSet {
     /// # Errors
     ///
     /// As [`ToolSet::with`]; the set is as it was before.
-    pub fn insert(&mut self, _tool: Arc<dyn Tool>) -> Result<(), ToolSetError> {
-        todo!()
+    pub fn insert(&mut self, tool: Arc<dyn Tool>) -> Result<(), ToolSetError> {
+        let name = tool.name();
+        if !is_good_name(name) {
+            return Err(ToolSetError::BadName(name.to_owned()));
+        }
+        if self.get(name).is_some() {
+            return Err(ToolSetError::Duplicate(name.to_owned()));
+        }
+        if let Err(source) = check_input_schema(tool.schema()) {
+            return Err(ToolSetError::BadSchema { name: name.to_owned(), source });
+        }
+        Arc::make_mut(self.0.get_or_insert_default()).push(tool);
+        Ok(())
     }
 
     /// Takes out the tool of this name; whether there was one.
-    pub fn remove(&mut self, _name: &str) -> bool {
-        todo!()
+    pub fn remove(&mut self, name: &str) -> bool {
+        let Some(position) = self.iter().position(|tool| tool.name() == name) else { return false };
+        if let Some(tools) = &mut self.0 {
+            Arc::make_mut(tools).remove(position);
+        }
+        true
     }
 
     /// The tool of this name.
@@ -76,9 +91,49 @@ impl ToolSet {
         self.len() == 0
     }
 
-    /// The tools as a model sees them.
+    /// The tools as a model sees them, each with the description that it has now. A description that panics
+    /// is left empty.
     pub fn declarations(&self) -> Vec<ToolDeclaration> {
-        todo!()
+        self.iter()
+            .map(|tool| ToolDeclaration {
+                name: tool.name().to_owned(),
+                description: contained(|| tool.description().into_owned()).unwrap_or_else(|panic| {
+                    tracing::error!(tool = tool.name(), %panic, "a tool's description panicked");
+                    String::new()
+                }),
+                schema: tool.schema().clone(),
+                has_handler: tool.has_handler(),
+            })
+            .collect()
+    }
+}
+
+fn is_good_name(name: &str) -> bool {
+    (1..=128).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
+}
+
+/// Every service wants a tool's input to be an object.
+fn check_input_schema(schema: &Schema) -> Result<(), SchemaError> {
+    if let Some(error) = schema.error() {
+        return Err(error.clone());
+    }
+    let Some(value) = schema.as_value().as_object() else {
+        return Err(SchemaError("a tool's input is an object; the schema must describe one".to_owned()));
+    };
+    match value.get("type") {
+        None => Ok(()),
+        Some(kind) if kind == "object" => Ok(()),
+        Some(kind) => Err(SchemaError(format!("a tool's input is an object, but `type` is {kind}"))),
+    }
+}
+
+impl<'a> IntoIterator for &'a ToolSet {
+    type Item = &'a Arc<dyn Tool>;
+    type IntoIter = std::slice::Iter<'a, Arc<dyn Tool>>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
     }
 }
 

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, future::Future, marker::PhantomData};
+use std::{borrow::Cow, fmt, future::Future, marker::PhantomData};
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
@@ -9,7 +9,7 @@ use super::{Schema, Tool, ToolContext, ToolError, ToolOutput};
 
 /// A tool whose input is a Rust type: the schema is derived from it, and the input parsed into it.
 ///
-/// Wrap it with [`Typed::new`] to get a [`Tool`].
+/// Wrap it with [`Typed::new`] to get a [`Tool`]. The [module's page](super) has an example.
 pub trait TypedTool: Send + Sync + 'static {
     /// The input.
     type Input: DeserializeOwned + JsonSchema + Send;
@@ -25,6 +25,10 @@ pub trait TypedTool: Send + Sync + 'static {
     /// # Errors
     ///
     /// Whatever kept the tool from its work, in words for the model.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Tool::call`].
     fn call(
         &self,
         input: Self::Input,
@@ -33,6 +37,7 @@ pub trait TypedTool: Send + Sync + 'static {
 }
 
 /// Makes a [`Tool`] of a [`TypedTool`].
+#[derive(Clone, Debug)]
 pub struct Typed<T> {
     tool: T,
     schema: Schema,
@@ -41,11 +46,32 @@ pub struct Typed<T> {
 impl<T: TypedTool> Typed<T> {
     /// Wraps the tool.
     pub fn new(tool: T) -> Self {
-        Self { tool, schema: Schema::of::<T::Input>() }
+        Self { tool, schema: Schema::of_input::<T::Input>() }
+    }
+}
+
+#[async_trait]
+impl<T: TypedTool> Tool for Typed<T> {
+    fn name(&self) -> &str {
+        self.tool.name()
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        self.tool.description()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let input = parse(input)?;
+        self.tool.call(input, context).await
     }
 }
 
 /// A tool made of a closure; see [`tool_fn`].
+#[derive(Clone)]
 pub struct FnTool<I, F> {
     name: String,
     description: String,
@@ -55,18 +81,91 @@ pub struct FnTool<I, F> {
 }
 
 /// A tool made of a closure. `I` is any `Deserialize + JsonSchema` type, [`Value`] for none in particular.
-pub fn tool_fn<I, F, R, O>(
-    _name: impl Into<String>,
-    _description: impl Into<String>,
-    _call: F,
-) -> FnTool<I, F>
+///
+/// ```
+/// use omni_agent::tool::{ToolContext, ToolSet, tool_fn};
+/// use schemars::JsonSchema;
+/// use serde::Deserialize;
+///
+/// #[derive(Deserialize, JsonSchema)]
+/// struct Path {
+///     /// Where the file is.
+///     path: String,
+/// }
+///
+/// let read = tool_fn("read_file", "Reads a text file.", |input: Path, _context: ToolContext| async move {
+///     Ok(std::fs::read_to_string(input.path)?)
+/// });
+/// let tools = ToolSet::new().with(read)?;
+/// # Ok::<(), omni_agent::tool::ToolSetError>(())
+/// ```
+pub fn tool_fn<I, F, R, O>(name: impl Into<String>, description: impl Into<String>, call: F) -> FnTool<I, F>
 where
     I: DeserializeOwned + JsonSchema + Send + 'static,
     F: Fn(I, ToolContext) -> R + Send + Sync + 'static,
     R: Future<Output = Result<O, ToolError>> + Send + 'static,
     O: Into<ToolOutput>,
 {
-    todo!()
+    FnTool::with_schema(name, description, Schema::of_input::<I>(), call)
+}
+
+impl<I, F> FnTool<I, F> {
+    /// A tool made of a closure, with a schema written by hand. `I` is any `Deserialize` type that takes what
+    /// the schema allows, [`Value`] for all of it.
+    pub fn with_schema<R, O>(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        schema: Schema,
+        call: F,
+    ) -> Self
+    where
+        I: DeserializeOwned + Send + 'static,
+        F: Fn(I, ToolContext) -> R + Send + Sync + 'static,
+        R: Future<Output = Result<O, ToolError>> + Send + 'static,
+        O: Into<ToolOutput>,
+    {
+        Self { name: name.into(), description: description.into(), schema, call, input: PhantomData }
+    }
+}
+
+#[async_trait]
+impl<I, F, R, O> Tool for FnTool<I, F>
+where
+    I: DeserializeOwned + Send + 'static,
+    F: Fn(I, ToolContext) -> R + Send + Sync + 'static,
+    R: Future<Output = Result<O, ToolError>> + Send + 'static,
+    O: Into<ToolOutput>,
+{
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        (&*self.description).into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        let input = parse(input)?;
+        (self.call)(input, context).await.map(Into::into)
+    }
+}
+
+impl<I, F> fmt::Debug for FnTool<I, F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FnTool")
+            .field("name", &self.name)
+            .field("schema", &self.schema)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A schema can't say everything that a type demands, so this may fail for input that has been checked.
+fn parse<I: DeserializeOwned>(input: Value) -> Result<I, ToolError> {
+    serde_json::from_value(input).map_err(|error| ToolError(format!("The input could not be read: {error}")))
 }
 
 /// A tool that is declared and never run; see [`Tool::has_handler`].
@@ -75,4 +174,39 @@ pub struct SchemaTool {
     name: String,
     description: String,
     schema: Schema,
+}
+
+impl SchemaTool {
+    /// A tool with this schema.
+    pub fn new(name: impl Into<String>, description: impl Into<String>, schema: Schema) -> Self {
+        Self { name: name.into(), description: description.into(), schema }
+    }
+
+    /// A tool whose schema is derived from a Rust type, into which the application can parse the input.
+    pub fn of<I: JsonSchema>(name: impl Into<String>, description: impl Into<String>) -> Self {
+        Self::new(name, description, Schema::of_input::<I>())
+    }
+}
+
+#[async_trait]
+impl Tool for SchemaTool {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        (&*self.description).into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    fn has_handler(&self) -> bool {
+        false
+    }
+
+    async fn call(&self, _input: Value, _context: ToolContext) -> Result<ToolOutput, ToolError> {
+        Err(ToolError::new("This tool is only declared; it can't be run."))
+    }
 }

@@ -1,4 +1,10 @@
 //! The message layer through its public API.
 
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod drafts;
 mod history;
 mod law;
+mod message;
+mod serde;
+mod strategies;

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
+
 use std::borrow::Cow;
 
 use async_trait::async_trait;
@@ -39,7 +41,7 @@ struct Weather(Schema);
 
 #[async_trait]
 impl Tool for Weather {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "weather"
     }
 

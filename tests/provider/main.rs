@@ -1,5 +1,7 @@
 //! The provider layer through its public API.
 
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
 mod anthropic;
 mod anthropic_content;
 mod anthropic_decode;

@@ -1,5 +1,9 @@
 //! The tool layer through its public API.
+#![allow(clippy::unwrap_used, reason = "a test's helpers may panic as the test itself may")]
 
+mod cap;
 mod run;
 mod schema;
+mod schema_limits;
+mod set;
 mod typed;

@@ -141,6 +141,16 @@ impl Default for ChatCompletions {
 }
 
 impl ChatCompletions {
+    /// The format as OpenAI itself speaks it.
+    pub fn openai() -> Self {
+        Self::default()
+            .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
+            .with_system_role(SystemRole::Developer)
+            .with_effort(Some(EffortWords::OPENAI))
+            .with_metadata(false)
+            .with_cache_retention(true)
+    }
+
     /// The same format with the output limit in `field`.
     pub fn with_max_tokens_field(mut self, field: MaxTokensField) -> Self {
         self.max_tokens_field = field;

@@ -17,9 +17,7 @@ use super::{
 };
 use crate::provider::{
     Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext, Secret,
-    dialect::{
-        AnthropicMessages, ChatCompletions, Dialect, EffortWords, Framing, MaxTokensField, SystemRole,
-    },
+    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing},
 };
 
 /// Changes a request's JSON body before it is sent.
@@ -110,12 +108,8 @@ impl Endpoint {
 
     /// OpenAI, with the key from `OPENAI_API_KEY`.
     pub fn openai() -> Self {
-        let dialect = ChatCompletions::default()
-            .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
-            .with_system_role(SystemRole::Developer)
-            .with_effort(Some(EffortWords::OPENAI))
-            .with_cache_retention(true);
-        Self::custom("openai", "https://api.openai.com", dialect).with_key_variable("OPENAI_API_KEY")
+        Self::custom("openai", "https://api.openai.com", ChatCompletions::openai())
+            .with_key_variable("OPENAI_API_KEY")
     }
 
     /// All services that this crate knows.

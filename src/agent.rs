@@ -1,0 +1,371 @@
+//! The agent: one conversation as an actor.
+//!
+//! [`Agent`] is a handle: cheap to clone, and the agent lives until the last one is dropped or somebody
+//! [stops](Agent::stop) it. Its task owns the conversation, runs the turn loop, calls the application's
+//! [`AgentCallbacks`] and answers every operation at all times.
+//!
+//! ```
+//! # #[cfg(feature = "test-util")]
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! use omni_agent::agent::{Agent, Event};
+//! use omni_agent::subscription::Update;
+//! use omni_agent::testing::{ScriptedProvider, Step};
+//!
+//! let provider = ScriptedProvider::new([Step::text("Hello!")]);
+//! let agent = Agent::builder().model(provider.model()).start().await?;
+//! let mut events = agent.subscribe().await?;
+//! agent.prompt("Hi").await?;
+//! while let Some(Update::Event(numbered)) = events.next().await {
+//!     match &*numbered.event {
+//!         Event::TextDelta { delta, .. } => print!("{delta}"),
+//!         Event::Turn(_) => break,
+//!         _ => {}
+//!     }
+//! }
+//! # Ok::<(), omni_agent::agent::AgentError>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod builder;
+mod callbacks;
+mod command;
+mod core;
+mod error;
+mod event;
+mod phase;
+mod response;
+mod snapshot;
+mod state;
+mod task;
+
+use std::{
+    any::Any,
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+pub use self::core::Accepted;
+pub use builder::AgentBuilder;
+pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnDecision};
+use command::{Command, Reply};
+pub use error::{AgentError, Failure};
+pub use event::{Event, Status, TurnOutcome};
+pub use response::Response;
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+pub use snapshot::{Pause, Snapshot};
+pub use state::{Config, Draft, Prompt, State, StateView};
+use task::Shared;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::{
+    message::ToolUseId,
+    provider::OutputSchema,
+    subscription::{Attachment, End, EndReason, EventId, Numbered, Source, Subscription},
+    tool::Decision,
+};
+
+/// A handle to an agent. Cheap to clone; the agent ends when the last one is dropped, as [`stop`](Agent::stop)
+/// ends it.
+///
+/// All operations are answered at all times: while a model streams, while tools run, and while a callback
+/// awaits something that never comes. After the agent's end they return [`AgentError::Stopped`].
+///
+/// # Cancel safety
+///
+/// Dropping the future of an operation before it is done does not take the operation back: it may still be
+/// performed, unseen. Nothing else is lost.
+#[derive(Clone)]
+pub struct Agent {
+    commands: mpsc::Sender<Command>,
+    shared: Arc<Shared>,
+}
+
+/// A handle that does not keep the agent alive.
+#[derive(Clone)]
+pub struct WeakAgent {
+    commands: mpsc::WeakSender<Command>,
+    shared: Arc<Shared>,
+}
+
+/// One item of an agent's commit channel: an event, and the configuration in force when it happened.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Delivery {
+    /// The event.
+    pub event: Numbered<Event>,
+    /// The configuration, as callbacks may have changed it.
+    pub config: Arc<Config>,
+}
+
+/// A snapshot of an agent and the events that follow it.
+pub type AgentSubscription = Subscription<Snapshot, Event>;
+
+impl Agent {
+    /// Begins to build an agent.
+    pub fn builder() -> AgentBuilder {
+        AgentBuilder::default()
+    }
+
+    /// Sends a prompt. If the agent is idle, it begins a run; while the agent is busy or paused, it is staged:
+    /// it begins the next turn when the current one is complete. A newer staged prompt replaces the older,
+    /// which is given back.
+    ///
+    /// # Errors
+    ///
+    /// An empty prompt, one that does not fit the history, a limit of zero, or a stopped agent.
+    pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
+        let prompt = prompt.into();
+        self.call(|reply| Command::Prompt(Box::new((prompt, reply)))).await?
+    }
+
+    /// Sends a prompt and awaits what comes of it: the last turn's response, with the messages and usage of
+    /// all its turns. An interrupted run gives the response so far.
+    ///
+    /// # Errors
+    ///
+    /// As [`prompt`](Agent::prompt); [`AgentError::Busy`] while a run is on; [`AgentError::Cancelled`] and
+    /// [`AgentError::Failed`] with what was discarded.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the run.
+    pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, AgentError> {
+        let prompt = prompt.into();
+        self.call(|reply| Command::Ask(Box::new((prompt, reply)))).await?
+    }
+
+    /// Asks for a value of a Rust type: sets its schema as the output schema, and parses the answer.
+    ///
+    /// # Errors
+    ///
+    /// As [`ask`](Agent::ask), and [`AgentError::Output`] if the answer does not have the shape.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the run.
+    pub async fn ask_as<T: DeserializeOwned + JsonSchema>(
+        &self,
+        prompt: impl Into<Prompt>,
+    ) -> Result<T, AgentError> {
+        let mut prompt = prompt.into();
+        prompt.options.output = Some(OutputSchema::of::<T>());
+        let response = self.ask(prompt).await?;
+        match (&response.output, &response.output_error) {
+            (Some(value), _) => T::deserialize(value)
+                .map_err(|error| AgentError::Output(error.to_string(), Arc::clone(&response))),
+            (None, Some(error)) => Err(AgentError::Output(error.clone(), Arc::clone(&response))),
+            (None, None) => {
+                let why = format!("the turn ended with {} before there was one", response.stop_reason);
+                Err(AgentError::Output(why, response))
+            }
+        }
+    }
+
+    /// Decides on the tool use that a paused agent waits for.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::NotPaused`], and [`AgentError::StaleResume`] if the agent waits for another tool use:
+    /// a decision never applies to a newer call than the one it was made for.
+    pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
+        let id = tool_use.into();
+        self.call(|reply| Command::Resume(Box::new((id, decision, reply)))).await?
+    }
+
+    /// Ends the run at once and discards what is pending; the history stays as it was before the turn. The
+    /// `cancelled` event carries what was discarded, and a staged prompt.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Idle`] if no run is on.
+    pub async fn cancel(&self) -> Result<(), AgentError> {
+        self.call(Command::Cancel).await?
+    }
+
+    /// Ends the run at once and keeps what can be kept: completed steps and the text streamed so far are
+    /// committed, and complete tool uses are answered as interrupted. No callback runs. If there is nothing
+    /// to keep but the prompt, this is a [`cancel`](Agent::cancel).
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Idle`] if no run is on.
+    pub async fn interrupt(&self) -> Result<(), AgentError> {
+        self.call(Command::Interrupt).await?
+    }
+
+    /// Sends an event of the application's own to [`AgentCallbacks::handle_event`], where it arrives when no
+    /// turn is on.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::TooManyEvents`] if more wait than the agent keeps.
+    pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), AgentError> {
+        let event: AppEvent = Box::new(event);
+        self.call(|reply| Command::Notify(Box::new((event, reply)))).await?
+    }
+
+    /// Changes the configuration or the history, as a whole or not at all: `edit` works on a copy, which
+    /// takes effect if it is valid. Fires a `state` event. `edit` runs in the agent's task; keep it short.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Busy`] unless the agent is idle; what makes the copy invalid; what `edit` returned.
+    pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
+    where
+        F: FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
+    {
+        self.call(|reply| Command::SetState(Box::new((Box::new(edit), reply)))).await?
+    }
+
+    /// The state as callbacks see it.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`].
+    pub async fn state(&self) -> Result<State, AgentError> {
+        Ok(*self.call(Command::State).await?)
+    }
+
+    /// What the agent is doing.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`].
+    pub async fn status(&self) -> Result<Status, AgentError> {
+        self.call(Command::Status).await
+    }
+
+    /// All there is to know at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`]; what was left is in [`Agent::end`].
+    pub async fn snapshot(&self) -> Result<Snapshot, AgentError> {
+        Ok(*self.call(Command::Snapshot).await?)
+    }
+
+    /// A snapshot and the events that follow it, with no gap and no overlap. Keeps nothing alive.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`].
+    pub async fn subscribe(&self) -> Result<AgentSubscription, AgentError> {
+        self.subscribe_after(None).await
+    }
+
+    /// Resumes a subscription after the last event that was seen. What was missed is replayed if it is still
+    /// there; else, and for an event of another incarnation, the first update is a resync.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`].
+    pub async fn resume_from(&self, last: EventId) -> Result<AgentSubscription, AgentError> {
+        self.subscribe_after(Some(last)).await
+    }
+
+    async fn subscribe_after(&self, after: Option<EventId>) -> Result<AgentSubscription, AgentError> {
+        let attachment = self.call(|reply| Command::Subscribe(Box::new((after, reply)))).await?;
+        let source = Box::new(self.downgrade());
+        Ok(if after.is_some() {
+            Subscription::resumed(source, attachment)
+        } else {
+            Subscription::new(source, attachment)
+        })
+    }
+
+    /// Waits until nothing goes on and nothing waits to.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`] if the agent ends first.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only stops the waiting.
+    pub async fn wait_until_idle(&self) -> Result<(), AgentError> {
+        self.call(Command::WaitIdle).await
+    }
+
+    /// Ends the agent: the run is cancelled, `terminate` runs, subscribers get the final snapshot. What is
+    /// not done by the deadline is cut off. Stopping a stopped agent is fine.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Deadline`] if something was cut off; the agent has ended all the same.
+    pub async fn stop(&self, deadline: Duration) -> Result<(), AgentError> {
+        match self.call(|reply| Command::Stop(Box::new((deadline, reply)))).await {
+            Ok(stopped) => stopped,
+            Err(_) => Ok(()),
+        }
+    }
+
+    /// How the agent ended, with its last snapshot; `None` while it lives.
+    pub fn end(&self) -> Option<End<Snapshot>> {
+        self.shared.end.get().cloned()
+    }
+
+    /// A handle that does not keep the agent alive.
+    pub fn downgrade(&self) -> WeakAgent {
+        WeakAgent { commands: self.commands.downgrade(), shared: Arc::clone(&self.shared) }
+    }
+
+    /// Sends a command and awaits its answer.
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(command(reply)).await.is_err() {
+            return Err(self.stopped());
+        }
+        answer.await.map_err(|_| self.stopped())
+    }
+
+    fn stopped(&self) -> AgentError {
+        AgentError::Stopped(self.shared.end.get().map_or(EndReason::Killed, |end| end.reason.clone()))
+    }
+}
+
+impl WeakAgent {
+    /// A handle, if the agent still lives and has begun to: there is none in `init`.
+    pub fn upgrade(&self) -> Option<Agent> {
+        if !self.shared.started.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(Agent { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
+    }
+}
+
+impl Source<Snapshot, Event> for WeakAgent {
+    fn attach(
+        &self,
+        after: Option<EventId>,
+    ) -> Pin<Box<dyn Future<Output = Option<Attachment<Snapshot, Event>>> + Send>> {
+        let agent = self.upgrade();
+        Box::pin(async move {
+            let agent = agent?;
+            let (reply, attachment) = oneshot::channel();
+            agent.commands.send(Command::Subscribe(Box::new((after, reply)))).await.ok()?;
+            drop(agent);
+            attachment.await.ok()
+        })
+    }
+
+    fn end(&self) -> End<Snapshot> {
+        self.shared.end.get().cloned().unwrap_or(End { reason: EndReason::Killed, snapshot: None })
+    }
+}
+
+impl fmt::Debug for Agent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Agent").field("ended", &self.shared.end.get().is_some()).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WeakAgent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeakAgent").finish_non_exhaustive()
+    }
+}

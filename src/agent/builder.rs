@@ -1,0 +1,267 @@
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+
+use super::{
+    Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, State, Status, WeakAgent,
+    task::{Setup, Shared, Task},
+};
+use crate::{
+    message::History,
+    provider::{Model, Options, Registry},
+    subscription::FeedLimits,
+    tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError},
+};
+
+/// Commands that may wait in an agent's channel: one block of tokio's.
+const COMMANDS: usize = 32;
+
+/// Builds an [`Agent`].
+#[must_use = "a builder does nothing before `start`"]
+pub struct AgentBuilder {
+    model: Option<Named>,
+    registry: Option<Registry>,
+    system: Option<Arc<str>>,
+    tools: Result<ToolSet, ToolSetError>,
+    options: Options,
+    max_steps: Option<u32>,
+    turn_timeout: Option<Duration>,
+    history: History,
+    callbacks: Box<dyn AgentCallbacks>,
+    extensions: Extensions,
+    tool_limits: ToolLimits,
+    feed_limits: FeedLimits,
+    terminate_timeout: Duration,
+    commit: Option<mpsc::Sender<Delivery>>,
+}
+
+/// A model, or the name of one.
+#[derive(Clone, Debug)]
+pub struct Named(Name);
+
+#[derive(Clone, Debug)]
+enum Name {
+    Model(Model),
+    Name(String),
+}
+
+impl From<Model> for Named {
+    fn from(model: Model) -> Self {
+        Self(Name::Model(model))
+    }
+}
+
+impl From<&str> for Named {
+    fn from(name: &str) -> Self {
+        Self(Name::Name(name.to_owned()))
+    }
+}
+
+impl From<String> for Named {
+    fn from(name: String) -> Self {
+        Self(Name::Name(name))
+    }
+}
+
+impl Default for AgentBuilder {
+    fn default() -> Self {
+        Self {
+            model: None,
+            registry: None,
+            system: None,
+            tools: Ok(ToolSet::new()),
+            options: Options::default(),
+            max_steps: None,
+            turn_timeout: None,
+            history: History::new(),
+            callbacks: Box::new(()),
+            extensions: Extensions::default(),
+            tool_limits: ToolLimits::default(),
+            feed_limits: FeedLimits::default(),
+            terminate_timeout: Duration::from_secs(5),
+            commit: None,
+        }
+    }
+}
+
+impl AgentBuilder {
+    /// The model: a [`Model`], or a name like `anthropic:claude-sonnet-4-6`. Required.
+    pub fn model(mut self, model: impl Into<Named>) -> Self {
+        self.model = Some(model.into());
+        self
+    }
+
+    /// Where a model's name is looked up; [`Registry::default`] if unset.
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.registry = Some(registry);
+        self
+    }
+
+    /// The system prompt.
+    pub fn system(mut self, system: impl Into<Arc<str>>) -> Self {
+        self.system = Some(system.into());
+        self
+    }
+
+    /// Adds a tool. One that can't be with the others is reported by [`start`](Self::start).
+    pub fn tool(mut self, tool: impl Tool) -> Self {
+        self.tools = self.tools.and_then(|tools| tools.with(tool));
+        self
+    }
+
+    /// The tools, in place of those added before.
+    pub fn tools(mut self, tools: ToolSet) -> Self {
+        self.tools = Ok(tools);
+        self
+    }
+
+    /// How to answer.
+    pub fn options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// The most requests that one prompt may cause, continuations and retries by `handle_error` included.
+    /// What a provider repeats unseen, before an answer began, is not counted.
+    pub fn max_steps(mut self, max_steps: u32) -> Self {
+        self.max_steps = Some(max_steps);
+        self
+    }
+
+    /// The longest that one turn may take, not counting the time that it is paused.
+    pub fn turn_timeout(mut self, limit: Duration) -> Self {
+        self.turn_timeout = Some(limit);
+        self
+    }
+
+    /// A history to begin with; see [`History::check`] for what is accepted.
+    pub fn history(mut self, history: History) -> Self {
+        self.history = history;
+        self
+    }
+
+    /// The application's callbacks.
+    pub fn callbacks(mut self, callbacks: impl AgentCallbacks) -> Self {
+        self.callbacks = Box::new(callbacks);
+        self
+    }
+
+    /// Puts a value beside the conversation, where callbacks and tools find it by its type.
+    pub fn extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
+        self.extensions = self.extensions.with(value);
+        self
+    }
+
+    /// What a tool call may take: time and output.
+    pub fn tool_limits(mut self, limits: ToolLimits) -> Self {
+        self.tool_limits = limits;
+        self
+    }
+
+    /// What is kept for subscribers.
+    pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
+        self.feed_limits = limits;
+        self
+    }
+
+    /// How long the end may take when no deadline is given: when the last handle is dropped. Five seconds if
+    /// unset.
+    pub fn terminate_timeout(mut self, limit: Duration) -> Self {
+        self.terminate_timeout = limit;
+        self
+    }
+
+    /// A channel that gets every event, in order. The agent waits for its room, and answers all operations
+    /// meanwhile. If the receiver is dropped, the agent goes on without it.
+    pub fn commit_channel(mut self, sender: mpsc::Sender<Delivery>) -> Self {
+        self.commit = Some(sender);
+        self
+    }
+
+    /// Starts the agent on the current tokio runtime, after `init` has run.
+    ///
+    /// # Errors
+    ///
+    /// No model or an unknown one, tools that can't be together, an invalid history or limit, and what
+    /// `init` returned.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is done starts nothing.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn start(self) -> Result<Agent, AgentError> {
+        let model = match self.model.ok_or(AgentError::NoModel)?.0 {
+            Name::Model(model) => model,
+            Name::Name(name) => self.registry.unwrap_or_default().model(&name)?,
+        };
+        let config = Config {
+            model,
+            system: self.system,
+            tools: self.tools?,
+            options: self.options,
+            max_steps: self.max_steps,
+            turn_timeout: self.turn_timeout,
+        };
+        let (commands, receiver) = mpsc::channel(COMMANDS);
+        let shared = Arc::new(Shared::default());
+        let agent = Agent { commands, shared };
+        let weak = agent.downgrade();
+        let extensions = self.extensions.with(weak.clone());
+
+        let mut draft = Draft { config, history: self.history };
+        draft.check(&History::new())?;
+        let mut callbacks = self.callbacks;
+        init(&mut *callbacks, &mut draft, &extensions, &weak).await?;
+        draft.check(&History::new())?;
+
+        let setup = Setup {
+            extensions,
+            tool_limits: self.tool_limits,
+            feed_limits: self.feed_limits,
+            terminate_timeout: self.terminate_timeout,
+        };
+        let task =
+            Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
+        agent.shared.started.store(true, Ordering::Release);
+        tokio::spawn(task.run(callbacks, receiver));
+        Ok(agent)
+    }
+}
+
+async fn init(
+    callbacks: &mut dyn AgentCallbacks,
+    draft: &mut Draft,
+    extensions: &Extensions,
+    weak: &WeakAgent,
+) -> Result<(), AgentError> {
+    use futures_util::FutureExt;
+
+    let state = State {
+        config: Arc::new(draft.config.clone()),
+        history: draft.history.clone(),
+        status: Status::Idle,
+        step: 0,
+        extensions: extensions.clone(),
+        agent: weak.clone(),
+    };
+    match std::panic::AssertUnwindSafe(callbacks.init(draft, &state)).catch_unwind().await {
+        Ok(done) => done.map_err(|error| AgentError::Refused(error.into())),
+        Err(panic) => Err(AgentError::Panicked("init", super::task::words(&*panic))),
+    }
+}
+
+impl fmt::Debug for AgentBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AgentBuilder")
+            .field("model", &self.model)
+            .field("tools", &self.tools)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,163 @@
+use std::{any::Any, error::Error, time::Duration};
+
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Draft, Failure, Prompt, Response, State};
+use crate::{
+    message::{Blocks, ToolResult, ToolUse},
+    provider::Request,
+    subscription::EndReason,
+    tool::Decision,
+};
+
+/// An application's own event, on its way to [`AgentCallbacks::handle_event`].
+pub type AppEvent = Box<dyn Any + Send>;
+
+/// Where an application takes part in an agent's life. Every method is optional.
+///
+/// One is called at a time. What a callback object keeps for itself lives in its own fields.
+///
+/// # Cancel safety
+///
+/// A cancel, an interrupt, a stop or a turn's time limit drops the future of a callback at its next await.
+/// Its edits of the configuration are void then; its own fields may be half changed. Blocking code can't be
+/// cancelled, and holds up the whole agent: put it on [`tokio::task::spawn_blocking`].
+///
+/// # Panics
+///
+/// A panic in a callback ends the run in an error event; the history is as before the turn, and the agent
+/// lives on.
+#[async_trait]
+pub trait AgentCallbacks: Send + 'static {
+    /// The agent starts. May edit the configuration and the history.
+    ///
+    /// # Errors
+    ///
+    /// An error refuses the start.
+    async fn init(&mut self, draft: &mut Draft, state: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let _ = (draft, state);
+        Ok(())
+    }
+
+    /// A request is about to be sent. May change it — trim, compact, add context — without changing the
+    /// history. A trimmed history that breaks the history law is repaired before it is sent.
+    async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
+        let _ = (request, state);
+    }
+
+    /// The model wants a tool run. Called for each tool use of a step, in order, before any tool runs; and
+    /// for tools that a service runs itself, where it asks.
+    async fn handle_tool_use(&mut self, tool_use: &ToolUse, state: &mut State) -> ToolDecision {
+        let _ = (tool_use, state);
+        ToolDecision::Execute
+    }
+
+    /// A tool use has its result: executed, rejected or provided. Called for each, in order, when all are
+    /// there. Returns what the model sees.
+    async fn handle_tool_result(&mut self, result: ToolResult, state: &mut State) -> ToolResult {
+        let _ = state;
+        result
+    }
+
+    /// The model needs no more tools. The response covers the whole turn.
+    async fn handle_turn(&mut self, response: &Response, state: &mut State) -> TurnDecision {
+        let _ = (response, state);
+        TurnDecision::Stop
+    }
+
+    /// A step failed for good.
+    async fn handle_error(&mut self, failure: &Failure, state: &mut State) -> ErrorDecision {
+        let _ = (failure, state);
+        ErrorDecision::Stop
+    }
+
+    /// The application sent an event with [`notify`](super::Agent::notify). While a turn is on it waits for
+    /// the turn's end. A prompt that is returned starts a run, or takes over the next turn.
+    async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
+        let _ = (event, state);
+        None
+    }
+
+    /// The agent ends. Called once, also when its last handle was dropped, unless its task is killed.
+    async fn terminate(&mut self, reason: &EndReason, state: &State) {
+        let _ = (reason, state);
+    }
+}
+
+/// Callbacks that do nothing of their own.
+#[async_trait]
+impl AgentCallbacks for () {}
+
+/// What becomes of a tool use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ToolDecision {
+    /// Run the tool.
+    Execute,
+    /// Run the tool with this input instead. The history keeps what the model sent.
+    ExecuteWith(Value),
+    /// Do not run it; the model gets an error result with this text.
+    Reject(String),
+    /// Do not run it; the model gets this result.
+    Provide(ToolResult),
+    /// Wait for [`resume`](super::Agent::resume), for this reason.
+    Pause(Value),
+}
+
+impl ToolDecision {
+    /// The decision, or the reason to wait for one.
+    pub(crate) fn or_pause(self) -> Result<Decision, Value> {
+        Ok(match self {
+            Self::Execute => Decision::Execute,
+            Self::ExecuteWith(input) => Decision::ExecuteWith(input),
+            Self::Reject(reason) => Decision::Reject(reason),
+            Self::Provide(result) => Decision::Provide(result),
+            Self::Pause(reason) => return Err(reason),
+        })
+    }
+}
+
+impl From<Decision> for ToolDecision {
+    fn from(decision: Decision) -> Self {
+        match decision {
+            Decision::Execute => Self::Execute,
+            Decision::ExecuteWith(input) => Self::ExecuteWith(input),
+            Decision::Reject(reason) => Self::Reject(reason),
+            Decision::Provide(result) => Self::Provide(result),
+        }
+    }
+}
+
+/// What becomes of a run whose turn is complete.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TurnDecision {
+    /// The run ends.
+    Stop,
+    /// Another turn follows, with this as its user message.
+    Continue(Blocks),
+}
+
+impl TurnDecision {
+    /// Another turn, with this as its user message.
+    pub fn continue_with(content: impl Into<Blocks>) -> Self {
+        Self::Continue(content.into())
+    }
+}
+
+/// What becomes of a step that failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ErrorDecision {
+    /// The run ends in an error event.
+    Stop,
+    /// The step is repeated at once.
+    Retry,
+    /// The step is repeated after this long.
+    RetryAfter(Duration),
+}

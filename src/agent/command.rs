@@ -1,0 +1,34 @@
+//! What a handle sends to its task. At most 16 bytes each: tokio allocates a channel's slots in blocks of 32.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use tokio::sync::oneshot;
+
+use super::{Accepted, AgentError, AppEvent, Draft, Event, Prompt, Response, Snapshot, State, Status};
+use crate::{
+    message::ToolUseId,
+    subscription::{Attachment, EventId},
+    tool::Decision,
+};
+
+pub(super) type Reply<T> = oneshot::Sender<T>;
+pub(super) type Outcome<T> = Result<T, AgentError>;
+pub(super) type Edit = Box<dyn FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
+
+pub(super) enum Command {
+    Prompt(Box<(Prompt, Reply<Outcome<Accepted>>)>),
+    Ask(Box<(Prompt, Reply<Outcome<Arc<Response>>>)>),
+    Resume(Box<(ToolUseId, Decision, Reply<Outcome<()>>)>),
+    Cancel(Reply<Outcome<()>>),
+    Interrupt(Reply<Outcome<()>>),
+    Notify(Box<(AppEvent, Reply<Outcome<()>>)>),
+    SetState(Box<(Edit, Reply<Outcome<()>>)>),
+    State(Reply<Box<State>>),
+    Status(Reply<Status>),
+    Snapshot(Reply<Box<Snapshot>>),
+    Subscribe(Box<(Option<EventId>, Reply<Attachment<Snapshot, Event>>)>),
+    WaitIdle(Reply<()>),
+    Stop(Box<(Duration, Reply<Outcome<()>>)>),
+}
+
+const _: () = assert!(size_of::<Command>() <= 16, "commands are at most 16 bytes");

@@ -1,0 +1,462 @@
+//! The turn logic: a pure state machine. Each method takes one input — a command, or the outcome of an effect
+//! — changes the phase and appends effects for the shell to perform, in order. No tokio, no clock, no
+//! callback, no provider in here.
+
+mod ending;
+mod streaming;
+mod tools;
+
+pub(super) use streaming::finished;
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    AgentError, Config, Event, Failure, Prompt, Response, Status,
+    phase::{Between, Op, Origin, Phase, Then, ToolCall, Turn, Working},
+};
+use crate::{
+    message::{
+        Blocks, Content, History, Message, Role, Timestamp, ToolResult, ToolUse, Usage, answer_open_tool_uses,
+    },
+    tool::{Decision, ToolSet},
+};
+
+/// What the core may know of the world at one input.
+pub(super) struct Env<'a> {
+    /// The time, for messages made now.
+    pub(super) now: Timestamp,
+    /// The configuration in force.
+    pub(super) config: &'a Config,
+    /// The tools that the current request offered.
+    pub(super) tools: &'a ToolSet,
+    /// Fresh randomness, should a turn begin.
+    pub(super) turn_id: u128,
+}
+
+/// What the shell is to do.
+#[derive(Debug)]
+pub(super) enum Effect {
+    /// Tell subscribers.
+    Emit(Event),
+    /// Call a callback; its outcome comes back under this number.
+    Call(Op, Call),
+    /// Drop whatever goes on: the callback, the exchange, the tools, the delay.
+    Abort,
+    /// Drop the callback that runs, if one does.
+    DropCall,
+    /// Send the prepared request; deltas come back under this number.
+    Open(Op),
+    /// Answer the provider's question.
+    Answer(Decision),
+    /// Run these tools; results come back under this number.
+    RunTools(Op, Vec<ToolCall>),
+    /// Come back under this number when this long has passed.
+    Delay(Op, Duration),
+    /// Tell when the turn has taken this long, from now; `None` for no limit.
+    Watch(Option<Duration>),
+    /// Stop the turn's clock while a person decides, or let it go on.
+    FreezeWatch(bool),
+    /// Answer whoever asked.
+    Resolve(Result<Arc<Response>, AgentError>),
+}
+
+/// A callback to call.
+#[derive(Clone, Debug)]
+pub(super) enum Call {
+    PrepareStep,
+    HandleToolUse(ToolUse),
+    HandleToolResult(ToolResult),
+    HandleTurn(Arc<Response>),
+    HandleError(Failure),
+    HandleEvent,
+}
+
+impl Call {
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::PrepareStep => "prepare_step",
+            Self::HandleToolUse(_) => "handle_tool_use",
+            Self::HandleToolResult(_) => "handle_tool_result",
+            Self::HandleTurn(_) => "handle_turn",
+            Self::HandleError(_) => "handle_error",
+            Self::HandleEvent => "handle_event",
+        }
+    }
+}
+
+/// What became of a prompt.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Accepted {
+    /// It began a run.
+    Started,
+    /// It waits for the end of the turn in flight.
+    Staged {
+        /// The older staged prompt that it replaced.
+        replaced: Option<Arc<Prompt>>,
+    },
+}
+
+/// Application events that may wait.
+const MAX_NOTICES: u32 = 1024;
+
+/// The state machine of one agent.
+#[derive(Debug, Default)]
+pub(super) struct Core {
+    history: History,
+    phase: Phase,
+    staged: Option<Arc<Prompt>>,
+    /// Application events that wait for `handle_event`.
+    notices: u32,
+    /// The status last told.
+    told: Status,
+    last_op: Op,
+    /// Requests since the last prompt was taken, kept while idle.
+    step: u32,
+}
+
+type Effects = Vec<Effect>;
+
+impl Core {
+    pub(super) fn new(history: History) -> Self {
+        Self { history, ..Self::default() }
+    }
+
+    pub(super) fn history(&self) -> &History {
+        &self.history
+    }
+
+    pub(super) fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    pub(super) fn staged(&self) -> Option<&Arc<Prompt>> {
+        self.staged.as_ref()
+    }
+
+    pub(super) fn status(&self) -> Status {
+        self.told
+    }
+
+    pub(super) fn step(&self) -> u32 {
+        self.phase.turn().map_or(self.step, |turn| turn.step)
+    }
+
+    /// Whether nothing is going on and nothing waits to.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.phase, Phase::Idle) && self.staged.is_none() && self.notices == 0
+    }
+
+    /// Whether no run is on.
+    pub(super) fn is_at_rest(&self) -> bool {
+        matches!(self.phase, Phase::Idle | Phase::Noticing { then: Then::Rest, .. })
+    }
+
+    // ---- commands ----
+
+    /// Takes a prompt: begins a run if idle, else stages it.
+    pub(super) fn prompt(
+        &mut self,
+        prompt: Prompt,
+        ask: bool,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) -> Result<Accepted, AgentError> {
+        prompt.check()?;
+        if prompt.content.is_blank() {
+            return Err(AgentError::EmptyPrompt);
+        }
+        if matches!(self.phase, Phase::Idle | Phase::Noticing { then: Then::Rest, .. }) {
+            self.begin_run(prompt, ask, env, effects)?;
+            return Ok(Accepted::Started);
+        }
+        if ask {
+            return Err(AgentError::Busy(self.told));
+        }
+        if prompt.content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)))
+        {
+            return Err(AgentError::ResultsWhileBusy);
+        }
+        let replaced = self.staged.replace(Arc::new(prompt));
+        Ok(Accepted::Staged { replaced })
+    }
+
+    /// Replaces the history.
+    pub(super) fn set_history(&mut self, history: History) {
+        self.history = history;
+    }
+
+    /// Refuses what only an idle agent may do.
+    pub(super) fn ensure_idle(&self) -> Result<(), AgentError> {
+        match self.phase {
+            Phase::Idle | Phase::Noticing { then: Then::Rest, .. } => Ok(()),
+            _ => Err(AgentError::Busy(self.told)),
+        }
+    }
+
+    /// Decides on the tool use that waits.
+    pub(super) fn resume(
+        &mut self,
+        id: &crate::message::ToolUseId,
+        decision: Decision,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) -> Result<(), AgentError> {
+        match self.phase.waiting() {
+            None => return Err(AgentError::NotPaused(self.told)),
+            Some((tool_use, _)) if tool_use.id != *id => {
+                return Err(AgentError::StaleResume { waiting: tool_use.id.clone(), given: id.clone() });
+            }
+            Some(_) => {}
+        }
+        match std::mem::take(&mut self.phase) {
+            Phase::Paused { mut turn, tools, .. } => {
+                turn.resumed.push(id.clone());
+                self.unpause(effects);
+                self.record_decision(turn, tools, decision, env, effects);
+            }
+            Phase::Streaming { op, turn, fold, .. } => {
+                self.phase = Phase::Streaming { op, turn, fold, question: None };
+                self.unpause(effects);
+                effects.push(Effect::Answer(decision));
+            }
+            other => self.phase = other,
+        }
+        Ok(())
+    }
+
+    /// An application event came in; the shell keeps it until `handle_event` is called.
+    pub(super) fn notify(&mut self, effects: &mut Effects) -> Result<(), AgentError> {
+        if self.notices >= MAX_NOTICES {
+            return Err(AgentError::TooManyEvents(MAX_NOTICES as usize));
+        }
+        self.notices += 1;
+        if matches!(self.phase, Phase::Idle) {
+            self.notice(Then::Rest, effects);
+        }
+        Ok(())
+    }
+
+    // ---- turns ----
+
+    fn begin_run(
+        &mut self,
+        prompt: Prompt,
+        ask: bool,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) -> Result<(), AgentError> {
+        let Prompt { content, .. } = prompt;
+        let content = answer_open_tool_uses(&self.history, content).map_err(AgentError::InvalidPrompt)?;
+        let origin = Origin {
+            max_steps: prompt.max_steps.or(env.config.max_steps),
+            prompt: Arc::new(Prompt { content: Blocks::default(), ..prompt }),
+            asked: ask.then(Box::default),
+        };
+        self.begin_turn(content, origin, 0, env, effects);
+        Ok(())
+    }
+
+    /// Begins a turn with a user message of `content`, after `step` requests for the same prompt.
+    fn begin_turn(
+        &mut self,
+        content: Vec<Content>,
+        origin: Origin,
+        step: u32,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let limit = origin.prompt.turn_timeout.or(env.config.turn_timeout);
+        let mut turn = Box::new(Turn {
+            id: env.turn_id,
+            origin,
+            working: Working::new(&self.history),
+            step,
+            step_start: 0,
+            resumed: Vec::new(),
+            usage: Usage::default(),
+            model: None,
+            warnings: Vec::new(),
+        });
+        self.tell(Status::Busy, effects);
+        effects.push(Effect::Watch(limit));
+        turn.step += 1;
+        add_message(&mut turn, user_message(content, env), effects);
+        match self.phase {
+            // The callbacks are not free before `handle_event` is done.
+            Phase::Noticing { op, then: Then::Rest } => {
+                self.phase = Phase::Noticing { op, then: Then::Prepare(turn) };
+            }
+            _ => self.prepare(turn, effects),
+        }
+    }
+
+    /// Takes the staged prompt, if there is one and nothing is in its way.
+    fn take_staged(&mut self, env: &Env<'_>, effects: &mut Effects) -> bool {
+        let Some(staged) = self.staged.take() else {
+            return false;
+        };
+        // A staged prompt holds no tool results, so there is nothing in it that could not fit.
+        self.begin_run(Arc::unwrap_or_clone(staged), false, env, effects).is_ok()
+    }
+
+    /// Makes the turn's next request, which is counted already.
+    fn prepare(&mut self, mut turn: Box<Turn>, effects: &mut Effects) {
+        turn.step_start = turn.working.pending_len();
+        let op = self.next_op();
+        self.phase = Phase::Preparing { op, turn };
+        effects.push(Effect::Call(op, Call::PrepareStep));
+    }
+
+    /// `prepare_step` is done; the shell holds the request.
+    pub(super) fn prepared(&mut self, op: Op, effects: &mut Effects) {
+        match std::mem::take(&mut self.phase) {
+            Phase::Preparing { op: waiting, turn } if waiting == op => {
+                let op = self.next_op();
+                self.phase = Phase::Streaming { op, turn, fold: Box::default(), question: None };
+                effects.push(Effect::Open(op));
+            }
+            other => self.phase = other,
+        }
+    }
+
+    // ---- application events ----
+
+    /// Calls `handle_event` for the oldest application event that waits.
+    fn notice(&mut self, then: Then, effects: &mut Effects) {
+        let op = self.next_op();
+        self.notices -= 1;
+        self.phase = Phase::Noticing { op, then };
+        effects.push(Effect::Call(op, Call::HandleEvent));
+    }
+
+    /// `handle_event` is done, and may want a prompt sent.
+    pub(super) fn event_handled(
+        &mut self,
+        op: Op,
+        prompt: Option<Prompt>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        if !matches!(self.phase, Phase::Noticing { op: waiting, .. } if waiting == op) {
+            return;
+        }
+        if let Some(prompt) = prompt
+            && let Err(error) = self.prompt_from_event(prompt, env, effects)
+        {
+            return self.call_failed(op, &Call::HandleEvent, error.to_string(), env, effects);
+        }
+        let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
+            unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
+        };
+        match then {
+            Then::Rest => self.settle(env, effects),
+            Then::GoOn(between) => self.go_on(between, env, effects),
+            Then::Prepare(turn) => self.prepare(turn, effects),
+        }
+    }
+
+    /// A prompt that `handle_event` returned waits for its turn like any other, but never pushes out one that
+    /// the application staged meanwhile: nobody could be told.
+    fn prompt_from_event(
+        &mut self,
+        prompt: Prompt,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) -> Result<(), AgentError> {
+        if self.staged.is_some() {
+            return Err(AgentError::Busy(self.told));
+        }
+        self.prompt(prompt, false, env, effects).map(|_| ())
+    }
+
+    /// Goes on after a turn that was committed: with the staged prompt, else with the continuation, once the
+    /// application events that wait are handled.
+    fn go_on(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
+        if self.staged.is_some() {
+            if let Some(asked) = between.origin.asked.as_deref() {
+                effects.push(Effect::Resolve(Ok(asked.response())));
+            }
+            self.take_staged(env, effects);
+            return;
+        }
+        if self.notices > 0 {
+            return self.notice(Then::GoOn(between), effects);
+        }
+        let Between { content, origin, step } = *between;
+        // Checked when the turn before was committed, and the history is still that one.
+        let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
+        self.begin_turn(content, origin, step, env, effects);
+    }
+
+    /// Nothing goes on any more: what waits for that comes next.
+    fn settle(&mut self, env: &Env<'_>, effects: &mut Effects) {
+        if !self.take_staged(env, effects) && self.notices > 0 {
+            self.notice(Then::Rest, effects);
+        }
+    }
+
+    // ---- small things ----
+
+    fn next_op(&mut self) -> Op {
+        self.last_op += 1;
+        self.last_op
+    }
+
+    /// Tells the status if it is news.
+    fn tell(&mut self, status: Status, effects: &mut Effects) {
+        if self.told != status {
+            self.told = status;
+            effects.push(Effect::Emit(Event::Status { status }));
+        }
+    }
+
+    /// The tool use that waited is decided on.
+    fn unpause(&mut self, effects: &mut Effects) {
+        self.tell(Status::Busy, effects);
+        effects.push(Effect::FreezeWatch(false));
+    }
+
+    /// Checks what must hold between any two inputs. O(n).
+    #[cfg(any(test, debug_assertions))]
+    pub(super) fn check(&self) -> Result<(), String> {
+        self.history.check().map_err(|error| format!("committed history: {error}"))?;
+        let status = self.phase.status();
+        if status != self.told {
+            return Err(format!("told {:?}, but is {status:?}", self.told));
+        }
+        if self.staged.is_some() && matches!(self.phase, Phase::Idle) {
+            return Err("a prompt is staged although nothing goes on".into());
+        }
+        let Some(turn) = self.phase.turn() else {
+            return Ok(());
+        };
+        if !turn.working.all().iter().take(self.history.len()).eq(self.history.iter()) {
+            return Err("the working history does not begin with the committed one".into());
+        }
+        if turn.origin.max_steps.is_some_and(|max| turn.step > max) {
+            return Err(format!("{} requests, {:?} allowed", turn.step, turn.origin.max_steps));
+        }
+        match self.phase {
+            Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
+                turn.working.all().check_sendable().map_err(|error| format!("to be sent: {error}"))
+            }
+            _ => turn.working.all().check_pairs().map_err(|error| format!("working history: {error}")),
+        }
+    }
+}
+
+/// Appends a message to the turn in flight and tells.
+fn add_message(turn: &mut Turn, message: Message, effects: &mut Effects) {
+    let message = Arc::new(message);
+    turn.working.push(Arc::clone(&message));
+    effects.push(Effect::Emit(Event::Message { message, step: turn.step }));
+}
+
+fn user_message(content: Vec<Content>, env: &Env<'_>) -> Message {
+    Message { role: Role::User, content, timestamp: env.now, provider_data: serde_json::Map::new() }
+}
+
+fn callback_failure(call: &Call, message: String) -> Failure {
+    Failure::Callback { callback: call.name().to_owned(), message }
+}

@@ -1,0 +1,367 @@
+//! The ends of turns and runs: conclusion, failure, cancel, interrupt.
+
+use std::sync::Arc;
+
+use super::{
+    Call, Core, Effect, Effects, Env, add_message, callback_failure,
+    streaming::{close_tool_uses, end_event, parse_output, respond},
+};
+use crate::{
+    agent::{
+        AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
+        phase::{Between, Op, Phase, Then, Turn},
+    },
+    message::{Message, ToolResult, answer_open_tool_uses},
+    provider::{Fold, StopReason},
+};
+
+impl Core {
+    /// The model needs no more tools.
+    pub(super) fn conclude(
+        &mut self,
+        turn: Box<Turn>,
+        reason: StopReason,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let mut response = respond(&turn, reason, env);
+        parse_output(&mut response, &turn, env);
+        self.ask_handle_turn(turn, Arc::new(response), effects);
+    }
+
+    pub(super) fn ask_handle_turn(
+        &mut self,
+        turn: Box<Turn>,
+        response: Arc<Response>,
+        effects: &mut Effects,
+    ) {
+        let op = self.next_op();
+        self.phase = Phase::Concluding { op, turn, response: Arc::clone(&response) };
+        effects.push(Effect::Call(op, Call::HandleTurn(response)));
+    }
+
+    /// `handle_turn` is done: the turn is committed, and another follows or none.
+    pub(in crate::agent) fn turn_decided(
+        &mut self,
+        op: Op,
+        decision: TurnDecision,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let (mut turn, mut response) = match std::mem::take(&mut self.phase) {
+            Phase::Concluding { op: waiting, turn, response } if waiting == op => (turn, response),
+            other => {
+                self.phase = other;
+                return;
+            }
+        };
+        let mut next = match decision {
+            TurnDecision::Stop => None,
+            TurnDecision::Continue(content) => Some(content),
+        };
+        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
+        if next.is_some() && exhausted {
+            Arc::make_mut(&mut response).stop_reason = StopReason::MaxSteps;
+            next = None;
+        }
+        if let (Some(content), None) = (&next, &self.staged) {
+            let checked = if content.is_blank() {
+                Err("the content to continue with is empty".to_owned())
+            } else {
+                answer_open_tool_uses(turn.working.all(), content.clone())
+                    .map(|_| ())
+                    .map_err(|e| e.to_string())
+            };
+            if let Err(message) = checked {
+                let failure = callback_failure(&Call::HandleTurn(response), message);
+                return self.fail(turn, failure, None, env, effects);
+            }
+        }
+
+        self.history = turn.working.all().clone();
+        self.step = turn.step;
+        if let Some(asked) = &mut turn.origin.asked {
+            asked.add(&response);
+        }
+        effects.push(Effect::Watch(None));
+        if self.staged.is_none() && next.is_none() {
+            return self.stop_run(*turn, response, env, effects);
+        }
+        effects.push(Effect::Emit(Event::Turn(TurnOutcome::Continue { response })));
+        let Turn { origin, step, .. } = *turn;
+        let content = next.unwrap_or_default();
+        self.go_on(Box::new(Between { content, origin, step }), env, effects);
+    }
+
+    fn stop_run(&mut self, turn: Turn, response: Arc<Response>, env: &Env<'_>, effects: &mut Effects) {
+        let staged = self.staged.take();
+        self.tell(Status::Idle, effects);
+        effects.push(Effect::Emit(Event::Turn(TurnOutcome::Stop { response, staged })));
+        if let Some(asked) = &turn.origin.asked {
+            effects.push(Effect::Resolve(Ok(asked.response())));
+        }
+        self.settle(env, effects);
+    }
+
+    /// `handle_error` is done.
+    pub(in crate::agent) fn error_decided(
+        &mut self,
+        op: Op,
+        decision: ErrorDecision,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let (mut turn, failure, partial) = match std::mem::take(&mut self.phase) {
+            Phase::Failing { op: waiting, turn, failure, partial } if waiting == op => {
+                (turn, failure, partial)
+            }
+            other => {
+                self.phase = other;
+                return;
+            }
+        };
+        let delay = match decision {
+            ErrorDecision::Stop => return self.fail(turn, failure, partial, env, effects),
+            ErrorDecision::Retry => std::time::Duration::ZERO,
+            ErrorDecision::RetryAfter(delay) => delay,
+        };
+        if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
+            return self.fail(turn, failure, partial, env, effects);
+        }
+        turn.step += 1;
+        let keep = turn.step_start;
+        turn.working.rebase(&self.history, keep);
+        if matches!(failure, Failure::TimeLimit { .. }) {
+            effects.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(env.config.turn_timeout)));
+        }
+        effects.push(Effect::Emit(Event::Retry { failure, delay, pending: keep }));
+        if delay.is_zero() {
+            return self.prepare(turn, effects);
+        }
+        let op = self.next_op();
+        self.phase = Phase::Delaying { op, turn };
+        effects.push(Effect::Delay(op, delay));
+    }
+
+    /// The delay before a repetition is over.
+    pub(in crate::agent) fn delay_over(&mut self, op: Op, effects: &mut Effects) {
+        match std::mem::take(&mut self.phase) {
+            Phase::Delaying { op: waiting, turn } if waiting == op => self.prepare(turn, effects),
+            other => self.phase = other,
+        }
+    }
+
+    /// The turn has taken as long as it may.
+    pub(in crate::agent) fn time_over(
+        &mut self,
+        limit: std::time::Duration,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let failure = Failure::TimeLimit { limit };
+        let already_failing = matches!(self.phase, Phase::Failing { .. });
+        let partial = take_partial(&mut self.phase);
+        let Some(turn) = self.phase.take_turn() else {
+            return;
+        };
+        effects.push(Effect::Abort);
+        if already_failing {
+            self.fail(turn, failure, partial, env, effects);
+        } else {
+            self.recover(turn, failure, partial, effects);
+        }
+    }
+
+    /// A callback panicked, or gave back what can't be used.
+    pub(in crate::agent) fn call_failed(
+        &mut self,
+        op: Op,
+        call: &Call,
+        message: String,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let waiting = match &self.phase {
+            Phase::Streaming { question, .. } => question.as_ref().map(|question| question.op),
+            other => other.op(),
+        };
+        if waiting != Some(op) {
+            return;
+        }
+        effects.push(Effect::Abort);
+        self.end_in_error(callback_failure(call, message), env, effects);
+    }
+
+    /// The run ends in an error.
+    fn fail(
+        &mut self,
+        turn: Box<Turn>,
+        failure: Failure,
+        partial: Option<Box<Fold>>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let op = self.next_op();
+        self.phase = Phase::Failing { op, turn, failure: failure.clone(), partial };
+        self.end_in_error(failure, env, effects);
+    }
+
+    /// Ends whatever goes on in an error; what is pending is discarded.
+    fn end_in_error(&mut self, failure: Failure, env: &Env<'_>, effects: &mut Effects) {
+        self.discard(StopReason::Other("error".into()), env, effects, |response, staged| {
+            let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
+            (Event::Error { failure, response, staged }, error)
+        });
+    }
+
+    /// Ends the run at once and discards what is pending.
+    pub(in crate::agent) fn cancel(
+        &mut self,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) -> Result<(), AgentError> {
+        match self.phase {
+            Phase::Idle => return Err(AgentError::Idle),
+            // No run is on: only the callback is dropped.
+            Phase::Noticing { then: Then::Rest, .. } => {
+                effects.push(Effect::Abort);
+                self.phase = Phase::Idle;
+                self.settle(env, effects);
+            }
+            _ => {
+                effects.push(Effect::Abort);
+                self.discard(StopReason::Cancelled, env, effects, |response, staged| {
+                    let error = AgentError::Cancelled(Arc::clone(&response));
+                    (Event::Cancelled { response, staged }, error)
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends whatever goes on without a commit: tells the event that `end` makes, and its error to who asked.
+    fn discard(
+        &mut self,
+        reason: StopReason,
+        env: &Env<'_>,
+        effects: &mut Effects,
+        end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, AgentError),
+    ) {
+        let asked = self.phase.asked().is_some();
+        let partial = take_partial(&mut self.phase);
+        let turn = self.phase.take_turn();
+        let response = self.discarded(turn.as_deref(), partial, reason, env);
+        self.phase = Phase::Idle;
+        effects.push(Effect::Watch(None));
+        self.tell(Status::Idle, effects);
+        let (event, error) = end(response, self.staged.take());
+        effects.push(Effect::Emit(event));
+        if asked {
+            effects.push(Effect::Resolve(Err(error)));
+        }
+        self.settle(env, effects);
+    }
+
+    /// What is discarded with a turn, and with the answer that was streaming in.
+    fn discarded(
+        &mut self,
+        turn: Option<&Turn>,
+        fold: Option<Box<Fold>>,
+        reason: StopReason,
+        env: &Env<'_>,
+    ) -> Arc<Response> {
+        let Some(turn) = turn else {
+            return Arc::new(Response::empty(env.config.model.id(), reason, self.step));
+        };
+        self.step = turn.step;
+        let mut response = respond(turn, reason, env);
+        if let Some(fold) = fold {
+            response.usage += fold.usage();
+            if !fold.blocks().is_empty() {
+                let partial = Arc::new(fold.cut(env.now));
+                response.messages.push(Arc::clone(&partial));
+                response.message = Some(partial);
+            }
+        }
+        Arc::new(response)
+    }
+
+    /// Ends the run at once and keeps what can be kept; a cancel where that is nothing but the prompt.
+    pub(in crate::agent) fn interrupt(
+        &mut self,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) -> Result<(), AgentError> {
+        let mut reviewed = Vec::new();
+        let note: &dyn Fn(usize) -> &'static str = match &self.phase {
+            Phase::Idle => return Err(AgentError::Idle),
+            Phase::Executing { slots, .. } => {
+                let ran: Vec<bool> = slots.iter().map(|slot| slot.result.is_some()).collect();
+                &move |index| if ran[index] { RAN } else { RUNNING }
+            }
+            Phase::Reviewing { reviewed: done, .. } => {
+                reviewed.clone_from(done);
+                &|_| RAN
+            }
+            _ => &|_| NOT_RUN,
+        };
+        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(env.now));
+        let worth_keeping =
+            self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1) || salvaged.is_some();
+        if !worth_keeping {
+            return self.cancel(env, effects);
+        }
+        effects.extend([Effect::Abort, Effect::Watch(None)]);
+        let partial = take_partial(&mut self.phase);
+        let Some(mut turn) = self.phase.take_turn() else {
+            unreachable!("there was a turn worth keeping");
+        };
+        turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();
+        if let (Some(fold), Some(message)) = (partial, salvaged) {
+            tell_ends(&fold, &message, effects);
+            add_message(&mut turn, message, effects);
+        }
+        let told = reviewed.len();
+        let open: Vec<_> = turn.working.all().open_tool_uses().cloned().collect();
+        if !open.is_empty() {
+            let results = open.iter().enumerate().map(|(index, tool_use)| {
+                reviewed.get(index).cloned().unwrap_or_else(|| ToolResult::error(tool_use, note(index)))
+            });
+            let results = results.collect();
+            close_tool_uses(&mut turn, results, told, env, effects);
+        }
+        self.history = turn.working.all().clone();
+        self.step = turn.step;
+        let mut response = respond(&turn, StopReason::Interrupted, env);
+        parse_output(&mut response, &turn, env);
+        let response = Arc::new(response);
+        if let Some(asked) = &mut turn.origin.asked {
+            asked.add(&response);
+        }
+        self.stop_run(*turn, response, env, effects);
+        Ok(())
+    }
+}
+
+const NOT_RUN: &str = "Interrupted by the user. The tool was not run.";
+const RUNNING: &str = "Interrupted by the user while the tool was running.";
+const RAN: &str = "Interrupted by the user. The tool had run, but its result was not taken.";
+
+/// Tells the ends of the blocks that an interrupted answer keeps, where they were not told.
+fn tell_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
+    let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
+    for ((index, block), content) in places.zip(&kept.content) {
+        if !block.ended {
+            effects.extend(end_event(index, content).map(Effect::Emit));
+        }
+    }
+}
+
+/// Takes the answer that was streaming in.
+fn take_partial(phase: &mut Phase) -> Option<Box<Fold>> {
+    match phase {
+        Phase::Streaming { fold, .. } => Some(std::mem::take(fold)),
+        Phase::Failing { partial, .. } => partial.take(),
+        _ => None,
+    }
+}

@@ -1,0 +1,270 @@
+//! From the request to the whole answer.
+
+use std::sync::Arc;
+
+use super::{Call, Core, Effect, Effects, Env, add_message};
+use crate::{
+    agent::{
+        Event, Failure, Response,
+        phase::{Op, Phase, Question, Turn},
+    },
+    message::{Content, Message, ToolResult, ToolUse},
+    provider::{BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, StopReason},
+};
+
+impl Core {
+    /// A delta came in.
+    pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
+        let Phase::Streaming { op: waiting, turn, fold, .. } = &mut self.phase else {
+            return;
+        };
+        if *waiting != op {
+            return;
+        }
+        let delta = freshen_id(delta, turn);
+        match fold.apply(&delta) {
+            Ok(()) => effects.extend(event_of(delta, fold).map(Effect::Emit)),
+            Err(error) => self.stream_failed(op, error.into(), effects),
+        }
+    }
+
+    /// The provider asks for a decision on a tool that the service runs. One question at a time.
+    pub(in crate::agent) fn asked(&mut self, op: Op, tool_use: ToolUse, effects: &mut Effects) {
+        let question_op = self.next_op();
+        if let Phase::Streaming { op: waiting, question, .. } = &mut self.phase
+            && *waiting == op
+            && question.is_none()
+        {
+            *question =
+                Some(Box::new(Question { op: question_op, tool_use: tool_use.clone(), paused: None }));
+            effects.push(Effect::Call(question_op, Call::HandleToolUse(tool_use)));
+        }
+    }
+
+    /// Whether the provider may ask now.
+    pub(in crate::agent) fn can_be_asked(&self) -> bool {
+        matches!(self.phase, Phase::Streaming { question: None, .. })
+    }
+
+    /// The provider no longer waits for the answer to its question.
+    pub(in crate::agent) fn question_withdrawn(&mut self, effects: &mut Effects) {
+        if let Phase::Streaming { question, .. } = &mut self.phase
+            && question.take().is_some()
+        {
+            effects.push(Effect::DropCall);
+            self.unpause(effects);
+        }
+    }
+
+    /// The stream has ended by itself.
+    pub(in crate::agent) fn stream_ended(&mut self, op: Op, env: &Env<'_>, effects: &mut Effects) {
+        let (mut turn, fold) = match std::mem::take(&mut self.phase) {
+            Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
+                if question.is_some() {
+                    effects.push(Effect::DropCall);
+                    self.unpause(effects);
+                }
+                (turn, fold)
+            }
+            other => {
+                self.phase = other;
+                return;
+            }
+        };
+        if fold.message().stop_reason.is_none() {
+            return self.recover(turn, truncated().into(), Some(fold), effects);
+        }
+        let open: Vec<usize> =
+            (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
+        let folded = match fold.finish(env.now) {
+            Ok(folded) => folded,
+            Err(error) => return self.recover(turn, error.into(), None, effects),
+        };
+        for index in open {
+            effects.extend(
+                folded.message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
+            );
+        }
+        let Folded { message, stop_reason, usage, model, warnings, .. } = folded;
+        turn.usage += usage;
+        turn.model = model.or(turn.model.take());
+        turn.warnings.extend(warnings.iter().cloned());
+        let prompted_by = turn.working.all().last().cloned();
+        add_message(&mut turn, message, effects);
+        let answer = turn.working.all().last().cloned();
+        let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
+        let mut step = Response {
+            usage,
+            warnings,
+            messages: prompted_by.into_iter().chain(answer).collect(),
+            ..respond(&turn, stop_reason.clone(), env)
+        };
+        parse_output(&mut step, &turn, env);
+        effects.push(Effect::Emit(Event::Step(Arc::new(step))));
+        self.answered(turn, stop_reason, uses, env, effects);
+    }
+
+    /// The answer is whole: what comes of it?
+    fn answered(
+        &mut self,
+        mut turn: Box<Turn>,
+        stop_reason: StopReason,
+        uses: Vec<ToolUse>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
+        if uses.is_empty() {
+            return match stop_reason {
+                // The service wants its answer sent back to go on with it.
+                StopReason::Pause if exhausted => self.conclude(turn, StopReason::MaxSteps, env, effects),
+                StopReason::Pause => {
+                    turn.step += 1;
+                    self.prepare(turn, effects);
+                }
+                reason => self.conclude(turn, reason, env, effects),
+            };
+        }
+        let refused = stop_reason == StopReason::Refusal;
+        if exhausted || refused {
+            let (text, reason) = if refused {
+                ("Not run: the answer that asks for it was refused.".to_owned(), StopReason::Refusal)
+            } else {
+                (format!("Not run: the limit of {} steps is reached.", turn.step), StopReason::MaxSteps)
+            };
+            let results = uses.iter().map(|tool_use| ToolResult::error(tool_use, text.as_str())).collect();
+            close_tool_uses(&mut turn, results, 0, env, effects);
+            return self.conclude(turn, reason, env, effects);
+        }
+        self.decide(turn, uses, env, effects);
+    }
+
+    /// The request failed, or the stream did.
+    pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, effects: &mut Effects) {
+        match std::mem::take(&mut self.phase) {
+            Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
+                effects.push(Effect::Abort);
+                if question.is_some() {
+                    self.unpause(effects);
+                }
+                self.recover(turn, failure, Some(fold), effects);
+            }
+            other => self.phase = other,
+        }
+    }
+
+    /// Asks `handle_error` what becomes of a step that failed.
+    pub(super) fn recover(
+        &mut self,
+        turn: Box<Turn>,
+        failure: Failure,
+        partial: Option<Box<Fold>>,
+        effects: &mut Effects,
+    ) {
+        let op = self.next_op();
+        self.phase = Phase::Failing { op, turn, failure: failure.clone(), partial };
+        effects.push(Effect::Call(op, Call::HandleError(failure)));
+    }
+}
+
+/// Gives a tool use another id if `resume` decided on one of the same id earlier in the turn.
+fn freshen_id(delta: Delta, turn: &Turn) -> Delta {
+    match delta {
+        Delta::Start { index, block: BlockStart::ToolUse { id, name } } if turn.resumed.contains(&id) => {
+            let id = format!("{id}_{}", turn.step).into();
+            Delta::Start { index, block: BlockStart::ToolUse { id, name } }
+        }
+        other => other,
+    }
+}
+
+/// Answers the last message's tool uses with `results`, the first `told` of which subscribers have seen.
+pub(super) fn close_tool_uses(
+    turn: &mut Turn,
+    results: Vec<ToolResult>,
+    told: usize,
+    env: &Env<'_>,
+    effects: &mut Effects,
+) {
+    for result in &results[told..] {
+        effects.push(Effect::Emit(Event::ToolResult { result: result.clone(), input: None }));
+    }
+    let content = results.into_iter().map(Content::from).collect();
+    add_message(turn, super::user_message(content, env), effects);
+}
+
+/// A response that covers the turn so far.
+pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
+    let messages: Vec<Arc<Message>> = turn.working.pending().cloned().collect();
+    let answer = messages.iter().rev().find(|message| message.role == crate::message::Role::Assistant);
+    Response {
+        model: turn.model.clone().unwrap_or_else(|| env.config.model.id().to_string()),
+        message: answer.cloned(),
+        messages,
+        stop_reason,
+        usage: turn.usage,
+        step: turn.step,
+        output: None,
+        output_error: None,
+        open_tool_uses: Vec::new(),
+        decided: Vec::new(),
+        warnings: turn.warnings.clone(),
+    }
+}
+
+/// Parses the answer if a schema was set and the model is done with it.
+pub(super) fn parse_output(response: &mut Response, turn: &Turn, env: &Env<'_>) {
+    let schema = turn.origin.prompt.options.output.as_ref().or(env.config.options.output.as_ref());
+    let done = response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_none());
+    if let Some(schema) = schema.filter(|_| done) {
+        response.parse_output(schema);
+    }
+}
+
+/// What subscribers see of a delta that `fold` has taken in.
+fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
+    Some(match delta {
+        Delta::Start { index, block } => match block {
+            BlockStart::Text => Event::TextStart { index },
+            BlockStart::Thinking => Event::ThinkingStart { index },
+            // The fold may have given it another id.
+            BlockStart::ToolUse { name, .. } => match &fold.blocks().get(index)?.content {
+                Content::ToolUse(tool_use) => Event::ToolUseStart { index, id: tool_use.id.clone(), name },
+                _ => return None,
+            },
+            BlockStart::Attachment(content) => Event::Attachment { index, content },
+            BlockStart::ProviderItem(content) => Event::ProviderItem { index, content },
+        },
+        Delta::Extend { index, part } => match (part, &fold.blocks().get(index)?.content) {
+            (Part::Text(delta), Content::Text(_)) => Event::TextDelta { index, delta },
+            (Part::Text(delta), _) => Event::ThinkingDelta { index, delta },
+            (Part::Input(delta), _) => Event::ToolUseDelta { index, delta },
+            (Part::Item(_), Content::ProviderItem(item)) => {
+                Event::ProviderItem { index, content: item.clone() }
+            }
+            // Signatures show in the block's end.
+            _ => return None,
+        },
+        Delta::End { index } => return end_event(index, &finished(fold.blocks().get(index)?)),
+        Delta::Message(_) => return None,
+    })
+}
+
+/// The block as it will stand in the message.
+pub(in crate::agent) fn finished(block: &PartialBlock) -> Content {
+    block.clone().finished()
+}
+
+/// The event that ends a block, for the kinds that have one.
+pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
+    Some(match block.clone() {
+        Content::Text(content) => Event::TextEnd { index, content },
+        Content::Thinking(content) => Event::ThinkingEnd { index, content },
+        Content::ToolUse(content) => Event::ToolUseEnd { index, content },
+        _ => return None,
+    })
+}
+
+fn truncated() -> ProviderError {
+    ProviderError::new(ErrorKind::Truncated, "the stream ended without saying why the answer ended")
+}

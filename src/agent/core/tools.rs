@@ -1,0 +1,250 @@
+//! From the tool uses of an answer to the message with their results.
+
+use std::sync::Arc;
+
+use super::{
+    Call, Core, Effect, Effects, Env,
+    streaming::{close_tool_uses, respond},
+};
+use crate::{
+    agent::{
+        Event, Status, ToolDecision,
+        phase::{Op, Phase, Slot, ToolCall, Tools, Turn},
+    },
+    message::{ToolResult, ToolUse},
+    provider::StopReason,
+    tool::Decision,
+};
+
+impl Core {
+    /// Begins with the tool uses of an answer.
+    pub(super) fn decide(
+        &mut self,
+        turn: Box<Turn>,
+        uses: Vec<ToolUse>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        self.decide_next(turn, Box::new(Tools { uses, decisions: Vec::new() }), env, effects);
+    }
+
+    /// Asks for the next decision, or goes on when all are there.
+    pub(super) fn decide_next(
+        &mut self,
+        turn: Box<Turn>,
+        tools: Box<Tools>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let Some(tool_use) = tools.next().cloned() else {
+            return self.decided_all(turn, *tools, env, effects);
+        };
+        let op = self.next_op();
+        self.phase = Phase::Deciding { op, turn, tools };
+        effects.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
+    }
+
+    /// `handle_tool_use` is done: for a tool use of the answer, or for a question of the provider.
+    pub(in crate::agent) fn tool_decided(
+        &mut self,
+        op: Op,
+        decision: ToolDecision,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        match std::mem::take(&mut self.phase) {
+            Phase::Deciding { op: waiting, turn, tools } if waiting == op => match decision.or_pause() {
+                Ok(decision) => self.record_decision(turn, tools, decision, env, effects),
+                Err(reason) => self.pause(turn, tools, reason, effects),
+            },
+            Phase::Streaming { op: stream, turn, fold, question: Some(mut question) }
+                if question.op == op =>
+            {
+                match decision.or_pause() {
+                    Ok(decision) => {
+                        self.phase = Phase::Streaming { op: stream, turn, fold, question: None };
+                        effects.push(Effect::Answer(decision));
+                    }
+                    Err(reason) => {
+                        let tool_use = question.tool_use.clone();
+                        question.paused = Some(reason.clone());
+                        self.phase = Phase::Streaming { op: stream, turn, fold, question: Some(question) };
+                        self.tell_pause(tool_use, reason, effects);
+                    }
+                }
+            }
+            other => self.phase = other,
+        }
+    }
+
+    fn pause(
+        &mut self,
+        turn: Box<Turn>,
+        tools: Box<Tools>,
+        reason: serde_json::Value,
+        effects: &mut Effects,
+    ) {
+        let Some(tool_use) = tools.next().cloned() else {
+            unreachable!("a decision was waited for, so a tool use is without one");
+        };
+        self.phase = Phase::Paused { turn, tools, reason: reason.clone() };
+        self.tell_pause(tool_use, reason, effects);
+    }
+
+    fn tell_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, effects: &mut Effects) {
+        effects.push(Effect::FreezeWatch(true));
+        self.tell(Status::Paused, effects);
+        effects.push(Effect::Emit(Event::Pause { tool_use, reason }));
+    }
+
+    pub(super) fn record_decision(
+        &mut self,
+        turn: Box<Turn>,
+        mut tools: Box<Tools>,
+        decision: Decision,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        tools.decisions.push(decision);
+        self.decide_next(turn, tools, env, effects);
+    }
+
+    fn decided_all(&mut self, turn: Box<Turn>, tools: Tools, env: &Env<'_>, effects: &mut Effects) {
+        let Tools { uses, decisions } = tools;
+        let has_no_handler = |tool_use: &ToolUse, decision: &Decision| {
+            matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
+                && env.tools.get(&tool_use.name).is_some_and(|tool| !tool.has_handler())
+        };
+        if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
+            return self.leave_to_application(turn, uses, decisions, env, effects);
+        }
+        let mut calls = Vec::new();
+        let mut slots = Vec::with_capacity(uses.len());
+        for (slot, (tool_use, decision)) in uses.into_iter().zip(decisions).enumerate() {
+            let (input, result) = match decision {
+                Decision::Execute => (None, None),
+                Decision::ExecuteWith(input) => (Some(input), None),
+                decided => (None, decided_result(&tool_use, decided)),
+            };
+            if result.is_none() {
+                let idempotency_key = format!("{:032x}-{}-{slot}", turn.id, turn.step);
+                let tool_use = match &input {
+                    Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
+                    None => tool_use.clone(),
+                };
+                calls.push(ToolCall { slot, tool_use, idempotency_key: idempotency_key.into() });
+            }
+            slots.push(Slot { tool_use, input, result });
+        }
+        if calls.is_empty() {
+            return self.review_next(turn, slots, Vec::new(), env, effects);
+        }
+        let op = self.next_op();
+        self.phase = Phase::Executing { op, turn, slots };
+        effects.push(Effect::RunTools(op, calls));
+    }
+
+    /// A tool has no handler: none of the step's tools runs, and the turn stops.
+    fn leave_to_application(
+        &mut self,
+        turn: Box<Turn>,
+        uses: Vec<ToolUse>,
+        decisions: Vec<Decision>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let mut open = Vec::new();
+        let mut decided = Vec::new();
+        for (tool_use, decision) in uses.into_iter().zip(decisions) {
+            match decided_result(&tool_use, decision) {
+                Some(result) => decided.push(result),
+                None => open.push(tool_use),
+            }
+        }
+        let mut response = respond(&turn, StopReason::ToolUse, env);
+        (response.open_tool_uses, response.decided) = (open, decided);
+        self.ask_handle_turn(turn, Arc::new(response), effects);
+    }
+
+    /// A tool is done.
+    pub(in crate::agent) fn tool_done(
+        &mut self,
+        op: Op,
+        slot: usize,
+        result: ToolResult,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        let Phase::Executing { op: waiting, slots, .. } = &mut self.phase else {
+            return;
+        };
+        let Some(place) = slots.get_mut(slot).filter(|place| *waiting == op && place.result.is_none()) else {
+            return;
+        };
+        place.result = Some(for_use(&place.tool_use, result));
+        if slots.iter().all(|slot| slot.result.is_some())
+            && let Phase::Executing { turn, slots, .. } = std::mem::take(&mut self.phase)
+        {
+            self.review_next(turn, slots, Vec::new(), env, effects);
+        }
+    }
+
+    fn review_next(
+        &mut self,
+        mut turn: Box<Turn>,
+        slots: Vec<Slot>,
+        reviewed: Vec<ToolResult>,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
+            let op = self.next_op();
+            self.phase = Phase::Reviewing { op, turn, slots, reviewed };
+            effects.push(Effect::Call(op, Call::HandleToolResult(result)));
+            return;
+        }
+        let told = reviewed.len();
+        turn.step += 1;
+        close_tool_uses(&mut turn, reviewed, told, env, effects);
+        self.prepare(turn, effects);
+    }
+
+    /// `handle_tool_result` is done.
+    pub(in crate::agent) fn result_reviewed(
+        &mut self,
+        op: Op,
+        result: ToolResult,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        match std::mem::take(&mut self.phase) {
+            Phase::Reviewing { op: waiting, turn, mut slots, mut reviewed } if waiting == op => {
+                let Some(slot) = slots.get_mut(reviewed.len()) else {
+                    unreachable!("a result was reviewed, so it has a slot");
+                };
+                let result = for_use(&slot.tool_use, result);
+                effects.push(Effect::Emit(Event::ToolResult {
+                    result: result.clone(),
+                    input: slot.input.take(),
+                }));
+                reviewed.push(result);
+                self.review_next(turn, slots, reviewed, env, effects);
+            }
+            other => self.phase = other,
+        }
+    }
+}
+
+/// The result that a decision gives without running the tool.
+fn decided_result(tool_use: &ToolUse, decision: Decision) -> Option<ToolResult> {
+    match decision {
+        Decision::Execute | Decision::ExecuteWith(_) => None,
+        Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason)),
+        Decision::Provide(result) => Some(for_use(tool_use, result)),
+    }
+}
+
+/// The result with the id and name of what it answers, whatever a callback made of them.
+fn for_use(tool_use: &ToolUse, result: ToolResult) -> ToolResult {
+    ToolResult { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), ..result }
+}

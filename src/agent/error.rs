@@ -1,0 +1,125 @@
+use std::{error::Error, sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Response, Status};
+use crate::{
+    message::{HistoryError, ToolUseId},
+    provider::{ProviderError, RegistryError},
+    subscription::EndReason,
+    tool::ToolSetError,
+};
+
+/// An operation on an agent failed. Nothing has changed then, but where the variant says otherwise.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AgentError {
+    /// The agent has ended.
+    #[error("the agent has ended: {0}")]
+    Stopped(EndReason),
+    /// The operation needs an idle agent.
+    #[error("the agent is {0:?}; wait until it is idle, or cancel")]
+    Busy(Status),
+    /// There is no run to cancel or interrupt.
+    #[error("the agent is idle; there is nothing to stop")]
+    Idle,
+    /// `resume` while nothing waits for it.
+    #[error("the agent is {0:?} and waits for no decision")]
+    NotPaused(Status),
+    /// `resume` for another tool use than the one that waits.
+    #[error("the agent waits for a decision on tool use {waiting}, not on {given}")]
+    StaleResume {
+        /// The tool use that waits.
+        waiting: ToolUseId,
+        /// The tool use that was named.
+        given: ToolUseId,
+    },
+    /// A prompt without content.
+    #[error("the prompt is empty; give it text or an attachment")]
+    EmptyPrompt,
+    /// A prompt whose tool uses or results break the history law.
+    #[error("the prompt does not fit the history")]
+    InvalidPrompt(#[source] HistoryError),
+    /// Tool results in a prompt that has to wait for its turn: what they answer is not known yet.
+    #[error("a prompt with tool results can't be staged; send it when the agent is idle, or use resume")]
+    ResultsWhileBusy,
+    /// A limit of zero requests.
+    #[error("max_steps is 0, which allows no request; leave it unset for no limit")]
+    ZeroSteps,
+    /// A time limit of zero.
+    #[error("turn_timeout is zero, which allows no turn; leave it unset for no limit")]
+    ZeroTimeout,
+    /// No model was given.
+    #[error("no model; give the builder one, `provider:model` or a Model")]
+    NoModel,
+    /// The model's name resolves to nothing.
+    #[error("the model can't be resolved")]
+    Model(#[from] RegistryError),
+    /// A history that breaks the law.
+    #[error("the history is invalid")]
+    InvalidHistory(#[from] HistoryError),
+    /// Tools that can't be together.
+    #[error("the tools are invalid")]
+    InvalidTools(#[from] ToolSetError),
+    /// The application refused: `init`, or the closure of `set_state`.
+    #[error("the application refused")]
+    Refused(#[source] Arc<dyn Error + Send + Sync>),
+    /// The application's code panicked: `init`, or the closure of `set_state`.
+    #[error("{0} panicked: {1}")]
+    Panicked(&'static str, String),
+    /// Too many application events wait.
+    #[error("{0} application events wait already; the agent takes no more until it has handled some")]
+    TooManyEvents(usize),
+    /// The run that was asked for was cancelled.
+    #[error("the run was cancelled")]
+    Cancelled(Arc<Response>),
+    /// The run that was asked for failed.
+    #[error("the run failed")]
+    Failed(#[source] Failure, Arc<Response>),
+    /// The answer does not have the shape that was asked for.
+    #[error("the answer does not have the requested shape: {0}")]
+    Output(String, Arc<Response>),
+    /// The deadline passed before `terminate` was done, which was cut off then.
+    #[error("terminate was cut off at the deadline of {0:?}")]
+    Deadline(Duration),
+}
+
+/// What ended a run, or is about to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum Failure {
+    /// The request failed, and was not or no longer repeated.
+    #[error("the request failed")]
+    Provider {
+        /// How.
+        #[source]
+        error: ProviderError,
+    },
+    /// The provider's code panicked.
+    #[error("the provider panicked: {message}")]
+    ProviderPanicked {
+        /// What the panic said.
+        message: String,
+    },
+    /// The turn took longer than its limit.
+    #[error("the turn took longer than its limit of {limit:?}")]
+    TimeLimit {
+        /// The limit.
+        limit: Duration,
+    },
+    /// A callback panicked, or gave back what can't be used.
+    #[error("callback {callback} failed: {message}")]
+    Callback {
+        /// Which.
+        callback: String,
+        /// How.
+        message: String,
+    },
+}
+
+impl From<ProviderError> for Failure {
+    fn from(error: ProviderError) -> Self {
+        Self::Provider { error }
+    }
+}

@@ -1,0 +1,80 @@
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::{
+    message::{Message, ToolResult, ToolUse, Usage},
+    provider::{OutputSchema, StopReason},
+};
+
+/// What came of a step, a turn or an [`ask`](super::Agent::ask).
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Response {
+    /// The model that answered, as the service names it, or as it was asked for.
+    pub model: String,
+    /// The last assistant message; `None` if nothing came before a cancel or an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub message: Option<Arc<Message>>,
+    /// The messages of the step or turn, from the user message that prompted it.
+    pub messages: Vec<Arc<Message>>,
+    /// Why it ended.
+    pub stop_reason: StopReason,
+    /// What it used.
+    pub usage: Usage,
+    /// Requests made since the prompt was taken.
+    pub step: u32,
+    /// The answer as JSON, if an output schema was set and the answer obeys it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<Value>,
+    /// Why `output` is missing although a schema was set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output_error: Option<String>,
+    /// Tool uses that the application has to answer, if the turn ended with
+    /// [`StopReason::ToolUse`]: send their results with the next prompt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub open_tool_uses: Vec<ToolUse>,
+    /// Results that were decided already beside the open ones; send them with the next prompt too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decided: Vec<ToolResult>,
+    /// What was asked for and could not be honoured.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
+}
+
+impl Response {
+    /// The answer's text.
+    pub fn text(&self) -> String {
+        self.message.as_ref().map(|message| message.text()).unwrap_or_default()
+    }
+
+    /// A response of which nothing is known but how it ended.
+    pub(crate) fn empty(model: &str, stop_reason: StopReason, step: u32) -> Self {
+        Self {
+            model: model.to_owned(),
+            message: None,
+            messages: Vec::new(),
+            stop_reason,
+            usage: Usage::default(),
+            step,
+            output: None,
+            output_error: None,
+            open_tool_uses: Vec::new(),
+            decided: Vec::new(),
+            warnings: Vec::new(),
+        }
+    }
+
+    /// Parses the answer under `schema` into `output` or `output_error`.
+    pub(crate) fn parse_output(&mut self, schema: &OutputSchema) {
+        let text = self.text();
+        let parsed = serde_json::from_str::<Value>(text.trim())
+            .map_err(|error| format!("the answer is no JSON: {error}"))
+            .and_then(|value| schema.schema.validate(&value).map(|()| value));
+        match parsed {
+            Ok(value) => self.output = Some(value),
+            Err(error) => self.output_error = Some(error),
+        }
+    }
+}

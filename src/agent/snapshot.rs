@@ -1,0 +1,149 @@
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::{Event, Prompt, StateView, Status, TurnOutcome};
+use crate::{
+    message::{Content, Message, Text, Thinking, ToolUse},
+    provider::PartialBlock,
+    subscription::EventId,
+};
+
+/// All there is to know of an agent at one moment.
+///
+/// A snapshot and the events after it give the truth at any later moment: [`apply`](Snapshot::apply) does it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Snapshot {
+    /// The last event that is part of it.
+    pub last: EventId,
+    /// The configuration and the committed history.
+    pub state: StateView,
+    /// What the agent is doing.
+    pub status: Status,
+    /// Requests made since the last prompt was taken.
+    pub step: u32,
+    /// Messages of the turn in flight, not yet committed.
+    pub pending: Vec<Arc<Message>>,
+    /// The answer that is streaming in, block by block.
+    pub partial: Vec<PartialBlock>,
+    /// What the agent waits for, if it is paused.
+    pub pause: Option<Pause>,
+    /// A prompt that waits for the turn's end.
+    pub staged: Option<Arc<Prompt>>,
+}
+
+/// What a paused agent waits for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Pause {
+    /// The tool use to decide on.
+    pub tool_use: ToolUse,
+    /// Why, in the application's own terms.
+    pub reason: Value,
+}
+
+impl Snapshot {
+    /// All messages: committed, pending, and what is streaming in.
+    pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
+        self.state.history.iter().chain(&self.pending)
+    }
+
+    /// Takes the next event in, so that the snapshot is the truth after it.
+    ///
+    /// What callbacks change in the configuration, and prompts that are staged, fire no event; they show in
+    /// the next snapshot.
+    pub fn apply(&mut self, event: &Event) {
+        match event {
+            Event::TextStart { .. } => self.start(Text::default().into()),
+            Event::ThinkingStart { .. } => self.start(Thinking::default().into()),
+            Event::ToolUseStart { id, name, .. } => {
+                self.start(
+                    ToolUse::new(id.clone(), name.clone(), Value::Object(serde_json::Map::new())).into(),
+                );
+            }
+            Event::TextDelta { index, delta } => {
+                if let Some(Content::Text(text)) = self.block(*index) {
+                    text.text.push_str(delta);
+                }
+            }
+            Event::ThinkingDelta { index, delta } => {
+                if let Some(Content::Thinking(thinking)) = self.block(*index) {
+                    thinking.text.push_str(delta);
+                }
+            }
+            Event::ToolUseDelta { index, delta } => {
+                if let Some(block) = self.partial.get_mut(*index) {
+                    block.input.push_str(delta);
+                }
+            }
+            Event::TextEnd { index, content } => self.end(*index, content.clone().into()),
+            Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
+            Event::ToolUseEnd { index, content } => self.end(*index, content.clone().into()),
+            Event::Attachment { content, .. } => {
+                self.partial.push(PartialBlock {
+                    content: content.clone().into(),
+                    input: String::new(),
+                    ended: true,
+                });
+            }
+            Event::ProviderItem { index, content } => {
+                if let Some(block) = self.block(*index) {
+                    *block = content.clone().into();
+                } else {
+                    self.start(content.clone().into());
+                }
+            }
+            Event::Message { message, step } => {
+                self.partial.clear();
+                self.pending.push(Arc::clone(message));
+                self.step = *step;
+            }
+            Event::Turn(turn) => {
+                self.state.history.extend(self.pending.drain(..));
+                self.finish(matches!(turn, TurnOutcome::Stop { .. }));
+            }
+            Event::Pause { tool_use, reason } => {
+                self.pause = Some(Pause { tool_use: tool_use.clone(), reason: reason.clone() });
+            }
+            Event::Retry { pending, .. } => {
+                self.pending.truncate(*pending);
+                self.partial.clear();
+                self.step += 1;
+            }
+            Event::Error { .. } | Event::Cancelled { .. } => self.finish(true),
+            Event::State(state) => self.state = StateView::clone(state),
+            Event::Status { status } => {
+                self.status = *status;
+                if *status != Status::Paused {
+                    self.pause = None;
+                }
+            }
+            Event::ToolProgress { .. } | Event::ToolResult { .. } | Event::Step(_) => {}
+        }
+    }
+
+    fn start(&mut self, content: Content) {
+        self.partial.push(PartialBlock { content, input: String::new(), ended: false });
+    }
+
+    fn block(&mut self, index: usize) -> Option<&mut Content> {
+        self.partial.get_mut(index).map(|block| &mut block.content)
+    }
+
+    fn end(&mut self, index: usize, content: Content) {
+        if let Some(block) = self.partial.get_mut(index) {
+            block.ended = true;
+            block.content = content;
+        }
+    }
+
+    fn finish(&mut self, run_ended: bool) {
+        self.pending.clear();
+        self.partial.clear();
+        if run_ended {
+            self.staged = None;
+        }
+    }
+}

@@ -1,0 +1,217 @@
+use std::{sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use super::{AgentError, Status, WeakAgent};
+use crate::{
+    message::{Blocks, Content, History},
+    provider::{Model, Options},
+    tool::{Extensions, ToolDeclaration, ToolSet},
+};
+
+/// An agent's configuration. Cheap enough to copy: what is large in it is shared.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// The model, with the provider that serves it.
+    pub model: Model,
+    /// The system prompt.
+    pub system: Option<Arc<str>>,
+    /// The tools on offer.
+    pub tools: ToolSet,
+    /// How to answer.
+    pub options: Options,
+    /// The most requests that one prompt may cause, continuations and retries included.
+    pub max_steps: Option<u32>,
+    /// The longest that one turn may take.
+    pub turn_timeout: Option<Duration>,
+}
+
+impl Config {
+    pub(crate) fn check(&self) -> Result<(), AgentError> {
+        check_limits(self.max_steps, self.turn_timeout)
+    }
+
+    pub(crate) fn view(&self, history: History) -> StateView {
+        StateView {
+            model: self.model.name().to_owned(),
+            system: self.system.clone(),
+            tools: self.tools.declarations(),
+            options: self.options.clone(),
+            max_steps: self.max_steps,
+            turn_timeout: self.turn_timeout,
+            history,
+        }
+    }
+}
+
+fn check_limits(max_steps: Option<u32>, turn_timeout: Option<Duration>) -> Result<(), AgentError> {
+    if max_steps == Some(0) {
+        return Err(AgentError::ZeroSteps);
+    }
+    if turn_timeout == Some(Duration::ZERO) {
+        return Err(AgentError::ZeroTimeout);
+    }
+    Ok(())
+}
+
+/// The state as callbacks see it: the configuration, which they may edit, and the rest, which they may read.
+///
+/// The edits apply when the callback returns, from the next request on. A callback that is cancelled or
+/// panics changes nothing.
+#[derive(Clone, Debug)]
+pub struct State {
+    pub(crate) config: Arc<Config>,
+    pub(crate) history: History,
+    pub(crate) status: Status,
+    pub(crate) step: u32,
+    pub(crate) extensions: Extensions,
+    pub(crate) agent: WeakAgent,
+}
+
+impl State {
+    /// The configuration.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The configuration, to edit.
+    pub fn config_mut(&mut self) -> &mut Config {
+        Arc::make_mut(&mut self.config)
+    }
+
+    /// The committed history.
+    pub fn history(&self) -> &History {
+        &self.history
+    }
+
+    /// What the agent is doing.
+    pub fn status(&self) -> Status {
+        self.status
+    }
+
+    /// Requests made since the last prompt was taken.
+    pub fn step(&self) -> u32 {
+        self.step
+    }
+
+    /// What the application put beside the conversation.
+    pub fn extensions(&self) -> &Extensions {
+        &self.extensions
+    }
+
+    /// The agent itself, held weakly.
+    pub fn agent(&self) -> &WeakAgent {
+        &self.agent
+    }
+}
+
+/// A copy of the configuration and the history, to edit in `init` and `set_state`. It is checked and takes
+/// effect as a whole, or not at all.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Draft {
+    /// The configuration.
+    pub config: Config,
+    /// The history; see [`History::check`] for what is accepted.
+    pub history: History,
+}
+
+impl Draft {
+    pub(crate) fn check(&self, before: &History) -> Result<(), AgentError> {
+        self.config.check()?;
+        if !self.history.same(before) {
+            self.history.check()?;
+        }
+        Ok(())
+    }
+}
+
+/// The configuration and the history as data, for events, stores and the wire. Without keys and headers.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct StateView {
+    /// The model's full name.
+    pub model: String,
+    /// The system prompt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub system: Option<Arc<str>>,
+    /// The tools, as the model sees them.
+    pub tools: Vec<ToolDeclaration>,
+    /// How to answer.
+    pub options: Options,
+    /// The most requests that one prompt may cause.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u32>,
+    /// The longest that one turn may take.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn_timeout: Option<Duration>,
+    /// The committed history.
+    pub history: History,
+}
+
+/// What to say to an agent, and options for this prompt only.
+///
+/// ```
+/// use omni_agent::agent::Prompt;
+/// use omni_agent::provider::Options;
+///
+/// let prompt = Prompt::new("Research this thoroughly.")
+///     .with_max_steps(50)
+///     .with_options(Options::default().with_temperature(0.2));
+/// assert_eq!(prompt.max_steps, Some(50));
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Prompt {
+    /// What is said.
+    pub content: Blocks,
+    /// Laid over the agent's options.
+    #[serde(default, skip_serializing_if = "Options::is_empty")]
+    pub options: Options,
+    /// In place of the agent's limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u32>,
+    /// In place of the agent's limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn_timeout: Option<Duration>,
+}
+
+impl Prompt {
+    /// A prompt with the agent's own options.
+    pub fn new(content: impl Into<Blocks>) -> Self {
+        Self { content: content.into(), ..Self::default() }
+    }
+
+    /// The same prompt with these options laid over the agent's.
+    pub fn with_options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
+    }
+
+    /// The same prompt with its own limit of requests.
+    pub fn with_max_steps(mut self, max_steps: u32) -> Self {
+        self.max_steps = Some(max_steps);
+        self
+    }
+
+    /// The same prompt with its own time limit for each of its turns.
+    pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
+        self.turn_timeout = Some(limit);
+        self
+    }
+
+    pub(crate) fn check(&self) -> Result<(), AgentError> {
+        check_limits(self.max_steps, self.turn_timeout)
+    }
+
+    pub(crate) fn weight(&self) -> usize {
+        self.content.0.iter().map(Content::weight).sum()
+    }
+}
+
+impl<T: Into<Blocks>> From<T> for Prompt {
+    fn from(content: T) -> Self {
+        Self::new(content)
+    }
+}

@@ -1,0 +1,288 @@
+//! The shell around the core: one tokio task that owns an agent. It performs effects, feeds their outcomes
+//! back, and decides nothing.
+
+mod calls;
+mod commands;
+mod ending;
+mod poll;
+mod work;
+
+use std::{
+    collections::VecDeque,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use tokio::sync::{mpsc, oneshot};
+use tokio_util::sync::PollSender;
+
+use super::{
+    AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
+    command::{Command, Reply},
+    core::{Call, Core, Effect, Env, finished},
+    phase::Op,
+    snapshot::Pause,
+};
+use crate::{
+    message::{History, Timestamp},
+    provider::{PartialBlock, Provider},
+    subscription::{End, EndReason, Feed, FeedLimits},
+    tool::{Extensions, ToolLimits},
+};
+use work::Work;
+
+pub(super) use calls::words;
+
+/// Events that may wait for the commit channel before a new run is refused.
+const MAX_OUTBOX: usize = 1024;
+
+/// What does not change in an agent's life.
+#[derive(Debug)]
+pub(super) struct Setup {
+    pub(super) extensions: Extensions,
+    pub(super) tool_limits: ToolLimits,
+    pub(super) feed_limits: FeedLimits,
+    pub(super) terminate_timeout: Duration,
+}
+
+/// What handles and subscriptions share with the task, and what is left of it afterwards.
+#[derive(Debug, Default)]
+pub(super) struct Shared {
+    pub(super) end: OnceLock<End<Snapshot>>,
+    pub(super) started: std::sync::atomic::AtomicBool,
+}
+
+/// An agent's task.
+pub(super) struct Task {
+    core: Core,
+    config: Arc<Config>,
+    setup: Arc<Setup>,
+    weak: WeakAgent,
+    feed: Feed<Event>,
+    commit: Option<Box<Commit>>,
+    /// Application events that wait for `handle_event`.
+    notices: VecDeque<AppEvent>,
+    asker: Option<oneshot::Sender<Result<Arc<Response>, AgentError>>>,
+    idle_waiters: Vec<Reply<()>>,
+    instance: Option<Instance>,
+    /// What goes on; absent while idle.
+    work: Option<Box<Work>>,
+    /// The callback that the core wants called next.
+    wanted: Option<Box<(Op, Call)>>,
+    /// Whether the callback that runs is to be dropped.
+    drop_call: bool,
+    last_words: LastWords,
+}
+
+/// The provider instance that serves this conversation.
+struct Instance {
+    /// The provider that it was opened from, or that serves everyone itself.
+    of: Arc<dyn Provider>,
+    /// The instance, if the provider made one.
+    own: Option<Arc<dyn Provider>>,
+}
+
+/// The lossless way out.
+struct Commit {
+    sender: PollSender<Delivery>,
+    outbox: VecDeque<Delivery>,
+}
+
+/// Leaves word that the task was killed, unless it ended in order.
+struct LastWords(Arc<Shared>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        let _ = self.0.end.set(End { reason: EndReason::Killed, snapshot: None });
+    }
+}
+
+/// Why driving the agent stopped.
+enum Exit {
+    /// A callback is wanted.
+    Call(Box<(Op, Call)>),
+    /// The callback that ran is done, or is to be dropped.
+    Returned,
+    /// The agent ends.
+    End(EndReason, Option<Box<(Duration, Reply<Result<(), AgentError>>)>>),
+}
+
+impl Task {
+    pub(super) fn new(
+        history: History,
+        config: Config,
+        setup: Setup,
+        weak: WeakAgent,
+        shared: Arc<Shared>,
+        commit: Option<mpsc::Sender<Delivery>>,
+    ) -> Self {
+        Self {
+            core: Core::new(history),
+            config: Arc::new(config),
+            setup: Arc::new(setup),
+            weak,
+            feed: Feed::new(rand::random()),
+            commit: commit
+                .map(|sender| Box::new(Commit { sender: PollSender::new(sender), outbox: VecDeque::new() })),
+            notices: VecDeque::new(),
+            asker: None,
+            idle_waiters: Vec::new(),
+            instance: None,
+            work: None,
+            wanted: None,
+            drop_call: false,
+            last_words: LastWords(shared),
+        }
+    }
+
+    /// Runs until the agent ends.
+    pub(super) async fn run(
+        mut self,
+        mut callbacks: Box<dyn AgentCallbacks>,
+        mut commands: mpsc::Receiver<Command>,
+    ) {
+        let (reason, stop) = loop {
+            let call = match self.drive(&mut commands, None).await {
+                Exit::Call(call) => call,
+                Exit::Returned => continue,
+                Exit::End(reason, stop) => break (reason, stop),
+            };
+            let op = call.0;
+            let name = call.1.clone();
+            let mut running = self.call(&mut *callbacks, *call);
+            let exit = self.drive(&mut commands, Some((op, &name, &mut running))).await;
+            calls::discard(running);
+            if let Exit::End(reason, stop) = exit {
+                break (reason, stop);
+            }
+        };
+        self.finish(&mut *callbacks, commands, reason, stop).await;
+    }
+
+    /// Gives the core an input and performs what it wants done.
+    fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
+        let mut effects = Vec::new();
+        let none = crate::tool::ToolSet::new();
+        let env = Env {
+            now: Timestamp::now(),
+            config: &self.config,
+            tools: self.work.as_ref().map_or(&none, |work| &work.tools),
+            turn_id: rand::random(),
+        };
+        let output = input(&mut self.core, &env, &mut effects);
+        for effect in effects {
+            self.perform(effect);
+        }
+        #[cfg(debug_assertions)]
+        if self.core.history().len() < 64
+            && let Err(breach) = self.core.check()
+        {
+            unreachable!("an invariant of the core is broken: {breach}");
+        }
+        if self.core.is_at_rest() {
+            self.work = None;
+        }
+        output
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Emit(event) => self.emit(event),
+            Effect::Call(op, call) => self.wanted = Some(Box::new((op, call))),
+            Effect::Abort => {
+                self.wanted = None;
+                self.drop_call = true;
+                if let Some(work) = &mut self.work {
+                    work.abort();
+                }
+            }
+            Effect::DropCall => {
+                self.wanted = None;
+                self.drop_call = true;
+            }
+            Effect::Open(op) => self.open(op),
+            Effect::Answer(decision) => {
+                if let Some(question) = self.work().question.take() {
+                    // A provider that no longer listens has withdrawn its question.
+                    let _ = question.send(decision);
+                }
+            }
+            Effect::RunTools(op, calls) => self.run_tools(op, calls),
+            Effect::Delay(op, delay) => self.work().delay(op, delay),
+            Effect::Watch(limit) => {
+                if limit.is_some() || self.work.is_some() {
+                    self.work().watch(limit);
+                }
+            }
+            Effect::FreezeWatch(frozen) => self.work().freeze_watch(frozen),
+            Effect::Resolve(response) => {
+                if let Some(asker) = self.asker.take() {
+                    let _ = asker.send(response);
+                }
+            }
+        }
+    }
+
+    fn work(&mut self) -> &mut Work {
+        self.work.get_or_insert_default()
+    }
+
+    fn emit(&mut self, event: Event) {
+        if !self.feed.is_listened_to() && self.commit.is_none() {
+            return self.feed.skip();
+        }
+        let weight = if self.feed.is_listened_to() { event.weight() } else { 0 };
+        let event = self.feed.publish(Arc::new(event), weight);
+        if let Some(commit) = &mut self.commit {
+            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config) });
+        }
+    }
+
+    /// Whether events wait for the commit channel.
+    fn is_blocked(&self) -> bool {
+        self.commit.as_ref().is_some_and(|commit| !commit.outbox.is_empty())
+    }
+
+    fn state(&self) -> State {
+        State {
+            config: Arc::clone(&self.config),
+            history: self.core.history().clone(),
+            status: self.core.status(),
+            step: self.core.step(),
+            extensions: self.setup.extensions.clone(),
+            agent: self.weak.clone(),
+        }
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let phase = self.core.phase();
+        let finish = |block: &PartialBlock| {
+            let content = if block.ended { finished(block) } else { block.content.clone() };
+            PartialBlock { content, ..block.clone() }
+        };
+        Snapshot {
+            last: self.feed.last(),
+            state: self.config.view(self.core.history().clone()),
+            status: self.core.status(),
+            step: self.core.step(),
+            pending: phase.turn().map(|turn| turn.working.pending().cloned().collect()).unwrap_or_default(),
+            partial: phase
+                .partial()
+                .map(|fold| fold.blocks().iter().map(finish).collect())
+                .unwrap_or_default(),
+            pause: phase
+                .waiting()
+                .map(|(tool_use, reason)| Pause { tool_use: tool_use.clone(), reason: reason.clone() }),
+            staged: self.core.staged().cloned(),
+        }
+    }
+
+    /// Tells those who wait that the agent is idle, if it is.
+    fn tell_idle_waiters(&mut self) {
+        if !self.idle_waiters.is_empty() && self.core.is_settled() && !self.is_blocked() {
+            for waiter in self.idle_waiters.drain(..) {
+                let _ = waiter.send(());
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Calling the application's code, and surviving it.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::Arc,
+};
+
+use futures_util::FutureExt;
+
+use super::Task;
+use crate::{
+    agent::{
+        AgentCallbacks, AppEvent, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision,
+        core::Call, phase::Op,
+    },
+    message::ToolResult,
+    provider::Request,
+};
+
+/// A callback in flight: what it gave back, or what its panic said.
+pub(super) type Running<'a> = Pin<Box<dyn Future<Output = Result<Returned, String>> + Send + 'a>>;
+
+/// What a callback gave back, and the configuration as it left it.
+pub(super) struct Returned {
+    pub(super) outcome: Outcome,
+    pub(super) before: Arc<Config>,
+    pub(super) after: Arc<Config>,
+}
+
+pub(super) enum Outcome {
+    Prepared(Box<Request>),
+    ToolUse(ToolDecision),
+    ToolResult(ToolResult),
+    Turn(TurnDecision),
+    Error(ErrorDecision),
+    Event(Option<Prompt>),
+}
+
+impl Task {
+    /// Calls a callback with a copy of the state.
+    pub(super) fn call<'a>(
+        &mut self,
+        callbacks: &'a mut dyn AgentCallbacks,
+        (_, call): (Op, Call),
+    ) -> Running<'a> {
+        let state = self.state();
+        let request = matches!(call, Call::PrepareStep).then(|| Box::new(self.request()));
+        let event = if matches!(call, Call::HandleEvent) { self.notices.pop_front() } else { None };
+        let future = invoke(callbacks, call, state, request, event);
+        Box::pin(async move { AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| words(&*panic)) })
+    }
+
+    /// The next request, before `prepare_step` sees it.
+    fn request(&self) -> Request {
+        let Some(turn) = self.core.phase().turn() else {
+            unreachable!("a request is prepared for a turn");
+        };
+        let own = &turn.origin.prompt.options;
+        let mut request = Request::new(turn.working.all().clone());
+        request.model = Arc::clone(self.config.model.id());
+        request.system.clone_from(&self.config.system);
+        request.tools = self.config.tools.clone();
+        request.options = Arc::new(if own.is_empty() {
+            self.config.options.clone()
+        } else {
+            self.config.options.overlaid(own)
+        });
+        request
+    }
+
+    /// Takes the configuration over as a callback left it, unless it was changed from outside meanwhile.
+    pub(super) fn adopt(&mut self, before: &Arc<Config>, after: Arc<Config>) -> Result<(), String> {
+        if Arc::ptr_eq(before, &after) {
+            return Ok(());
+        }
+        after.check().map_err(|error| error.to_string())?;
+        if Arc::ptr_eq(before, &self.config) {
+            self.config = after;
+        } else {
+            tracing::warn!("a callback's edits are dropped: the configuration was set while it ran");
+        }
+        Ok(())
+    }
+}
+
+async fn invoke(
+    callbacks: &mut dyn AgentCallbacks,
+    call: Call,
+    mut state: State,
+    request: Option<Box<Request>>,
+    event: Option<AppEvent>,
+) -> Returned {
+    let before = Arc::clone(&state.config);
+    let outcome = match call {
+        Call::PrepareStep => {
+            let mut request = request.expect("prepare_step comes with a request");
+            let unchanged = request.history.clone();
+            callbacks.prepare_step(&mut request, &mut state).await;
+            if !request.history.same(&unchanged) && request.history.check_sendable().is_err() {
+                tracing::debug!("prepare_step left a history that can't be sent; it is repaired");
+                request.history = request.history.repair();
+            }
+            Outcome::Prepared(request)
+        }
+        Call::HandleToolUse(tool_use) => {
+            Outcome::ToolUse(callbacks.handle_tool_use(&tool_use, &mut state).await)
+        }
+        Call::HandleToolResult(result) => {
+            Outcome::ToolResult(callbacks.handle_tool_result(result, &mut state).await)
+        }
+        Call::HandleTurn(response) => Outcome::Turn(callbacks.handle_turn(&response, &mut state).await),
+        Call::HandleError(failure) => Outcome::Error(callbacks.handle_error(&failure, &mut state).await),
+        Call::HandleEvent => {
+            let event = event.expect("handle_event comes with an event");
+            Outcome::Event(callbacks.handle_event(event, &mut state).await)
+        }
+    };
+    Returned { outcome, before, after: state.config }
+}
+
+/// Drops a callback's future, whatever its own drop does.
+pub(super) fn discard(running: Running<'_>) {
+    if let Err(message) = guard("callback", || drop(running)) {
+        tracing::error!(message, "a callback panicked when it was dropped");
+    }
+}
+
+/// Runs foreign code; a panic becomes its words.
+pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
+        let words = words(&*panic);
+        tracing::error!(what, words, "foreign code panicked");
+        words
+    })
+}
+
+/// What a panic said.
+pub(in crate::agent) fn words(panic: &(dyn Any + Send)) -> String {
+    let text =
+        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("a panic without words").to_owned()
+}

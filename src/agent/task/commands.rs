@@ -1,0 +1,92 @@
+//! Serving the handle's commands.
+
+use std::sync::Arc;
+
+use super::{MAX_OUTBOX, Task, calls::guard};
+use crate::agent::{
+    AgentError, Draft, Event,
+    command::{Command, Edit},
+};
+
+impl Task {
+    pub(super) fn serve(&mut self, command: Command) {
+        // An answer that nobody waits for any more is dropped.
+        match command {
+            Command::Prompt(prompt) => {
+                let (prompt, reply) = *prompt;
+                let accepted = self
+                    .ensure_room()
+                    .and_then(|()| self.step(|core, env, effects| core.prompt(prompt, false, env, effects)));
+                let _ = reply.send(accepted);
+            }
+            Command::Ask(ask) => {
+                let (prompt, reply) = *ask;
+                let accepted = self
+                    .ensure_room()
+                    .and_then(|()| self.step(|core, env, effects| core.prompt(prompt, true, env, effects)));
+                match accepted {
+                    Ok(_) => self.asker = Some(reply),
+                    Err(error) => drop(reply.send(Err(error))),
+                }
+            }
+            Command::Resume(resume) => {
+                let (id, decision, reply) = *resume;
+                let _ = reply.send(self.step(|core, env, effects| core.resume(&id, decision, env, effects)));
+            }
+            Command::Cancel(reply) => {
+                drop(reply.send(self.step(|core, env, effects| core.cancel(env, effects))))
+            }
+            Command::Interrupt(reply) => {
+                drop(reply.send(self.step(|core, env, effects| core.interrupt(env, effects))));
+            }
+            Command::Notify(notify) => {
+                let (event, reply) = *notify;
+                self.notices.push_back(event);
+                let noted = self.step(|core, _, effects| core.notify(effects));
+                if noted.is_err() {
+                    self.notices.pop_back();
+                }
+                let _ = reply.send(noted);
+            }
+            Command::SetState(set) => {
+                let (edit, reply) = *set;
+                let _ = reply.send(self.set_state(edit));
+            }
+            Command::State(reply) => drop(reply.send(Box::new(self.state()))),
+            Command::Status(reply) => drop(reply.send(self.core.status())),
+            Command::Snapshot(reply) => drop(reply.send(Box::new(self.snapshot()))),
+            Command::Subscribe(subscribe) => {
+                let (after, reply) = *subscribe;
+                let limits = self.setup.feed_limits;
+                // Taken first: the feed is lent out below.
+                let snapshot = self.snapshot();
+                let _ = reply.send(self.feed.attach(limits, after, || snapshot));
+            }
+            Command::WaitIdle(reply) => self.idle_waiters.push(reply),
+            Command::Stop(_) => unreachable!("a stop ends the loop that serves commands"),
+        }
+    }
+
+    /// Refuses a new run while too many events wait for the commit channel.
+    fn ensure_room(&self) -> Result<(), AgentError> {
+        match &self.commit {
+            Some(commit) if commit.outbox.len() >= MAX_OUTBOX => Err(AgentError::Busy(self.core.status())),
+            _ => Ok(()),
+        }
+    }
+
+    fn set_state(&mut self, edit: Edit) -> Result<(), AgentError> {
+        self.ensure_room()?;
+        self.core.ensure_idle()?;
+        let before = self.core.history().clone();
+        let mut draft = Draft { config: (*self.config).clone(), history: before.clone() };
+        guard("set_state", || edit(&mut draft))
+            .map_err(|words| AgentError::Panicked("the closure of set_state", words))?
+            .map_err(|error| AgentError::Refused(error.into()))?;
+        draft.check(&before)?;
+        self.config = Arc::new(draft.config);
+        self.core.set_history(draft.history.clone());
+        self.emit(Event::State(Arc::new(self.config.view(draft.history))));
+        Ok(())
+    }
+}

@@ -1,0 +1,296 @@
+//! The agent's one loop: commands first, then whatever goes on.
+
+use std::{
+    future::poll_fn,
+    task::{Context, Poll},
+};
+
+use tokio::sync::mpsc;
+
+use super::{
+    Exit, Task,
+    calls::{Outcome, Returned, Running, guard},
+    work::drop_stream,
+};
+use crate::{
+    agent::{Event, Failure, command::Command, core::Call, phase::Op},
+    message::ToolResult,
+    provider::ProviderError,
+    subscription::EndReason,
+};
+
+/// Commands served in a row before everything else gets its turn.
+const COMMANDS_IN_A_ROW: usize = 32;
+/// Inputs taken in one poll before other tasks get theirs.
+const INPUTS_IN_A_ROW: usize = 256;
+
+type InFlight<'a, 'b> = Option<(Op, &'a Call, &'a mut Running<'b>)>;
+
+impl Task {
+    /// Serves commands and moves everything on until a callback is wanted, the one in flight is done, or the
+    /// agent ends.
+    pub(super) async fn drive(
+        &mut self,
+        commands: &mut mpsc::Receiver<Command>,
+        mut call: InFlight<'_, '_>,
+    ) -> Exit {
+        self.drop_call = false;
+        poll_fn(|cx| self.poll(cx, commands, &mut call)).await
+    }
+
+    fn poll(
+        &mut self,
+        cx: &mut Context<'_>,
+        commands: &mut mpsc::Receiver<Command>,
+        call: &mut InFlight<'_, '_>,
+    ) -> Poll<Exit> {
+        for _ in 0..INPUTS_IN_A_ROW {
+            if let Poll::Ready(exit) = self.poll_commands(cx, commands) {
+                return Poll::Ready(exit);
+            }
+            if call.is_some() && self.drop_call {
+                return Poll::Ready(Exit::Returned);
+            }
+            self.tell_idle_waiters();
+            if self.poll_outbox(cx).is_pending() {
+                // No room: commands are all that is served.
+                return Poll::Pending;
+            }
+            self.tell_idle_waiters();
+            if call.is_none()
+                && let Some(wanted) = self.wanted.take()
+            {
+                return Poll::Ready(Exit::Call(wanted));
+            }
+            if let Some((op, name, running)) = call
+                && let Poll::Ready(returned) = running.as_mut().poll(cx)
+            {
+                self.returned(*op, name, returned);
+                return Poll::Ready(Exit::Returned);
+            }
+            if self.poll_work(cx).is_pending() {
+                self.feed.rested();
+                return Poll::Pending;
+            }
+            if self.feed.should_yield() {
+                break;
+            }
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Command>) -> Poll<Exit> {
+        for _ in 0..COMMANDS_IN_A_ROW {
+            match commands.poll_recv(cx) {
+                Poll::Ready(Some(Command::Stop(stop))) => {
+                    return Poll::Ready(Exit::End(EndReason::Stopped, Some(stop)));
+                }
+                Poll::Ready(Some(command)) => self.serve(command),
+                Poll::Ready(None) => return Poll::Ready(Exit::End(EndReason::HandlesDropped, None)),
+                Poll::Pending => break,
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Sends what waits for the commit channel; ready when nothing waits any more.
+    pub(super) fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(commit) = &mut self.commit else {
+            return Poll::Ready(());
+        };
+        while !commit.outbox.is_empty() {
+            match commit.sender.poll_reserve(cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Ok(())) => {
+                    if let Some(delivery) = commit.outbox.pop_front() {
+                        // The room is reserved, and a receiver that left in between wants nothing.
+                        let _ = commit.sender.send_item(delivery);
+                    }
+                }
+                Poll::Ready(Err(_)) => {
+                    self.commit = None;
+                    return Poll::Ready(());
+                }
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// Takes one input from whatever goes on; pending if there is none.
+    fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(work) = &mut self.work else {
+            return Poll::Pending;
+        };
+        if let Some(watch) = &mut work.watch
+            && watch.frozen.is_none()
+            && watch.timer.as_mut().poll(cx).is_ready()
+        {
+            let limit = watch.limit;
+            work.watch = None;
+            self.step(|core, env, effects| core.time_over(limit, env, effects));
+            return Poll::Ready(());
+        }
+        if let Some((op, timer)) = &mut work.delay
+            && timer.as_mut().poll(cx).is_ready()
+        {
+            let op = *op;
+            work.delay = None;
+            self.step(|core, _, effects| core.delay_over(op, effects));
+            return Poll::Ready(());
+        }
+        if work.opening.is_some() {
+            return self.poll_opening(cx);
+        }
+        if self.poll_question(cx).is_ready() || self.poll_stream(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        self.poll_tools(cx)
+    }
+
+    fn poll_opening(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some((op, opening)) = self.work.as_mut().and_then(|work| work.opening.as_mut()) else {
+            return Poll::Pending;
+        };
+        let op = *op;
+        let failure = match guard("provider", || opening.as_mut().poll(cx)) {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(Ok(own))) => {
+                self.work().opening = None;
+                self.opened(op, own);
+                return Poll::Ready(());
+            }
+            Ok(Poll::Ready(Err(error))) => Failure::from(error),
+            Err(message) => Failure::ProviderPanicked { message },
+        };
+        drop_stream(self.work().opening.take());
+        self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+        Poll::Ready(())
+    }
+
+    fn poll_question(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(work) = &mut self.work else {
+            return Poll::Pending;
+        };
+        if let Some(question) = &mut work.question
+            && question.poll_closed(cx).is_ready()
+        {
+            work.question = None;
+            self.step(|core, _, effects| core.question_withdrawn(effects));
+            return Poll::Ready(());
+        }
+        let (Some((op, _)), Some(questions)) = (&work.stream, &mut work.questions) else {
+            return Poll::Pending;
+        };
+        let op = *op;
+        if !self.core.can_be_asked() {
+            return Poll::Pending;
+        }
+        match questions.poll_recv(cx) {
+            Poll::Ready(Some(question)) => {
+                work.question = Some(question.answer);
+                self.step(|core, _, effects| core.asked(op, question.tool_use, effects));
+                Poll::Ready(())
+            }
+            Poll::Ready(None) => {
+                work.questions = None;
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
+    }
+
+    fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some((op, stream)) = self.work.as_mut().and_then(|work| work.stream.as_mut()) else {
+            return Poll::Pending;
+        };
+        let op = *op;
+        match guard("provider", || stream.as_mut().poll_next(cx)) {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, _, effects| core.delta(op, delta, effects)),
+            Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
+            Ok(Poll::Ready(None)) => {
+                let work = self.work();
+                drop_stream(work.stream.take());
+                (work.questions, work.question) = (None, None);
+                self.step(|core, env, effects| core.stream_ended(op, env, effects));
+            }
+            Err(message) => {
+                let failure = Failure::ProviderPanicked { message };
+                self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+            }
+        }
+        Poll::Ready(())
+    }
+
+    fn stream_failed(&mut self, op: Op, error: ProviderError) {
+        self.step(|core, _, effects| core.stream_failed(op, error.into(), effects));
+    }
+
+    fn poll_tools(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut()) else {
+            return Poll::Pending;
+        };
+        if let Poll::Ready(Some(progress)) = tasks.progress.poll_recv(cx) {
+            self.emit(Event::ToolProgress { tool_use_id: progress.tool_use_id, data: progress.data });
+            return Poll::Ready(());
+        }
+        let op = tasks.op;
+        let (slot, result) = match tasks.set.poll_join_next_with_id(cx) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(None) => {
+                self.work().tasks = None;
+                return Poll::Pending;
+            }
+            Poll::Ready(Some(Ok((_, done)))) => done,
+            Poll::Ready(Some(Err(error))) => {
+                let Some((_, call)) = tasks.calls.iter().find(|(id, _)| *id == error.id()) else {
+                    return Poll::Ready(());
+                };
+                (
+                    call.slot,
+                    ToolResult::error(&call.tool_use, format!("The tool's task ended early: {error}")),
+                )
+            }
+        };
+        self.step(|core, env, effects| core.tool_done(op, slot, result, env, effects));
+        Poll::Ready(())
+    }
+
+    /// A callback is done.
+    fn returned(&mut self, op: Op, call: &Call, returned: Result<Returned, String>) {
+        let outcome = returned.and_then(|Returned { outcome, before, after }| {
+            self.adopt(&before, after)?;
+            Ok(outcome)
+        });
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(message) => {
+                return self.step(|core, env, effects| core.call_failed(op, call, message, env, effects));
+            }
+        };
+        match outcome {
+            Outcome::Prepared(request) => {
+                let work = self.work();
+                work.tools = request.tools.clone();
+                work.request = Some(request);
+                self.step(|core, _, effects| core.prepared(op, effects));
+            }
+            Outcome::ToolUse(decision) => {
+                self.step(|core, env, effects| core.tool_decided(op, decision, env, effects));
+            }
+            Outcome::ToolResult(result) => {
+                self.step(|core, env, effects| core.result_reviewed(op, result, env, effects));
+            }
+            Outcome::Turn(decision) => {
+                self.step(|core, env, effects| core.turn_decided(op, decision, env, effects));
+            }
+            Outcome::Error(decision) => {
+                self.step(|core, env, effects| core.error_decided(op, decision, env, effects));
+            }
+            Outcome::Event(prompt) => {
+                self.step(|core, env, effects| core.event_handled(op, prompt, env, effects));
+            }
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What goes on while an agent is busy: the exchange with the provider, tools, timers.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot},
+    task::{Id, JoinSet},
+    time::{Instant, Sleep, sleep, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Instance, Task};
+use crate::{
+    agent::phase::{Op, ToolCall},
+    message::ToolResult,
+    provider::{DecisionRequest, DeltaStream, Provider, ProviderError, Request, RequestContext, RetryPolicy},
+    tool::{Decision, Progress, ToolContext, ToolSet},
+};
+
+type Opening = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, ProviderError>> + Send>>;
+
+/// What goes on. Dropping a part ends it.
+#[derive(Default)]
+pub(super) struct Work {
+    /// The request that `prepare_step` has seen and the provider has not.
+    pub(super) request: Option<Box<Request>>,
+    /// The tools that the current request offers.
+    pub(super) tools: ToolSet,
+    /// The provider makes an instance for this conversation.
+    pub(super) opening: Option<(Op, Opening)>,
+    pub(super) stream: Option<(Op, DeltaStream)>,
+    pub(super) questions: Option<mpsc::Receiver<DecisionRequest>>,
+    /// Where the answer to the provider's question goes.
+    pub(super) question: Option<oneshot::Sender<Decision>>,
+    pub(super) tasks: Option<Tasks>,
+    pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
+    pub(super) watch: Option<Watch>,
+}
+
+/// The tools that run.
+pub(super) struct Tasks {
+    pub(super) op: Op,
+    pub(super) set: JoinSet<(usize, ToolResult)>,
+    pub(super) calls: Vec<(Id, ToolCall)>,
+    pub(super) progress: mpsc::Receiver<Progress>,
+    cancellation: CancellationToken,
+}
+
+impl Drop for Tasks {
+    fn drop(&mut self) {
+        self.cancellation.cancel();
+    }
+}
+
+/// The turn's clock.
+pub(super) struct Watch {
+    pub(super) limit: Duration,
+    pub(super) timer: Pin<Box<Sleep>>,
+    /// What is left, while a person decides.
+    pub(super) frozen: Option<Duration>,
+}
+
+impl Work {
+    /// Ends all but the turn's clock.
+    pub(super) fn abort(&mut self) {
+        self.request = None;
+        self.opening = None;
+        drop_stream(self.stream.take());
+        self.questions = None;
+        self.question = None;
+        self.tasks = None;
+        self.delay = None;
+    }
+
+    pub(super) fn delay(&mut self, op: Op, delay: Duration) {
+        self.delay = Some((op, Box::pin(sleep(delay))));
+    }
+
+    pub(super) fn watch(&mut self, limit: Option<Duration>) {
+        self.watch = limit.map(|limit| Watch { limit, timer: Box::pin(sleep(limit)), frozen: None });
+    }
+
+    pub(super) fn freeze_watch(&mut self, freeze: bool) {
+        let Some(watch) = &mut self.watch else {
+            return;
+        };
+        if freeze {
+            watch.frozen = Some(watch.timer.deadline().saturating_duration_since(Instant::now()));
+        } else if let Some(left) = watch.frozen.take() {
+            watch.timer = Box::pin(sleep_until(Instant::now() + left));
+        }
+    }
+}
+
+/// Drops a stream, whatever its own drop does.
+pub(super) fn drop_stream<T>(stream: Option<T>) {
+    super::calls::guard("provider", || drop(stream)).unwrap_or_else(|message| {
+        tracing::error!(message, "a provider's stream panicked when it was dropped");
+    });
+}
+
+impl Task {
+    /// Sends the prepared request, over an instance of the model's provider.
+    pub(super) fn open(&mut self, op: Op) {
+        let provider = Arc::clone(self.config.model.provider());
+        if self.instance.as_ref().is_some_and(|instance| Arc::ptr_eq(&instance.of, &provider)) {
+            return self.exchange(op);
+        }
+        self.close_instance();
+        let opening = Box::pin(async move { provider.open().await });
+        self.work().opening = Some((op, opening));
+    }
+
+    /// The provider has made an instance, or serves everyone itself.
+    pub(super) fn opened(&mut self, op: Op, own: Option<Arc<dyn Provider>>) {
+        self.instance = Some(Instance { of: Arc::clone(self.config.model.provider()), own });
+        self.exchange(op);
+    }
+
+    fn exchange(&mut self, op: Op) {
+        let (Some(instance), Some(work)) = (&self.instance, &mut self.work) else {
+            return;
+        };
+        let Some(request) = work.request.take() else {
+            return;
+        };
+        let provider = Arc::clone(instance.own.as_ref().unwrap_or(&instance.of));
+        // One question at a time is taken; the others wait in the provider.
+        let (questions, receiver) = mpsc::channel(1);
+        work.questions = Some(receiver);
+        let context = RequestContext::new(questions);
+        work.stream = Some((op, RetryPolicy::default().stream(provider, *request, context)));
+    }
+
+    /// Lets go of the provider's instance. It is closed beside the agent, which does not wait.
+    pub(super) fn close_instance(&mut self) {
+        if let Some(Instance { own: Some(own), .. }) = self.instance.take() {
+            let limit = self.setup.terminate_timeout;
+            tokio::spawn(async move {
+                if tokio::time::timeout(limit, own.close()).await.is_err() {
+                    tracing::warn!(provider = own.name(), ?limit, "the provider was not closed in time");
+                }
+            });
+        }
+    }
+
+    pub(super) fn run_tools(&mut self, op: Op, calls: Vec<ToolCall>) {
+        let setup = Arc::clone(&self.setup);
+        let work = self.work.get_or_insert_default();
+        let (sender, progress) = mpsc::channel(16);
+        let cancellation = CancellationToken::new();
+        let mut tasks = Tasks { op, set: JoinSet::new(), calls: Vec::new(), progress, cancellation };
+        for call in calls {
+            let context = ToolContext::detached(call.tool_use.id.clone())
+                .with_idempotency_key(Arc::clone(&call.idempotency_key))
+                .with_cancellation(tasks.cancellation.clone())
+                .with_progress(sender.clone())
+                .with_extensions(setup.extensions.clone());
+            let (tools, setup, tool_use, slot) =
+                (work.tools.clone(), Arc::clone(&setup), call.tool_use.clone(), call.slot);
+            let handle = tasks.set.spawn(async move {
+                let result = tools.run(&tool_use, context, &setup.tool_limits).await;
+                (slot, result)
+            });
+            tasks.calls.push((handle.id(), call));
+        }
+        work.tasks = Some(tasks);
+    }
+}

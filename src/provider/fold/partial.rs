@@ -1,0 +1,109 @@
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::message::Content;
+
+/// A block that may still grow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PartialBlock {
+    /// The block so far. A tool use's input is an empty object until the message is finished.
+    pub content: Content,
+    /// The JSON text of a tool use's input so far.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub input: String,
+    /// Whether the stream said that it is complete.
+    pub ended: bool,
+}
+
+impl PartialBlock {
+    pub(super) fn new(content: Content) -> Self {
+        Self { content, input: String::new(), ended: false }
+    }
+
+    pub(super) fn weight(&self) -> usize {
+        self.content.weight() + self.input.len()
+    }
+
+    /// The block of an answer that came to its end. Where the answer may have been cut within this block, no
+    /// input is not taken for an empty one.
+    pub(super) fn finish(self, cut: bool) -> Content {
+        let Content::ToolUse(mut tool_use) = self.content else {
+            return self.content;
+        };
+        if cut || !is_blank(&self.input) {
+            match parse_input(&self.input) {
+                Some(input) => tool_use.input = Value::Object(input),
+                None => tool_use.malformed = Some(self.input),
+            }
+        }
+        tool_use.into()
+    }
+
+    /// The block as it will stand in the message, once the stream said that it is complete.
+    pub(crate) fn finished(self) -> Content {
+        self.finish(false)
+    }
+
+    /// What can be kept of the block, were the stream to break off here.
+    pub(crate) fn salvage(mut self) -> Option<Content> {
+        let ended = self.ended;
+        let keep = match &mut self.content {
+            Content::Text(text) => {
+                if !ended {
+                    // It may be half there, and a service refuses half a signature; text can do without.
+                    text.signature = None;
+                }
+                !is_blank(&text.text)
+            }
+            Content::Thinking(thinking) => ended && thinking.is_signed(),
+            // Nothing can follow a whole JSON object, so one that parses is complete.
+            Content::ToolUse(tool_use) => {
+                let signature_is_whole = ended || tool_use.signature.is_none();
+                let no_input = ended && is_blank(&self.input);
+                signature_is_whole && (no_input || parse_input(&self.input).is_some())
+            }
+            Content::ProviderItem(_) => ended,
+            Content::Attachment(_) | Content::ToolResult(_) => true,
+        };
+        keep.then(|| self.finish(false))
+    }
+}
+
+fn is_blank(text: &str) -> bool {
+    text.trim().is_empty()
+}
+
+/// The JSON object that `json` is, unless it repeats a key, which would lose what the model sent, or is
+/// nested deeper than [`MAX_DEPTH`](super::Fold::MAX_DEPTH).
+fn parse_input(json: &str) -> Option<Map<String, Value>> {
+    let input = Value::Object(serde_json::from_str(json).ok()?);
+    let whole = members(&input) == members_written(json) && super::is_shallow(&input);
+    match input {
+        Value::Object(input) if whole => Some(input),
+        _ => None,
+    }
+}
+
+/// The members of all objects in `value`.
+fn members(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => items.iter().map(members).sum(),
+        Value::Object(map) => map.len() + map.values().map(members).sum::<usize>(),
+        _ => 0,
+    }
+}
+
+/// The members of all objects in the valid JSON text `json`, repeated keys included: each has one colon.
+fn members_written(json: &str) -> usize {
+    let (mut count, mut in_string, mut escaped) = (0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => in_string = !in_string,
+            b':' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}

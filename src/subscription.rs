@@ -1,0 +1,388 @@
+//! Subscribing: a snapshot, then numbered events, with no gap and no overlap between them.
+//!
+//! A [`Subscription`] starts from a snapshot and yields [`Update`]s. Whoever is too slow is not silently short:
+//! it gets an [`Update::Resync`] with a fresh snapshot and goes on from there. At the end comes
+//! [`Update::Closed`]. Subscriptions keep nothing alive.
+
+use std::{collections::VecDeque, fmt, future::Future, pin::Pin, str::FromStr, sync::Arc};
+
+use futures_core::Stream;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use tokio::sync::broadcast::{self, error::RecvError};
+
+/// Names one event of one actor: which life of the actor, and which event in it, from 1.
+///
+/// Its text form, `incarnation-number`, serves as the id of a server-sent event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct EventId {
+    /// Which life of the actor; another one after each start.
+    pub incarnation: u64,
+    /// Which event in it. 0 stands before the first.
+    pub number: u64,
+}
+
+impl fmt::Display for EventId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:x}-{}", self.incarnation, self.number)
+    }
+}
+
+/// A text that is no [`EventId`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is no event id; it looks like `1f0a-42`")]
+pub struct EventIdError(String);
+
+impl FromStr for EventId {
+    type Err = EventIdError;
+
+    fn from_str(text: &str) -> Result<Self, EventIdError> {
+        let parse = || {
+            let (incarnation, number) = text.split_once('-')?;
+            let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
+            Some(Self { incarnation, number: number.parse().ok()? })
+        };
+        parse().ok_or_else(|| EventIdError(text.to_owned()))
+    }
+}
+
+impl Serialize for EventId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for EventId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// An event with its id. Cheap to clone.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct Numbered<E> {
+    /// The event's place.
+    pub id: EventId,
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Arc<E>,
+}
+
+impl<E> Clone for Numbered<E> {
+    fn clone(&self) -> Self {
+        Self { id: self.id, event: Arc::clone(&self.event) }
+    }
+}
+
+/// What a [`Subscription`] yields.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Update<S, E> {
+    /// The next event.
+    Event(Numbered<E>),
+    /// Events were missed; this is the truth now, and the next event follows it.
+    Resync(Arc<S>),
+    /// The actor has ended; nothing follows.
+    Closed(End<S>),
+}
+
+/// How an actor ended.
+#[derive(Debug)]
+pub struct End<S> {
+    /// Why.
+    pub reason: EndReason,
+    /// The last truth; `None` if the task was killed and left none.
+    pub snapshot: Option<Arc<S>>,
+}
+
+impl<S> Clone for End<S> {
+    fn clone(&self) -> Self {
+        Self { reason: self.reason.clone(), snapshot: self.snapshot.clone() }
+    }
+}
+
+/// Why an actor ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum EndReason {
+    /// It was stopped.
+    #[error("stopped")]
+    Stopped,
+    /// Its last handle was dropped.
+    #[error("its last handle was dropped")]
+    HandlesDropped,
+    /// Its task was killed, with its runtime say.
+    #[error("its task was killed")]
+    Killed,
+}
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// How a subscription gets back to its actor without keeping it alive.
+pub(crate) trait Source<S, E>: Send + Sync {
+    /// A new place in the stream: after `after` if what follows it is still there, else with a snapshot.
+    /// `None` if the actor has ended.
+    fn attach(&self, after: Option<EventId>) -> BoxFuture<Option<Attachment<S, E>>>;
+
+    /// How the actor ended.
+    fn end(&self) -> End<S>;
+}
+
+/// A place in an actor's event stream.
+pub(crate) struct Attachment<S, E> {
+    /// The truth at this place; `None` where the missed events are all in `backlog`.
+    pub(crate) snapshot: Option<Arc<S>>,
+    /// The last event before the backlog.
+    pub(crate) last: EventId,
+    pub(crate) backlog: VecDeque<Numbered<E>>,
+    pub(crate) live: broadcast::Receiver<Numbered<E>>,
+}
+
+/// A snapshot and the events that follow it.
+pub struct Subscription<S, E> {
+    source: Box<dyn Source<S, E>>,
+    snapshot: Option<Arc<S>>,
+    /// A snapshot that is the next update.
+    resync: Option<Arc<S>>,
+    last: EventId,
+    backlog: VecDeque<Numbered<E>>,
+    place: Place<E>,
+}
+
+enum Place<E> {
+    Live(broadcast::Receiver<Numbered<E>>),
+    /// A new place has to be asked for: after the last event, or with a snapshot.
+    Lost {
+        replay: bool,
+    },
+    Closed,
+}
+
+impl<S, E: Send + Sync + 'static> Subscription<S, E> {
+    pub(crate) fn new(source: Box<dyn Source<S, E>>, attachment: Attachment<S, E>) -> Self {
+        let Attachment { snapshot, last, backlog, live } = attachment;
+        Self { source, snapshot, resync: None, last, backlog, place: Place::Live(live) }
+    }
+
+    /// A subscription that goes on from an event seen before: a snapshot that it needs is its first update.
+    pub(crate) fn resumed(source: Box<dyn Source<S, E>>, attachment: Attachment<S, E>) -> Self {
+        let resync = attachment.snapshot.clone();
+        Self { snapshot: None, resync, ..Self::new(source, attachment) }
+    }
+
+    /// The truth at the start. `None` if the subscription was resumed from an event: what is missed comes as
+    /// updates then.
+    pub fn snapshot(&self) -> Option<&Arc<S>> {
+        self.snapshot.as_ref()
+    }
+
+    /// The id of the last event seen, to resume from.
+    pub fn last_id(&self) -> EventId {
+        self.last
+    }
+
+    /// The next update; `None` after [`Update::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no update.
+    pub async fn next(&mut self) -> Option<Update<S, E>> {
+        if let Some(snapshot) = self.resync.take() {
+            return Some(Update::Resync(snapshot));
+        }
+        loop {
+            if let Some(event) = self.backlog.pop_front() {
+                self.last = event.id;
+                return Some(Update::Event(event));
+            }
+            match &mut self.place {
+                Place::Live(live) => match live.recv().await {
+                    Ok(event) => {
+                        self.last = event.id;
+                        return Some(Update::Event(event));
+                    }
+                    Err(RecvError::Lagged(_)) => self.place = Place::Lost { replay: false },
+                    // Either the end, or the channel was replaced: the actor knows.
+                    Err(RecvError::Closed) => self.place = Place::Lost { replay: true },
+                },
+                Place::Lost { replay } => {
+                    let after = replay.then_some(self.last);
+                    let Some(attachment) = self.source.attach(after).await else {
+                        self.place = Place::Closed;
+                        return Some(Update::Closed(self.source.end()));
+                    };
+                    let Attachment { snapshot, last, backlog, live } = attachment;
+                    (self.backlog, self.place) = (backlog, Place::Live(live));
+                    if let Some(snapshot) = snapshot {
+                        self.last = last;
+                        return Some(Update::Resync(snapshot));
+                    }
+                }
+                Place::Closed => return None,
+            }
+        }
+    }
+
+    /// The updates as a stream.
+    pub fn into_stream(self) -> impl Stream<Item = Update<S, E>> + Send
+    where
+        S: Send + Sync + 'static,
+    {
+        futures_util::stream::unfold(self, |mut subscription| async move {
+            let update = subscription.next().await?;
+            Some((update, subscription))
+        })
+    }
+}
+
+impl<S, E> fmt::Debug for Subscription<S, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subscription").field("last", &self.last).finish_non_exhaustive()
+    }
+}
+
+/// What is kept for subscribers, by count and bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FeedLimits {
+    /// Events that a subscriber may be behind before it is resynced. At least 256 are allowed.
+    pub lag: usize,
+    /// Events kept for those who come back and name the last one they saw.
+    pub replay: usize,
+    /// Bytes kept for both, roughly.
+    pub bytes: usize,
+}
+
+impl Default for FeedLimits {
+    /// 256 events of lag, 1,024 of replay, 4 MiB.
+    fn default() -> Self {
+        Self { lag: 256, replay: 1024, bytes: 4 * 1024 * 1024 }
+    }
+}
+
+/// The actor's side: numbers events and fans them out. Costs a counter until somebody subscribes.
+pub(crate) struct Feed<E> {
+    last: EventId,
+    live: Option<Box<Live<E>>>,
+}
+
+struct Live<E> {
+    limits: FeedLimits,
+    sender: broadcast::Sender<Numbered<E>>,
+    ring: VecDeque<(Numbered<E>, usize)>,
+    bytes: usize,
+    /// Events since the actor last let its readers run.
+    unread: usize,
+}
+
+impl<E: Send + Sync + 'static> Feed<E> {
+    pub(crate) fn new(incarnation: u64) -> Self {
+        Self { last: EventId { incarnation, number: 0 }, live: None }
+    }
+
+    pub(crate) fn last(&self) -> EventId {
+        self.last
+    }
+
+    /// Whether an event has to be made at all.
+    pub(crate) fn is_listened_to(&self) -> bool {
+        self.live.is_some()
+    }
+
+    /// Takes the next number without an event, since nobody is there to see it.
+    pub(crate) fn skip(&mut self) {
+        self.last.number += 1;
+    }
+
+    /// Numbers an event and sends it to whoever subscribed. `weight` is its size in bytes, roughly.
+    pub(crate) fn publish(&mut self, event: Arc<E>, weight: usize) -> Numbered<E> {
+        self.last.number += 1;
+        let numbered = Numbered { id: self.last, event };
+        if let Some(live) = &mut self.live {
+            live.push(numbered.clone(), weight);
+        }
+        numbered
+    }
+
+    /// A place in the stream: after `after` if all that follows it is still there, else now, with the
+    /// snapshot that `snapshot` makes.
+    pub(crate) fn attach<S>(
+        &mut self,
+        limits: FeedLimits,
+        after: Option<EventId>,
+        snapshot: impl FnOnce() -> S,
+    ) -> Attachment<S, E> {
+        let last = self.last;
+        let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
+        let receiver = live.sender.subscribe();
+        match after.and_then(|after| live.since(after, last).map(|backlog| (after, backlog))) {
+            Some((after, backlog)) => Attachment { snapshot: None, last: after, backlog, live: receiver },
+            None => Attachment {
+                snapshot: Some(Arc::new(snapshot())),
+                last,
+                backlog: VecDeque::new(),
+                live: receiver,
+            },
+        }
+    }
+
+    /// Whether so many events went out without a break that a prompt reader could be overrun; the actor then
+    /// yields. Asking clears it.
+    pub(crate) fn should_yield(&mut self) -> bool {
+        match &mut self.live {
+            Some(live) if live.unread >= live.limits.lag / 2 => {
+                live.unread = 0;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The actor is about to wait, so readers will run.
+    pub(crate) fn rested(&mut self) {
+        if let Some(live) = &mut self.live {
+            live.unread = 0;
+        }
+    }
+}
+
+impl<E: Send + Sync + 'static> Live<E> {
+    fn new(limits: FeedLimits) -> Self {
+        let limits = FeedLimits { lag: limits.lag.max(256), ..limits };
+        Self { limits, sender: broadcast::channel(limits.lag).0, ring: VecDeque::new(), bytes: 0, unread: 0 }
+    }
+
+    fn push(&mut self, event: Numbered<E>, weight: usize) {
+        self.unread += 1;
+        self.bytes += weight;
+        self.ring.push_back((event.clone(), weight));
+        // Nobody listens: the event is for those who come back.
+        let _ = self.sender.send(event);
+        while self.ring.len() > self.limits.replay.max(1) {
+            self.drop_oldest();
+        }
+        if self.bytes > self.limits.bytes {
+            // The channel holds what the ring gives up, for as long as its slowest reader. A new one lets go
+            // of it; half the room is kept for prompt readers, who come back and find what they miss here.
+            while self.bytes > self.limits.bytes / 2 && !self.ring.is_empty() {
+                self.drop_oldest();
+            }
+            self.sender = broadcast::channel(self.limits.lag).0;
+        }
+    }
+
+    fn drop_oldest(&mut self) {
+        if let Some((_, weight)) = self.ring.pop_front() {
+            self.bytes -= weight;
+        }
+    }
+
+    /// The events after `after`, if none of them is gone.
+    fn since(&self, after: EventId, last: EventId) -> Option<VecDeque<Numbered<E>>> {
+        if after.incarnation != last.incarnation || after.number > last.number {
+            return None;
+        }
+        let missed = usize::try_from(last.number - after.number).ok()?;
+        let start = self.ring.len().checked_sub(missed)?;
+        Some(self.ring.range(start..).map(|(event, _)| event.clone()).collect())
+    }
+}

@@ -1,0 +1,74 @@
+//! Keeps panics of the application's code inside the call that they happen in.
+
+use std::{
+    any::Any,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use super::cap::clip;
+
+/// Runs `work`; the error is what it panicked with.
+pub(super) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    // Nothing that the closure may have left half done is looked at after a panic.
+    catch_unwind(AssertUnwindSafe(work)).map_err(message)
+}
+
+fn message(payload: Box<dyn Any + Send>) -> String {
+    let text = match payload.downcast::<String>() {
+        Ok(text) => *text,
+        Err(payload) => match payload.downcast::<&'static str>() {
+            Ok(text) => (*text).to_owned(),
+            Err(payload) => {
+                // The drop of an unknown type may panic in its turn; the leak is the lesser harm.
+                std::mem::forget(payload);
+                "panic without a message".to_owned()
+            }
+        },
+    };
+    clip(&text, 500).into_owned()
+}
+
+type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
+
+/// A future that gives what it panicked with, whether it panics when made, polled or dropped.
+pub(super) struct Contained<'a, T>(Option<Result<BoxFuture<'a, T>, String>>);
+
+impl<'a, T> Contained<'a, T> {
+    pub(super) fn new(make: impl FnOnce() -> BoxFuture<'a, T>) -> Self {
+        Self(Some(contained(make)))
+    }
+
+    fn discard(&mut self) {
+        let future = self.0.take();
+        if let Err(panic) = contained(|| drop(future)) {
+            tracing::warn!(panic, "a tool panicked while its call was dropped");
+        }
+    }
+}
+
+impl<T> Future for Contained<'_, T> {
+    type Output = Result<T, String>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let outcome = match &mut self.0 {
+            Some(Ok(future)) => match contained(|| future.as_mut().poll(cx)) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(output)) => Ok(output),
+                Err(panic) => Err(panic),
+            },
+            Some(Err(panic)) => Err(std::mem::take(panic)),
+            None => return Poll::Pending,
+        };
+        self.discard();
+        Poll::Ready(outcome)
+    }
+}
+
+impl<T> Drop for Contained<'_, T> {
+    fn drop(&mut self) {
+        self.discard();
+    }
+}

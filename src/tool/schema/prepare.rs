@@ -1,0 +1,258 @@
+//! Makes a schema ready for the compiler: finds its subschemas, takes out what can't be checked exactly, and
+//! refuses what could keep the compiler or the checker busy for ever.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+use super::{
+    SchemaError,
+    cost::{CostModel, Edge},
+    pattern,
+};
+use crate::tool::cap::clip;
+
+/// How many subschemas a schema may have. The compiler's work grows with their square.
+const MAX_SUBSCHEMAS: usize = 4_096;
+
+/// How large all regular expressions together may be, in states of the engine.
+const MAX_STATES: usize = 50_000;
+
+/// How long one regular expression may be.
+const MAX_PATTERN: usize = 4_096;
+
+/// How many classes such as `\d` there may be in one regular expression, which the compiler reads anew for each.
+const MAX_REWRITES: usize = 100;
+
+/// How many there may be in all.
+const MAX_ALL_REWRITES: usize = 2_000;
+
+pub(super) struct Prepared {
+    pub(super) document: Value,
+    pub(super) cost: CostModel,
+}
+
+/// `schema` has been found to nest within limits.
+pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
+    let mut document = schema.clone();
+    let draft = document.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    let id_keywords: &[&str] = if draft.contains("draft-04") { &["$id", "id"] } else { &["$id"] };
+    let root_id = id_keywords.iter().find_map(|keyword| document.get(*keyword)?.as_str());
+    let root_id = root_id.map(|id| id.trim_end_matches('#').to_owned()).filter(|id| !id.is_empty());
+    let mut work = Work { id_keywords, root_id, ..Work::default() };
+    work.node(String::new())?;
+    while let Some((index, path)) = work.open.pop() {
+        match document.pointer_mut(&path) {
+            Some(Value::Object(schema)) => work.visit(index, &path, schema)?,
+            // The compiler says what is wrong with anything that is no schema at all.
+            Some(_) => {}
+            None => return refuse(format!("`$ref` to {:?} leads nowhere", clip(&path, 200))),
+        }
+    }
+    let cost = work.cost.finish().map_err(|reason| SchemaError(reason.to_owned()))?;
+    Ok(Prepared { document, cost })
+}
+
+fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
+    Err(SchemaError(reason.into()))
+}
+
+#[derive(Default)]
+struct Work {
+    id_keywords: &'static [&'static str],
+    /// The schema's own name. References by it are rewritten, so that nothing is resolved against it.
+    root_id: Option<String>,
+    cost: CostModel,
+    /// The subschemas that were found, by JSON pointer.
+    nodes: HashMap<String, usize>,
+    open: Vec<(usize, String)>,
+    states: usize,
+    rewrites: usize,
+}
+
+impl Work {
+    fn node(&mut self, path: String) -> Result<usize, SchemaError> {
+        if let Some(&index) = self.nodes.get(&path) {
+            return Ok(index);
+        }
+        if self.cost.len() == MAX_SUBSCHEMAS {
+            return refuse(format!("it has more than {MAX_SUBSCHEMAS} subschemas"));
+        }
+        let index = self.cost.add_node();
+        self.nodes.insert(path.clone(), index);
+        self.open.push((index, path));
+        Ok(index)
+    }
+
+    fn visit(
+        &mut self,
+        index: usize,
+        path: &str,
+        schema: &mut Map<String, Value>,
+    ) -> Result<(), SchemaError> {
+        for keyword in self.id_keywords {
+            if let Some(Value::String(id)) = schema.get(*keyword) {
+                // Some generators name each subschema by its own place; that resolves to nothing new.
+                if !path.is_empty() && !id.starts_with('#') {
+                    return refuse(format!("`{keyword}` is only understood at the top level"));
+                }
+                schema.shift_remove(*keyword);
+            }
+        }
+        for keyword in ["$dynamicRef", "$recursiveRef"] {
+            if schema.get(keyword).is_some_and(Value::is_string) {
+                return refuse(format!("`{keyword}` is not understood; use `$ref`"));
+            }
+        }
+        // No check by `format` is exact, and services write formats of their own; drafts before 2019-09 would
+        // have it checked.
+        if schema.get("format").is_some_and(Value::is_string) {
+            schema.shift_remove("format");
+        }
+        // 19.99 is no multiple of 0.01 in floating point.
+        if schema
+            .get("multipleOf")
+            .and_then(Value::as_f64)
+            .is_some_and(|divisor| divisor > 0.0 && divisor.fract() != 0.0)
+        {
+            schema.shift_remove("multipleOf");
+        }
+        if let Some(Value::String(pattern)) = schema.get("pattern")
+            && !self.take_pattern(pattern)?
+        {
+            schema.shift_remove("pattern");
+        }
+        if let Some(Value::Object(patterns)) = schema.get("patternProperties") {
+            for pattern in patterns.keys() {
+                if !self.take_pattern(pattern)? {
+                    return refuse(format!(
+                        "`patternProperties` has look-around or a back-reference: {:?}",
+                        clip(pattern, 200)
+                    ));
+                }
+            }
+        }
+        if let Some(Value::String(reference)) = schema.get_mut("$ref") {
+            let target = self.local_pointer(reference)?;
+            let fragment = reference.split_once('#').map_or("", |(_, fragment)| fragment);
+            *reference = format!("#{fragment}");
+            let to = self.node(target)?;
+            self.cost.add_edge(index, Edge::Same, to);
+        }
+        for (keyword, value) in &*schema {
+            for (edge, step) in subschemas(keyword, value) {
+                let to = self.node(format!("{path}{step}"))?;
+                self.cost.add_edge(index, edge, to);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a regular expression; whether it can be checked.
+    fn take_pattern(&mut self, pattern: &str) -> Result<bool, SchemaError> {
+        let Some(weight) = Some(pattern).filter(|pattern| pattern.len() <= MAX_PATTERN).map(pattern::weigh)
+        else {
+            return refuse(format!("a regular expression is longer than {MAX_PATTERN} bytes"));
+        };
+        let Some(weight) = weight else { return Ok(false) };
+        self.states = self.states.saturating_add(weight.states);
+        self.rewrites = self.rewrites.saturating_add(weight.rewrites);
+        if self.states > MAX_STATES || weight.rewrites > MAX_REWRITES || self.rewrites > MAX_ALL_REWRITES {
+            return refuse("its regular expressions are too large");
+        }
+        Ok(true)
+    }
+
+    /// Where in this document a reference points to.
+    fn local_pointer(&self, reference: &str) -> Result<String, SchemaError> {
+        let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+        if !document.is_empty() && self.root_id.as_deref() != Some(document) {
+            return refuse(format!("`$ref` to another document: {:?}", clip(reference, 200)));
+        }
+        let Some(pointer) = percent_decoded(fragment) else {
+            return refuse(format!("`$ref` is no valid reference: {:?}", clip(reference, 200)));
+        };
+        if !pointer.is_empty() && !pointer.starts_with('/') {
+            return refuse(format!(
+                "`$ref` to an anchor: {:?}; refer to a place, such as `#/$defs/name`",
+                clip(reference, 200)
+            ));
+        }
+        Ok(pointer)
+    }
+}
+
+/// The subschemas that a keyword holds, and how to get to them from the schema that it is in.
+///
+/// Keywords of all drafts are taken for what they mean where they mean something: that counts too much for some
+/// schemas, never too little.
+fn subschemas(keyword: &str, value: &Value) -> Vec<(Edge, String)> {
+    let mut found = Vec::new();
+    match (keyword, value) {
+        ("allOf" | "anyOf" | "oneOf" | "prefixItems" | "items", Value::Array(list)) => {
+            for position in 0..list.len() {
+                let edge = if keyword.ends_with("Of") { Edge::Same } else { Edge::Prefix };
+                found.push((edge, format!("/{keyword}/{position}")));
+            }
+        }
+        (
+            "properties" | "patternProperties" | "dependentSchemas" | "dependencies" | "$defs"
+            | "definitions",
+            Value::Object(map),
+        ) => {
+            for (name, value) in map {
+                if !is_schema(value) {
+                    continue;
+                }
+                let edge = match keyword {
+                    "properties" => Edge::Property(name.clone()),
+                    "patternProperties" => Edge::Pattern,
+                    "dependentSchemas" | "dependencies" => Edge::Same,
+                    _ => Edge::Nowhere,
+                };
+                let name = name.replace('~', "~0").replace('/', "~1");
+                found.push((edge, format!("/{keyword}/{name}")));
+            }
+        }
+        (_, value) if is_schema(value) => {
+            let edge = match keyword {
+                "not" | "if" | "then" | "else" => Edge::Same,
+                "additionalProperties" | "unevaluatedProperties" => Edge::OtherProperty,
+                "propertyNames" => Edge::Name,
+                "items" | "additionalItems" => Edge::OtherItem,
+                "contains" | "unevaluatedItems" => Edge::Item,
+                "contentSchema" => Edge::Nowhere,
+                _ => return found,
+            };
+            found.push((edge, format!("/{keyword}")));
+        }
+        _ => {}
+    }
+    found
+}
+
+fn is_schema(value: &Value) -> bool {
+    matches!(value, Value::Object(_) | Value::Bool(_))
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first == b'%'
+            && let [high, low, after @ ..] = rest
+            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
+        {
+            bytes.push(high << 4 | low);
+            rest = after;
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}

@@ -1,0 +1,5 @@
+//! The agent layer through its public API.
+#![cfg(feature = "test-util")]
+
+mod support;
+mod turns;

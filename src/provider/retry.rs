@@ -34,7 +34,7 @@ impl Default for RetryPolicy {
             max_retries: 2,
             base_delay: Duration::from_millis(500),
             max_delay: Duration::from_secs(8),
-            max_retry_after: Duration::from_secs(60),
+            max_retry_after: Duration::from_mins(1),
         }
     }
 }

@@ -77,7 +77,7 @@ async fn reader_that_takes_its_time_is_no_silence() {
     stream.next().await.unwrap().unwrap();
     server.wait_for(Event::Stalled).await;
     tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(3600)).await;
+    tokio::time::advance(Duration::from_hours(1)).await;
     gate.open();
     tokio::time::resume();
     assert_eq!(read(stream).await.text(), "hi!");

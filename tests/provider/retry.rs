@@ -168,7 +168,7 @@ async fn failures_beyond_the_limit_give_the_last_error() {
 
 #[tokio::test(start_paused = true)]
 async fn retry_after_is_waited_for_exactly() {
-    let waits = [Duration::from_millis(1234), Duration::from_secs(60)];
+    let waits = [Duration::from_millis(1234), Duration::from_mins(1)];
     let provider = Scripted::new([Try::Refuse(limited(waits[0])), Try::Refuse(limited(waits[1])), good()]);
     assert_eq!(run_plain(&provider).await, good_items());
     assert_eq!(provider.waits(), waits);
@@ -294,7 +294,7 @@ async fn dropping_the_stream_in_a_wait_sends_nothing_more() {
     assert!(stream.next().now_or_never().is_none());
     assert_eq!(provider.requests(), 1);
     drop(stream);
-    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::advance(Duration::from_mins(1)).await;
     // A second request would find no script, and panic.
     assert_eq!((provider.requests(), Arc::strong_count(&provider)), (1, 1));
 }

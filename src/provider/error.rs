@@ -2,8 +2,6 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::Secret;
-
 /// What went wrong between us and a model service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -136,10 +134,7 @@ impl ProviderError {
 
     /// The same error with the answer's body, cut at a character to at most [`Self::BODY_LIMIT`] bytes.
     pub fn with_body(mut self, body: &str) -> Self {
-        let mut end = body.len().min(Self::BODY_LIMIT);
-        while !body.is_char_boundary(end) {
-            end -= 1;
-        }
+        let end = body.floor_char_boundary(Self::BODY_LIMIT);
         self.body = Some(body[..end].to_owned());
         self
     }
@@ -159,7 +154,7 @@ impl ProviderError {
     /// The same error without these values, wherever the service echoed one. A cause whose text holds one
     /// is left out, since its text can't be changed.
     #[cfg(feature = "http")]
-    pub(crate) fn scrubbed(mut self, secrets: &[Secret]) -> Self {
+    pub(crate) fn scrubbed(mut self, secrets: &[super::Secret]) -> Self {
         for secret in secrets {
             self.message = secret.scrub_cut(&self.message);
             self.body = self.body.map(|body| secret.scrub_cut(&body));

@@ -1,0 +1,1 @@
+//! Schedules that once broke the contract, by name.

@@ -2,6 +2,8 @@
 //! — changes the phase and appends effects for the shell to perform, in order. No tokio, no clock, no
 //! callback, no provider in here.
 
+#[cfg(any(test, debug_assertions))]
+mod check;
 mod ending;
 mod fresh;
 #[cfg(test)]
@@ -139,10 +141,6 @@ impl Core {
 
     pub(super) fn phase(&self) -> &Phase {
         &self.phase
-    }
-
-    pub(super) fn staged(&self) -> Option<&Arc<Prompt>> {
-        self.staged.as_ref()
     }
 
     pub(super) fn status(&self) -> Status {
@@ -435,34 +433,6 @@ impl Core {
     fn unpause(&mut self, effects: &mut Effects) {
         self.tell(Status::Busy, effects);
         effects.push(Effect::FreezeWatch(false));
-    }
-
-    /// Checks what must hold between any two inputs. O(n).
-    #[cfg(any(test, debug_assertions))]
-    pub(super) fn check(&self) -> Result<(), String> {
-        self.history.check().map_err(|error| format!("committed history: {error}"))?;
-        let status = self.phase.status();
-        if status != self.told {
-            return Err(format!("told {:?}, but is {status:?}", self.told));
-        }
-        if self.staged.is_some() && matches!(self.phase, Phase::Idle) {
-            return Err("a prompt is staged although nothing goes on".into());
-        }
-        let Some(turn) = self.phase.turn() else {
-            return Ok(());
-        };
-        if !turn.working.all().iter().take(self.history.len()).eq(self.history.iter()) {
-            return Err("the working history does not begin with the committed one".into());
-        }
-        if turn.origin.max_steps.is_some_and(|max| turn.step > max) {
-            return Err(format!("{} requests, {:?} allowed", turn.step, turn.origin.max_steps));
-        }
-        match self.phase {
-            Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
-                turn.working.all().check_sendable().map_err(|error| format!("to be sent: {error}"))
-            }
-            _ => turn.working.all().check_pairs().map_err(|error| format!("working history: {error}")),
-        }
     }
 }
 

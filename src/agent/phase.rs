@@ -109,8 +109,8 @@ pub(crate) struct Remains {
 }
 
 impl Remains {
-    pub(crate) fn of(partial: Box<Fold>) -> Box<Self> {
-        Box::new(Self { partial: Some(partial), ..Self::default() })
+    pub(crate) fn of(partial: Box<Fold>) -> Self {
+        Self { partial: Some(partial), ..Self::default() }
     }
 }
 
@@ -184,7 +184,6 @@ pub(crate) struct Turn {
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
     pub(super) fn serialize<S: Serializer>(number: &u128, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(&format_args!("{number:032x}"))
     }
@@ -327,18 +326,16 @@ impl Phase {
     }
 
     /// Takes out what the step has brought beside the turn's messages.
-    pub(crate) fn take_remains(&mut self) -> Box<Remains> {
+    pub(crate) fn take_remains(&mut self) -> Remains {
         match self {
             Self::Streaming { fold, .. } => Remains::of(std::mem::take(fold)),
-            Self::Executing { slots, .. } => {
-                Box::new(Remains { slots: std::mem::take(slots), ..Remains::default() })
-            }
+            Self::Executing { slots, .. } => Remains { slots: std::mem::take(slots), ..Remains::default() },
             Self::Reviewing { slots, reviewed, .. } => {
                 let (slots, reviewed) = (std::mem::take(slots), std::mem::take(reviewed));
-                Box::new(Remains { partial: None, slots, reviewed })
+                Remains { partial: None, slots, reviewed }
             }
-            Self::Failing { remains, .. } => std::mem::take(remains),
-            _ => Box::default(),
+            Self::Failing { remains, .. } => std::mem::take(&mut **remains),
+            _ => Remains::default(),
         }
     }
 

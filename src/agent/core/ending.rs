@@ -73,7 +73,7 @@ impl Core {
             };
             if let Err(message) = checked {
                 let failure = callback_failure(&Call::HandleTurn(response), message);
-                return self.fail(turn, failure, Box::default(), env, effects);
+                return self.fail(turn, failure, Remains::default(), env, effects);
             }
         }
 
@@ -84,7 +84,7 @@ impl Core {
         }
         effects.push(Effect::Watch(None));
         if self.staged.is_none() && next.is_none() {
-            return self.stop_run(*turn, response, effects);
+            return self.stop_run(&turn, response, effects);
         }
         effects.push(Effect::Emit(Event::Turn(TurnOutcome::Continue { response })));
         let Turn { origin, step, .. } = *turn;
@@ -92,7 +92,7 @@ impl Core {
         self.go_on(Box::new(Between { content, origin, step }), env, effects);
     }
 
-    fn stop_run(&mut self, turn: Turn, response: Arc<Response>, effects: &mut Effects) {
+    fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, effects: &mut Effects) {
         let staged = self.staged.take();
         self.tell(Status::Idle, effects);
         effects.push(Effect::Emit(Event::Turn(TurnOutcome::Stop { response, staged })));
@@ -112,7 +112,7 @@ impl Core {
     ) {
         let (mut turn, failure, remains) = match std::mem::take(&mut self.phase) {
             Phase::Failing { op: waiting, turn, failure, remains } if waiting == op => {
-                (turn, failure, remains)
+                (turn, failure, *remains)
             }
             other => {
                 self.phase = other;
@@ -201,12 +201,12 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         failure: Failure,
-        remains: Box<Remains>,
+        remains: Remains,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
         let op = self.next_op();
-        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains };
+        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
         self.end_in_error(failure, env, effects);
     }
 
@@ -306,7 +306,7 @@ impl Core {
             return self.cancel(env, effects);
         }
         effects.extend([Effect::Abort, Effect::Watch(None)]);
-        let Remains { partial, slots, reviewed } = *self.phase.take_remains();
+        let Remains { partial, slots, reviewed } = self.phase.take_remains();
         let Some(mut turn) = self.phase.take_turn() else {
             unreachable!("there was a turn worth keeping");
         };
@@ -337,7 +337,7 @@ impl Core {
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
-        self.stop_run(*turn, response, effects);
+        self.stop_run(&turn, response, effects);
         Ok(())
     }
 }

@@ -79,7 +79,7 @@ impl Core {
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
         let folded = match fold.finish(env.now) {
             Ok(folded) => folded,
-            Err(error) => return self.recover(turn, error.into(), Box::default(), effects),
+            Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
         };
         for index in open {
             effects.extend(
@@ -162,11 +162,11 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         failure: Failure,
-        remains: Box<Remains>,
+        remains: Remains,
         effects: &mut Effects,
     ) {
         let op = self.next_op();
-        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains };
+        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
         effects.push(Effect::Call(op, Call::HandleError(failure)));
     }
 }

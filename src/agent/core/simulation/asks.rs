@@ -21,7 +21,7 @@ impl Asks {
         (self.waiting, self.discarded) = (Some(Vec::new()), None);
     }
 
-    pub(super) fn event(&mut self, event: &Event) -> Check {
+    pub(super) fn event(&mut self, event: &Event) {
         match event {
             Event::Turn(outcome) => {
                 self.waiting.iter_mut().for_each(|turns| turns.push(Arc::clone(outcome.response())));
@@ -31,7 +31,6 @@ impl Asks {
             }
             _ => {}
         }
-        Ok(())
     }
 
     /// The answer comes. `over` says whether the question's turns are.

@@ -4,7 +4,7 @@ use std::{mem::discriminant, sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{Check, ensure, random::Rng, world::World};
+use super::{Check, ensure, model::Input, random::Rng, world::World};
 use crate::{
     agent::{
         AgentError, Event, Prompt,
@@ -158,7 +158,9 @@ impl World {
         match (waiting, resumed) {
             (Some(waiting), Ok(())) => {
                 ensure!(waiting == id, "a stale resume of {id} applies to {waiting}");
-                if !in_stream {
+                if in_stream {
+                    self.answer = Some(decision);
+                } else {
                     self.desk.decided(decision)?;
                 }
             }
@@ -190,7 +192,7 @@ impl World {
         self.note(|| "interrupt".to_owned());
         let idle = matches!(self.core.phase(), Phase::Idle);
         let running = self.model.is_running();
-        self.model.interrupting = true;
+        self.model.input = Input::Interrupt;
         let (interrupted, effects) = self.feed(Core::interrupt);
         self.check_stopped(idle, &interrupted, effects.is_empty())?;
         self.perform_all(effects)?;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Check, ensure,
-    model::{Model, Place, Turn},
+    model::{Input, Model, Place, Turn},
 };
 use crate::{
     agent::{Prompt, Response, Status, TurnOutcome},
@@ -20,7 +20,7 @@ impl Model {
         ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
         ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
         let stops = matches!(outcome, TurnOutcome::Stop { .. });
-        if self.interrupting {
+        if self.interrupting() {
             ensure!(stops && response.stop_reason == StopReason::Interrupted, "{:?}", response.stop_reason);
             let open = turn.uses() > 0;
             ensure!(!open, "an interrupt leaves tool uses open");
@@ -40,7 +40,7 @@ impl Model {
                 ensure!(self.status == Status::Busy, "the run goes on, told {:?}", self.status);
             }
             TurnOutcome::Stop { staged, .. } => {
-                ensure!(self.interrupting || self.staged.is_none(), "the run ends before a staged prompt");
+                ensure!(self.interrupting() || self.staged.is_none(), "the run ends before a staged prompt");
                 ensure!(self.continuation.is_none(), "the run ends before its continuation");
                 self.run_ends(staged.as_ref())?;
             }
@@ -61,7 +61,7 @@ impl Model {
             (Place::Complete, other) => other.clone(),
             (Place::Asking | Place::Answered, _) => return Err(format!("a turn ends at {:?}", turn.place)),
         };
-        let limited = self.ignored && self.staged.is_none();
+        let limited = self.input == Input::Ignored && self.staged.is_none();
         let expected = if limited { StopReason::MaxSteps } else { own };
         let fits = *reason == expected
             && (expected != StopReason::MaxSteps || self.limit.is_some_and(|limit| self.step == limit));
@@ -70,7 +70,7 @@ impl Model {
     }
 
     pub(super) fn discarded(&mut self, response: &Response, staged: Option<&Arc<Prompt>>) -> Check {
-        ensure!(!self.interrupting || self.nothing_to_keep(), "an interrupt discards what could be kept");
+        ensure!(!self.interrupting() || self.nothing_to_keep(), "an interrupt discards what could be kept");
         let turn = self.turn.take();
         let usage = turn.as_ref().map(Turn::usage).unwrap_or_default();
         ensure!(response.usage == usage, "discarded with {:?}, not {usage:?}", response.usage);

@@ -1,11 +1,11 @@
 //! What the events alone must show: their order, what a turn carries, how runs end.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use super::{Check, blocks::Block, ensure};
 use crate::{
     agent::{
-        Event, Prompt, Response, Status,
+        Config, Event, Failure, Prompt, Response, Status,
         core::Core,
         phase::{Phase, Then},
     },
@@ -33,23 +33,36 @@ pub(super) struct Model {
     /// Requests that were sent for the prompt.
     requests: u32,
     pub(super) limit: Option<u32>,
+    pub(super) turn_timeout: Option<Duration>,
+    /// What `handle_error` was called for.
+    pub(super) failure: Option<Failure>,
 
     // What the world knows.
-    /// Whether the input is an interrupt.
-    pub(super) interrupting: bool,
-    /// Whether the input is a failure of `handle_event`.
-    pub(super) event_fails: bool,
-    /// The agent's own limit of requests.
-    pub(super) own_limit: Option<u32>,
+    pub(super) input: Input,
+    /// The agent's own limits.
+    own_limit: Option<u32>,
+    own_timeout: Option<Duration>,
     pub(super) staged: Option<Arc<Prompt>>,
     /// A prompt that was accepted, and must begin its turn at once.
     pub(super) starting: Option<Arc<Prompt>>,
     pub(super) continuation: Option<Blocks>,
-    /// Whether `handle_turn` wanted to continue, and the limit forbids it.
-    pub(super) ignored: bool,
     /// All usage that streams told, and all that ended runs and turns carried.
     pub(super) spent_usage: Usage,
     pub(super) told_usage: Usage,
+}
+
+/// What is special about the input.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum Input {
+    #[default]
+    Plain,
+    Interrupt,
+    /// `handle_event` fails, or gives a prompt that can't be taken.
+    EventFails,
+    /// `handle_turn` wants to continue, and the limit forbids it.
+    Ignored,
+    /// `handle_error` gives up.
+    GivesUp,
 }
 
 /// Where a turn stands.
@@ -108,8 +121,13 @@ impl Turn {
 }
 
 impl Model {
-    pub(super) fn new(committed: &History, own_limit: Option<u32>) -> Self {
-        Self { committed: committed.clone(), own_limit, ..Self::default() }
+    pub(super) fn new(committed: &History, config: &Config) -> Self {
+        let (own_limit, own_timeout) = (config.max_steps, config.turn_timeout);
+        Self { committed: committed.clone(), own_limit, own_timeout, ..Self::default() }
+    }
+
+    pub(super) fn interrupting(&self) -> bool {
+        self.input == Input::Interrupt
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -161,7 +179,7 @@ impl Model {
     }
 
     pub(super) fn concludes(&mut self, response: &Response) -> Check {
-        ensure!(!self.interrupting, "handle_turn is called on an interrupt");
+        ensure!(!self.interrupting(), "handle_turn is called on an interrupt");
         let turn = self.turn()?;
         ensure!(matches!(turn.place, Place::Complete | Place::Deciding | Place::Closed), "handle_turn early");
         ensure!(response.messages == turn.pending, "handle_turn sees other messages than the turn's");
@@ -188,7 +206,7 @@ impl Model {
             Event::Message { message, step } => self.assistant(message, *step),
             Event::Step(response) => self.stepped(response),
             Event::ToolResult { result, .. } => {
-                let interrupting = self.interrupting;
+                let interrupting = self.interrupting();
                 let turn = self.turn()?;
                 let early = interrupting && turn.place == Place::Answered;
                 ensure!(turn.place == Place::Deciding || early, "a tool result at {:?}", turn.place);
@@ -203,15 +221,22 @@ impl Model {
                 self.waiting = Some(tool_use.id.clone());
                 Ok(())
             }
-            Event::Retry { pending, .. } => self.retried(*pending),
+            Event::Retry { pending, failure, .. } => {
+                ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
+                self.retried(*pending)
+            }
             Event::Turn(outcome) => self.turn_ends(outcome),
             Event::Cancelled { response, staged } => {
                 ensure!(self.run, "cancelled without a run");
                 ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
                 self.discarded(response, staged.as_ref())
             }
-            Event::Error { response, staged, .. } => {
-                ensure!(self.run || self.event_fails, "an error without a run");
+            Event::Error { response, staged, failure } => {
+                ensure!(self.run || self.input == Input::EventFails, "an error without a run");
+                ensure!(
+                    self.input != Input::GivesUp || self.failure.as_ref() == Some(failure),
+                    "an error for {failure:?}"
+                );
                 self.discarded(response, staged.as_ref())
             }
             Event::State(_) => {
@@ -239,7 +264,7 @@ impl Model {
             return self.begins(message, step);
         }
         let closes =
-            self.interrupting || self.exhausted() || self.turn()?.reason == Some(StopReason::Refusal);
+            self.interrupting() || self.exhausted() || self.turn()?.reason == Some(StopReason::Refusal);
         let turn = self.turn()?;
         ensure!(
             matches!(turn.place, Place::Deciding | Place::Answered),
@@ -282,6 +307,7 @@ impl Model {
     fn take(&mut self, prompt: &Prompt) -> Blocks {
         (self.step, self.requests) = (0, 0);
         self.limit = prompt.max_steps.or(self.own_limit);
+        self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
         prompt.content.clone()
     }
 
@@ -292,7 +318,7 @@ impl Model {
     }
 
     fn assistant(&mut self, message: &Arc<Message>, step: u32) -> Check {
-        let interrupting = self.interrupting;
+        let interrupting = self.interrupting();
         let turn = self.turn()?;
         ensure!(turn.place == Place::Asking, "an answer at {:?}", turn.place);
         super::blocks::check_answer(&turn.blocks, message, interrupting)?;
@@ -304,7 +330,7 @@ impl Model {
 
     fn stepped(&mut self, response: &Response) -> Check {
         let exhausted = self.exhausted();
-        let (interrupting, step) = (self.interrupting, self.step);
+        let (interrupting, step) = (self.interrupting(), self.step);
         let turn = self.turn()?;
         ensure!(turn.place == Place::Answered && !interrupting, "a step at {:?}", turn.place);
         let prompting = turn.pending.iter().rev().find(|message| message.role == Role::User);
@@ -343,17 +369,12 @@ impl Model {
 
     /// The model agrees with the core, and nothing is half told.
     pub(super) fn check_rest(&mut self, core: &Core) -> Check {
-        (self.interrupting, self.event_fails, self.ignored) = (false, false, false);
+        self.input = Input::Plain;
         ensure!(self.cause.is_none(), "status {:?} was told without its cause", self.status);
         ensure!(self.starting.is_none(), "an accepted prompt did not begin");
         ensure!(self.status == core.status(), "{:?} was told, it is {:?}", self.status, core.status());
         ensure!(self.committed == *core.history(), "the history is not what turns committed");
-        ensure!(
-            self.staged.as_ref() == core.staged(),
-            "staged is {:?}, not {:?}",
-            core.staged(),
-            self.staged
-        );
+        ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
         ensure!(self.step == core.step(), "step {} is told as {}", core.step(), self.step);
         let waiting = core.phase().waiting().map(|(tool_use, _)| &tool_use.id);
         ensure!(self.waiting.as_ref() == waiting, "it waits for {waiting:?}, told was {:?}", self.waiting);

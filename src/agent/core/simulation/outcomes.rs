@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use super::{Check, commands::random_decision, ensure, world::World};
+use super::{Check, commands::random_decision, ensure, model::Input, world::World};
 use crate::{
     agent::{
-        ErrorDecision, Prompt, ToolDecision, TurnDecision,
+        ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
         core::{Accepted, Call},
         phase::{Op, Phase},
     },
@@ -72,7 +72,9 @@ impl World {
     fn returned(&mut self, op: Op, call: Call) -> Check {
         if !self.friendly && self.rng.percent(self.panics) {
             self.note(|| format!("{} panics", call.name()));
-            self.model.event_fails = matches!(call, Call::HandleEvent);
+            if matches!(call, Call::HandleEvent) {
+                self.model.input = Input::EventFails;
+            }
             return self.input(|core, env, effects| core.call_failed(op, &call, "boom".into(), env, effects));
         }
         match call {
@@ -93,10 +95,21 @@ impl World {
                 };
                 self.note(|| format!("handle_error: {decision:?}"));
                 let retries = decision != ErrorDecision::Stop;
+                if !retries {
+                    self.model.input = Input::GivesUp;
+                }
+                self.retry_after = match decision {
+                    ErrorDecision::RetryAfter(delay) => Some(delay).filter(|delay| !delay.is_zero()),
+                    _ => None,
+                };
+                let timed_out = matches!(self.model.failure, Some(Failure::TimeLimit { .. }));
                 let (limit, step) = (self.model.limit, self.model.step);
                 self.input(|core, env, effects| core.error_decided(op, decision, env, effects))?;
                 let goes_on = retries && limit.is_none_or(|limit| step < limit);
                 ensure!(goes_on == self.model.is_running(), "a retry at {step} of {limit:?}: {decision:?}");
+                ensure!(!timed_out || !goes_on || self.watch.is_some(), "the clock does not run again");
+                let delayed = self.retry_after.is_some() == self.delay.is_some();
+                ensure!(!goes_on || delayed, "{decision:?}, delay {:?}", self.delay);
                 Ok(())
             }
             Call::HandleEvent => {
@@ -113,10 +126,12 @@ impl World {
             random_decision(&mut self.rng).into()
         };
         self.note(|| format!("handle_tool_use: {decision:?}"));
-        if matches!(self.core.phase(), Phase::Deciding { .. })
-            && let Ok(decision) = decision.clone().or_pause()
-        {
-            self.desk.decided(decision)?;
+        if let Ok(decision) = decision.clone().or_pause() {
+            if matches!(self.core.phase(), Phase::Deciding { .. }) {
+                self.desk.decided(decision)?;
+            } else {
+                self.answer = Some(decision);
+            }
         }
         self.input(|core, env, effects| core.tool_decided(op, decision, env, effects))
     }
@@ -146,7 +161,9 @@ impl World {
         self.note(|| format!("handle_turn: {content:?}"));
         let (limit, step) = (self.model.limit, self.model.step);
         let exhausted = limit.is_some_and(|limit| step >= limit);
-        self.model.ignored = exhausted && content.is_some();
+        if exhausted && content.is_some() {
+            self.model.input = Input::Ignored;
+        }
         self.model.continuation = content.clone().filter(|_| !exhausted);
         let decision = content.map_or(TurnDecision::Stop, TurnDecision::Continue);
         self.input(|core, env, effects| core.turn_decided(op, decision, env, effects))
@@ -157,11 +174,11 @@ impl World {
         if let Some(prompt) = &prompt {
             match self.expect(prompt, false) {
                 // Nobody could be told what was replaced.
-                Ok(Accepted::Staged { replaced: Some(_) }) | Err(_) => self.model.event_fails = true,
+                Ok(Accepted::Staged { replaced: Some(_) }) | Err(_) => self.model.input = Input::EventFails,
                 Ok(accepted) => self.accepted(prompt.clone(), &accepted),
             }
         }
-        let fails = self.model.event_fails;
+        let fails = self.model.input == Input::EventFails;
         self.input(|core, env, effects| core.event_handled(op, prompt, env, effects))?;
         ensure!(!fails || !self.model.is_running(), "a prompt of handle_event that can't be taken passes");
         Ok(())

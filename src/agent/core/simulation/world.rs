@@ -13,7 +13,7 @@ use crate::{
     },
     message::{Timestamp, ToolUse},
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
-    tool::{Schema, SchemaTool, ToolSet, tool_fn},
+    tool::{Decision, Schema, SchemaTool, ToolSet, tool_fn},
 };
 
 pub(super) struct World {
@@ -27,11 +27,17 @@ pub(super) struct World {
     pub(super) stream: Option<Stream>,
     /// The provider's question, until it is answered.
     pub(super) question: Option<ToolUse>,
+    /// What it was decided on the question, on its way to the provider.
+    pub(super) answer: Option<Decision>,
     /// The tools that run still.
     pub(super) tasks: Option<(Op, Vec<ToolCall>)>,
     pub(super) delay: Option<Op>,
+    /// How long `handle_error` wants to wait.
+    pub(super) retry_after: Option<Duration>,
     /// The turn's limit, and whether its clock stands.
     pub(super) watch: Option<(Duration, bool)>,
+    /// Whether the clock was set or stopped in this input.
+    watches: bool,
     pub(super) model: Model,
     pub(super) desk: Desk,
     pub(super) asks: Asks,
@@ -101,7 +107,7 @@ impl World {
         config.turn_timeout = rng.pick(&[None, Some(Duration::from_secs(9))]);
         let core = Core::new(super::commands::random_history(&mut rng));
         let mut world = Self {
-            model: Model::new(core.history(), config.max_steps),
+            model: Model::new(core.history(), &config),
             kept: Kept::new(&core, &config),
             core,
             config,
@@ -110,9 +116,12 @@ impl World {
             call: None,
             stream: None,
             question: None,
+            answer: None,
             tasks: None,
             delay: None,
+            retry_after: None,
             watch: None,
+            watches: false,
             desk: Desk::default(),
             asks: Asks::default(),
             notices: 0,
@@ -140,7 +149,7 @@ impl World {
 
     /// Plays the schedule, and then everything to its end.
     pub(super) fn play(&mut self) -> Check {
-        for _ in 0..5 + self.rng.below(90) {
+        for _ in 0..4 + self.rng.below(60) {
             self.play_one()?;
         }
         self.friendly = true;
@@ -154,7 +163,7 @@ impl World {
     }
 
     fn play_one(&mut self) -> Check {
-        if self.rng.percent(3) {
+        if self.rng.percent(2) {
             self.write_down_and_take_up()?;
         }
         if self.rng.percent(5) {
@@ -190,11 +199,13 @@ impl World {
 
     /// Performs effects as the shell does, and checks everything after them.
     pub(super) fn perform_all(&mut self, effects: Vec<Effect>) -> Check {
+        self.watches = false;
         for effect in effects {
             self.note(|| format!("      {effect:?}"));
             self.perform(effect)?;
         }
         self.core.check()?;
+        ensure!(self.answer.is_none(), "{:?} is answered to nobody", self.answer);
         self.check_hands()?;
         self.model.check_rest(&self.core)?;
         self.asks.check_rest(self.model.is_running())?;
@@ -204,9 +215,11 @@ impl World {
     fn perform(&mut self, effect: Effect) -> Check {
         match effect {
             Effect::Emit(event) => {
+                let begins = !self.model.has_turn();
                 self.model.event(&event)?;
-                self.desk.event(&event, self.model.interrupting)?;
-                self.asks.event(&event)?;
+                ensure!(!begins || !self.model.has_turn() || self.watches, "a turn begins without its clock");
+                self.desk.event(&event, self.model.interrupting())?;
+                self.asks.event(&event);
                 if self.model.took_staged {
                     self.asks.check_none()?;
                 }
@@ -229,6 +242,8 @@ impl World {
             }
             Effect::Answer(decision) => {
                 ensure!(self.question.take().is_some(), "{decision:?} answers nothing");
+                let given = self.answer.take();
+                ensure!(given.as_ref() == Some(&decision), "{decision:?} is answered, not {given:?}");
             }
             Effect::RunTools(op, calls) => {
                 ensure!(self.tasks.is_none(), "the tools of two steps run at once");
@@ -236,10 +251,14 @@ impl World {
                 self.tasks = Some((op, calls));
             }
             Effect::Delay(op, delay) => {
-                ensure!(self.delay.is_none() && !delay.is_zero(), "a second delay, or none");
+                ensure!(self.delay.is_none(), "a second delay");
+                ensure!(self.retry_after == Some(delay), "{delay:?}, wanted {:?}", self.retry_after);
                 self.delay = Some(op);
             }
-            Effect::Watch(limit) => self.watch = limit.map(|limit| (limit, false)),
+            Effect::Watch(limit) => {
+                self.watch = limit.map(|limit| (limit, false));
+                self.watches = true;
+            }
             Effect::FreezeWatch(freeze) => {
                 if let Some((_, frozen)) = &mut self.watch {
                     *frozen = freeze;
@@ -273,7 +292,10 @@ impl World {
                 self.desk.concludes(response, &self.tools)?;
                 self.model.concludes(response)
             }
-            Call::HandleError(_) => Ok(()),
+            Call::HandleError(failure) => {
+                self.model.failure = Some(failure.clone());
+                Ok(())
+            }
             Call::HandleEvent => {
                 ensure!(self.notices > 0, "handle_event without an event");
                 ensure!(!self.model.has_turn(), "handle_event within a turn");
@@ -333,6 +355,9 @@ impl World {
         ensure!(!frozen || paused, "the clock stands although nobody waits for a person");
         ensure!(!paused || frozen || self.watch.is_none(), "the clock runs while a person decides");
         ensure!(phase.turn().is_some() || self.watch.is_none(), "the clock runs without a turn");
+        let limit = self.watch.map(|(limit, _)| limit);
+        let wanted = self.model.turn_timeout.filter(|_| phase.turn().is_some());
+        ensure!(!self.watches || limit == wanted, "the clock runs for {limit:?}, not {wanted:?}");
         Ok(())
     }
 

@@ -19,13 +19,12 @@ use tokio_util::sync::PollSender;
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
     command::{Command, Reply},
-    core::{Call, Core, Effect, Env, finished},
+    core::{Call, Core, Effect, Env},
     phase::Op,
-    snapshot::Pause,
 };
 use crate::{
     message::{History, Timestamp},
-    provider::{PartialBlock, Provider},
+    provider::Provider,
     subscription::{End, EndReason, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
@@ -255,26 +254,7 @@ impl Task {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let phase = self.core.phase();
-        let finish = |block: &PartialBlock| {
-            let content = if block.ended { finished(block) } else { block.content.clone() };
-            PartialBlock { content, ..block.clone() }
-        };
-        Snapshot {
-            last: self.feed.last(),
-            state: self.config.view(self.core.history().clone()),
-            status: self.core.status(),
-            step: self.core.step(),
-            pending: phase.turn().map(|turn| turn.working.pending().cloned().collect()).unwrap_or_default(),
-            partial: phase
-                .partial()
-                .map(|fold| fold.blocks().iter().map(finish).collect())
-                .unwrap_or_default(),
-            pause: phase
-                .waiting()
-                .map(|(tool_use, reason)| Pause { tool_use: tool_use.clone(), reason: reason.clone() }),
-            staged: self.core.staged().cloned(),
-        }
+        self.core.snapshot(self.feed.last(), self.config.view(self.core.history().clone()))
     }
 
     /// Tells those who wait that the agent is idle, if it is.

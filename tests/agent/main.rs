@@ -2,6 +2,8 @@
 #![cfg(feature = "test-util")]
 
 mod liveness;
+mod operations;
+mod predicament;
 mod rig;
 mod support;
 mod turns;

@@ -1,8 +1,10 @@
 //! The agent layer through its public API.
 #![cfg(feature = "test-util")]
 
+mod configuration;
 mod liveness;
 mod operations;
+mod panics;
 mod predicament;
 mod rig;
 mod support;

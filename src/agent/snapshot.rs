@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{Event, Prompt, Response, StateView, Status};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
-    provider::PartialBlock,
+    provider::{PartialBlock, StopReason},
     subscription::EventId,
 };
 
@@ -122,7 +122,15 @@ impl Snapshot {
                     self.pause = None;
                 }
             }
-            Event::ToolProgress { .. } | Event::ToolResult { .. } | Event::Step(_) => {}
+            Event::Step(response) => {
+                let uses_tools =
+                    response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
+                if response.stop_reason == StopReason::Pause && !uses_tools {
+                    // The service goes on with its answer in the next request.
+                    self.step = response.step + 1;
+                }
+            }
+            Event::ToolProgress { .. } | Event::ToolResult { .. } => {}
         }
     }
 

@@ -59,8 +59,7 @@ impl Core {
             TurnDecision::Stop => None,
             TurnDecision::Continue(content) => Some(content),
         };
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
-        if exhausted && next.take().is_some() && self.staged.is_none() {
+        if turn.is_exhausted() && next.take().is_some() && self.staged.is_none() {
             Arc::make_mut(&mut response).stop_reason = StopReason::MaxSteps;
         }
         if let (Some(content), None) = (&next, &self.staged) {
@@ -124,7 +123,7 @@ impl Core {
             ErrorDecision::Retry => std::time::Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
-        if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
+        if turn.is_exhausted() {
             return self.fail(turn, failure, remains, env, effects);
         }
         // The output is void; what it cost is not.

@@ -86,7 +86,11 @@ impl Core {
                 folded.message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
             );
         }
-        let Folded { message, stop_reason, usage, model, warnings, .. } = folded;
+        let Folded { message, mut stop_reason, usage, model, warnings, .. } = folded;
+        // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
+        if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
+            stop_reason = StopReason::MaxSteps;
+        }
         turn.usage += usage;
         turn.model = model.or(turn.model.take());
         turn.warnings.extend(warnings.iter().cloned());
@@ -115,11 +119,10 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
+        let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
                 // The service wants its answer sent back to go on with it.
-                StopReason::Pause if exhausted => self.conclude(turn, StopReason::MaxSteps, env, effects),
                 StopReason::Pause => {
                     turn.step += 1;
                     self.prepare(turn, effects);
@@ -243,12 +246,20 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
-/// A block of an answer that is streaming in, as a snapshot shows it.
+/// A block of an answer that is streaming in, as a snapshot shows it: as the events told it.
 pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
-    let content = if block.ended { finished(block) } else { block.content.clone() };
-    // These come whole, and no event tells their end.
-    let whole = matches!(content, Content::Attachment(_) | Content::ProviderItem(_));
-    PartialBlock { content, input: block.input.clone(), ended: block.ended || whole }
+    let mut seen = block.clone();
+    match &mut seen.content {
+        // These come whole, and no event tells their end.
+        Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
+        _ if block.ended => seen.content = finished(block),
+        // Signatures are told with the block's end.
+        Content::Text(text) => text.signature = None,
+        Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
+        Content::ToolUse(tool_use) => tool_use.signature = None,
+        Content::ToolResult(_) => {}
+    }
+    seen
 }
 
 /// The block as it will stand in the message.

@@ -73,6 +73,9 @@ pub enum AgentError {
     /// Too many application events wait.
     #[error("{0} application events wait already; the agent takes no more until it has handled some")]
     TooManyEvents(usize),
+    /// The receiver of the commit channel is too far behind for anything new to begin.
+    #[error("{0} events wait for the commit channel; nothing new begins until its receiver has taken some")]
+    CommitBehind(usize),
     /// The run that was asked for was cancelled.
     #[error("the run was cancelled")]
     Cancelled(Arc<Response>),

@@ -29,7 +29,7 @@ pub struct Config {
 
 impl Config {
     pub(crate) fn check(&self) -> Result<(), AgentError> {
-        check_limits(self.max_steps, self.turn_timeout)
+        check(self.max_steps, self.turn_timeout, &self.options)
     }
 
     pub(crate) fn view(&self, history: History) -> StateView {
@@ -45,14 +45,21 @@ impl Config {
     }
 }
 
-fn check_limits(max_steps: Option<u32>, turn_timeout: Option<Duration>) -> Result<(), AgentError> {
+fn check(
+    max_steps: Option<u32>,
+    turn_timeout: Option<Duration>,
+    options: &Options,
+) -> Result<(), AgentError> {
     if max_steps == Some(0) {
         return Err(AgentError::ZeroSteps);
     }
     if turn_timeout == Some(Duration::ZERO) {
         return Err(AgentError::ZeroTimeout);
     }
-    Ok(())
+    match options.output.as_ref().and_then(|output| output.schema.error()) {
+        Some(error) => Err(AgentError::InvalidOutputSchema(error.clone())),
+        None => Ok(()),
+    }
 }
 
 /// The state as callbacks see it: the configuration, which they may edit, and the rest, which they may read.
@@ -202,7 +209,7 @@ impl Prompt {
     }
 
     pub(crate) fn check(&self) -> Result<(), AgentError> {
-        check_limits(self.max_steps, self.turn_timeout)
+        check(self.max_steps, self.turn_timeout, &self.options)
     }
 
     pub(crate) fn weight(&self) -> usize {

@@ -3,7 +3,7 @@
 use omni_agent::{
     agent::{AgentError, Event, Pause, Status, ToolDecision},
     message::{Text, ToolResult, ToolUse},
-    testing::Step,
+    testing::{Gate, Step},
     tool::Decision,
 };
 use serde_json::{Value, json};
@@ -182,13 +182,19 @@ async fn resume_takes_every_decision() {
 
 #[tokio::test(start_paused = true)]
 async fn resume_when_nothing_waits_is_an_error() {
+    let gate = Gate::new();
+    let asks = Step::new().gate(&gate).then_tool_use("0", "look", json!({})).stop();
+    let (_, builder) = scripted([asks, Step::text("Done.")]);
     let hooks = Hooks::new().deciding([("look", ToolDecision::Pause(Value::Null))]);
-    let (mut agent, _, log) = agent_with(&["look"], hooks).await;
+    let log = Log::default();
+    let mut agent = Watched::start(builder.tool(noting("look", &log)).callbacks(hooks)).await;
     let idle = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(idle, AgentError::NotPaused(Status::Idle)), "{idle:?}");
     agent.agent.prompt("Go").await.unwrap();
+    gate.reached().await;
     let busy = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(busy, AgentError::NotPaused(Status::Busy)), "{busy:?}");
+    gate.open();
     agent.until("pause").await;
     let stale = agent.agent.resume("7", Decision::Execute).await.unwrap_err();
     let AgentError::StaleResume { waiting, given } = stale else { panic!("{stale:?}") };

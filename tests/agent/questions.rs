@@ -156,7 +156,7 @@ async fn question_withdrawn_while_paused_goes_on_without_a_decision() {
     agent.agent.prompt("Go").await.unwrap();
     agent.until("pause").await;
     let events = agent.end().await;
-    assert_eq!(names(&events)[0], "status(busy)");
+    assert!(names(&events).contains(&"status(busy)".to_owned()));
     assert_eq!(stopped(&events).text(), "Never mind.");
     let late = agent.agent.resume("q", Decision::Execute).await.unwrap_err();
     assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");

@@ -129,6 +129,8 @@ impl Core {
             return self.fail(turn, failure, partial, env, effects);
         }
         turn.step += 1;
+        // Void, but spent.
+        turn.usage += partial.map(|fold| fold.usage()).unwrap_or_default();
         let keep = turn.step_start;
         turn.working.rebase(&self.history, keep);
         if matches!(failure, Failure::TimeLimit { .. }) {

@@ -8,7 +8,7 @@ use crate::{
         Event, Failure, Response,
         phase::{Op, Phase, Question, Turn},
     },
-    message::{Content, Message, ToolResult, ToolUse},
+    message::{Content, Message, Role, ToolResult, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, StopReason},
 };
 
@@ -87,9 +87,10 @@ impl Core {
         }
         let Folded { message, stop_reason, usage, model, warnings, .. } = folded;
         turn.usage += usage;
-        turn.model = model.or(turn.model.take());
+        turn.model = model;
         turn.warnings.extend(warnings.iter().cloned());
-        let prompted_by = turn.working.all().last().cloned();
+        // Not always the last message: an answer that the service paused stands between.
+        let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
@@ -196,7 +197,7 @@ pub(super) fn close_tool_uses(
 /// A response that covers the turn so far.
 pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
     let messages: Vec<Arc<Message>> = turn.working.pending().cloned().collect();
-    let answer = messages.iter().rev().find(|message| message.role == crate::message::Role::Assistant);
+    let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
         model: turn.model.clone().unwrap_or_else(|| env.config.model.id().to_string()),
         message: answer.cloned(),

@@ -21,9 +21,11 @@ pub struct Config {
     pub tools: ToolSet,
     /// How to answer.
     pub options: Options,
-    /// The most requests that one prompt may cause, continuations and retries included.
+    /// The most requests that one prompt may cause, continuations and retries included. A change holds for the
+    /// run in flight too, unless its prompt brought a limit of its own.
     pub max_steps: Option<u32>,
-    /// The longest that one turn may take.
+    /// The longest that one turn may take. A change holds from the next turn on, and for a step
+    /// that is repeated after the limit.
     pub turn_timeout: Option<Duration>,
 }
 
@@ -64,8 +66,8 @@ fn check(
 
 /// The state as callbacks see it: the configuration, which they may edit, and the rest, which they may read.
 ///
-/// The edits apply when the callback returns, from the next request on. A callback that is cancelled or
-/// panics changes nothing.
+/// The edits apply when the callback returns, from the next request on, and fire no event; what is invalid
+/// fails the run. A callback that is cancelled or panics changes nothing.
 #[derive(Clone, Debug)]
 pub struct State {
     pub(crate) config: Arc<Config>,

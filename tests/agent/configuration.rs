@@ -247,8 +247,7 @@ async fn prompt_options_lie_over_the_agents_for_that_prompt_only() {
         Step::text("Two"),
         Step::text("Three"),
     ]);
-    let base =
-        Options::default().with_temperature(0.1).with_max_tokens(100).with_stop_sequences(vec!["END".into()]);
+    let base = Options::default().with_temperature(0.1).with_max_tokens(100).with_stop_sequences(["END"]);
     let builder = builder.options(base).tool(noting("look", &Log::default()));
     let mut agent = Watched::start(builder.callbacks(Hooks::new().continuing(["More"]))).await;
     let own = Options::default().with_temperature(0.9).with_top_p(0.5);

@@ -86,8 +86,8 @@ async fn handle_tool_use_reject_gives_the_model_an_error_result() {
 #[tokio::test(start_paused = true)]
 async fn handle_tool_use_provide_gives_the_model_that_result_for_this_use() {
     let stranger = ToolUse::new("other", "other", json!({}));
-    let provided = ToolResult::ok(&stranger, Text::new("From the cache"));
-    let hooks = Hooks::new().deciding([("look", ToolDecision::Provide(provided))]);
+    let ready = ToolResult::ok(&stranger, Text::new("From the cache"));
+    let hooks = Hooks::new().deciding([("look", ToolDecision::Provide(ready))]);
     let (mut agent, provider, log) = agent_with(&["look"], hooks).await;
     agent.run("Go").await;
     assert!(log.all().is_empty());
@@ -227,9 +227,9 @@ async fn resume_repeated_is_stale_although_the_model_uses_the_id_again() {
 async fn handle_tool_result_sees_executed_rejected_and_provided_ones_in_order() {
     let seen = Log::<String>::default();
     let noted = seen.clone();
-    let provided = ToolResult::ok(&ToolUse::new("1", "b", json!({})), "Provided.");
+    let ready = ToolResult::ok(&ToolUse::new("1", "b", json!({})), "Provided.");
     let hooks = Hooks::new()
-        .deciding([("b", ToolDecision::Provide(provided)), ("c", ToolDecision::Reject("Rejected.".into()))])
+        .deciding([("b", ToolDecision::Provide(ready)), ("c", ToolDecision::Reject("Rejected.".into()))])
         .on_tool_result(move |result, _| {
             noted.push(format!("{} {} {}", result.tool_use_id, result.text(), result.is_error));
             let text = Text::new(format!("[{}]", result.text()));

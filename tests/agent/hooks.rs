@@ -20,16 +20,23 @@ use crate::support::{ends_run, name, names, next};
 
 type InitHook = dyn FnMut(&mut Draft, &State) -> Result<(), Box<dyn Error + Send + Sync>> + Send;
 
+type PrepareHook = dyn FnMut(&mut Request, &mut State) + Send;
+type ToolUseHook = dyn FnMut(&ToolUse, &mut State) -> ToolDecision + Send;
+type ToolResultHook = dyn FnMut(ToolResult, &mut State) -> ToolResult + Send;
+type TurnHook = dyn FnMut(&Response, &mut State) -> TurnDecision + Send;
+type ErrorHook = dyn FnMut(&Failure, &mut State) -> ErrorDecision + Send;
+type EventHook = dyn FnMut(AppEvent, &mut State) -> Option<Prompt> + Send;
+
 /// Callbacks made of closures; what has none does as callbacks do that are not written.
 #[derive(Default)]
 pub(crate) struct Hooks {
     init: Option<Box<InitHook>>,
-    prepare: Option<Box<dyn FnMut(&mut Request, &mut State) + Send>>,
-    tool_use: Option<Box<dyn FnMut(&ToolUse, &mut State) -> ToolDecision + Send>>,
-    tool_result: Option<Box<dyn FnMut(ToolResult, &mut State) -> ToolResult + Send>>,
-    turn: Option<Box<dyn FnMut(&Response, &mut State) -> TurnDecision + Send>>,
-    error: Option<Box<dyn FnMut(&Failure, &mut State) -> ErrorDecision + Send>>,
-    event: Option<Box<dyn FnMut(AppEvent, &mut State) -> Option<Prompt> + Send>>,
+    prepare: Option<Box<PrepareHook>>,
+    tool_use: Option<Box<ToolUseHook>>,
+    tool_result: Option<Box<ToolResultHook>>,
+    turn: Option<Box<TurnHook>>,
+    error: Option<Box<ErrorHook>>,
+    event: Option<Box<EventHook>>,
 }
 
 macro_rules! hooks {

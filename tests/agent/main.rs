@@ -1,5 +1,6 @@
 //! The agent layer through its public API.
 #![cfg(feature = "test-util")]
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod ask;
 mod configuration;
@@ -15,5 +16,6 @@ mod rig;
 mod staging;
 mod start;
 mod support;
+mod testing;
 mod tools;
 mod turns;

@@ -64,8 +64,8 @@ async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn declared_tool_decided_otherwise_does_not_stop_the_turn() {
-    let provided = ToolResult::ok(&ToolUse::new("", "", json!({})), "Yes.");
-    for decision in [ToolDecision::Provide(provided), ToolDecision::Reject("Yes.".into())] {
+    let ready = ToolResult::ok(&ToolUse::new("", "", json!({})), "Yes.");
+    for decision in [ToolDecision::Provide(ready), ToolDecision::Reject("Yes.".into())] {
         let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Done")]);
         let hooks = Hooks::new().deciding([("ask_user", decision)]);
         let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;

@@ -257,7 +257,7 @@ async fn tool_added_by_a_tool_is_there_for_the_next_request() {
     struct Counter(std::sync::atomic::AtomicU32, omni_agent::tool::Schema);
     #[async_trait::async_trait]
     impl omni_agent::tool::Tool for Counter {
-        fn name(&self) -> &str {
+        fn name(&self) -> &'static str {
             "count"
         }
         fn description(&self) -> std::borrow::Cow<'_, str> {

@@ -170,6 +170,8 @@ impl Core {
         if already_failing {
             self.fail(turn, failure, partial, env, effects);
         } else {
+            // `handle_error` may hang as well.
+            effects.push(Effect::Watch(Some(limit)));
             self.recover(turn, failure, partial, effects);
         }
     }

@@ -12,7 +12,7 @@ use omni_agent::{
 use serde_json::json;
 
 use crate::{
-    hooks::{Hooks, Log, Watched, declared, noting, sent, stopped},
+    hooks::{Hooks, Log, Watched, declared, noting, reached, sent, stopped},
     support::{names, scripted},
 };
 
@@ -230,7 +230,7 @@ async fn set_state_busy_or_paused_is_an_error() {
     let hooks = Hooks::new().deciding([("look", ToolDecision::Pause(json!(null)))]);
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
     agent.agent.prompt("Hi").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     let busy = agent.agent.set_state(|_| Ok(())).await.unwrap_err();
     assert!(matches!(busy, AgentError::Busy(omni_agent::agent::Status::Busy)), "{busy:?}");
     gate.open();

@@ -9,7 +9,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, noting, results, sent},
+    hooks::{Hooks, Log, Watched, noting, reached, results, sent},
     support::{name, names, scripted},
 };
 
@@ -191,7 +191,7 @@ async fn resume_when_nothing_waits_is_an_error() {
     let idle = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(idle, AgentError::NotPaused(Status::Idle)), "{idle:?}");
     agent.agent.prompt("Go").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     let busy = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(busy, AgentError::NotPaused(Status::Busy)), "{busy:?}");
     gate.open();

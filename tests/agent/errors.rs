@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    hooks::{Hooks, Log, Watched, failed, noting, sent, stopped, tokens},
+    hooks::{Hooks, Log, Watched, failed, noting, reached, sent, stopped, tokens},
     support::{names, scripted},
 };
 
@@ -164,7 +164,7 @@ async fn error_event_carries_the_staged_prompt_back() {
     let (_, builder) = scripted([Step::new().then_text(["A"]).gate(&gate).fail(down())]);
     let mut agent = Watched::start(builder).await;
     agent.agent.prompt("Hi").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.prompt(Prompt::new("Later").with_max_steps(3)).await.unwrap();
     gate.open();
     let events = agent.end().await;

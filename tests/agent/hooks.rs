@@ -13,6 +13,7 @@ use omni_agent::{
     },
     message::{Message, ToolResult, ToolUse, Usage},
     provider::Request,
+    testing::Gate,
     tool::{SchemaTool, Tool, ToolContext, tool_fn},
 };
 
@@ -216,6 +217,12 @@ impl Watched {
     pub(crate) async fn history(&self) -> Vec<String> {
         self.agent.state().await.unwrap().history().iter().map(|message| brief(message)).collect()
     }
+}
+
+/// Waits until somebody stands at the gate; the test fails if nobody comes within an hour of paused time.
+pub(crate) async fn reached(gate: &Gate) {
+    let hour = std::time::Duration::from_hours(1);
+    tokio::time::timeout(hour, gate.reached()).await.expect("nobody came to the gate");
 }
 
 /// A message in short.

@@ -9,7 +9,7 @@ use omni_agent::{
 use serde_json::json;
 
 use crate::{
-    hooks::{Hooks, Log, Watched, declared, noting, sent, stopped, turns},
+    hooks::{Hooks, Log, Watched, declared, noting, reached, sent, stopped, turns},
     support::{names, scripted},
 };
 
@@ -132,7 +132,7 @@ async fn prompt_with_results_while_busy_is_refused() {
     let (_, builder) = scripted([Step::new().gate(&gate).then_tool_use("a", "ask_user", json!({})).stop()]);
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     agent.agent.prompt("Go").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     let error = agent.agent.prompt(answer("a", "Yes")).await.unwrap_err();
     assert!(matches!(error, AgentError::ResultsWhileBusy), "{error:?}");
     gate.open();
@@ -146,7 +146,7 @@ async fn staged_prompt_after_a_declared_tool_fills_its_use_in() {
     let (provider, builder) = scripted([asks, Step::text("Done")]);
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     agent.agent.prompt("Go").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.prompt("Rather this").await.unwrap();
     gate.open();
     let events = agent.end().await;
@@ -176,7 +176,7 @@ async fn cancelled_answer_leaves_the_tool_uses_open() {
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     agent.run("Go").await;
     agent.agent.prompt(answer("a", "Yes")).await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.cancel().await.unwrap();
     agent.end().await;
     agent.run(Prompt::new(answer("a", "No"))).await;

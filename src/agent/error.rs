@@ -124,6 +124,18 @@ pub enum Failure {
     },
 }
 
+impl Failure {
+    /// Approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            Self::Provider { error } => error.message.len() + error.body.as_ref().map_or(0, String::len),
+            Self::ProviderPanicked { message } => message.len(),
+            Self::Callback { callback, message } => callback.len() + message.len(),
+            Self::TimeLimit { .. } => 0,
+        }
+    }
+}
+
 impl From<ProviderError> for Failure {
     fn from(error: ProviderError) -> Self {
         Self::Provider { error }

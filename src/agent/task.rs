@@ -19,13 +19,13 @@ use tokio_util::sync::PollSender;
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
     command::{Command, Reply},
-    core::{Call, Core, Effect, Env, finished},
+    core::{Call, Core, Effect, Env},
     phase::Op,
     snapshot::Pause,
 };
 use crate::{
     message::{History, Timestamp},
-    provider::{PartialBlock, Provider},
+    provider::Provider,
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
@@ -310,10 +310,6 @@ impl Task {
 
     fn snapshot(&self) -> Snapshot {
         let phase = self.core.phase();
-        let finish = |block: &PartialBlock| {
-            let content = if block.ended { finished(block) } else { block.content.clone() };
-            PartialBlock { content, ..block.clone() }
-        };
         Snapshot {
             last: self.feed.last(),
             state: self.config.view(self.core.history().clone()),
@@ -322,7 +318,7 @@ impl Task {
             pending: phase.turn().map(|turn| turn.working.pending().cloned().collect()).unwrap_or_default(),
             partial: phase
                 .partial()
-                .map(|fold| fold.blocks().iter().map(finish).collect())
+                .map(|fold| fold.blocks().iter().map(Snapshot::shown).collect())
                 .unwrap_or_default(),
             pause: phase
                 .waiting()

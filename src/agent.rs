@@ -117,7 +117,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// An empty prompt, one that does not fit the history, a limit of zero, or a stopped agent.
+    /// An empty prompt, one that does not fit the history, tool results while the agent is busy, a limit of
+    /// zero, an unusable output schema, or a stopped agent.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
         let prompt = prompt.into();
         self.call(|reply| Command::Prompt(Box::new((prompt, reply)))).await?
@@ -143,7 +144,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// As [`ask`](Agent::ask), and [`AgentError::Output`] if the answer does not have the shape.
+    /// As [`ask`](Agent::ask); [`AgentError::InvalidOutputSchema`] if the type has no usable schema, and
+    /// [`AgentError::Output`] if the answer does not have the shape.
     ///
     /// # Cancel safety
     ///

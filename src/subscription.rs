@@ -349,7 +349,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
         })
     }
 
-    /// The actor is about to wait, so readers will run.
+    /// The actor lets everyone else run, its readers among them.
     pub(crate) fn rested(&mut self) {
         if let Some(live) = &mut self.live {
             (live.unread, live.unread_bytes) = (0, 0);

@@ -208,6 +208,16 @@ impl Core {
         Ok(Accepted::Staged { replaced })
     }
 
+    /// A callback changed the limit of requests, which holds for prompts that brought none of their own.
+    pub(super) fn set_max_steps(&mut self, max_steps: Option<u32>) {
+        if let Some((origin, step)) = self.phase.origin_mut()
+            && origin.prompt.max_steps.is_none()
+        {
+            // What was sent is sent.
+            origin.max_steps = max_steps.map(|max| max.max(step));
+        }
+    }
+
     /// Replaces the history.
     pub(super) fn set_history(&mut self, history: History) {
         self.history = history;

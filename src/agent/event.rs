@@ -12,10 +12,10 @@ use crate::message::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Nothing: a prompt starts a run.
+    /// Nothing, or an application's event is handled between runs: a prompt starts a run.
     #[default]
     Idle,
-    /// A run is on, or an application's event is handled.
+    /// A run is on.
     Busy,
     /// A tool use waits for [`resume`](super::Agent::resume).
     Paused,
@@ -127,7 +127,8 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
     },
-    /// A request is complete: exactly the user message that prompted it, and the answer.
+    /// A request is complete: exactly the user message that prompted it, and the answer, with the usage of
+    /// this request.
     Step(Arc<Response>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
@@ -165,7 +166,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
-    /// The configuration was changed from outside.
+    /// The configuration or the history was changed with [`set_state`](super::Agent::set_state).
     State(Arc<StateView>),
     /// The status changed.
     Status {

@@ -17,11 +17,13 @@ pub struct Response {
     /// The last assistant message; `None` if nothing came before a cancel or an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<Arc<Message>>,
-    /// The messages of the step or turn, from the user message that prompted it.
+    /// The messages of the step or turn, from the user message that prompted it. A step has exactly that
+    /// message and the answer.
     pub messages: Vec<Arc<Message>>,
     /// Why it ended.
     pub stop_reason: StopReason,
-    /// What it used.
+    /// What it used. A turn's usage includes the failed attempts that `handle_error` had repeated, as far as
+    /// the service told what they used.
     pub usage: Usage,
     /// Requests made since the prompt was taken.
     pub step: u32,

@@ -168,6 +168,8 @@ impl Core {
         if already_failing {
             self.fail(turn, failure, remains, env, effects);
         } else {
+            // `handle_error` may hang as well.
+            effects.push(Effect::Watch(Some(limit)));
             self.recover(turn, failure, remains, effects);
         }
     }

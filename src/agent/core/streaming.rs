@@ -92,9 +92,9 @@ impl Core {
             stop_reason = StopReason::MaxSteps;
         }
         turn.usage += usage;
-        turn.model = model.or(turn.model.take());
+        turn.model = model;
         turn.warnings.extend(warnings.iter().cloned());
-        // Not the last message: a service that paused its answer is sent that to go on with.
+        // Not always the last message: an answer that the service paused stands between.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();

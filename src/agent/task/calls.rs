@@ -80,6 +80,9 @@ impl Task {
             return Err(error.to_string());
         }
         if Arc::ptr_eq(before, &self.config) {
+            if after.max_steps != before.max_steps {
+                self.core.set_max_steps(after.max_steps);
+            }
             let_go(std::mem::replace(&mut self.config, after));
         } else {
             tracing::warn!("a callback's edits are dropped: the configuration was set while it ran");

@@ -62,6 +62,7 @@ impl Task {
                 // A wake of its own would put the task before a future that the runtime blocks on, which may be
                 // the reader; tokio's way of yielding puts it behind everyone.
                 let _ = pin!(tokio::task::yield_now()).poll(cx);
+                self.feed.rested();
                 return self.wait();
             }
             self.inputs += 1;
@@ -99,10 +100,10 @@ impl Task {
         }
     }
 
-    /// Lets other tasks run, until something wakes this one.
+    /// Lets other tasks run, until something wakes this one. That may be before a reader has run, if the two
+    /// that wake one another go before it.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
-        self.feed.rested();
         Poll::Pending
     }
 

@@ -2,6 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+use futures_util::{StreamExt, stream};
 use tokio::{
     sync::{mpsc, oneshot},
     task::{Id, JoinSet},
@@ -13,7 +14,10 @@ use super::{Instance, Task, calls::let_go};
 use crate::{
     agent::phase::{Op, ToolCall},
     message::ToolResult,
-    provider::{DecisionRequest, DeltaStream, Provider, ProviderError, Request, RequestContext, RetryPolicy},
+    provider::{
+        DecisionRequest, Delta, DeltaStream, MessageDelta, Provider, ProviderError, Request, RequestContext,
+        RetryPolicy,
+    },
     tool::{Decision, Progress, ToolContext, ToolSet},
 };
 
@@ -128,7 +132,14 @@ impl Task {
         let (questions, receiver) = mpsc::channel(1);
         work.questions = Some(receiver);
         let context = RequestContext::new(questions);
-        work.stream = Some((op, RetryPolicy::default().stream(provider, *request, context)));
+        // Without a name of the service's own, an answer is taken for one of the configured model.
+        let other = (request.model != *self.config.model.id()).then(|| request.model.to_string());
+        let mut answer = RetryPolicy::default().stream(provider, *request, context);
+        if other.is_some() {
+            let data = MessageDelta { model: other, ..MessageDelta::default() };
+            answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));
+        }
+        work.stream = Some((op, answer));
     }
 
     /// Lets go of the provider's instance. It is closed beside the agent, which does not wait.

@@ -44,7 +44,9 @@
 //! `panic = "abort"` the first of them ends the process.
 
 #[cfg(panic = "abort")]
-compile_error!("omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`");
+compile_error!(
+    "omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`"
+);
 
 pub mod agent;
 pub mod message;

@@ -32,11 +32,8 @@ fn layer_of(file: &Path, src: &Path) -> String {
 
 /// The layers that a file names in `crate::…` paths, grouped imports included, outside comments.
 fn layers_named(source: &str) -> Vec<String> {
-    let code: String = source
-        .lines()
-        .map(|line| line.split("//").next().unwrap_or_default())
-        .collect::<Vec<_>>()
-        .join("\n");
+    let code: String =
+        source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
     let mut named = Vec::new();
     for (at, _) in code.match_indices("crate::") {
         let rest = &code[at + "crate::".len()..];

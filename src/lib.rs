@@ -31,13 +31,14 @@
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
 //! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
 //! | [`tree`] | pure data: a branching conversation |
+//! | [`store`] | where conversations live between runs |
 //!
 //! # Features
 //!
 //! | feature | default | what it brings |
 //! | --- | --- | --- |
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, and every service compatible with either |
-//! | `test-util` | no | a scripted provider, for tests of applications built on this crate |
+//! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suite that checks a [`store::Store`] |
 //!
 //! # Panics
 //!
@@ -54,6 +55,7 @@ compile_error!(
 pub mod agent;
 pub mod message;
 pub mod provider;
+pub mod store;
 pub mod subscription;
 #[cfg(feature = "test-util")]
 pub mod testing;

@@ -1,0 +1,279 @@
+//! Reading a log whole: line by line, into a conversation.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Seek, SeekFrom},
+    ops::Range,
+};
+
+use super::{
+    format::{Change, Compacted, Record, Stamp},
+    line,
+    log::Log,
+};
+use crate::store::{StoreError, Stored, StoredState, Version, WriteId};
+
+const BUFFER: usize = 128 * 1024;
+
+/// The whole lines of a log after the first.
+struct Lines<'a> {
+    log: &'a Log<'a>,
+    reader: BufReader<&'a File>,
+    line: Vec<u8>,
+    /// Of the line last given, counted from 1.
+    number: usize,
+    /// Where the line last given begins and ends.
+    span: Range<u64>,
+}
+
+impl<'a> Lines<'a> {
+    fn of(log: &'a Log<'a>) -> Result<Self, StoreError> {
+        let mut reader = BufReader::with_capacity(BUFFER, log.file);
+        reader.seek(SeekFrom::Start(log.start)).map_err(|error| log.place.failed("reading", error))?;
+        Ok(Self { log, reader, line: Vec::new(), number: 1, span: log.start..log.start })
+    }
+
+    /// The record of the next line; `None` at the end, or where a write broke off.
+    fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
+        self.line.clear();
+        let failed = |error| self.log.place.failed("reading", error);
+        let read = self.reader.read_until(b'\n', &mut self.line).map_err(failed)?;
+        if read == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        self.span = self.span.end..self.span.end + read as u64;
+        match line::record(&self.line) {
+            Ok(record) => Ok(Some(record)),
+            Err(fault) if fault.torn && self.reader.fill_buf().map_err(failed)?.is_empty() => Ok(None),
+            Err(fault) => Err(self.damaged(fault.problem)),
+        }
+    }
+
+    fn damaged(&self, problem: impl Into<String>) -> StoreError {
+        StoreError::damaged(self.log.place.line(self.number), problem)
+    }
+}
+
+/// What a log comes to.
+pub(super) struct Replay {
+    pub(super) stored: Stored,
+    /// The stamp of the last line.
+    pub(super) last: Stamp,
+    /// Where the last whole line ends.
+    pub(super) end: u64,
+    /// Where the lines with nodes are; neighbours are one.
+    pub(super) kept: Vec<Range<u64>>,
+    /// The writes of the other lines, those that went in earlier compactions included.
+    pub(super) spare: Vec<(Version, WriteId)>,
+    /// Bytes of the other lines.
+    pub(super) spare_bytes: u64,
+    /// Lines with nodes so far, and whether what an earlier compaction left out has been told.
+    lines: u64,
+    told: bool,
+}
+
+/// Reads the whole log; `None` if nothing follows its first line.
+pub(super) fn replay(log: &Log<'_>) -> Result<Option<Replay>, StoreError> {
+    let mut lines = Lines::of(log)?;
+    let mut replay: Option<Replay> = None;
+    loop {
+        let record = match lines.next()? {
+            Some(record) => Record::parse(record),
+            None => break,
+        };
+        let taken = record.and_then(|record| match &mut replay {
+            Some(replay) => replay.take(log, record, lines.span.clone()),
+            None => Replay::begin(log, record, lines.span.clone()).map(|begun| replay = Some(begun)),
+        });
+        taken.map_err(|problem| lines.damaged(problem))?;
+    }
+    match replay {
+        Some(replay) if !replay.told => Err(StoreError::damaged(
+            log.place.log_name(),
+            "the line that sums up what was left out is missing",
+        )),
+        replay => Ok(replay),
+    }
+}
+
+impl Replay {
+    fn begin(log: &Log<'_>, record: Record, span: Range<u64>) -> Result<Self, String> {
+        let last = record.stamp();
+        let told = log.header.compactions == 0;
+        let mut replay = Self {
+            stored: Stored::new(last.version, log.header.created, StoredState::default()),
+            last,
+            end: log.start,
+            kept: Vec::new(),
+            spare: Vec::new(),
+            spare_bytes: 0,
+            lines: 0,
+            told,
+        };
+        match (record.change, told) {
+            (Change::Create(state), true) => {
+                replay.stored.state = state;
+                replay.leave_out(last, &span);
+                replay.advance(last, span);
+                Ok(())
+            }
+            (_, true) => Err("it does not create the conversation, as the first write does".to_owned()),
+            (change, false) => replay.apply(last, change, span),
+        }
+        .map(|()| replay)
+    }
+
+    fn take(&mut self, log: &Log<'_>, record: Record, span: Range<u64>) -> Result<(), String> {
+        let stamp = record.stamp();
+        let (before, version) = (self.last.version, stamp.version);
+        let restates = matches!(record.change, Change::Compacted(_)) && version == before;
+        // Before an earlier compaction has told what it left out, versions may be missing.
+        let follows = if self.told { version == before.next() } else { version > before || restates };
+        if !follows {
+            return Err(format!("it has version {version} and follows version {before}"));
+        }
+        let _ = log;
+        self.apply(stamp, record.change, span)
+    }
+
+    fn apply(&mut self, stamp: Stamp, change: Change, span: Range<u64>) -> Result<(), String> {
+        match change {
+            Change::Create(_) => return Err("it creates the conversation again".to_owned()),
+            Change::Compacted(_) if self.told => return Err("it sums up what is there".to_owned()),
+            Change::Compacted(compacted) => {
+                self.check_told(stamp, &compacted)?;
+                let Compacted { state, head, cursors, writes } = compacted;
+                self.stored.state = state;
+                self.stored.head = head;
+                self.stored.cursors.extend(cursors);
+                self.spare = writes;
+                self.spare_bytes += span.end - span.start;
+                self.told = true;
+            }
+            Change::Commit(commit) => {
+                if commit.nodes.is_empty() {
+                    self.leave_out(stamp, &span);
+                } else {
+                    self.keep(&span);
+                }
+                self.stored.commit(commit);
+            }
+            Change::State(state) => {
+                self.stored.state = state;
+                self.leave_out(stamp, &span);
+            }
+            Change::Title(title) => {
+                self.stored.state.title = title;
+                self.leave_out(stamp, &span);
+            }
+        }
+        self.advance(stamp, span);
+        Ok(())
+    }
+
+    /// Holds that the lines so far and those left out are all that there were.
+    fn check_told(&self, stamp: Stamp, compacted: &Compacted) -> Result<(), String> {
+        let writes = &compacted.writes;
+        let first = writes.iter().map(|(version, _)| *version).min();
+        let there = self.lines + writes.len() as u64;
+        match first {
+            Some(first) if stamp.version.get().checked_sub(first.get()) == Some(there - 1) => Ok(()),
+            _ => Err("lines before it are missing".to_owned()),
+        }
+    }
+
+    fn keep(&mut self, span: &Range<u64>) {
+        self.lines += 1;
+        match self.kept.last_mut() {
+            Some(last) if last.end == span.start => last.end = span.end,
+            _ => self.kept.push(span.clone()),
+        }
+    }
+
+    fn leave_out(&mut self, stamp: Stamp, span: &Range<u64>) {
+        self.spare.push((stamp.version, stamp.write));
+        self.spare_bytes += span.end - span.start;
+    }
+
+    fn advance(&mut self, stamp: Stamp, span: Range<u64>) {
+        self.stored.version = stamp.version;
+        self.stored.updated = stamp.time;
+        self.last = stamp;
+        self.end = span.end;
+    }
+}
+
+/// The write that created the conversation, and the version it led to.
+pub(super) fn first_write(log: &Log<'_>) -> Result<Option<(Version, WriteId)>, StoreError> {
+    let mut first: Option<(Version, WriteId)> = None;
+    writes(log, |version, write| {
+        if first.is_none_or(|(first, _)| version < first) {
+            first = Some((version, write));
+        }
+        // Without compactions, the first line has it.
+        log.header.compactions > 0
+    })?;
+    Ok(first)
+}
+
+/// The write that led to this version.
+pub(super) fn write_of(log: &Log<'_>, wanted: Version) -> Result<Option<WriteId>, StoreError> {
+    let mut found = None;
+    writes(log, |version, write| {
+        if version == wanted {
+            found = Some(write);
+        }
+        found.is_none()
+    })?;
+    Ok(found)
+}
+
+/// Visits the writes in a log until told to stop. Reads no more of them than their stamps.
+fn writes(log: &Log<'_>, mut visit: impl FnMut(Version, WriteId) -> bool) -> Result<(), StoreError> {
+    let mut lines = Lines::of(log)?;
+    loop {
+        let writes = match lines.next()? {
+            None => return Ok(()),
+            Some(record) => Stamp::parse(record).and_then(|(stamp, compacted)| {
+                if compacted {
+                    return Record::parse(record).map(|record| match record.change {
+                        Change::Compacted(compacted) => compacted.writes,
+                        _ => Vec::new(),
+                    });
+                }
+                Ok(vec![(stamp.version, stamp.write)])
+            }),
+        };
+        for (version, write) in writes.map_err(|problem| lines.damaged(problem))? {
+            if !visit(version, write) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The title, without reading what nodes say.
+pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
+    let mut lines = Lines::of(log)?;
+    let mut title = None;
+    loop {
+        let told = match lines.next()? {
+            None => return Ok(title),
+            Some(record) => Stamp::parse(record).and_then(|(stamp, compacted)| {
+                if stamp.version == stamp.state_version || compacted {
+                    Record::parse(record).map(Some)
+                } else {
+                    Ok(None)
+                }
+            }),
+        };
+        match told.map_err(|problem| lines.damaged(problem))?.map(|record| record.change) {
+            Some(Change::Create(state) | Change::State(state)) => title = state.title,
+            Some(Change::Title(new)) => title = new,
+            Some(Change::Compacted(compacted)) => title = compacted.state.title,
+            Some(Change::Commit(commit)) => title = commit.state.map_or(title, |state| state.title),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,111 @@
+//! What a list says of each conversation.
+
+use std::{fs, io, path::Path};
+
+use super::{
+    format::SummaryFile,
+    log::{self, Log, try_lock},
+    place::{self, LOG, Place},
+    read,
+};
+use crate::{
+    message::Timestamp,
+    store::{ConversationId, Page, StoreError, Summary, Version},
+};
+
+/// The summary as it was last saved, up to date or not.
+pub(super) fn read(place: &Place<'_>) -> Option<SummaryFile> {
+    SummaryFile::parse(&fs::read(place.summary()).ok()?, place.id())
+}
+
+/// Saves a summary. Failing is no failure of the write before it: the summary is then made again from the log.
+/// The log is locked.
+pub(super) fn save(place: &Place<'_>, summary: &SummaryFile) {
+    if let Err(error) = place.replace_summary(&summary.encode()) {
+        let error: &dyn std::error::Error = &error;
+        tracing::debug!(error, "a summary was not saved");
+    }
+}
+
+/// What a list says of the conversation, if there is one.
+pub(super) fn summarise(place: &Place<'_>) -> Result<Option<Summary>, StoreError> {
+    let len = match fs::metadata(place.log()) {
+        Ok(log) => log.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            place.check_folder()?;
+            return Ok(None);
+        }
+        Err(error) => return Err(place.failed("reading", error)),
+    };
+    let saved = read(place);
+    if let Some(saved) = saved.as_ref().filter(|saved| saved.log == len) {
+        return Ok(Some(saved.clone().into_summary()));
+    }
+    // What looks like damage may have been a torn line that a writer was just replacing.
+    let summary = from_log(place, saved.as_ref()).or_else(|error| match error {
+        StoreError::Damaged { .. } => from_log(place, saved.as_ref()),
+        error => Err(error),
+    });
+    match summary {
+        Err(error @ (StoreError::Damaged { .. } | StoreError::UnknownFormat { .. })) => {
+            let known = saved.map_or_else(|| unknown(place), SummaryFile::into_summary);
+            Ok(Some(Summary { damage: Some(error.to_string()), ..known }))
+        }
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        summary => summary,
+    }
+}
+
+/// For a log that nothing can be said about.
+fn unknown(place: &Place<'_>) -> Summary {
+    let touched = fs::metadata(place.log()).and_then(|log| log.modified()).ok();
+    let touched = touched.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+    let touched = touched.and_then(|since| u64::try_from(since.as_millis()).ok());
+    Summary::new(place.id().clone(), Version::new(0), Timestamp(touched.unwrap_or_default()))
+}
+
+fn from_log(place: &Place<'_>, saved: Option<&SummaryFile>) -> Result<Option<Summary>, StoreError> {
+    let Some(file) = log::open(place)? else {
+        return Ok(None);
+    };
+    let Some(log) = Log::open(place, &file)? else {
+        return Ok(None);
+    };
+    let Some(tail) = log.tail()? else {
+        return Ok(None);
+    };
+    // A commit leaves the summary behind, but with the right title.
+    let known =
+        saved.filter(|saved| (tail.stamp.state_version..=tail.stamp.version).contains(&saved.version));
+    let title = match known {
+        Some(saved) => saved.title.clone(),
+        None => read::title(&log)?,
+    };
+    let summary = SummaryFile::new(&log.header, &tail.stamp, title, tail.end);
+    if known.is_none() && try_lock(place, &file)? && !place.is_gone(&file)? && log.len()? == tail.end {
+        save(place, &summary);
+    }
+    Ok(Some(summary.into_summary()))
+}
+
+/// The conversations in the folder that are on this page.
+pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError> {
+    let failed = |error| place::failed("listing", folder, error);
+    let entries = fs::read_dir(folder).map_err(|error| match place::check_folder(folder) {
+        Ok(()) => failed(error),
+        Err(unreachable) => unreachable,
+    })?;
+    let mut summaries = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(failed)?.file_name();
+        // Files with other names are not the store's.
+        let id = name.to_str().and_then(|name| name.strip_suffix(LOG));
+        let Some(id) = id.and_then(|id| ConversationId::new(id).ok()) else {
+            continue;
+        };
+        summaries.extend(summarise(&Place::new(folder, &id))?);
+    }
+    let order = summaries.iter().enumerate().map(|(at, summary)| (summary.updated, (&summary.id, at)));
+    let places: Vec<usize> = page.cut(order.collect()).into_iter().map(|(_, at)| at).collect();
+    Ok(places.into_iter().map(|at| summaries[at].clone()).collect())
+}

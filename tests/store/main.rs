@@ -1,0 +1,13 @@
+//! Stores: the conformance suite on each, and what is particular to the file system.
+
+mod compaction;
+mod contents;
+mod faults;
+mod file_system;
+mod golden;
+mod ids;
+mod kill;
+mod memory;
+mod processes;
+mod support;
+mod torn;

@@ -322,11 +322,12 @@ impl Tree {
     /// Makes the path end here: first up to where it starts or to the old head, pinning cursors, then down.
     fn move_to(&mut self, target: Slot) {
         let head = self.path.map(|path| path.head);
+        let mut steps = Vec::new();
         let mut top = target;
         while Some(top) != head {
+            steps.push(top);
             let Some(parent) = self.links(top).parent else {
                 self.clear();
-                self.step_onto(top);
                 break;
             };
             // A look first: writing copies what a snapshot shares.
@@ -335,7 +336,9 @@ impl Tree {
             }
             top = parent;
         }
-        while self.path.is_some_and(|path| path.head != target) && self.step_down() {}
+        for slot in steps.into_iter().rev() {
+            self.step_onto(slot);
+        }
     }
 }
 

@@ -7,30 +7,39 @@ const BITS: u32 = 5;
 /// A sequence whose clones share what they have in common: O(1) to clone, amortised O(1) to extend, and a
 /// value can be changed at any place. A change copies the leaf that holds it and the branches above, each at
 /// most once after a clone.
-// A radix trie of leaves, all full but the last. An empty sequence owns no memory.
+// A radix trie of full leaves, with the last, growing leaf beside it: a push after a clone copies no branches.
+// An empty sequence owns no memory.
 pub(super) struct Chunks<T> {
-    root: Option<Arc<Tier<T>>>,
+    root: Option<Tier<T>>,
+    tail: Option<Arc<Vec<T>>>,
     len: usize,
-    /// Levels of branches above the leaves.
+    /// Levels of branches above the leaves in `root`.
     height: u32,
 }
 
-/// A branch, which has only children, or a leaf, which has only values.
-#[derive(Clone)]
-struct Tier<T> {
-    children: Vec<Arc<Tier<T>>>,
-    values: Vec<T>,
+/// Slices, not vectors: what they hold is one pointer away.
+enum Tier<T> {
+    Branch(Arc<[Tier<T>]>),
+    Leaf(Arc<[T]>),
 }
 
-impl<T> Tier<T> {
-    const fn new() -> Self {
-        Self { children: Vec::new(), values: Vec::new() }
+impl<T> Clone for Tier<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Branch(children) => Self::Branch(Arc::clone(children)),
+            Self::Leaf(values) => Self::Leaf(Arc::clone(values)),
+        }
     }
+}
+
+/// The place, among the children of a branch `level` levels above the leaves, of the way to a leaf.
+const fn child(leaf: usize, level: u32) -> usize {
+    (leaf >> ((level - 1) * BITS)) % WIDTH
 }
 
 impl<T> Chunks<T> {
     pub(super) const fn new() -> Self {
-        Self { root: None, len: 0, height: 0 }
+        Self { root: None, tail: None, len: 0, height: 0 }
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -38,7 +47,7 @@ impl<T> Chunks<T> {
     }
 
     pub(super) fn get(&self, index: usize) -> Option<&T> {
-        self.leaf(index / WIDTH)?.get(index % WIDTH)
+        self.leaf(index / WIDTH).get(index % WIDTH)
     }
 
     pub(super) fn last(&self) -> Option<&T> {
@@ -51,19 +60,27 @@ impl<T> Chunks<T> {
 
     /// The values from `index` on.
     pub(super) fn iter_from(&self, index: usize) -> impl Iterator<Item = &T> {
-        (index / WIDTH..).map_while(|leaf| self.leaf(leaf)).flatten().skip(index % WIDTH)
+        (index / WIDTH..=self.len / WIDTH).flat_map(|leaf| self.leaf(leaf)).skip(index % WIDTH)
     }
 
     /// The `index`th run of up to [`WIDTH`] values.
-    fn leaf(&self, index: usize) -> Option<&[T]> {
-        if index >= self.len.div_ceil(WIDTH) {
-            return None;
+    fn leaf(&self, index: usize) -> &[T] {
+        if index >= self.len / WIDTH {
+            let is_tail = index == self.len / WIDTH;
+            return self.tail.as_deref().filter(|_| is_tail).map_or(&[], Vec::as_slice);
         }
-        let mut tier = self.root.as_deref()?;
-        for level in (0..self.height).rev() {
-            tier = &tier.children[(index >> (level * BITS)) % WIDTH];
+        let mut tier = self.root.as_ref();
+        let mut level = self.height;
+        loop {
+            match tier {
+                Some(Tier::Branch(children)) => {
+                    tier = children.get(child(index, level));
+                    level -= 1;
+                }
+                Some(Tier::Leaf(values)) => return values,
+                None => return &[],
+            }
         }
-        Some(&tier.values)
     }
 
     /// Hands over every run of values in which this sequence may differ from `earlier`, as far as `earlier`
@@ -74,85 +91,121 @@ impl<T> Chunks<T> {
         earlier: &'a Self,
         visit: &mut impl FnMut(usize, &'a [T], &'a [T]),
     ) {
-        let (Some(mut now), Some(before)) = (self.root.as_ref(), earlier.root.as_ref()) else {
-            return;
-        };
-        // What a sequence was before it grew a level is the first child of what it is now.
-        for _ in earlier.height..self.height {
-            now = &now.children[0];
+        if let (Some(mut now), Some(before)) = (self.root.as_ref(), earlier.root.as_ref()) {
+            // What a sequence was before it grew a level is the first child of what it is now.
+            for _ in earlier.height..self.height {
+                if let Tier::Branch(children) = now {
+                    now = &children[0];
+                }
+            }
+            differing(now, before, 0, earlier.height, visit);
         }
-        differing(now, before, 0, earlier.height, visit);
+        let (leaf, first) = (earlier.len / WIDTH, earlier.len / WIDTH * WIDTH);
+        let (now, before) = (self.leaf(leaf), earlier.leaf(leaf));
+        if !std::ptr::eq(now, before) {
+            visit(first, now, before);
+        }
     }
 }
 
 fn differing<'a, T>(
-    now: &'a Arc<Tier<T>>,
-    before: &'a Arc<Tier<T>>,
+    now: &'a Tier<T>,
+    before: &'a Tier<T>,
     first: usize,
     height: u32,
     visit: &mut impl FnMut(usize, &'a [T], &'a [T]),
 ) {
-    if Arc::ptr_eq(now, before) {
-        return;
-    }
-    if height == 0 {
-        visit(first, &now.values, &before.values);
-    }
-    for (child, (now, before)) in now.children.iter().zip(&before.children).enumerate() {
-        differing(now, before, first + (child << (height * BITS)), height - 1, visit);
+    match (now, before) {
+        (Tier::Branch(now), Tier::Branch(before)) if !Arc::ptr_eq(now, before) => {
+            for (child, (now, before)) in now.iter().zip(before.iter()).enumerate() {
+                differing(now, before, first + (child << (height * BITS)), height - 1, visit);
+            }
+        }
+        (Tier::Leaf(now), Tier::Leaf(before)) if !Arc::ptr_eq(now, before) => visit(first, now, before),
+        _ => {}
     }
 }
 
 impl<T: Clone> Chunks<T> {
     pub(super) fn push(&mut self, value: T) {
-        let root = self.root.get_or_insert_with(|| Arc::new(Tier::new()));
-        if self.len == WIDTH << (self.height * BITS) {
-            let old = std::mem::replace(root, Arc::new(Tier::new()));
-            Arc::make_mut(root).children.push(old);
-            self.height += 1;
+        let tail = Arc::make_mut(self.tail.get_or_insert_default());
+        if tail.len() == tail.capacity() && tail.len() >= WIDTH / 2 {
+            // A tail that was copied has no room; doubling it would give it more than it can use.
+            tail.reserve_exact(WIDTH - tail.len());
         }
-        let mut tier = Arc::make_mut(root);
-        for level in (1..=self.height).rev() {
-            let child = (self.len >> (level * BITS)) % WIDTH;
-            if child == tier.children.len() {
-                tier.children.push(Arc::new(Tier::new()));
-            }
-            tier = Arc::make_mut(&mut tier.children[child]);
+        tail.push(value);
+        if tail.len() == WIDTH {
+            let leaf = Tier::Leaf(std::mem::take(tail).into());
+            self.tail = None;
+            self.push_leaf(leaf);
         }
-        let held = tier.values.len();
-        if held == tier.values.capacity() && held >= WIDTH / 2 {
-            // A leaf that was copied has no room; doubling it would give it more than it can use.
-            tier.values.reserve_exact(WIDTH - held);
-        }
-        tier.values.push(value);
         self.len += 1;
     }
 
-    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
-        if index >= self.len {
-            return None;
-        }
-        let mut tier = Arc::make_mut(self.root.as_mut()?);
-        for level in (1..=self.height).rev() {
-            tier = Arc::make_mut(&mut tier.children[(index >> (level * BITS)) % WIDTH]);
-        }
-        tier.values.get_mut(index % WIDTH)
+    /// Puts a full leaf behind those in `root`.
+    fn push_leaf(&mut self, leaf: Tier<T>) {
+        let index = self.len / WIDTH;
+        self.root = Some(match self.root.take() {
+            None => leaf,
+            Some(root) if index >> (self.height * BITS) == 0 => with_leaf(root, self.height, index, leaf),
+            Some(root) => {
+                let beside = chain(leaf, self.height);
+                self.height += 1;
+                Tier::Branch([root, beside].into())
+            }
+        });
     }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        let leaf = index / WIDTH;
+        if leaf >= self.len / WIDTH {
+            let is_tail = leaf == self.len / WIDTH;
+            let tail = self.tail.as_mut().filter(|_| is_tail)?;
+            return Arc::make_mut(tail).get_mut(index % WIDTH);
+        }
+        let mut tier = self.root.as_mut()?;
+        let mut level = self.height;
+        loop {
+            match tier {
+                Tier::Branch(children) => tier = Arc::make_mut(children).get_mut(child(leaf, level))?,
+                Tier::Leaf(values) => return Arc::make_mut(values).get_mut(index % WIDTH),
+            }
+            level -= 1;
+        }
+    }
+}
+
+/// A leaf alone below `height` branches.
+fn chain<T>(leaf: Tier<T>, height: u32) -> Tier<T> {
+    (0..height).fold(leaf, |tier, _| Tier::Branch([tier].into()))
+}
+
+/// `tier`, which stands `height` levels above the leaves, with its last leaf or its first beyond that.
+fn with_leaf<T>(tier: Tier<T>, height: u32, index: usize, leaf: Tier<T>) -> Tier<T> {
+    let Tier::Branch(children) = tier else {
+        return leaf;
+    };
+    let at = child(index, height);
+    let new = match children.get(at) {
+        Some(last) => with_leaf(last.clone(), height - 1, index, leaf),
+        None => chain(leaf, height - 1),
+    };
+    Tier::Branch(children[..at].iter().cloned().chain([new]).collect())
 }
 
 impl<T> Clone for Chunks<T> {
     fn clone(&self) -> Self {
-        Self { root: self.root.clone(), len: self.len, height: self.height }
+        Self { root: self.root.clone(), tail: self.tail.clone(), len: self.len, height: self.height }
     }
 }
 
 impl<T: PartialEq> PartialEq for Chunks<T> {
     fn eq(&self, other: &Self) -> bool {
-        let same = match (&self.root, &other.root) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            _ => false,
-        };
-        self.len == other.len && (same || self.iter().eq(other.iter()))
+        let mut equal = self.len == other.len;
+        if equal {
+            self.differing(other, &mut |_, ours, theirs| equal &= ours == theirs);
+        }
+        equal
     }
 }
 

@@ -1,8 +1,8 @@
 //! Trees from what was stored, sound and unsound.
 
-use omni_agent::tree::{Node, Tree, TreeError};
+use omni_agent::tree::{Node, NodeId, Tree, TreeError};
 
-use crate::support::{branching, hydrate, id, node, numbers, tokens};
+use crate::support::{branching, hydrate, id, node, numbers, tokens, user};
 
 #[test]
 fn hydrate_of_its_own_parts_is_the_same_tree() {
@@ -55,7 +55,7 @@ fn hydrate_takes_gaps_however_wide() {
     for number in [1, 2, 5, 69, 71, far - 1, far + 2, u64::MAX] {
         assert!(tree.node(id(number)).is_none(), "{number} is a gap");
     }
-    assert_eq!(tree.push(crate::support::user("next")), id(far + 2));
+    assert_eq!(tree.push(user("next")), id(far + 2));
     assert!(tree.node(id(far + 2)).is_some());
 }
 
@@ -142,26 +142,27 @@ fn hydrate_with_an_id_that_leaves_no_room_is_an_error() {
     }
 }
 
-/// A chain of a million nodes, each the only child of the one before.
+/// Each node the only child of the one before it by `parent`, all with one message.
+fn chain(depth: u64, parent: impl Fn(u64) -> u64) -> impl Iterator<Item = Node> {
+    let message = user("deep");
+    (1..=depth).map(move |number| Node::new(id(number), NodeId::new(parent(number)), message.clone()))
+}
+
 #[test]
 fn hydrate_of_a_deep_chain_needs_no_stack() {
     const DEPTH: u64 = 1_000_000;
-    let message = crate::support::user("deep");
-    let chain = |parent: fn(u64) -> u64| {
-        let message = &message;
-        (1..=DEPTH).map(move |number| {
-            Node::new(id(number), omni_agent::tree::NodeId::new(parent(number)), message.clone())
-        })
-    };
-    let mut tree = Tree::hydrate(chain(|number| number - 1), Some(id(1)), []).unwrap();
+    let mut tree = Tree::hydrate(chain(DEPTH, |number| number - 1), Some(id(1)), []).unwrap();
     assert_eq!(tree.extend(), Some(id(DEPTH)));
     assert_eq!(tree.history().len(), 1_000_000);
     assert_eq!(tree.path_to(id(DEPTH)).unwrap().len(), 1_000_000);
     assert_eq!(tree.to_string().lines().count(), 1_000_000);
+}
 
-    // The same upside down, and closed to a ring.
-    let reversed = Tree::hydrate(chain(|number| (number + 1) % (DEPTH + 1)), Some(id(1)), []).unwrap();
-    assert_eq!(reversed.history().len(), 1_000_000);
-    let ring = Tree::hydrate(chain(|number| number % DEPTH + 1), Some(id(1)), []);
+#[test]
+fn hydrate_of_a_deep_chain_upside_down_needs_no_stack() {
+    const DEPTH: u64 = 200_000;
+    let tree = Tree::hydrate(chain(DEPTH, |number| (number + 1) % (DEPTH + 1)), Some(id(1)), []).unwrap();
+    assert_eq!(tree.history().len(), 200_000);
+    let ring = Tree::hydrate(chain(DEPTH, |number| number % DEPTH + 1), Some(id(1)), []);
     assert!(matches!(ring, Err(TreeError::Cycle { .. })));
 }

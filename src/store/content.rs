@@ -70,9 +70,21 @@ impl StoredState {
 #[non_exhaustive]
 pub enum StateChange {
     /// This in place of all that was there.
-    Whole(StoredState),
+    Whole(Box<StoredState>),
     /// This title, or none; the rest stays.
     Title(Option<String>),
+}
+
+impl StateChange {
+    /// This state in place of all that was there.
+    pub fn whole(state: StoredState) -> Self {
+        Self::Whole(Box::new(state))
+    }
+
+    /// This title; the rest stays.
+    pub fn title(title: impl Into<String>) -> Self {
+        Self::Title(Some(title.into()))
+    }
 }
 
 /// What one turn, or one move in the tree, adds to a conversation. A store writes all of it or nothing.
@@ -102,8 +114,9 @@ pub struct Commit {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cursors: Vec<(NodeId, NodeId)>,
     /// The state, if it changed with this commit.
+    // Boxed: commits are moved about, and few have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub state: Option<StoredState>,
+    pub state: Option<Box<StoredState>>,
     /// New nodes, parents before their children. Their ids are higher than all before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<Node>,
@@ -129,7 +142,7 @@ impl Commit {
 
     /// The same commit with the state replaced too.
     pub fn with_state(mut self, state: StoredState) -> Self {
-        self.state = Some(state.without_secrets());
+        self.state = Some(Box::new(state.without_secrets()));
         self
     }
 }
@@ -152,7 +165,7 @@ impl From<Changes> for Commit {
 /// use omni_agent::{message::Timestamp, store::{StateChange, Stored, StoredState, Version}};
 ///
 /// let mut stored = Stored::new(Version::first(), Timestamp::now(), StoredState::default());
-/// stored.change_state(StateChange::Title(Some("A talk".into())));
+/// stored.change_state(StateChange::title("A talk"));
 /// assert_eq!(stored.state.title.as_deref(), Some("A talk"));
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

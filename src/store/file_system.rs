@@ -267,7 +267,7 @@ impl FileSystemStore {
                 let place = Place::new(&self.0.folder, id).log_name();
                 return Err(StoreError::Busy { place, waited });
             }
-            sleep(pause.min(self.0.lock_wait - waited)).await;
+            sleep(pause.min(self.0.lock_wait.saturating_sub(waited))).await;
             pause = (pause * 2).min(PAUSES.1);
         }
     }

@@ -251,20 +251,32 @@ fn encode(bytes: [u8; 16]) -> String {
     (0..22).map(|place| char::from(ALPHABET[(digit(place * 6) & 63) as usize])).collect()
 }
 
+/// The value of each character, or one that is none.
+const VALUES: [u8; 256] = {
+    let mut values = [u8::MAX; 256];
+    let mut value = 0;
+    while value < ALPHABET.len() {
+        #[expect(clippy::cast_possible_truncation, reason = "below 64")]
+        let digit = value as u8;
+        values[ALPHABET[value] as usize] = digit;
+        value += 1;
+    }
+    values
+};
+
 fn decode(text: &str) -> Option<[u8; 16]> {
-    let value = |c: u8| match c {
-        b'A'..=b'Z' => Some(c - b'A'),
-        b'a'..=b'z' => Some(c - b'a' + 26),
-        b'0'..=b'9' => Some(c - b'0' + 52),
-        b'-' => Some(62),
-        b'_' => Some(63),
-        _ => None,
-    };
-    let (last, first) = text.as_bytes().split_last()?;
-    if first.len() != 21 {
+    let text: &[u8; 22] = text.as_bytes().try_into().ok()?;
+    let mut bits = 0_u128;
+    let mut wrong = 0;
+    for character in &text[..21] {
+        let value = VALUES[usize::from(*character)];
+        wrong |= value;
+        bits = bits << 6 | u128::from(value & 63);
+    }
+    let last = VALUES[usize::from(text[21])];
+    // No value has these bits; of the last, only the highest two of six are used.
+    if (wrong | last) & 0xc0 != 0 || last & 15 != 0 {
         return None;
     }
-    let last = value(*last).filter(|last| last & 15 == 0)?;
-    let bits = first.iter().try_fold(0_u128, |bits, c| Some(bits << 6 | u128::from(value(*c)?)))?;
     Some((bits << 2 | u128::from(last >> 4)).to_be_bytes())
 }

@@ -37,7 +37,7 @@ async fn grown(rounds: u64) -> Grown {
             0 => store.save_state(&id, &write, &StateChange::Title(Some(title))).await,
             1 => {
                 let state = StoredState::default().with_system("Be kind.").with_title(title);
-                store.save_state(&id, &write, &StateChange::Whole(state)).await
+                store.save_state(&id, &write, &StateChange::whole(state)).await
             }
             2 => store.commit(&id, &write, &says(round + 1, "in between")).await,
             _ => {

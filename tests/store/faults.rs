@@ -19,10 +19,10 @@ async fn child_writes_until_there_is_no_room() {
     let mut number = 1;
     version = commit(&store, &id("a"), version, number, "fits").await;
     // Each too long for what room is left: part of it is written, then comes the error.
-    let long = "x".repeat(40_000);
+    let text = "x".repeat(40_000);
     let (write, error) = loop {
         let write = Write::on(version);
-        match store.commit(&id("a"), &write, &says(number + 1, &long)).await {
+        match store.commit(&id("a"), &write, &says(number + 1, &text)).await {
             Ok(next) => (version, number) = (next, number + 1),
             Err(error) => break (write, error),
         }
@@ -89,6 +89,7 @@ async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_sound() {
 }
 
 /// Whether this user may mount file systems in a namespace of its own.
+#[allow(clippy::print_stdout, reason = "who skips a test says so")]
 fn can_mount() -> bool {
     let tried = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     let can = tried.is_ok_and(|output| output.status.success());
@@ -215,7 +216,7 @@ async fn summary_that_cannot_be_written_fails_no_write() {
     fs::remove_file(folder.summary(&id("a"))).unwrap();
     // Nothing can be renamed to it.
     fs::create_dir_all(folder.summary(&id("a")).join("in the way")).unwrap();
-    let title = StateChange::Title(Some("A talk".into()));
+    let title = StateChange::title("A talk");
     store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
     assert_eq!(store.load(&id("a")).await.unwrap().state.title.as_deref(), Some("A talk"));
     assert_eq!(store.list(Page::default()).await.unwrap()[0].title.as_deref(), Some("A talk"));

@@ -145,7 +145,7 @@ async fn list_without_summaries_makes_them_again() {
     let folder = Folder::new();
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
-    let title = StateChange::Title(Some("A talk".into()));
+    let title = StateChange::title("A talk");
     let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
     commit(&store, &id("a"), version, 1, "Hi").await;
     create(&store, &id("b")).await;
@@ -170,7 +170,7 @@ async fn list_with_summary_from_before_the_title_shows_the_title() {
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     let old = fs::read(folder.summary(&id("a"))).unwrap();
-    let title = StateChange::Title(Some("A talk".into()));
+    let title = StateChange::title("A talk");
     let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
     commit(&store, &id("a"), version, 1, "Hi").await;
     // As if the machine had gone down between the write and its summary.

@@ -158,7 +158,7 @@ async fn make_golden_files() {
         for commit in commits {
             version = store.commit(&id(name), &Write::on(version), &commit).await.unwrap();
         }
-        let titles = [StateChange::Title(None), StateChange::Whole(state())];
+        let titles = [StateChange::Title(None), StateChange::whole(state())];
         for title in titles {
             version = store.save_state(&id(name), &Write::on(version), &title).await.unwrap();
         }
@@ -175,7 +175,7 @@ async fn make_golden_files() {
         let title = StateChange::Title(Some(format!("{number} {}", "long ".repeat(500))));
         version = store.save_state(&id("compacted"), &Write::on(version), &title).await.unwrap();
     }
-    let title = StateChange::Title(Some("short".into()));
+    let title = StateChange::title("short");
     version = store.save_state(&id("compacted"), &Write::on(version), &title).await.unwrap();
     store.load(&id("compacted")).await.unwrap();
     let more = Commit::new(Some(node(5))).with_nodes(nodes[4..5].to_vec()).with_cursors([(node(3), node(5))]);

@@ -7,14 +7,17 @@ use std::{
     io::{BufRead, BufReader, Write as _},
 };
 
-use omni_agent::store::{ConversationId, Store, Write, WriteId};
+use omni_agent::{
+    store::{ConversationId, Store, Write, WriteId},
+    tree::NodeId,
+};
 
 use crate::support::{Folder, child, child_folder, commit, create, id, says};
 
 /// What the child commits as node `number`. Some texts are so long that the system writes them piece by
 /// piece, and a kill falls between two pieces.
 fn text(number: u64) -> String {
-    let length = if number % 3 == 0 { 1_500_000 } else { 200 };
+    let length = if number.is_multiple_of(3) { 1_500_000 } else { 200 };
     format!("{number} ").repeat(length / 4)
 }
 
@@ -45,7 +48,7 @@ fn kill(folder: &Folder, after: usize, micros: u64) -> Option<u64> {
     assert!(lines.by_ref().any(|line| line == "ready"), "the child did not start");
     let mut acknowledged = None;
     let mut take = |line: String| {
-        acknowledged = line.strip_prefix("ack ").map(|number| number.parse().unwrap()).or(acknowledged)
+        acknowledged = line.strip_prefix("ack ").map(|number| number.parse().unwrap()).or(acknowledged);
     };
     lines.by_ref().take(after).for_each(&mut take);
     let begun = std::time::Instant::now();
@@ -86,7 +89,7 @@ async fn kill_during_commits_loses_no_acknowledged_one_and_leaves_no_half() {
             assert_eq!(node.id().get(), number);
             assert!(node.message().text() == text(number), "round {round}: half a commit");
         }
-        assert_eq!(stored.head.map_or(0, |head| head.get()), there);
+        assert_eq!(stored.head.map_or(0, NodeId::get), there);
         let write = Write::on(stored.version).with_id(WriteId::generate());
         let next = store.commit(&id, &write, &says(there + 1, &text(there + 1))).await.unwrap();
         assert_eq!(next, stored.version.next());

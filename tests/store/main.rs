@@ -1,4 +1,5 @@
 //! Stores: the conformance suite on each, and what is particular to the file system.
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod compaction;
 mod contents;

@@ -32,7 +32,7 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> Out
         tick().await;
     }
     assert_eq!(ids(&list(&*store, Page::default()).await), ["b", "a", "c"], "creating is a write");
-    let title = StateChange::Title(Some("A".into()));
+    let title = StateChange::title("A");
     store.save_state(&a, &Write::on(versions[1]), &title).await.expect("a title");
     tick().await;
     assert_eq!(ids(&list(&*store, Page::default()).await), ["a", "b", "c"], "a title is a write");
@@ -123,13 +123,13 @@ pub(super) async fn summary_is_what_the_list_says(subject: &dyn Subject) -> Outc
     let id = conversation("summary");
     let version = created(&*store, &id).await;
     let version = committed(&*store, &id, version, &turn(1, 2)).await;
-    let title = StateChange::Title(Some("A talk".into()));
+    let title = StateChange::title("A talk");
     let version = store.save_state(&id, &Write::on(version), &title).await.expect("a title");
     let version = committed(&*store, &id, version, &turn(3, 4)).await;
     let handles: [Arc<dyn Store>; 2] = [store, subject.another().await];
     for handle in handles {
         let summary = handle.summary(&id).await.expect("it is there");
-        assert_eq!(list(&*handle, Page::default()).await, [summary.clone()]);
+        assert_eq!(list(&*handle, Page::default()).await, std::slice::from_ref(&summary));
         let stored = handle.load(&id).await.expect("it is there");
         assert_eq!((summary.version, stored.version), (version, version));
         assert_eq!((summary.created, summary.updated), (stored.created, stored.updated));

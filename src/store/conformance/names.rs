@@ -62,7 +62,7 @@ pub(super) async fn strange_ids_are_kept_apart(subject: &dyn Subject) -> Outcome
     let version = created(&*store, &lower).await;
     match store.create(&upper, WriteId::generate(), &StoredState::default()).await {
         Ok(upper_version) => {
-            let change = StateChange::Title(Some("upper".into()));
+            let change = StateChange::title("upper");
             store.save_state(&upper, &Write::on(upper_version), &change).await.expect("a title");
             assert_eq!(
                 store.load(&lower).await.expect("it was created").version,

@@ -23,7 +23,7 @@ pub(super) async fn state_alone_is_replaced_whole(subject: &dyn Subject) -> Outc
     let version = committed(&*store, &id, version, &turn(1, 2)).await;
     assert_eq!(store.load(&id).await.expect("it is there").state, full());
     let other = StoredState::default().with_model("openai:gpt-5");
-    let change = StateChange::Whole(other.clone());
+    let change = StateChange::whole(other.clone());
     store.save_state(&id, &Write::on(version), &change).await.expect("a state on the current version");
     let stored = subject.another().await.load(&id).await.expect("it is there");
     assert_eq!(stored.state, other, "something of the old state stayed, or of the new one is missing");
@@ -76,10 +76,10 @@ pub(super) async fn secrets_are_not_stored(subject: &dyn Subject) -> Outcome {
         assert_eq!(options, full().options);
         let write = Write::on(version);
         version = if round == 0 {
-            store.save_state(&id, &write, &StateChange::Whole(state.clone())).await.expect("a state")
+            store.save_state(&id, &write, &StateChange::whole(state.clone())).await.expect("a state")
         } else {
             let mut commit = turn(round, round);
-            commit.state = Some(state.clone());
+            commit.state = Some(Box::new(state.clone()));
             store.commit(&id, &write, &commit).await.expect("a commit")
         };
     }

@@ -80,11 +80,11 @@ pub(super) async fn commit_gives_the_next_version(subject: &dyn Subject) -> Outc
     assert!(store.exists(&id).await.expect("an answer"));
     let second = committed(&*store, &id, first, &turn(1, 2)).await;
     assert_eq!(second, first.next());
-    let title = StateChange::Title(Some("a title".into()));
+    let title = StateChange::title("a title");
     let third =
         store.save_state(&id, &Write::on(second), &title).await.expect("a title on the current version");
     assert_eq!(third, second.next());
-    let whole = StateChange::Whole(StoredState::default());
+    let whole = StateChange::whole(StoredState::default());
     let fourth =
         store.save_state(&id, &Write::on(third), &whole).await.expect("a state on the current version");
     assert_eq!(fourth, third.next());
@@ -99,8 +99,8 @@ async fn conflicts(subject: &dyn Subject, id: &ConversationId, base: Version) {
     for handle in [&store, &subject.another().await] {
         let refused = [
             handle.commit(id, &Write::on(base), &turn(77, 78)).await,
-            handle.save_state(id, &Write::on(base), &StateChange::Title(Some("lost".into()))).await,
-            handle.save_state(id, &Write::on(base), &StateChange::Whole(StoredState::default())).await,
+            handle.save_state(id, &Write::on(base), &StateChange::title("lost")).await,
+            handle.save_state(id, &Write::on(base), &StateChange::whole(StoredState::default())).await,
         ];
         for refused in refused {
             match refused {
@@ -147,7 +147,7 @@ pub(super) async fn commit_repeated_gives_the_first_result(subject: &dyn Subject
     assert_eq!((stored.version, stored.nodes.len()), (second, 2), "the repetition wrote something");
 
     let write = Write::on(second);
-    let title = StateChange::Title(Some("once".into()));
+    let title = StateChange::title("once");
     let third = store.save_state(&id, &write, &title).await.expect("the version is current");
     assert_eq!(store.save_state(&id, &write, &title).await.expect("a repetition"), third);
     assert_eq!(store.load(&id).await.expect("it is there").version, third);

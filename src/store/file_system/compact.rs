@@ -55,12 +55,12 @@ fn outgrown(replay: &Replay) -> bool {
 /// The first line and the last, if they save enough.
 fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>, Vec<u8>)> {
     let stored = &replay.stored;
-    let change = Change::Compacted(Compacted {
+    let change = Change::Compacted(Box::new(Compacted {
         state: stored.state.clone(),
         head: stored.head,
         cursors: stored.cursors.iter().map(|(node, child)| (*node, *child)).collect(),
         writes: replay.spare.clone(),
-    });
+    }));
     let last = Record::new(replay.last, &change).encode(log.place.id()).ok()?;
     (last.len() as u64 <= replay.spare_bytes / 2).then(|| (header.encode(), last))
 }

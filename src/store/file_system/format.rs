@@ -108,11 +108,12 @@ impl<C> Record<C> {
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Change {
-    Create(StoredState),
+    // Most lines are commits: what is larger is boxed.
+    Create(Box<StoredState>),
     Commit(Commit),
-    State(StoredState),
+    State(Box<StoredState>),
     Title(Option<String>),
-    Compacted(Compacted),
+    Compacted(Box<Compacted>),
 }
 
 impl Change {

@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 /// `{"sum":"xxxxxxxx","len":dddddddddd,"record":` comes before the record, `}` and a line feed after it.
-const PREFIX: usize = 44;
+pub(super) const PREFIX: usize = 44;
 const SUM: Range<usize> = 8..16;
 const LEN: Range<usize> = 24..34;
 const LITERALS: [(usize, &[u8]); 3] = [(0, b"{\"sum\":\""), (16, b"\",\"len\":"), (34, b",\"record\":")];
@@ -58,6 +58,11 @@ pub(super) fn record(line: &[u8]) -> Result<&[u8], Fault> {
         }
         Err(flaw) => Err(Fault { torn: false, problem: flaw.problem() }),
     }
+}
+
+/// How long the line that begins here says it is, the line feed included.
+pub(super) fn told_len(line: &[u8]) -> Option<usize> {
+    len(line.get(LEN)?).map(|len| PREFIX + len + 2)
 }
 
 #[derive(Clone, Copy)]

@@ -161,7 +161,7 @@ impl<'a> Log<'a> {
     fn damaged_at(&self, at: u64, fault: Fault) -> StoreError {
         match read(self.place, self.file, 0, at) {
             Ok(before) => {
-                let number = before.iter().filter(|byte| **byte == b'\n').count() + 1;
+                let number = before.split(|byte| *byte == b'\n').count();
                 StoreError::damaged(self.place.line(number), fault.problem)
             }
             Err(error) => error,

@@ -1,8 +1,7 @@
 //! Reading a log whole: line by line, into a conversation.
 
 use std::{
-    fs::File,
-    io::{BufRead, BufReader, Seek, SeekFrom},
+    io::{Read, Seek, SeekFrom},
     ops::Range,
 };
 
@@ -13,41 +12,78 @@ use super::{
 };
 use crate::store::{StoreError, Stored, StoredState, Version, WriteId};
 
-const BUFFER: usize = 128 * 1024;
+/// Bytes that are read from the file together.
+const CHUNK: usize = 128 * 1024;
 
 /// The whole lines of a log after the first.
 struct Lines<'a> {
     log: &'a Log<'a>,
-    reader: BufReader<&'a File>,
-    line: Vec<u8>,
+    /// What was read and not given out is from `at` on.
+    buffer: Vec<u8>,
+    at: usize,
     /// Of the line last given, counted from 1.
     number: usize,
-    /// Where the line last given begins and ends.
+    /// Where the line last given begins and ends in the file.
     span: Range<u64>,
 }
 
 impl<'a> Lines<'a> {
     fn of(log: &'a Log<'a>) -> Result<Self, StoreError> {
-        let mut reader = BufReader::with_capacity(BUFFER, log.file);
-        reader.seek(SeekFrom::Start(log.start)).map_err(|error| log.place.failed("reading", error))?;
-        Ok(Self { log, reader, line: Vec::new(), number: 1, span: log.start..log.start })
+        let mut file = log.file;
+        file.seek(SeekFrom::Start(log.start)).map_err(|error| log.place.failed("reading", error))?;
+        Ok(Self { log, buffer: Vec::new(), at: 0, number: 1, span: log.start..log.start })
     }
 
     /// The record of the next line; `None` at the end, or where a write broke off.
     fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
-        self.line.clear();
-        let failed = |error| self.log.place.failed("reading", error);
-        let read = self.reader.read_until(b'\n', &mut self.line).map_err(failed)?;
-        if read == 0 {
+        let len = self.len_of_next()?;
+        if len == 0 {
             return Ok(None);
         }
         self.number += 1;
-        self.span = self.span.end..self.span.end + read as u64;
-        match line::record(&self.line) {
-            Ok(record) => Ok(Some(record)),
-            Err(fault) if fault.torn && self.reader.fill_buf().map_err(failed)?.is_empty() => Ok(None),
+        self.span = self.span.end..self.span.end + len as u64;
+        let line = self.at..self.at + len;
+        self.at += len;
+        let found = line::record(&self.buffer[line.clone()]).map(<[u8]>::len);
+        match found {
+            Ok(len) => Ok(Some(&self.buffer[line][line::PREFIX..][..len])),
+            Err(fault) if fault.torn && self.at == self.buffer.len() && !self.fill()? => Ok(None),
             Err(fault) => Err(self.damaged(fault.problem)),
         }
+    }
+
+    /// Bytes of the next line, which is in the buffer then: up to its line feed, or the end of the file.
+    fn len_of_next(&mut self) -> Result<usize, StoreError> {
+        let mut seen = 0;
+        loop {
+            let there = &self.buffer[self.at..];
+            // A sound line tells how long it is; any other is looked through.
+            let told = line::told_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
+            let found = told.or_else(|| {
+                let end = there[seen..].iter().position(|byte| *byte == b'\n');
+                end.map(|end| seen + end + 1)
+            });
+            if let Some(len) = found {
+                return Ok(len);
+            }
+            seen = there.len();
+            if !self.fill()? {
+                return Ok(seen);
+            }
+        }
+    }
+
+    /// Reads on; `false` at the end of the file. What has been given out goes.
+    fn fill(&mut self) -> Result<bool, StoreError> {
+        self.buffer.drain(..self.at);
+        self.at = 0;
+        let before = self.buffer.len();
+        // A line that does not fit makes the buffer twice as long each time.
+        let wanted = CHUNK.max(before);
+        self.buffer.reserve(wanted);
+        let read = self.log.file.take(wanted as u64).read_to_end(&mut self.buffer);
+        read.map_err(|error| self.log.place.failed("reading", error))?;
+        Ok(self.buffer.len() > before)
     }
 
     fn damaged(&self, problem: impl Into<String>) -> StoreError {
@@ -113,7 +149,7 @@ impl Replay {
         };
         match (record.change, told) {
             (Change::Create(state), true) => {
-                replay.stored.state = state;
+                replay.stored.state = *state;
                 replay.leave_out(last, &span);
                 replay.advance(last, span);
                 Ok(())
@@ -143,7 +179,7 @@ impl Replay {
             Change::Compacted(_) if self.told => return Err("it sums up what is there".to_owned()),
             Change::Compacted(compacted) => {
                 self.check_told(stamp, &compacted)?;
-                let Compacted { state, head, cursors, writes } = compacted;
+                let Compacted { state, head, cursors, writes } = *compacted;
                 self.stored.state = state;
                 self.stored.head = head;
                 self.stored.cursors.extend(cursors);
@@ -160,7 +196,7 @@ impl Replay {
                 self.stored.commit(commit);
             }
             Change::State(state) => {
-                self.stored.state = state;
+                self.stored.state = *state;
                 self.leave_out(stamp, &span);
             }
             Change::Title(title) => {

@@ -1,6 +1,13 @@
 //! What a list says of each conversation.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    num::NonZeroUsize,
+    panic::resume_unwind,
+    path::Path,
+    thread,
+};
 
 use super::{
     format::SummaryFile,
@@ -15,7 +22,17 @@ use crate::{
 
 /// The summary as it was last saved, up to date or not.
 pub(super) fn read(place: &Place<'_>) -> Option<SummaryFile> {
-    SummaryFile::parse(&fs::read(place.summary()).ok()?, place.id())
+    // `fs::read` would ask for the length first, and for more at the end: lists read many of these.
+    let mut file = File::open(place.summary()).ok()?;
+    let mut text = vec![0; 1024];
+    let mut len = 0;
+    loop {
+        match file.read(&mut text[len..]).ok()? {
+            read if len + read < text.len() => return SummaryFile::parse(&text[..len + read], place.id()),
+            read => len += read,
+        }
+        text.resize(len * 4, 0);
+    }
 }
 
 /// Saves a summary. Failing is no failure of the write before it: the summary is then made again from the log.
@@ -88,24 +105,49 @@ fn from_log(place: &Place<'_>, saved: Option<&SummaryFile>) -> Result<Option<Sum
     Ok(Some(summary.into_summary()))
 }
 
+/// How many conversations are worth a thread more to list them, and how many threads at most.
+const SHARE: usize = 500;
+const MAX_THREADS: usize = 4;
+
 /// The conversations in the folder that are on this page.
 pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError> {
+    let ids = ids(folder)?;
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = ids.len().div_ceil(SHARE).clamp(1, cores.min(MAX_THREADS));
+    let summaries = if threads == 1 {
+        summarise_all(folder, &ids)?
+    } else {
+        thread::scope(|scope| {
+            let shares = ids.chunks(ids.len().div_ceil(threads));
+            let threads: Vec<_> = shares.map(|share| scope.spawn(|| summarise_all(folder, share))).collect();
+            let shares =
+                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            shares.collect::<Result<Vec<_>, _>>()
+        })?
+        .concat()
+    };
+    let order = summaries.iter().enumerate().map(|(at, summary)| (summary.updated, (&summary.id, at)));
+    let places: Vec<usize> = page.cut(order.collect()).into_iter().map(|(_, at)| at).collect();
+    Ok(places.into_iter().map(|at| summaries[at].clone()).collect())
+}
+
+fn summarise_all(folder: &Path, ids: &[ConversationId]) -> Result<Vec<Summary>, StoreError> {
+    let summaries = ids.iter().map(|id| summarise(&Place::new(folder, id)));
+    summaries.filter_map(Result::transpose).collect()
+}
+
+/// The conversations in the folder, in no order. Files with other names are not the store's.
+fn ids(folder: &Path) -> Result<Vec<ConversationId>, StoreError> {
     let failed = |error| place::failed("listing", folder, error);
     let entries = fs::read_dir(folder).map_err(|error| match place::check_folder(folder) {
         Ok(()) => failed(error),
         Err(unreachable) => unreachable,
     })?;
-    let mut summaries = Vec::new();
+    let mut ids = Vec::new();
     for entry in entries {
         let name = entry.map_err(failed)?.file_name();
-        // Files with other names are not the store's.
         let id = name.to_str().and_then(|name| name.strip_suffix(LOG));
-        let Some(id) = id.and_then(|id| ConversationId::new(id).ok()) else {
-            continue;
-        };
-        summaries.extend(summarise(&Place::new(folder, &id))?);
+        ids.extend(id.and_then(|id| ConversationId::new(id).ok()));
     }
-    let order = summaries.iter().enumerate().map(|(at, summary)| (summary.updated, (&summary.id, at)));
-    let places: Vec<usize> = page.cut(order.collect()).into_iter().map(|(_, at)| at).collect();
-    Ok(places.into_iter().map(|at| summaries[at].clone()).collect())
+    Ok(ids)
 }

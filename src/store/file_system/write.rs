@@ -46,7 +46,7 @@ pub(super) fn create(
     let stamp = Stamp { version, write, time: header.created, state_version: version };
     let first = header.encode();
     let title = state.title.clone();
-    let record = Record::new(stamp, &Change::Create(state)).encode(place.id())?;
+    let record = Record::new(stamp, &Change::Create(Box::new(state))).encode(place.id())?;
     let lines = [first, record].concat();
     let written =
         append(place, file, 0, true, &lines, durability).and_then(|()| place.sync_folder(durability));

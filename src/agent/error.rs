@@ -7,7 +7,7 @@ use crate::{
     message::{HistoryError, ToolUseId},
     provider::{ProviderError, RegistryError},
     subscription::EndReason,
-    tool::ToolSetError,
+    tool::{SchemaError, ToolSetError},
 };
 
 /// An operation on an agent failed. Nothing has changed then, but where the variant says otherwise.
@@ -61,6 +61,9 @@ pub enum AgentError {
     /// Tools that can't be together.
     #[error("the tools are invalid")]
     InvalidTools(#[from] ToolSetError),
+    /// An output schema that is none.
+    #[error("the output schema can't be used")]
+    InvalidOutputSchema(#[source] SchemaError),
     /// The application refused: `init`, or the closure of `set_state`.
     #[error("the application refused")]
     Refused(#[source] Arc<dyn Error + Send + Sync>),

@@ -122,7 +122,7 @@ setup() {
 }
 
 # serve.py PORT MODEL [TEMPLATE]: the same as
-#   llama-server -m MODEL --host 127.0.0.1 --port PORT --jinja -c 8192 -np 2 -t 2 --no-webui
+#   llama-server -m MODEL --host 127.0.0.1 --port PORT --jinja -c 8192 -np 2 -t 1 --no-webui
 write_program() {
     cat >"$program" <<'PYTHON'
 import sys
@@ -140,7 +140,8 @@ params.model.path = sys.argv[2]
 params.model_alias = {"smollm2-135m"}
 params.n_ctx = 8192
 params.n_parallel = 2
-params.cpuparams.n_threads = 2
+# Several threads wait for each other at each step, which makes it ten times slower on a busy machine.
+params.cpuparams.n_threads = 1
 params.use_jinja = True
 params.ui = False
 if len(sys.argv) > 3:
@@ -216,13 +217,13 @@ stop() {
     local name pid
     for name in chat tools; do
         if pid=$(running "$name"); then
-            kill "$pid"
+            kill "$pid" || true
             for _ in $(seq 50); do
                 running "$name" >/dev/null || break
                 sleep 0.1
             done
             if running "$name" >/dev/null; then
-                kill -KILL "$pid"
+                kill -KILL "$pid" || true
             fi
             say "$name stopped"
         fi

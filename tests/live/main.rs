@@ -124,11 +124,7 @@ async fn tool_round_trip(live: &Live, format: Format) {
         });
     // The model has to call a tool each time. The second request carries the result of the first call; its own
     // calls are beyond the limit.
-    let mut options = options(60).with_tool_choice(ToolChoice::Required);
-    if format == Format::ChatCompletions {
-        // Else this tiny model calls until it is cut off.
-        options = options.with_extra([("parallel_tool_calls", false)]);
-    }
+    let options = options(40).with_tool_choice(ToolChoice::Required);
     let model = format.model(&live.tools);
     let builder = Agent::builder().model(model).options(options).tool(weather).max_steps(2);
     let agent = builder.start().await.unwrap();
@@ -142,13 +138,20 @@ async fn tool_round_trip(live: &Live, format: Format) {
     let roles: Vec<Role> = response.messages.iter().map(|message| message.role).collect();
     assert_eq!(roles, [Role::User, Role::Assistant, Role::User, Role::Assistant, Role::User]);
     let [_, first, results, second, refused] = &response.messages[..] else { unreachable!() };
-    // The server binds the model to the schema, so that the input is always valid.
-    for call in first.tool_uses().chain(second.tool_uses()) {
-        assert_eq!(call.name, "get_weather");
-        assert!(["oslo", "rome"].contains(&call.input["city"].as_str().unwrap()), "{format:?}: {call:?}");
+    // The server binds the model to the schema: what it calls, it calls right. But it knows no end, so that its
+    // last call may have been cut off.
+    for message in [first, second] {
+        let whole: Vec<_> = message.tool_uses().filter(|call| call.malformed.is_none()).collect();
+        assert!(!whole.is_empty(), "{format:?}: {message:?}");
+        for call in whole {
+            let city = call.input["city"].as_str();
+            assert!(
+                call.name == "get_weather" && matches!(city, Some("oslo" | "rome")),
+                "{format:?}: {call:?}"
+            );
+        }
     }
-    assert!(first.tool_uses().count() > 0 && second.tool_uses().count() > 0);
-    assert!(results.tool_results().all(|result| !result.is_error && result.text().contains("degrees")));
+    assert!(results.tool_results().any(|result| !result.is_error && result.text().contains("degrees")));
     assert!(refused.tool_results().all(|result| result.is_error));
     assert_eq!(agent.state().await.unwrap().history().check(), Ok(()));
 }

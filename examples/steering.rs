@@ -33,7 +33,7 @@ impl AgentCallbacks for Trim {
         if all > self.keep {
             request.history = request.history.iter().skip(all - self.keep).cloned().collect();
         }
-        println!("{}", support::dim(&format!("[sending {} of {all} messages]", request.history.len())));
+        println!("{}", support::dim(&format!("\n[sending {} of {all} messages]", request.history.len())));
     }
 }
 

@@ -5,7 +5,13 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
 was_up=no
-scripts/local-model.sh status >/dev/null 2>&1 && was_up=yes
+if scripts/local-model.sh status >/dev/null 2>&1; then
+    was_up=yes
+elif [[ -z ${OMNI_LOCAL_CHAT_PORT:-}${OMNI_LOCAL_TOOLS_PORT:-} ]]; then
+    # Somebody else may have a server on the usual ports.
+    base=$((20000 + RANDOM % 10000))
+    export OMNI_LOCAL_CHAT_PORT=$base OMNI_LOCAL_TOOLS_PORT=$((base + 1))
+fi
 
 urls=$(scripts/local-model.sh start)
 code=$?

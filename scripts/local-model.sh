@@ -156,20 +156,26 @@ PYTHON
 running() {
     local pid
     pid=$(cat "$dir/$1.pid" 2>/dev/null) || return 1
-    [[ -n $pid ]] && tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -qxF "$program" || return 1
+    [[ -n $pid ]] && arguments "$pid" | grep -qxF "$program" || return 1
     printf '%s' "$pid"
 }
+
+# The arguments of a process, one a line.
+arguments() { tr '\0' '\n' 2>/dev/null <"/proc/$1/cmdline"; }
 
 healthy() { curl --silent --fail --noproxy '*' --max-time 2 --output /dev/null "http://127.0.0.1:$1/health"; }
 
 # launch NAME PORT [TEMPLATE]
 launch() {
-    local name=$1 port=$2
+    local name=$1 port=$2 pid
     shift 2
-    if running "$name" >/dev/null; then
+    if pid=$(running "$name"); then
+        arguments "$pid" | grep -qx "$port" || fail $EXIT_SERVER "$name is up on another port; stop it first"
         return
     fi
     if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+        # Both or none.
+        stop
         fail $EXIT_SERVER "port $port is taken; choose others with OMNI_LOCAL_CHAT_PORT and OMNI_LOCAL_TOOLS_PORT"
     fi
     # In a session of its own: a Ctrl-C in this terminal is not meant for the server.

@@ -99,8 +99,8 @@ impl Printer {
     /// Shows one event. Those that say nothing to a reader are left out.
     pub fn event(&mut self, event: &Event) {
         match event {
-            Event::TextDelta { delta, .. } => self.write(delta),
-            Event::ThinkingDelta { delta, .. } => self.write(&dim(delta)),
+            Event::TextDelta { delta, .. } => self.write(&harmless(delta)),
+            Event::ThinkingDelta { delta, .. } => self.write(&dim(&harmless(delta))),
             Event::TextEnd { .. } | Event::ThinkingEnd { .. } => self.end_line(),
             // As JSON, which also keeps control characters of the model's from the terminal.
             Event::ToolUseEnd { content, .. } => self.note(&format!("→ {} {}", content.name, content.input)),
@@ -155,8 +155,13 @@ impl Printer {
     }
 }
 
+/// Without the control characters by which a text could take over the terminal.
+fn harmless(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
+}
+
 fn result_line(result: &ToolResult) -> String {
-    let text = result.text();
+    let text = harmless(&result.text());
     let short: String = text.chars().take(400).collect();
     let more = if short.len() < text.len() { " …" } else { "" };
     let failed = if result.is_error { " failed" } else { "" };
@@ -164,15 +169,13 @@ fn result_line(result: &ToolResult) -> String {
 }
 
 fn usage_line(response: &Response) -> String {
-    let usage = response.usage;
+    let (usage, model, stop) = (response.usage, &response.model, &response.stop_reason);
     let cached = if usage.cache_read > 0 { format!(" ({} cached)", usage.cache_read) } else { String::new() };
-    format!(
-        "[{}: {} tokens in{cached}, {} out; {}]",
-        response.model,
-        usage.prompt(),
-        usage.output,
-        response.stop_reason
-    )
+    match usage.total() {
+        // Most services tell at the end of an answer, which an interrupted one does not reach.
+        0 => format!("[{model}: {stop}]"),
+        _ => format!("[{model}: {} tokens in{cached}, {} out; {stop}]", usage.prompt(), usage.output),
+    }
 }
 
 /// An error with its causes, and what can be done about it.

@@ -251,9 +251,10 @@ async fn init(
         extensions: extensions.clone(),
         agent: weak.clone(),
     };
-    match std::panic::AssertUnwindSafe(callbacks.init(draft, &state)).catch_unwind().await {
+    let init = std::panic::AssertUnwindSafe(async { callbacks.init(draft, &state).await });
+    match init.catch_unwind().await {
         Ok(done) => done.map_err(|error| AgentError::Refused(error.into())),
-        Err(panic) => Err(AgentError::Panicked("init", super::task::words(&*panic))),
+        Err(panic) => Err(AgentError::Panicked("init", super::task::words(panic))),
     }
 }
 

@@ -165,6 +165,13 @@ pub(crate) struct Turn {
     pub(crate) warnings: Vec<String>,
 }
 
+impl Turn {
+    /// Whether the prompt's requests are used up.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.origin.max_steps.is_some_and(|max| self.step >= max)
+    }
+}
+
 /// The committed history with the pending messages after it. Written down, it is the pending ones only.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Working {

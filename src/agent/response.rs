@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    message::{Message, ToolResult, ToolUse, Usage},
+    message::{Message, ToolResult, ToolUse, Usage, value_weight},
     provider::{OutputSchema, StopReason},
 };
 
@@ -64,6 +64,16 @@ impl Response {
             decided: Vec::new(),
             warnings: Vec::new(),
         }
+    }
+
+    /// Approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        128 + self.messages.iter().map(|message| message.weight()).sum::<usize>()
+            + self.output.as_ref().map_or(0, value_weight)
+            + self.output_error.as_ref().map_or(0, String::len)
+            + self.open_tool_uses.iter().map(ToolUse::weight).sum::<usize>()
+            + self.decided.iter().map(ToolResult::weight).sum::<usize>()
+            + self.warnings.iter().map(String::len).sum::<usize>()
     }
 
     /// Parses the answer under `schema` into `output` or `output_error`.

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, StateView, Status, TurnOutcome};
+use super::{Event, Prompt, StateView, Status, TurnOutcome, core::finished};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
-    provider::PartialBlock,
+    provider::{PartialBlock, StopReason},
     subscription::EventId,
 };
 
@@ -82,20 +82,22 @@ impl Snapshot {
             Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
             Event::ToolUseEnd { index, content } => self.end(*index, content.clone().into()),
             Event::Attachment { content, .. } => {
-                self.partial.push(PartialBlock {
-                    content: content.clone().into(),
-                    input: String::new(),
-                    ended: true,
-                });
+                self.start(content.clone().into());
+                self.end_last();
             }
             Event::ProviderItem { index, content } => {
                 if let Some(block) = self.block(*index) {
                     *block = content.clone().into();
                 } else {
                     self.start(content.clone().into());
+                    self.end_last();
                 }
             }
             Event::Message { message, step } => {
+                if self.pending.is_empty() {
+                    // A turn begins; it is the staged prompt's, if one was staged.
+                    self.staged = None;
+                }
                 self.partial.clear();
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
@@ -120,12 +122,41 @@ impl Snapshot {
                     self.pause = None;
                 }
             }
-            Event::ToolProgress { .. } | Event::ToolResult { .. } | Event::Step(_) => {}
+            Event::Step(response) => {
+                // The service goes on with its answer in the next request.
+                let uses_tools =
+                    response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
+                if response.stop_reason == StopReason::Pause && !uses_tools {
+                    self.step = response.step + 1;
+                }
+            }
+            Event::ToolProgress { .. } | Event::ToolResult { .. } => {}
         }
+    }
+
+    /// A block of the answer that streams in, as the events so far show it: signatures come with a block's
+    /// end, and what comes whole is complete.
+    pub(super) fn shown(block: &PartialBlock) -> PartialBlock {
+        let mut shown = block.clone();
+        match &mut shown.content {
+            Content::Attachment(_) | Content::ProviderItem(_) => shown.ended = true,
+            _ if block.ended => shown.content = finished(block),
+            Content::Text(text) => text.signature = None,
+            Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
+            Content::ToolUse(tool_use) => tool_use.signature = None,
+            Content::ToolResult(_) => {}
+        }
+        shown
     }
 
     fn start(&mut self, content: Content) {
         self.partial.push(PartialBlock { content, input: String::new(), ended: false });
+    }
+
+    fn end_last(&mut self) {
+        if let Some(block) = self.partial.last_mut() {
+            block.ended = true;
+        }
     }
 
     fn block(&mut self, index: usize) -> Option<&mut Content> {

@@ -150,6 +150,15 @@ pub struct StateView {
     pub history: History,
 }
 
+impl StateView {
+    /// Approximate size in bytes. O(n).
+    pub(crate) fn weight(&self) -> usize {
+        self.system.as_ref().map_or(0, |system| system.len())
+            + self.tools.iter().map(|tool| 64 + tool.name.len() + tool.description.len()).sum::<usize>()
+            + self.history.iter().map(|message| message.weight()).sum::<usize>()
+    }
+}
+
 /// What to say to an agent, and options for this prompt only.
 ///
 /// ```

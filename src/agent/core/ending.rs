@@ -59,8 +59,7 @@ impl Core {
             TurnDecision::Stop => None,
             TurnDecision::Continue(content) => Some(content),
         };
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
-        if next.is_some() && exhausted {
+        if next.is_some() && turn.is_exhausted() {
             Arc::make_mut(&mut response).stop_reason = StopReason::MaxSteps;
             next = None;
         }
@@ -125,7 +124,7 @@ impl Core {
             ErrorDecision::Retry => std::time::Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
-        if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
+        if turn.is_exhausted() {
             return self.fail(turn, failure, partial, env, effects);
         }
         turn.step += 1;

@@ -85,7 +85,12 @@ impl Core {
                 folded.message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
             );
         }
-        let Folded { message, stop_reason, usage, model, warnings, .. } = folded;
+        let Folded { message, mut stop_reason, usage, model, warnings, .. } = folded;
+        // A pause that is not gone on with is none: the step says already what ends the turn, so that whoever
+        // sees a step pause knows that another request follows.
+        if stop_reason == StopReason::Pause && turn.is_exhausted() {
+            stop_reason = StopReason::MaxSteps;
+        }
         turn.usage += usage;
         turn.model = model.or(turn.model.take());
         turn.warnings.extend(warnings.iter().cloned());
@@ -113,11 +118,10 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
+        let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
                 // The service wants its answer sent back to go on with it.
-                StopReason::Pause if exhausted => self.conclude(turn, StopReason::MaxSteps, env, effects),
                 StopReason::Pause => {
                     turn.step += 1;
                     self.prepare(turn, effects);

@@ -113,7 +113,7 @@ impl Core {
         let Tools { uses, decisions } = tools;
         let has_no_handler = |tool_use: &ToolUse, decision: &Decision| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
-                && env.tools.get(&tool_use.name).is_some_and(|tool| !tool.has_handler())
+                && env.tools.is_only_declared(&tool_use.name)
         };
         if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
             return self.leave_to_application(turn, uses, decisions, env, effects);

@@ -13,7 +13,7 @@ use super::Task;
 use crate::{
     agent::{
         AgentCallbacks, AppEvent, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision,
-        core::Call, phase::Op,
+        core::Call,
     },
     message::ToolResult,
     provider::Request,
@@ -41,15 +41,15 @@ pub(super) enum Outcome {
 impl Task {
     /// Calls a callback with a copy of the state.
     pub(super) fn call<'a>(
-        &mut self,
+        &self,
         callbacks: &'a mut dyn AgentCallbacks,
-        (_, call): (Op, Call),
+        call: Call,
+        event: Option<AppEvent>,
     ) -> Running<'a> {
         let state = self.state();
         let request = matches!(call, Call::PrepareStep).then(|| Box::new(self.request()));
-        let event = if matches!(call, Call::HandleEvent) { self.notices.pop_front() } else { None };
         let future = invoke(callbacks, call, state, request, event);
-        Box::pin(async move { AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| words(&*panic)) })
+        Box::pin(AssertUnwindSafe(future).catch_unwind().map(|returned| returned.map_err(words)))
     }
 
     /// The next request, before `prepare_step` sees it.
@@ -75,11 +75,15 @@ impl Task {
         if Arc::ptr_eq(before, &after) {
             return Ok(());
         }
-        after.check().map_err(|error| error.to_string())?;
+        if let Err(error) = after.check() {
+            let_go(after);
+            return Err(error.to_string());
+        }
         if Arc::ptr_eq(before, &self.config) {
-            self.config = after;
+            let_go(std::mem::replace(&mut self.config, after));
         } else {
             tracing::warn!("a callback's edits are dropped: the configuration was set while it ran");
+            let_go(after);
         }
         Ok(())
     }
@@ -120,25 +124,32 @@ async fn invoke(
     Returned { outcome, before, after: state.config }
 }
 
-/// Drops a callback's future, whatever its own drop does.
-pub(super) fn discard(running: Running<'_>) {
-    if let Err(message) = guard("callback", || drop(running)) {
-        tracing::error!(message, "a callback panicked when it was dropped");
-    }
+/// Drops what holds the application's code or values, whatever their own drop does.
+pub(super) fn let_go<T>(held: T) {
+    // A panic has been told by then, and nothing is left to be done about it.
+    let _ = guard("a drop", || drop(held));
 }
 
 /// Runs foreign code; a panic becomes its words.
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
-        let words = words(&*panic);
+        let words = words(panic);
         tracing::error!(what, words, "foreign code panicked");
         words
     })
 }
 
 /// What a panic said.
-pub(in crate::agent) fn words(panic: &(dyn Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without words").to_owned()
+pub(in crate::agent) fn words(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => match panic.downcast::<&'static str>() {
+            Ok(text) => (*text).to_owned(),
+            Err(panic) => {
+                // The drop of an unknown type may panic in its turn; the leak is the lesser harm.
+                std::mem::forget(panic);
+                "a panic without words".to_owned()
+            }
+        },
+    }
 }

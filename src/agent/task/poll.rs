@@ -1,16 +1,17 @@
 //! The agent's one loop: commands first, then whatever goes on.
 
 use std::{
-    future::poll_fn,
-    task::{Context, Poll},
+    future::{Future, poll_fn},
+    pin::pin,
+    sync::Arc,
+    task::{Context, Poll, Waker},
 };
 
 use tokio::sync::mpsc;
 
 use super::{
     Exit, Task,
-    calls::{Outcome, Returned, Running, guard},
-    work::drop_stream,
+    calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
     agent::{Event, Failure, command::Command, core::Call, phase::Op},
@@ -25,6 +26,16 @@ const COMMANDS_IN_A_ROW: usize = 32;
 const INPUTS_IN_A_ROW: usize = 256;
 
 type InFlight<'a, 'b> = Option<(Op, &'a Call, &'a mut Running<'b>)>;
+
+/// How far serving commands came.
+enum Served {
+    /// None is left; the next one wakes the task.
+    All,
+    /// More may wait, and nothing wakes the task for them.
+    Some,
+    /// The agent is to end.
+    End(Exit),
+}
 
 impl Task {
     /// Serves commands and moves everything on until a callback is wanted, the one in flight is done, or the
@@ -44,17 +55,31 @@ impl Task {
         commands: &mut mpsc::Receiver<Command>,
         call: &mut InFlight<'_, '_>,
     ) -> Poll<Exit> {
-        for _ in 0..INPUTS_IN_A_ROW {
-            if let Poll::Ready(exit) = self.poll_commands(cx, commands) {
-                return Poll::Ready(exit);
+        loop {
+            // Counted across callbacks: with a provider and callbacks that never wait, nothing else would
+            // ever let other tasks run.
+            if self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded() {
+                // A wake of its own would put the task before a future that the runtime blocks on, which may be
+                // the reader; tokio's way of yielding puts it behind everyone.
+                let _ = pin!(tokio::task::yield_now()).poll(cx);
+                return self.wait();
             }
+            self.inputs += 1;
+            let more = match self.poll_commands(cx, commands) {
+                Served::All => false,
+                Served::Some => true,
+                Served::End(exit) => return Poll::Ready(exit),
+            };
             if call.is_some() && self.drop_call {
                 return Poll::Ready(Exit::Returned);
             }
             self.tell_idle_waiters();
             if self.poll_outbox(cx).is_pending() {
                 // No room: commands are all that is served.
-                return Poll::Pending;
+                if more {
+                    continue;
+                }
+                return self.wait();
             }
             self.tell_idle_waiters();
             if call.is_none()
@@ -62,36 +87,37 @@ impl Task {
             {
                 return Poll::Ready(Exit::Call(wanted));
             }
-            if let Some((op, name, running)) = call
+            if let Some((op, call, running)) = call
                 && let Poll::Ready(returned) = running.as_mut().poll(cx)
             {
-                self.returned(*op, name, returned);
+                self.returned(*op, call, returned);
                 return Poll::Ready(Exit::Returned);
             }
-            if self.poll_work(cx).is_pending() {
-                self.feed.rested();
-                return Poll::Pending;
-            }
-            if self.feed.should_yield() {
-                break;
+            if self.poll_work(cx).is_pending() && !more {
+                return self.wait();
             }
         }
-        cx.waker().wake_by_ref();
+    }
+
+    /// Lets other tasks run, until something wakes this one.
+    fn wait<T>(&mut self) -> Poll<T> {
+        self.inputs = 0;
+        self.feed.rested();
         Poll::Pending
     }
 
-    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Command>) -> Poll<Exit> {
+    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Command>) -> Served {
         for _ in 0..COMMANDS_IN_A_ROW {
             match commands.poll_recv(cx) {
                 Poll::Ready(Some(Command::Stop(stop))) => {
-                    return Poll::Ready(Exit::End(EndReason::Stopped, Some(stop)));
+                    return Served::End(Exit::End(EndReason::Stopped, Some(stop)));
                 }
                 Poll::Ready(Some(command)) => self.serve(command),
-                Poll::Ready(None) => return Poll::Ready(Exit::End(EndReason::HandlesDropped, None)),
-                Poll::Pending => break,
+                Poll::Ready(None) => return Served::End(Exit::End(EndReason::HandlesDropped, None)),
+                Poll::Pending => return Served::All,
             }
         }
-        Poll::Pending
+        Served::Some
     }
 
     /// Sends what waits for the commit channel; ready when nothing waits any more.
@@ -109,7 +135,7 @@ impl Task {
                     }
                 }
                 Poll::Ready(Err(_)) => {
-                    self.commit = None;
+                    let_go(self.commit.take());
                     return Poll::Ready(());
                 }
             }
@@ -142,7 +168,12 @@ impl Task {
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }
-        if self.poll_question(cx).is_ready() || self.poll_stream(cx).is_ready() {
+        // Looked at before the stream, which may always be ready. Only a stream that is not makes the task wait
+        // for questions: to be woken when the stream lets go of the channel would be for nothing.
+        if self.poll_question(&mut Context::from_waker(Waker::noop())).is_ready()
+            || self.poll_stream(cx).is_ready()
+            || self.poll_question(cx).is_ready()
+        {
             return Poll::Ready(());
         }
         self.poll_tools(cx)
@@ -153,18 +184,16 @@ impl Task {
             return Poll::Pending;
         };
         let op = *op;
-        let failure = match guard("provider", || opening.as_mut().poll(cx)) {
+        let outcome = match guard("provider", || opening.as_mut().poll(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Ok(own))) => {
-                self.work().opening = None;
-                self.opened(op, own);
-                return Poll::Ready(());
-            }
-            Ok(Poll::Ready(Err(error))) => Failure::from(error),
-            Err(message) => Failure::ProviderPanicked { message },
+            Ok(Poll::Ready(opened)) => opened.map_err(Failure::from),
+            Err(message) => Err(Failure::ProviderPanicked { message }),
         };
-        drop_stream(self.work().opening.take());
-        self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+        let_go(self.work().opening.take());
+        match outcome {
+            Ok(own) => self.opened(op, own),
+            Err(failure) => self.step(|core, _, effects| core.stream_failed(op, failure, effects)),
+        }
         Poll::Ready(())
     }
 
@@ -211,7 +240,7 @@ impl Task {
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {
                 let work = self.work();
-                drop_stream(work.stream.take());
+                let_go(work.stream.take());
                 (work.questions, work.question) = (None, None);
                 self.step(|core, env, effects| core.stream_ended(op, env, effects));
             }
@@ -259,21 +288,22 @@ impl Task {
 
     /// A callback is done.
     fn returned(&mut self, op: Op, call: &Call, returned: Result<Returned, String>) {
-        let outcome = returned.and_then(|Returned { outcome, before, after }| {
-            self.adopt(&before, after)?;
-            Ok(outcome)
+        let adopted = returned.and_then(|Returned { outcome, before, after }| {
+            self.adopt(&before, after).map(|()| (outcome, before))
         });
-        let outcome = match outcome {
-            Ok(outcome) => outcome,
+        let (outcome, before) = match adopted {
+            Ok(adopted) => adopted,
             Err(message) => {
                 return self.step(|core, env, effects| core.call_failed(op, call, message, env, effects));
             }
         };
+        let provider = Arc::clone(before.model.provider());
+        let_go(before);
         match outcome {
             Outcome::Prepared(request) => {
                 let work = self.work();
-                work.tools = request.tools.clone();
-                work.request = Some(request);
+                let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
+                work.request = Some((request, provider));
                 self.step(|core, _, effects| core.prepared(op, effects));
             }
             Outcome::ToolUse(decision) => {

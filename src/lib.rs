@@ -43,6 +43,8 @@
 //! Panics in tools, callbacks and providers are contained, which needs `panic = "unwind"`, the default. With
 //! `panic = "abort"` the first of them ends the process.
 
+#![warn(unreachable_pub)]
+
 #[cfg(panic = "abort")]
 compile_error!(
     "omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`"

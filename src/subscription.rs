@@ -284,7 +284,7 @@ struct Live<E> {
     /// The newest events. What waits in the channel is among them, so that their bytes bound both.
     ring: VecDeque<(Numbered<E>, usize)>,
     bytes: usize,
-    /// Events and bytes since the actor last let its readers run.
+    /// Events and bytes since the actor last looked whether its readers keep up.
     unread: usize,
     unread_bytes: usize,
 }
@@ -341,19 +341,20 @@ impl<E: Send + Sync + 'static> Feed<E> {
         Some(Attachment { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
     }
 
-    /// Whether so much went out without a break that a prompt reader could be overrun: the actor is to let
-    /// its readers run.
-    pub(crate) fn is_flooded(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| {
-            live.unread >= live.limits.lag / 2 || live.unread_bytes >= (live.limits.bytes / 4).max(1)
-        })
-    }
-
-    /// The actor is about to wait, so readers will run.
-    pub(crate) fn rested(&mut self) {
-        if let Some(live) = &mut self.live {
-            (live.unread, live.unread_bytes) = (0, 0);
+    /// Whether the actor is to let its readers run: so much went out since this was last asked for, and still
+    /// waits, that a prompt reader could be overrun. That the actor waits for something itself does not mean
+    /// that its readers run meanwhile.
+    pub(crate) fn is_flooded(&mut self) -> bool {
+        let Some(live) = &mut self.live else {
+            return false;
+        };
+        let many = live.limits.lag / 4;
+        let heavy = live.unread_bytes >= (live.limits.bytes / 4).max(1);
+        if live.unread < many && !heavy {
+            return false;
         }
+        (live.unread, live.unread_bytes) = (0, 0);
+        live.sender.len() >= if heavy { 1 } else { many }
     }
 }
 

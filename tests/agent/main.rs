@@ -2,6 +2,7 @@
 #![cfg(feature = "test-util")]
 
 mod configuration;
+mod flood;
 mod liveness;
 mod operations;
 mod panics;

@@ -62,11 +62,7 @@ impl Task {
         request.model = Arc::clone(self.config.model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();
-        request.options = Arc::new(if own.is_empty() {
-            self.config.options.clone()
-        } else {
-            self.config.options.overlaid(own)
-        });
+        request.options = self.config.options.overlaid(own);
         request
     }
 

@@ -18,10 +18,9 @@ use tokio_util::sync::PollSender;
 
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
-    command::{Command, Reply},
+    command::{Command, Reply, Stop},
     core::{Call, Core, Effect, Env},
     phase::Op,
-    snapshot::Pause,
 };
 use crate::{
     message::{History, Timestamp},
@@ -144,7 +143,7 @@ enum Exit {
     /// The callback that ran is done, or is to be dropped.
     Returned,
     /// The agent ends.
-    End(EndReason, Option<Box<(Duration, Reply<Result<(), AgentError>>)>>),
+    End(EndReason, Option<Stop>),
 }
 
 impl Task {
@@ -309,22 +308,7 @@ impl Task {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let phase = self.core.phase();
-        Snapshot {
-            last: self.feed.last(),
-            state: self.config.view(self.core.history().clone()),
-            status: self.core.status(),
-            step: self.core.step(),
-            pending: phase.turn().map(|turn| turn.working.pending().cloned().collect()).unwrap_or_default(),
-            partial: phase
-                .partial()
-                .map(|fold| fold.blocks().iter().map(Snapshot::shown).collect())
-                .unwrap_or_default(),
-            pause: phase
-                .waiting()
-                .map(|(tool_use, reason)| Pause { tool_use: tool_use.clone(), reason: reason.clone() }),
-            staged: self.core.staged().cloned(),
-        }
+        self.core.snapshot(self.feed.last(), self.config.view(self.core.history().clone()))
     }
 
     /// Tells those who wait that the agent is idle, if it is.

@@ -181,9 +181,9 @@ pub struct ToolUse {
     pub id: ToolUseId,
     /// Which tool.
     pub name: String,
-    /// What the model sent, an object for every known service.
+    /// What the model sent: a JSON object, its keys in the model's order.
     pub input: Value,
-    /// The raw text, where the model sent something that is no JSON object; `input` is then an empty object.
+    /// The raw text, where what the model sent can't be taken for a JSON object; `input` is then an empty one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub malformed: Option<String>,
     /// The service's signature; it goes back unchanged to the service that gave it.

@@ -34,7 +34,7 @@ pub struct Timeouts {
 impl Default for Timeouts {
     /// 10 seconds to connect, 5 minutes for all else: models think before they speak.
     fn default() -> Self {
-        let patient = Duration::from_secs(300);
+        let patient = Duration::from_mins(5);
         Self { connect: Duration::from_secs(10), first_byte: patient, between_chunks: patient }
     }
 }

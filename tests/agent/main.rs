@@ -1,5 +1,6 @@
 //! The agent layer through its public API.
 #![cfg(feature = "test-util")]
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod commit_channel;
 mod configuration;

@@ -17,7 +17,7 @@ pub fn scripted(steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, Age
 
 /// The next event; the test fails if none comes within an hour of paused time.
 pub async fn next(events: &mut AgentSubscription) -> Arc<Event> {
-    match tokio::time::timeout(Duration::from_secs(3600), events.next()).await {
+    match tokio::time::timeout(Duration::from_hours(1), events.next()).await {
         Ok(Some(Update::Event(numbered))) => numbered.event,
         other => panic!("expected an event, got {other:?}"),
     }

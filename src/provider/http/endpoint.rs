@@ -96,7 +96,7 @@ impl Endpoint {
             auth: Auth::Header("x-api-key".to_owned()),
             // https://docs.anthropic.com/en/api/versioning
             fixed: vec![("anthropic-version", "2023-06-01")],
-            ..Self::custom(name, base_url, AnthropicMessages::default())
+            ..Self::custom(name, base_url, AnthropicMessages)
         }
     }
 

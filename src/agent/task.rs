@@ -19,7 +19,7 @@ use tokio_util::sync::PollSender;
 
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
-    command::{Command, Reply},
+    command::{Command, Reply, Stop},
     core::{Call, Core, Effect, Env},
     phase::Op,
 };
@@ -147,7 +147,7 @@ enum Exit {
     /// The callback that ran is done, or is to be dropped.
     Returned,
     /// The agent ends.
-    End(EndReason, Option<Box<(Duration, Reply<Result<(), AgentError>>)>>),
+    End(EndReason, Option<Stop>),
 }
 
 impl Task {

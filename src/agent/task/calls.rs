@@ -35,7 +35,7 @@ pub(super) enum Outcome {
     ToolResult(ToolResult),
     Turn(TurnDecision),
     Error(ErrorDecision),
-    Event(Option<Prompt>),
+    Event(Option<Box<Prompt>>),
 }
 
 impl Task {
@@ -117,7 +117,7 @@ async fn invoke(
         Call::HandleError(failure) => Outcome::Error(callbacks.handle_error(&failure, &mut state).await),
         Call::HandleEvent => {
             let event = event.expect("handle_event comes with an event");
-            Outcome::Event(callbacks.handle_event(event, &mut state).await)
+            Outcome::Event(callbacks.handle_event(event, &mut state).await.map(Box::new))
         }
     };
     Returned { outcome, before, after: state.config }

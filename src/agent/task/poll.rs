@@ -326,7 +326,9 @@ impl Task {
                 self.step(|core, env, effects| core.error_decided(op, decision, env, effects));
             }
             Outcome::Event(prompt) => {
-                self.step(|core, env, effects| core.event_handled(op, prompt, env, effects));
+                self.step(|core, env, effects| {
+                    core.event_handled(op, prompt.map(|prompt| *prompt), env, effects);
+                });
             }
         }
     }

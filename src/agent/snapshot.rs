@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, StateView, Status, TurnOutcome, core::finished};
+use super::{Event, Prompt, Response, StateView, Status, core::finished};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
     provider::{PartialBlock, StopReason},
@@ -26,7 +26,8 @@ pub struct Snapshot {
     pub step: u32,
     /// Messages of the turn in flight, not yet committed.
     pub pending: Vec<Arc<Message>>,
-    /// The answer that is streaming in, block by block.
+    /// The answer that is streaming in, block by block. Files and opaque items come whole: they have ended at
+    /// once.
     pub partial: Vec<PartialBlock>,
     /// What the agent waits for, if it is paused.
     pub pause: Option<Pause>,
@@ -45,7 +46,7 @@ pub struct Pause {
 }
 
 impl Snapshot {
-    /// All messages: committed, pending, and what is streaming in.
+    /// All messages, committed and pending. The answer that is streaming in is in `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.state.history.iter().chain(&self.pending)
     }
@@ -82,20 +83,18 @@ impl Snapshot {
             Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
             Event::ToolUseEnd { index, content } => self.end(*index, content.clone().into()),
             Event::Attachment { content, .. } => {
-                self.start(content.clone().into());
-                self.end_last();
+                self.start_whole(content.clone().into());
             }
             Event::ProviderItem { index, content } => {
                 if let Some(block) = self.block(*index) {
                     *block = content.clone().into();
                 } else {
-                    self.start(content.clone().into());
-                    self.end_last();
+                    self.start_whole(content.clone().into());
                 }
             }
             Event::Message { message, step } => {
                 if self.pending.is_empty() {
-                    // A turn begins; it is the staged prompt's, if one was staged.
+                    // A turn begins: a prompt that was staged before is taken now.
                     self.staged = None;
                 }
                 self.partial.clear();
@@ -104,7 +103,7 @@ impl Snapshot {
             }
             Event::Turn(turn) => {
                 self.state.history.extend(self.pending.drain(..));
-                self.finish(matches!(turn, TurnOutcome::Stop { .. }));
+                self.finish(turn.response());
             }
             Event::Pause { tool_use, reason } => {
                 self.pause = Some(Pause { tool_use: tool_use.clone(), reason: reason.clone() });
@@ -114,7 +113,7 @@ impl Snapshot {
                 self.partial.clear();
                 self.step += 1;
             }
-            Event::Error { .. } | Event::Cancelled { .. } => self.finish(true),
+            Event::Error { response, .. } | Event::Cancelled { response, .. } => self.finish(response),
             Event::State(state) => self.state = StateView::clone(state),
             Event::Status { status } => {
                 self.status = *status;
@@ -153,10 +152,8 @@ impl Snapshot {
         self.partial.push(PartialBlock { content, input: String::new(), ended: false });
     }
 
-    fn end_last(&mut self) {
-        if let Some(block) = self.partial.last_mut() {
-            block.ended = true;
-        }
+    fn start_whole(&mut self, content: Content) {
+        self.partial.push(PartialBlock { content, input: String::new(), ended: true });
     }
 
     fn block(&mut self, index: usize) -> Option<&mut Content> {
@@ -170,11 +167,11 @@ impl Snapshot {
         }
     }
 
-    fn finish(&mut self, run_ended: bool) {
+    fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
-        if run_ended {
-            self.staged = None;
-        }
+        // Taken for the next turn, or carried back.
+        self.staged = None;
+        self.step = response.step;
     }
 }

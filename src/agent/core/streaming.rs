@@ -6,7 +6,7 @@ use super::{Call, Core, Effect, Effects, Env, add_message};
 use crate::{
     agent::{
         Event, Failure, Response,
-        phase::{Op, Phase, Question, Turn},
+        phase::{Op, Phase, Question, Remains, Turn},
     },
     message::{Content, Message, Role, ToolResult, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, StopReason},
@@ -15,13 +15,13 @@ use crate::{
 impl Core {
     /// A delta came in.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
-        let Phase::Streaming { op: waiting, turn, fold, .. } = &mut self.phase else {
+        let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase else {
             return;
         };
         if *waiting != op {
             return;
         }
-        let delta = freshen_id(delta, turn);
+        let delta = self.waited.freshen(delta, op, fold, question.as_deref());
         match fold.apply(&delta) {
             Ok(()) => effects.extend(event_of(delta, fold).map(Effect::Emit)),
             Err(error) => self.stream_failed(op, error.into(), effects),
@@ -29,15 +29,16 @@ impl Core {
     }
 
     /// The provider asks for a decision on a tool that the service runs. One question at a time.
-    pub(in crate::agent) fn asked(&mut self, op: Op, tool_use: ToolUse, effects: &mut Effects) {
-        let question_op = self.next_op();
-        if let Phase::Streaming { op: waiting, question, .. } = &mut self.phase
+    pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, effects: &mut Effects) {
+        if let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase
             && *waiting == op
             && question.is_none()
         {
-            *question =
-                Some(Box::new(Question { op: question_op, tool_use: tool_use.clone(), paused: None }));
-            effects.push(Effect::Call(question_op, Call::HandleToolUse(tool_use)));
+            self.last_op += 1;
+            let op = self.last_op;
+            tool_use.id = self.waited.of_question(tool_use.id, op, fold);
+            *question = Some(Box::new(Question { op, tool_use: tool_use.clone(), paused: None }));
+            effects.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
         }
     }
 
@@ -72,13 +73,13 @@ impl Core {
             }
         };
         if fold.message().stop_reason.is_none() {
-            return self.recover(turn, truncated().into(), Some(fold), effects);
+            return self.recover(turn, truncated().into(), Remains::of(fold), effects);
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
         let folded = match fold.finish(env.now) {
             Ok(folded) => folded,
-            Err(error) => return self.recover(turn, error.into(), None, effects),
+            Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
         };
         for index in open {
             effects.extend(
@@ -94,7 +95,7 @@ impl Core {
         turn.usage += usage;
         turn.model = model;
         turn.warnings.extend(warnings.iter().cloned());
-        // Not always the last message: an answer that the service paused stands between.
+        // Not the last message: a service that paused its answer is sent that to go on with.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
@@ -127,6 +128,8 @@ impl Core {
                     turn.step += 1;
                     self.prepare(turn, effects);
                 }
+                // It wants none after all; on a turn, this reason leaves tool uses to the application.
+                StopReason::ToolUse => self.conclude(turn, StopReason::Stop, env, effects),
                 reason => self.conclude(turn, reason, env, effects),
             };
         }
@@ -152,7 +155,7 @@ impl Core {
                 if question.is_some() {
                     self.unpause(effects);
                 }
-                self.recover(turn, failure, Some(fold), effects);
+                self.recover(turn, failure, Remains::of(fold), effects);
             }
             other => self.phase = other,
         }
@@ -163,23 +166,12 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         failure: Failure,
-        partial: Option<Box<Fold>>,
+        remains: Remains,
         effects: &mut Effects,
     ) {
         let op = self.next_op();
-        self.phase = Phase::Failing { op, turn, failure: failure.clone(), partial };
+        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
         effects.push(Effect::Call(op, Call::HandleError(failure)));
-    }
-}
-
-/// Gives a tool use another id if `resume` decided on one of the same id earlier in the turn.
-fn freshen_id(delta: Delta, turn: &Turn) -> Delta {
-    match delta {
-        Delta::Start { index, block: BlockStart::ToolUse { id, name } } if turn.resumed.contains(&id) => {
-            let id = format!("{id}_{}", turn.step).into();
-            Delta::Start { index, block: BlockStart::ToolUse { id, name } }
-        }
-        other => other,
     }
 }
 

@@ -46,7 +46,7 @@ pub struct Pause {
 }
 
 impl Snapshot {
-    /// All messages: committed, pending, and what is streaming in.
+    /// All messages, committed and pending. The answer that is streaming in is in `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.state.history.iter().chain(&self.pending)
     }

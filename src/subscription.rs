@@ -354,7 +354,8 @@ impl<E: Send + Sync + 'static> Feed<E> {
             return false;
         }
         (live.unread, live.unread_bytes) = (0, 0);
-        live.sender.len() >= if heavy { 1 } else { many }
+        // Readers of a channel that was replaced are on their way to the new one, perhaps.
+        live.sender.receiver_count() == 0 || live.sender.len() >= if heavy { 1 } else { many }
     }
 }
 

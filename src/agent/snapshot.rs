@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, StateView, Status, TurnOutcome, core::finished};
+use super::{Event, Prompt, Response, StateView, Status};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
     provider::{PartialBlock, StopReason},
@@ -26,7 +26,8 @@ pub struct Snapshot {
     pub step: u32,
     /// Messages of the turn in flight, not yet committed.
     pub pending: Vec<Arc<Message>>,
-    /// The answer that is streaming in, block by block.
+    /// The answer that is streaming in, block by block. Files and opaque items come whole: they have ended at
+    /// once.
     pub partial: Vec<PartialBlock>,
     /// What the agent waits for, if it is paused.
     pub pause: Option<Pause>,
@@ -52,8 +53,9 @@ impl Snapshot {
 
     /// Takes the next event in, so that the snapshot is the truth after it.
     ///
-    /// What callbacks change in the configuration, and prompts that are staged, fire no event; they show in
-    /// the next snapshot.
+    /// Some of it fires no event, and shows in the next snapshot: what callbacks change in the configuration; a
+    /// prompt that is staged; signatures and redacted thinking, before their block ends; and that a service
+    /// that paused its answer is asked to go on, which counts as a step when the next message comes.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::TextStart { .. } => self.start(Text::default().into()),
@@ -82,20 +84,18 @@ impl Snapshot {
             Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
             Event::ToolUseEnd { index, content } => self.end(*index, content.clone().into()),
             Event::Attachment { content, .. } => {
-                self.start(content.clone().into());
-                self.end_last();
+                self.start_whole(content.clone().into());
             }
             Event::ProviderItem { index, content } => {
                 if let Some(block) = self.block(*index) {
                     *block = content.clone().into();
                 } else {
-                    self.start(content.clone().into());
-                    self.end_last();
+                    self.start_whole(content.clone().into());
                 }
             }
             Event::Message { message, step } => {
                 if self.pending.is_empty() {
-                    // A turn begins; it is the staged prompt's, if one was staged.
+                    // A turn begins: a prompt that was staged before is taken now.
                     self.staged = None;
                 }
                 self.partial.clear();
@@ -104,7 +104,7 @@ impl Snapshot {
             }
             Event::Turn(turn) => {
                 self.state.history.extend(self.pending.drain(..));
-                self.finish(matches!(turn, TurnOutcome::Stop { .. }));
+                self.finish(turn.response());
             }
             Event::Pause { tool_use, reason } => {
                 self.pause = Some(Pause { tool_use: tool_use.clone(), reason: reason.clone() });
@@ -114,7 +114,7 @@ impl Snapshot {
                 self.partial.clear();
                 self.step += 1;
             }
-            Event::Error { .. } | Event::Cancelled { .. } => self.finish(true),
+            Event::Error { response, .. } | Event::Cancelled { response, .. } => self.finish(response),
             Event::State(state) => self.state = StateView::clone(state),
             Event::Status { status } => {
                 self.status = *status;
@@ -123,10 +123,10 @@ impl Snapshot {
                 }
             }
             Event::Step(response) => {
-                // The service goes on with its answer in the next request.
                 let uses_tools =
                     response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
                 if response.stop_reason == StopReason::Pause && !uses_tools {
+                    // The service goes on with its answer in the next request.
                     self.step = response.step + 1;
                 }
             }
@@ -134,29 +134,12 @@ impl Snapshot {
         }
     }
 
-    /// A block of the answer that streams in, as the events so far show it: signatures come with a block's
-    /// end, and what comes whole is complete.
-    pub(super) fn shown(block: &PartialBlock) -> PartialBlock {
-        let mut shown = block.clone();
-        match &mut shown.content {
-            Content::Attachment(_) | Content::ProviderItem(_) => shown.ended = true,
-            _ if block.ended => shown.content = finished(block),
-            Content::Text(text) => text.signature = None,
-            Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
-            Content::ToolUse(tool_use) => tool_use.signature = None,
-            Content::ToolResult(_) => {}
-        }
-        shown
-    }
-
     fn start(&mut self, content: Content) {
         self.partial.push(PartialBlock { content, input: String::new(), ended: false });
     }
 
-    fn end_last(&mut self) {
-        if let Some(block) = self.partial.last_mut() {
-            block.ended = true;
-        }
+    fn start_whole(&mut self, content: Content) {
+        self.partial.push(PartialBlock { content, input: String::new(), ended: true });
     }
 
     fn block(&mut self, index: usize) -> Option<&mut Content> {
@@ -170,11 +153,11 @@ impl Snapshot {
         }
     }
 
-    fn finish(&mut self, run_ended: bool) {
+    fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
-        if run_ended {
-            self.staged = None;
-        }
+        // Taken for the next turn, or carried back.
+        self.staged = None;
+        self.step = response.step;
     }
 }

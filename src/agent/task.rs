@@ -22,7 +22,6 @@ use super::{
     command::{Command, Reply},
     core::{Call, Core, Effect, Env},
     phase::Op,
-    snapshot::Pause,
 };
 use crate::{
     message::{History, Timestamp},
@@ -314,22 +313,7 @@ impl Task {
     }
 
     fn snapshot(&self) -> Snapshot {
-        let phase = self.core.phase();
-        Snapshot {
-            last: self.feed.last(),
-            state: self.config.view(self.core.history().clone()),
-            status: self.core.status(),
-            step: self.core.step(),
-            pending: phase.turn().map(|turn| turn.working.pending().cloned().collect()).unwrap_or_default(),
-            partial: phase
-                .partial()
-                .map(|fold| fold.blocks().iter().map(Snapshot::shown).collect())
-                .unwrap_or_default(),
-            pause: phase
-                .waiting()
-                .map(|(tool_use, reason)| Pause { tool_use: tool_use.clone(), reason: reason.clone() }),
-            staged: self.core.staged().cloned(),
-        }
+        self.core.snapshot(self.feed.last(), self.config.view(self.core.history().clone()))
     }
 
     /// Tells those who wait that the agent is idle, if it is.

@@ -58,7 +58,7 @@ impl Core {
                 Err(reason) => self.pause(turn, tools, reason, effects),
             },
             Phase::Streaming { op: stream, turn, fold, question: Some(mut question) }
-                if question.op == op =>
+                if question.op == op && question.paused.is_none() =>
             {
                 match decision.or_pause() {
                     Ok(decision) => {
@@ -92,6 +92,7 @@ impl Core {
     }
 
     fn tell_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, effects: &mut Effects) {
+        self.waited.add(tool_use.id.clone());
         effects.push(Effect::FreezeWatch(true));
         self.tell(Status::Paused, effects);
         effects.push(Effect::Emit(Event::Pause { tool_use, reason }));

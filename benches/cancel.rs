@@ -31,7 +31,7 @@ struct Endless {
 
 #[async_trait]
 impl Provider for Endless {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "endless"
     }
 

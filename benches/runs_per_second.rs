@@ -88,7 +88,7 @@ async fn measure(model: &Model, at_once: usize) -> (f64, f64) {
     race(model, &tools, at_once, time / 10).await;
     let (before, began) = (cpu(), Instant::now());
     let runs = race(model, &tools, at_once, time).await as f64;
-    (runs / began.elapsed().as_secs_f64(), (cpu() - before).as_secs_f64() * 1e6 / runs)
+    (runs / began.elapsed().as_secs_f64(), cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / runs)
 }
 
 /// Runs agents for this long; how many.

@@ -96,7 +96,9 @@ async fn compare(server: &Server, format: Format, chunks: &str, rounds: usize, t
         read_model(&model).await;
         let after_model = cpu();
         if round > 0 {
-            let ms = |from: std::time::Duration, to: std::time::Duration| (to - from).as_secs_f64() * 1e3;
+            let ms = |from: std::time::Duration, to: std::time::Duration| {
+                to.checked_sub(from).unwrap().as_secs_f64() * 1e3
+            };
             bytes.push(ms(before, after_bytes));
             raw.push(ms(after_bytes, after_raw));
             ours.push(ms(after_raw, after_agent));

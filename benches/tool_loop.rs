@@ -59,7 +59,11 @@ async fn each_step(length: usize) -> f64 {
     let asked = Arc::new(AtomicUsize::new(0));
     let model = support::model(InMemory(move |_: &Request| {
         let step = asked.fetch_add(1, Ordering::Relaxed) + 1;
-        if step % length == 0 { support::text("Done.") } else { support::tool_use(format!("call-{step}")) }
+        if step.is_multiple_of(length) {
+            support::text("Done.")
+        } else {
+            support::tool_use(format!("call-{step}"))
+        }
     }));
     let echo = tool_fn("echo", "Gives back its input.", |echo: Echo, _| async move { Ok(echo.text) });
     let agent = Agent::builder().model(model).tool(echo).start().await.expect("the agent starts");
@@ -75,7 +79,7 @@ async fn each_step(length: usize) -> f64 {
     for _ in 0..batch {
         run().await;
     }
-    (cpu() - before).as_secs_f64() * 1e6 / (batch * length) as f64
+    cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / (batch * length) as f64
 }
 
 /// Microseconds that a turn takes on a history of `messages`.
@@ -99,7 +103,7 @@ async fn each_turn(messages: usize) -> f64 {
             agent.prompt("Hi").await.expect("the agent is idle");
             agent.wait_until_idle().await.expect("the agent lives");
         }
-        used += cpu() - before;
+        used += cpu().checked_sub(before).unwrap();
     }
     used.as_secs_f64() * 1e6 / (10 * BATCH) as f64
 }

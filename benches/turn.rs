@@ -42,7 +42,7 @@ async fn each(mut turn: impl AsyncFnMut()) -> f64 {
     for _ in 0..BATCH {
         turn().await;
     }
-    let used = support::cpu() - before;
+    let used = support::cpu().checked_sub(before).unwrap();
     used.as_secs_f64() * 1e6 / BATCH as f64
 }
 

@@ -3,7 +3,7 @@
 //!
 //! Wall time, since that is what the promise says, with the CPU that a run took in the client beside it. The
 //! server is another process and takes its share of the same cores.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod server;

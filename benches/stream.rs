@@ -3,7 +3,7 @@
 //!
 //! CPU time of the client alone: the server is another process. Each round runs every contender once, so that
 //! the machine's moods hit all of them; the ratios are medians of the rounds' ratios.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod server;

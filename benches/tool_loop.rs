@@ -2,7 +2,7 @@
 //!
 //! Each step is a request to a model in memory, one tool use, its run and its result; the last step of a run
 //! is a text. CPU time of the whole process on a runtime of one thread, no subscriber.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod support;
@@ -87,7 +87,7 @@ async fn each_turn(messages: usize) -> f64 {
     const BATCH: usize = 100;
     let before = (0..messages)
         .map(|index| if index % 2 == 0 { Message::user("Well?") } else { Message::assistant("Well.") });
-    let history = History::from_iter(before);
+    let history: History = before.collect();
     let builder = Agent::builder().model(support::brief()).history(history.clone());
     let agent = builder.start().await.expect("the agent starts");
     let mut used = std::time::Duration::ZERO;

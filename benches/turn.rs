@@ -1,7 +1,7 @@
 //! What a whole turn costs: a prompt, a model in memory that answers in one delta, the commit.
 //!
 //! CPU time of the whole process on a runtime of one thread; a fresh agent for each batch of turns.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod support;

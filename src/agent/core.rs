@@ -11,8 +11,6 @@ mod simulation;
 mod streaming;
 mod tools;
 
-pub(super) use streaming::finished;
-
 use std::{sync::Arc, time::Duration};
 
 use fresh::Waited;
@@ -165,7 +163,7 @@ impl Core {
             status: self.told,
             step: self.step(),
             pending: self.phase.turn().into_iter().flat_map(|turn| turn.working.pending().cloned()).collect(),
-            partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(Snapshot::shown).collect(),
+            partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
             pause: self.phase.waiting().map(pause),
             staged: self.staged.clone(),
         }

@@ -180,13 +180,6 @@ pub(crate) struct Turn {
     pub(crate) warnings: Vec<String>,
 }
 
-impl Turn {
-    /// Whether the prompt's requests are used up.
-    pub(crate) fn is_exhausted(&self) -> bool {
-        self.origin.max_steps.is_some_and(|max| self.step >= max)
-    }
-}
-
 /// A number as text: JSON readers round or refuse one of this size.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
@@ -197,6 +190,13 @@ mod hex {
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
         u128::from_str_radix(&String::deserialize(deserializer)?, 16).map_err(D::Error::custom)
+    }
+}
+
+impl Turn {
+    /// Whether the prompt's requests are used up.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.origin.max_steps.is_some_and(|max| self.step >= max)
     }
 }
 

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, Response, StateView, Status, core::finished};
+use super::{Event, Prompt, Response, StateView, Status};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
     provider::{PartialBlock, StopReason},
@@ -53,8 +53,8 @@ impl Snapshot {
 
     /// Takes the next event in, so that the snapshot is the truth after it.
     ///
-    /// What callbacks change in the configuration, and prompts that are staged, fire no event; they show in
-    /// the next snapshot.
+    /// What callbacks change in the configuration, and a prompt that is staged, fire no event; they show in the
+    /// next snapshot.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::TextStart { .. } => self.start(Text::default().into()),
@@ -122,30 +122,15 @@ impl Snapshot {
                 }
             }
             Event::Step(response) => {
-                // The service goes on with its answer in the next request.
                 let uses_tools =
                     response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
                 if response.stop_reason == StopReason::Pause && !uses_tools {
+                    // The service goes on with its answer in the next request.
                     self.step = response.step + 1;
                 }
             }
             Event::ToolProgress { .. } | Event::ToolResult { .. } => {}
         }
-    }
-
-    /// A block of the answer that streams in, as the events so far show it: signatures come with a block's
-    /// end, and what comes whole is complete.
-    pub(super) fn shown(block: &PartialBlock) -> PartialBlock {
-        let mut shown = block.clone();
-        match &mut shown.content {
-            Content::Attachment(_) | Content::ProviderItem(_) => shown.ended = true,
-            _ if block.ended => shown.content = finished(block),
-            Content::Text(text) => text.signature = None,
-            Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
-            Content::ToolUse(tool_use) => tool_use.signature = None,
-            Content::ToolResult(_) => {}
-        }
-        shown
     }
 
     fn start(&mut self, content: Content) {

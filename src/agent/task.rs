@@ -1,6 +1,7 @@
 //! The shell around the core: one tokio task that owns an agent. It performs effects, feeds their outcomes
 //! back, and decides nothing.
 
+mod breath;
 mod calls;
 mod commands;
 mod ending;
@@ -18,7 +19,7 @@ use tokio_util::sync::PollSender;
 
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
-    command::{Command, Reply},
+    command::{Command, Reply, Stop},
     core::{Call, Core, Effect, Env},
     phase::Op,
 };
@@ -28,6 +29,7 @@ use crate::{
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
+use breath::Breath;
 use calls::let_go;
 use work::Work;
 
@@ -101,6 +103,8 @@ pub(super) struct Task {
     drop_call: bool,
     /// Inputs taken since the agent last let other tasks run.
     inputs: usize,
+    /// Others run first.
+    breath: Option<Arc<Breath>>,
     last_words: LastWords,
 }
 
@@ -143,7 +147,7 @@ enum Exit {
     /// The callback that ran is done, or is to be dropped.
     Returned,
     /// The agent ends.
-    End(EndReason, Option<Box<(Duration, Reply<Result<(), AgentError>>)>>),
+    End(EndReason, Option<Stop>),
 }
 
 impl Task {
@@ -171,6 +175,7 @@ impl Task {
             wanted: None,
             drop_call: false,
             inputs: 0,
+            breath: None,
             last_words: LastWords(shared),
         }
     }

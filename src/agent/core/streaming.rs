@@ -87,15 +87,14 @@ impl Core {
             );
         }
         let Folded { message, mut stop_reason, usage, model, warnings, .. } = folded;
-        // A pause that is not gone on with is none: the step says already what ends the turn, so that whoever
-        // sees a step pause knows that another request follows.
-        if stop_reason == StopReason::Pause && turn.is_exhausted() {
+        // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
+        if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
             stop_reason = StopReason::MaxSteps;
         }
         turn.usage += usage;
         turn.model = model;
         turn.warnings.extend(warnings.iter().cloned());
-        // Not the last message: a service that paused its answer is sent that to go on with.
+        // Not always the last message: an answer that the service paused stands between.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
@@ -247,8 +246,24 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
+/// A block of an answer that is streaming in, as a snapshot shows it: as the events told it.
+pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
+    let mut seen = block.clone();
+    match &mut seen.content {
+        // These come whole, and no event tells their end.
+        Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
+        _ if block.ended => seen.content = finished(block),
+        // Signatures are told with the block's end.
+        Content::Text(text) => text.signature = None,
+        Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
+        Content::ToolUse(tool_use) => tool_use.signature = None,
+        Content::ToolResult(_) => {}
+    }
+    seen
+}
+
 /// The block as it will stand in the message.
-pub(in crate::agent) fn finished(block: &PartialBlock) -> Content {
+fn finished(block: &PartialBlock) -> Content {
     block.clone().finished()
 }
 

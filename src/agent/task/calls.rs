@@ -35,7 +35,7 @@ pub(super) enum Outcome {
     ToolResult(ToolResult),
     Turn(TurnDecision),
     Error(ErrorDecision),
-    Event(Option<Prompt>),
+    Event(Option<Box<Prompt>>),
 }
 
 impl Task {
@@ -62,11 +62,7 @@ impl Task {
         request.model = Arc::clone(self.config.model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();
-        request.options = Arc::new(if own.is_empty() {
-            self.config.options.clone()
-        } else {
-            self.config.options.overlaid(own)
-        });
+        request.options = self.config.options.overlaid(own);
         request
     }
 
@@ -121,7 +117,7 @@ async fn invoke(
         Call::HandleError(failure) => Outcome::Error(callbacks.handle_error(&failure, &mut state).await),
         Call::HandleEvent => {
             let event = event.expect("handle_event comes with an event");
-            Outcome::Event(callbacks.handle_event(event, &mut state).await)
+            Outcome::Event(callbacks.handle_event(event, &mut state).await.map(Box::new))
         }
     };
     Returned { outcome, before, after: state.config }

@@ -1,8 +1,7 @@
 //! The agent's one loop: commands first, then whatever goes on.
 
 use std::{
-    future::{Future, poll_fn},
-    pin::pin,
+    future::poll_fn,
     sync::Arc,
     task::{Context, Poll, Waker},
 };
@@ -11,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Exit, Task,
+    breath::Breath,
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
@@ -58,12 +58,9 @@ impl Task {
         loop {
             // Counted across callbacks: with a provider and callbacks that never wait, nothing else would
             // ever let other tasks run.
-            if self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded() {
-                // A wake of its own would put the task before a future that the runtime blocks on, which may be
-                // the reader; tokio's way of yielding puts it behind everyone.
-                let _ = pin!(tokio::task::yield_now()).poll(cx);
-                self.feed.rested();
-                return self.wait();
+            if self.breath.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
+                self.breath = Some(Breath::begin());
+                self.inputs = 0;
             }
             self.inputs += 1;
             let more = match self.poll_commands(cx, commands) {
@@ -75,6 +72,15 @@ impl Task {
                 return Poll::Ready(Exit::Returned);
             }
             self.tell_idle_waiters();
+            if let Some(breath) = &self.breath {
+                if breath.poll(cx).is_pending() {
+                    if more {
+                        continue;
+                    }
+                    return self.wait();
+                }
+                self.breath = None;
+            }
             if self.poll_outbox(cx).is_pending() {
                 // No room: commands are all that is served.
                 if more {
@@ -320,7 +326,9 @@ impl Task {
                 self.step(|core, env, effects| core.error_decided(op, decision, env, effects));
             }
             Outcome::Event(prompt) => {
-                self.step(|core, env, effects| core.event_handled(op, prompt, env, effects));
+                self.step(|core, env, effects| {
+                    core.event_handled(op, prompt.map(|prompt| *prompt), env, effects);
+                });
             }
         }
     }

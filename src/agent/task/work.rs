@@ -11,7 +11,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Instance, Task, calls::let_go};
 use crate::{
-    agent::phase::{Op, ToolCall},
+    agent::{
+        core::Effect,
+        phase::{Op, ToolCall},
+    },
     message::ToolResult,
     provider::{DecisionRequest, DeltaStream, Provider, ProviderError, Request, RequestContext, RetryPolicy},
     tool::{Decision, Progress, ToolContext, ToolSet},
@@ -36,6 +39,8 @@ pub(super) struct Work {
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
+    /// Room for the effects of the next step.
+    pub(super) effects: Vec<Effect>,
 }
 
 /// The tools that run.

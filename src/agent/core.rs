@@ -371,7 +371,7 @@ impl Core {
         if let Some(prompt) = prompt
             && let Err(error) = self.prompt_from_event(prompt, env, effects)
         {
-            return self.call_failed(op, &Call::HandleEvent, error.to_string(), env, effects);
+            return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), env, effects);
         }
         let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
             unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
@@ -457,6 +457,6 @@ fn user_message(content: Vec<Content>, env: &Env<'_>) -> Message {
     Message { role: Role::User, content, timestamp: env.now, provider_data: serde_json::Map::new() }
 }
 
-fn callback_failure(call: &Call, message: String) -> Failure {
-    Failure::Callback { callback: call.name().to_owned(), message }
+fn callback_failure(callback: &str, message: String) -> Failure {
+    Failure::Callback { callback: callback.to_owned(), message }
 }

@@ -181,32 +181,36 @@ impl Task {
     }
 
     /// Runs until the agent ends.
-    pub(super) async fn run(
+    // No `async fn`: it would hold its arguments twice, and this is most of what an idle agent takes.
+    #[expect(clippy::manual_async_fn, reason = "for its size")]
+    pub(super) fn run(
         mut self,
         mut callbacks: Box<dyn AgentCallbacks>,
         mut commands: mpsc::Receiver<Command>,
-    ) {
-        let (reason, stop) = loop {
-            let call = match self.drive(&mut commands, None).await {
-                Exit::Call(call) => call,
-                Exit::Returned => continue,
-                Exit::End(reason, stop) => break (reason, stop),
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            let (reason, stop) = loop {
+                let call = match self.drive(&mut commands, None).await {
+                    Exit::Call(call) => call,
+                    Exit::Returned => continue,
+                    Exit::End(reason, stop) => break (reason, stop),
+                };
+                let (op, callback) = (call.op, call.call.name());
+                let mut running = self.call(&mut *callbacks, *call);
+                let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
+                let_go(running);
+                if let Exit::End(reason, stop) = exit {
+                    break (reason, stop);
+                }
             };
-            let Wanted { op, call, event } = *call;
-            let mut running = self.call(&mut *callbacks, call.clone(), event);
-            let exit = self.drive(&mut commands, Some((op, &call, &mut running))).await;
-            let_go(running);
-            if let Exit::End(reason, stop) = exit {
-                break (reason, stop);
-            }
-        };
-        self.finish(&mut *callbacks, commands, reason, stop).await;
-        let_go(callbacks);
+            Box::pin(self.finish(&mut *callbacks, commands, reason, stop)).await;
+            let_go(callbacks);
+        }
     }
 
     /// Gives the core an input and performs what it wants done.
     fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        let mut effects = Vec::new();
+        let mut effects = self.room_for_effects();
         let none = crate::tool::ToolSet::new();
         let env = Env {
             now: Timestamp::now(),
@@ -215,7 +219,25 @@ impl Task {
             turn_id: rand::random(),
         };
         let output = input(&mut self.core, &env, &mut effects);
-        for effect in effects {
+        self.perform_all(effects);
+        output
+    }
+
+    /// The same for an input that the world has no part in, like each delta of a stream: no time is told.
+    fn step_apart<T>(&mut self, input: impl FnOnce(&mut Core, &mut Vec<Effect>) -> T) -> T {
+        let mut effects = self.room_for_effects();
+        let output = input(&mut self.core, &mut effects);
+        self.perform_all(effects);
+        output
+    }
+
+    /// The list of the step before, empty, if one is kept.
+    fn room_for_effects(&mut self) -> Vec<Effect> {
+        self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default()
+    }
+
+    fn perform_all(&mut self, mut effects: Vec<Effect>) {
+        for effect in effects.drain(..) {
             self.perform(effect);
         }
         #[cfg(debug_assertions)]
@@ -226,8 +248,9 @@ impl Task {
         }
         if self.core.is_at_rest() {
             let_go(self.work.take());
+        } else if let Some(work) = &mut self.work {
+            work.effects = effects;
         }
-        output
     }
 
     fn perform(&mut self, effect: Effect) {

@@ -71,7 +71,7 @@ impl Core {
                     .map_err(|e| e.to_string())
             };
             if let Err(message) = checked {
-                let failure = callback_failure(&Call::HandleTurn(response), message);
+                let failure = callback_failure(Call::HandleTurn(response).name(), message);
                 return self.fail(turn, failure, Remains::default(), env, effects);
             }
         }
@@ -178,7 +178,7 @@ impl Core {
     pub(in crate::agent) fn call_failed(
         &mut self,
         op: Op,
-        call: &Call,
+        callback: &'static str,
         message: String,
         env: &Env<'_>,
         effects: &mut Effects,
@@ -194,7 +194,7 @@ impl Core {
             return;
         }
         effects.push(Effect::Abort);
-        self.end_in_error(callback_failure(call, message), env, effects);
+        self.end_in_error(callback_failure(callback, message), env, effects);
     }
 
     /// The run ends in an error.

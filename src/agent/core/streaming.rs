@@ -99,12 +99,9 @@ impl Core {
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
-        let mut step = Response {
-            usage,
-            warnings,
-            messages: prompted_by.into_iter().chain(answer).collect(),
-            ..respond(&turn, stop_reason.clone(), env)
-        };
+        let messages = prompted_by.into_iter().chain(answer).collect();
+        let mut step =
+            Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), env) };
         parse_output(&mut step, &turn, env);
         effects.push(Effect::Emit(Event::Step(Arc::new(step))));
         self.answered(turn, stop_reason, uses, env, effects);
@@ -191,7 +188,16 @@ pub(super) fn close_tool_uses(
 
 /// A response that covers the turn so far.
 pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
-    let messages: Vec<Arc<Message>> = turn.working.pending().cloned().collect();
+    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, env)
+}
+
+/// A response of these messages of the turn.
+fn respond_with(
+    turn: &Turn,
+    messages: Vec<Arc<Message>>,
+    stop_reason: StopReason,
+    env: &Env<'_>,
+) -> Response {
     let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
         model: turn.model.clone().unwrap_or_else(|| env.config.model.id().to_string()),

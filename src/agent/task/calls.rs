@@ -9,7 +9,7 @@ use std::{
 
 use futures_util::FutureExt;
 
-use super::Task;
+use super::{Task, Wanted};
 use crate::{
     agent::{
         AgentCallbacks, AppEvent, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision,
@@ -43,8 +43,7 @@ impl Task {
     pub(super) fn call<'a>(
         &self,
         callbacks: &'a mut dyn AgentCallbacks,
-        call: Call,
-        event: Option<AppEvent>,
+        Wanted { call, event, .. }: Wanted,
     ) -> Running<'a> {
         let state = self.state();
         let request = matches!(call, Call::PrepareStep).then(|| Box::new(self.request()));

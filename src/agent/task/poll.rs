@@ -1,7 +1,7 @@
 //! The agent's one loop: commands first, then whatever goes on.
 
 use std::{
-    future::poll_fn,
+    future::{Future, poll_fn},
     sync::Arc,
     task::{Context, Poll, Waker},
 };
@@ -14,7 +14,7 @@ use super::{
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
-    agent::{Event, Failure, command::Command, core::Call, phase::Op},
+    agent::{Event, Failure, command::Command, phase::Op},
     message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,
@@ -25,7 +25,7 @@ const COMMANDS_IN_A_ROW: usize = 32;
 /// Inputs taken in one poll before other tasks get theirs.
 const INPUTS_IN_A_ROW: usize = 256;
 
-type InFlight<'a, 'b> = Option<(Op, &'a Call, &'a mut Running<'b>)>;
+type InFlight<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
 
 /// How far serving commands came.
 enum Served {
@@ -40,13 +40,13 @@ enum Served {
 impl Task {
     /// Serves commands and moves everything on until a callback is wanted, the one in flight is done, or the
     /// agent ends.
-    pub(super) async fn drive(
-        &mut self,
-        commands: &mut mpsc::Receiver<Command>,
-        mut call: InFlight<'_, '_>,
-    ) -> Exit {
+    pub(super) fn drive<'a, 'b>(
+        &'a mut self,
+        commands: &'a mut mpsc::Receiver<Command>,
+        mut call: InFlight<'a, 'b>,
+    ) -> impl Future<Output = Exit> + use<'a, 'b> {
         self.drop_call = false;
-        poll_fn(|cx| self.poll(cx, commands, &mut call)).await
+        poll_fn(move |cx| self.poll(cx, commands, &mut call))
     }
 
     fn poll(
@@ -94,10 +94,10 @@ impl Task {
             {
                 return Poll::Ready(Exit::Call(wanted));
             }
-            if let Some((op, call, running)) = call
+            if let Some((op, callback, running)) = call
                 && let Poll::Ready(returned) = running.as_mut().poll(cx)
             {
-                self.returned(*op, call, returned);
+                self.returned(*op, callback, returned);
                 return Poll::Ready(Exit::Returned);
             }
             if self.poll_work(cx).is_pending() && !more {
@@ -169,7 +169,7 @@ impl Task {
         {
             let op = *op;
             work.delay = None;
-            self.step(|core, _, effects| core.delay_over(op, effects));
+            self.step_apart(|core, effects| core.delay_over(op, effects));
             return Poll::Ready(());
         }
         if work.opening.is_some() {
@@ -199,7 +199,7 @@ impl Task {
         let_go(self.work().opening.take());
         match outcome {
             Ok(own) => self.opened(op, own),
-            Err(failure) => self.step(|core, _, effects| core.stream_failed(op, failure, effects)),
+            Err(failure) => self.step_apart(|core, effects| core.stream_failed(op, failure, effects)),
         }
         Poll::Ready(())
     }
@@ -212,7 +212,7 @@ impl Task {
             && question.poll_closed(cx).is_ready()
         {
             work.question = None;
-            self.step(|core, _, effects| core.question_withdrawn(effects));
+            self.step_apart(|core, effects| core.question_withdrawn(effects));
             return Poll::Ready(());
         }
         let (Some((op, _)), Some(questions)) = (&work.stream, &mut work.questions) else {
@@ -225,7 +225,7 @@ impl Task {
         match questions.poll_recv(cx) {
             Poll::Ready(Some(question)) => {
                 work.question = Some(question.answer);
-                self.step(|core, _, effects| core.asked(op, question.tool_use, effects));
+                self.step_apart(|core, effects| core.asked(op, question.tool_use, effects));
                 Poll::Ready(())
             }
             Poll::Ready(None) => {
@@ -243,7 +243,9 @@ impl Task {
         let op = *op;
         match guard("provider", || stream.as_mut().poll_next(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, _, effects| core.delta(op, delta, effects)),
+            Ok(Poll::Ready(Some(Ok(delta)))) => {
+                self.step_apart(|core, effects| core.delta(op, delta, effects))
+            }
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {
                 let work = self.work();
@@ -253,14 +255,14 @@ impl Task {
             }
             Err(message) => {
                 let failure = Failure::ProviderPanicked { message };
-                self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+                self.step_apart(|core, effects| core.stream_failed(op, failure, effects));
             }
         }
         Poll::Ready(())
     }
 
     fn stream_failed(&mut self, op: Op, error: ProviderError) {
-        self.step(|core, _, effects| core.stream_failed(op, error.into(), effects));
+        self.step_apart(|core, effects| core.stream_failed(op, error.into(), effects));
     }
 
     fn poll_tools(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -294,14 +296,14 @@ impl Task {
     }
 
     /// A callback is done.
-    fn returned(&mut self, op: Op, call: &Call, returned: Result<Returned, String>) {
+    fn returned(&mut self, op: Op, callback: &'static str, returned: Result<Returned, String>) {
         let adopted = returned.and_then(|Returned { outcome, before, after }| {
             self.adopt(&before, after).map(|()| (outcome, before))
         });
         let (outcome, before) = match adopted {
             Ok(adopted) => adopted,
             Err(message) => {
-                return self.step(|core, env, effects| core.call_failed(op, call, message, env, effects));
+                return self.step(|core, env, effects| core.call_failed(op, callback, message, env, effects));
             }
         };
         let provider = Arc::clone(before.model.provider());
@@ -311,7 +313,7 @@ impl Task {
                 let work = self.work();
                 let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
                 work.request = Some((request, provider));
-                self.step(|core, _, effects| core.prepared(op, effects));
+                self.step_apart(|core, effects| core.prepared(op, effects));
             }
             Outcome::ToolUse(decision) => {
                 self.step(|core, env, effects| core.tool_decided(op, decision, env, effects));

@@ -12,7 +12,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Instance, Task, calls::let_go};
 use crate::{
-    agent::phase::{Op, ToolCall},
+    agent::{
+        core::Effect,
+        phase::{Op, ToolCall},
+    },
     message::ToolResult,
     provider::{
         DecisionRequest, Delta, DeltaStream, MessageDelta, Provider, ProviderError, Request, RequestContext,
@@ -40,6 +43,8 @@ pub(super) struct Work {
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
+    /// Room for the effects of the next step.
+    pub(super) effects: Vec<Effect>,
 }
 
 /// The tools that run.

@@ -20,7 +20,7 @@ use std::{error::Error, process::ExitCode, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Accepted, Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision, TurnOutcome},
-    message::ToolUse,
+    message::{History, ToolUse},
     provider::StopReason,
     subscription::Update,
     tool::{Decision, Tool, ToolContext, ToolError, ToolLimits, ToolTimeout, tool_fn},
@@ -93,7 +93,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
         .system("You are a helpful assistant in a terminal. Be brief.")
         .tool(run_command())
         .tool_limits(ToolLimits {
-            timeout: ToolTimeout::Fixed(Duration::from_secs(60)),
+            timeout: ToolTimeout::Fixed(Duration::from_mins(1)),
             ..ToolLimits::default()
         })
         .callbacks(AskFirst)
@@ -240,7 +240,7 @@ impl Chat {
             "/clear" => {
                 self.agent
                     .set_state(|draft| {
-                        draft.history = Default::default();
+                        draft.history = History::new();
                         Ok(())
                     })
                     .await

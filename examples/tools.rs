@@ -140,7 +140,7 @@ async fn follow(
             Event::Message { message, .. } => match message.tool_results().count() {
                 0 => {}
                 count => {
-                    printer.note(&format!("[{count} results in {:.1} s]", start.elapsed().as_secs_f32()))
+                    printer.note(&format!("[{count} results in {:.1} s]", start.elapsed().as_secs_f32()));
                 }
             },
             Event::Turn(TurnOutcome::Stop { response, .. }) => return Ok(Arc::clone(response)),

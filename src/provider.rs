@@ -28,7 +28,7 @@ pub use fold::{Fold, Folded, PartialBlock};
 use futures_core::Stream;
 pub use model::{Generated, Model, TextStream};
 pub use options::{
-    CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
+    CacheHint, Effort, OptionFields, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };
 pub use registry::{Registry, RegistryError};
 pub use request::Request;

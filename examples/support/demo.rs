@@ -130,9 +130,9 @@ impl Turn {
 }
 
 fn results(message: &Message) -> impl Iterator<Item = String> {
-    message.tool_results().map(|result| match result.is_error {
-        false => format!("{} says {}", result.name, result.text()),
-        true => format!("{} was of no use ({})", result.name, result.text()),
+    message.tool_results().map(|result| {
+        let word = if result.is_error { "was of no use:" } else { "says" };
+        format!("{} {word} {}", result.name, result.text())
     })
 }
 
@@ -168,8 +168,9 @@ fn answer(request: &Request) -> Vec<Block> {
 /// An answer in words.
 fn talk(request: &Request, turn: &Turn) -> String {
     let lower = turn.asked.to_lowercase();
-    let numbers = lower.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u32>().ok());
-    if let (true, Some(last)) = (lower.contains("count"), numbers.last()) {
+    let mut numbers =
+        lower.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u32>().ok());
+    if let (true, Some(last)) = (lower.contains("count"), numbers.next_back()) {
         let numbers: Vec<String> = (1..=last.min(1000)).map(|number| number.to_string()).collect();
         return numbers.join(" ");
     }

@@ -58,7 +58,7 @@ impl Interrupts {
     pub async fn next(&mut self) {
         if self.0.recv().await.is_none() {
             // There are no signals here.
-            std::future::pending().await
+            std::future::pending::<()>().await;
         }
     }
 }

@@ -2,22 +2,31 @@
 //! — changes the phase and appends effects for the shell to perform, in order. No tokio, no clock, no
 //! callback, no provider in here.
 
+#[cfg(any(test, debug_assertions))]
+mod check;
 mod ending;
+mod fresh;
+#[cfg(test)]
+mod simulation;
 mod streaming;
 mod tools;
 
-pub(super) use streaming::finished;
-
 use std::{sync::Arc, time::Duration};
 
+use fresh::Waited;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
 use super::{
-    AgentError, Config, Event, Failure, Prompt, Response, Status,
+    AgentError, Config, Event, Failure, Pause, Prompt, Response, Snapshot, StateView, Status,
     phase::{Between, Op, Origin, Phase, Then, ToolCall, Turn, Working},
 };
 use crate::{
     message::{
         Blocks, Content, History, Message, Role, Timestamp, ToolResult, ToolUse, Usage, answer_open_tool_uses,
     },
+    provider::Fold,
+    subscription::EventId,
     tool::{Decision, ToolSet},
 };
 
@@ -100,9 +109,11 @@ pub enum Accepted {
 /// Application events that may wait.
 const MAX_NOTICES: u32 = 1024;
 
-/// The state machine of one agent.
-#[derive(Debug, Default)]
+/// The state machine of one agent. Written down, it is all but the committed history, which is stored apart.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(Clone, PartialEq))]
 pub(super) struct Core {
+    #[serde(skip)]
     history: History,
     phase: Phase,
     staged: Option<Arc<Prompt>>,
@@ -113,6 +124,8 @@ pub(super) struct Core {
     last_op: Op,
     /// Requests since the last prompt was taken, kept while idle.
     step: u32,
+    /// The tool uses that waited for `resume`.
+    waited: Waited,
 }
 
 type Effects = Vec<Effect>;
@@ -130,16 +143,30 @@ impl Core {
         &self.phase
     }
 
-    pub(super) fn staged(&self) -> Option<&Arc<Prompt>> {
-        self.staged.as_ref()
-    }
-
     pub(super) fn status(&self) -> Status {
         self.told
     }
 
     pub(super) fn step(&self) -> u32 {
         self.phase.turn().map_or(self.step, |turn| turn.step)
+    }
+
+    /// The snapshot of this moment, beside a view of the configuration and the committed history.
+    pub(super) fn snapshot(&self, last: EventId, state: StateView) -> Snapshot {
+        let pause = |(tool_use, reason): (&ToolUse, &Value)| Pause {
+            tool_use: tool_use.clone(),
+            reason: reason.clone(),
+        };
+        Snapshot {
+            last,
+            state,
+            status: self.told,
+            step: self.step(),
+            pending: self.phase.turn().into_iter().flat_map(|turn| turn.working.pending().cloned()).collect(),
+            partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
+            pause: self.phase.waiting().map(pause),
+            staged: self.staged.clone(),
+        }
     }
 
     /// Whether nothing is going on and nothing waits to.
@@ -181,6 +208,16 @@ impl Core {
         Ok(Accepted::Staged { replaced })
     }
 
+    /// A callback changed the limit of requests, which holds for prompts that brought none of their own.
+    pub(super) fn set_max_steps(&mut self, max_steps: Option<u32>) {
+        if let Some((origin, step)) = self.phase.origin_mut()
+            && origin.prompt.max_steps.is_none()
+        {
+            // What was sent is sent.
+            origin.max_steps = max_steps.map(|max| max.max(step));
+        }
+    }
+
     /// Replaces the history.
     pub(super) fn set_history(&mut self, history: History) {
         self.history = history;
@@ -210,8 +247,7 @@ impl Core {
             Some(_) => {}
         }
         match std::mem::take(&mut self.phase) {
-            Phase::Paused { mut turn, tools, .. } => {
-                turn.resumed.push(id.clone());
+            Phase::Paused { turn, tools, .. } => {
                 self.unpause(effects);
                 self.record_decision(turn, tools, decision, env, effects);
             }
@@ -273,7 +309,6 @@ impl Core {
             working: Working::new(&self.history),
             step,
             step_start: 0,
-            resumed: Vec::new(),
             usage: Usage::default(),
             model: None,
             warnings: Vec::new(),
@@ -285,19 +320,11 @@ impl Core {
         match self.phase {
             // The callbacks are not free before `handle_event` is done.
             Phase::Noticing { op, then: Then::Rest } => {
+                turn.step_start = turn.working.pending_len();
                 self.phase = Phase::Noticing { op, then: Then::Prepare(turn) };
             }
             _ => self.prepare(turn, effects),
         }
-    }
-
-    /// Takes the staged prompt, if there is one and nothing is in its way.
-    fn take_staged(&mut self, env: &Env<'_>, effects: &mut Effects) -> bool {
-        let Some(staged) = self.staged.take() else {
-            return false;
-        };
-        // A staged prompt holds no tool results, so there is nothing in it that could not fit.
-        self.begin_run(Arc::unwrap_or_clone(staged), false, env, effects).is_ok()
     }
 
     /// Makes the turn's next request, which is counted already.
@@ -344,13 +371,13 @@ impl Core {
         if let Some(prompt) = prompt
             && let Err(error) = self.prompt_from_event(prompt, env, effects)
         {
-            return self.call_failed(op, &Call::HandleEvent, error.to_string(), env, effects);
+            return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), env, effects);
         }
         let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
             unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
         };
         match then {
-            Then::Rest => self.settle(env, effects),
+            Then::Rest => self.settle(effects),
             Then::GoOn(between) => self.go_on(between, env, effects),
             Then::Prepare(turn) => self.prepare(turn, effects),
         }
@@ -373,11 +400,12 @@ impl Core {
     /// Goes on after a turn that was committed: with the staged prompt, else with the continuation, once the
     /// application events that wait are handled.
     fn go_on(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
-        if self.staged.is_some() {
+        if let Some(staged) = self.staged.take() {
             if let Some(asked) = between.origin.asked.as_deref() {
                 effects.push(Effect::Resolve(Ok(asked.response())));
             }
-            self.take_staged(env, effects);
+            let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, env, effects);
+            debug_assert!(begun.is_ok(), "a staged prompt holds no tool results that could not fit");
             return;
         }
         if self.notices > 0 {
@@ -389,9 +417,9 @@ impl Core {
         self.begin_turn(content, origin, step, env, effects);
     }
 
-    /// Nothing goes on any more: what waits for that comes next.
-    fn settle(&mut self, env: &Env<'_>, effects: &mut Effects) {
-        if !self.take_staged(env, effects) && self.notices > 0 {
+    /// No run is on any more: the application events that wait come next.
+    fn settle(&mut self, effects: &mut Effects) {
+        if self.notices > 0 {
             self.notice(Then::Rest, effects);
         }
     }
@@ -416,34 +444,6 @@ impl Core {
         self.tell(Status::Busy, effects);
         effects.push(Effect::FreezeWatch(false));
     }
-
-    /// Checks what must hold between any two inputs. O(n).
-    #[cfg(any(test, debug_assertions))]
-    pub(super) fn check(&self) -> Result<(), String> {
-        self.history.check().map_err(|error| format!("committed history: {error}"))?;
-        let status = self.phase.status();
-        if status != self.told {
-            return Err(format!("told {:?}, but is {status:?}", self.told));
-        }
-        if self.staged.is_some() && matches!(self.phase, Phase::Idle) {
-            return Err("a prompt is staged although nothing goes on".into());
-        }
-        let Some(turn) = self.phase.turn() else {
-            return Ok(());
-        };
-        if !turn.working.all().iter().take(self.history.len()).eq(self.history.iter()) {
-            return Err("the working history does not begin with the committed one".into());
-        }
-        if turn.origin.max_steps.is_some_and(|max| turn.step > max) {
-            return Err(format!("{} requests, {:?} allowed", turn.step, turn.origin.max_steps));
-        }
-        match self.phase {
-            Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
-                turn.working.all().check_sendable().map_err(|error| format!("to be sent: {error}"))
-            }
-            _ => turn.working.all().check_pairs().map_err(|error| format!("working history: {error}")),
-        }
-    }
 }
 
 /// Appends a message to the turn in flight and tells.
@@ -457,6 +457,6 @@ fn user_message(content: Vec<Content>, env: &Env<'_>) -> Message {
     Message { role: Role::User, content, timestamp: env.now, provider_data: serde_json::Map::new() }
 }
 
-fn callback_failure(call: &Call, message: String) -> Failure {
-    Failure::Callback { callback: call.name().to_owned(), message }
+fn callback_failure(callback: &str, message: String) -> Failure {
+    Failure::Callback { callback: callback.to_owned(), message }
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{Failure, Prompt, Response, Status};
 use crate::{
-    message::{Blocks, History, Message, ToolResult, ToolUse, ToolUseId, Usage},
+    message::{Blocks, History, Message, ToolResult, ToolUse, Usage},
     provider::Fold,
     tool::Decision,
 };
@@ -40,7 +40,7 @@ pub(crate) enum Phase {
     /// `handle_turn` runs.
     Concluding { op: Op, turn: Box<Turn>, response: Arc<Response> },
     /// `handle_error` runs.
-    Failing { op: Op, turn: Box<Turn>, failure: Failure, partial: Option<Box<Fold>> },
+    Failing { op: Op, turn: Box<Turn>, failure: Failure, remains: Box<Remains> },
     /// The step is repeated after a delay.
     Delaying { op: Op, turn: Box<Turn> },
 }
@@ -97,6 +97,23 @@ pub(crate) struct Slot {
     pub(crate) result: Option<ToolResult>,
 }
 
+/// What a step that broke off leaves, for an interrupt to keep.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Remains {
+    /// The answer as far as it came.
+    pub(crate) partial: Option<Box<Fold>>,
+    /// The places of the results, if the tools were to run already.
+    pub(crate) slots: Vec<Slot>,
+    /// The results that subscribers have seen.
+    pub(crate) reviewed: Vec<ToolResult>,
+}
+
+impl Remains {
+    pub(crate) fn of(partial: Box<Fold>) -> Self {
+        Self { partial: Some(partial), ..Self::default() }
+    }
+}
+
 /// One call of a tool that the shell is to make.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ToolCall {
@@ -148,6 +165,7 @@ impl Asked {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Turn {
     /// Tells this turn from every other, across restarts.
+    #[serde(with = "hex")]
     pub(crate) id: u128,
     pub(crate) origin: Origin,
     /// The committed history and what is pending.
@@ -156,13 +174,30 @@ pub(crate) struct Turn {
     pub(crate) step: u32,
     /// How many messages were pending when the current request began.
     pub(crate) step_start: usize,
-    /// Tool uses that `resume` decided on: their ids do not come again in this turn, so that a late second
-    /// `resume` is stale.
-    pub(crate) resumed: Vec<ToolUseId>,
     pub(crate) usage: Usage,
     /// The model that answered last, as the service names it.
     pub(crate) model: Option<String>,
     pub(crate) warnings: Vec<String>,
+}
+
+/// A number as text: JSON readers round or refuse one of this size.
+mod hex {
+    use serde::{Deserialize, Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(number: &u128, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&format_args!("{number:032x}"))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u128, D::Error> {
+        u128::from_str_radix(&String::deserialize(deserializer)?, 16).map_err(D::Error::custom)
+    }
+}
+
+impl Turn {
+    /// Whether the prompt's requests are used up.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.origin.max_steps.is_some_and(|max| self.step >= max)
+    }
 }
 
 /// The committed history with the pending messages after it. Written down, it is the pending ones only.
@@ -250,6 +285,24 @@ impl Phase {
         }
     }
 
+    /// Puts what was read of a turn in flight after the committed history, which is stored apart.
+    #[cfg(test)]
+    pub(crate) fn rebase(&mut self, committed: &History) {
+        match self {
+            Self::Idle | Self::Noticing { then: Then::Rest | Then::GoOn(_), .. } => {}
+            Self::Noticing { then: Then::Prepare(turn), .. }
+            | Self::Preparing { turn, .. }
+            | Self::Streaming { turn, .. }
+            | Self::Deciding { turn, .. }
+            | Self::Paused { turn, .. }
+            | Self::Executing { turn, .. }
+            | Self::Reviewing { turn, .. }
+            | Self::Concluding { turn, .. }
+            | Self::Failing { turn, .. }
+            | Self::Delaying { turn, .. } => turn.working.rebase(committed, usize::MAX),
+        }
+    }
+
     /// Takes the turn out; the phase is idle then. A phase without a turn stays.
     pub(crate) fn take_turn(&mut self) -> Option<Box<Turn>> {
         match std::mem::take(self) {
@@ -274,8 +327,22 @@ impl Phase {
     pub(crate) fn partial(&self) -> Option<&Fold> {
         match self {
             Self::Streaming { fold, .. } => Some(fold),
-            Self::Failing { partial, .. } => partial.as_deref(),
+            Self::Failing { remains, .. } => remains.partial.as_deref(),
             _ => None,
+        }
+    }
+
+    /// Takes out what the step has brought beside the turn's messages.
+    pub(crate) fn take_remains(&mut self) -> Remains {
+        match self {
+            Self::Streaming { fold, .. } => Remains::of(std::mem::take(fold)),
+            Self::Executing { slots, .. } => Remains { slots: std::mem::take(slots), ..Remains::default() },
+            Self::Reviewing { slots, reviewed, .. } => {
+                let (slots, reviewed) = (std::mem::take(slots), std::mem::take(reviewed));
+                Remains { partial: None, slots, reviewed }
+            }
+            Self::Failing { remains, .. } => std::mem::take(&mut **remains),
+            _ => Remains::default(),
         }
     }
 
@@ -286,6 +353,27 @@ impl Phase {
             other => &other.turn()?.origin,
         };
         origin.asked.as_deref()
+    }
+
+    /// Where the run comes from, and the requests made for it so far.
+    pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
+        let turn = match self {
+            Self::Noticing { then: Then::GoOn(between), .. } => {
+                return Some((&mut between.origin, between.step));
+            }
+            Self::Idle | Self::Noticing { then: Then::Rest, .. } => return None,
+            Self::Noticing { then: Then::Prepare(turn), .. }
+            | Self::Preparing { turn, .. }
+            | Self::Streaming { turn, .. }
+            | Self::Deciding { turn, .. }
+            | Self::Paused { turn, .. }
+            | Self::Executing { turn, .. }
+            | Self::Reviewing { turn, .. }
+            | Self::Concluding { turn, .. }
+            | Self::Failing { turn, .. }
+            | Self::Delaying { turn, .. } => turn,
+        };
+        Some((&mut turn.origin, turn.step))
     }
 
     /// The operation that the phase waits for.

@@ -3,10 +3,10 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, StateView, Status, TurnOutcome};
+use super::{Event, Prompt, Response, StateView, Status};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
-    provider::PartialBlock,
+    provider::{PartialBlock, StopReason},
     subscription::EventId,
 };
 
@@ -26,7 +26,8 @@ pub struct Snapshot {
     pub step: u32,
     /// Messages of the turn in flight, not yet committed.
     pub pending: Vec<Arc<Message>>,
-    /// The answer that is streaming in, block by block.
+    /// The answer that is streaming in, block by block. Files and opaque items come whole: they have ended at
+    /// once.
     pub partial: Vec<PartialBlock>,
     /// What the agent waits for, if it is paused.
     pub pause: Option<Pause>,
@@ -45,15 +46,15 @@ pub struct Pause {
 }
 
 impl Snapshot {
-    /// All messages: committed, pending, and what is streaming in.
+    /// All messages, committed and pending. The answer that is streaming in is in `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.state.history.iter().chain(&self.pending)
     }
 
     /// Takes the next event in, so that the snapshot is the truth after it.
     ///
-    /// What callbacks change in the configuration, and prompts that are staged, fire no event; they show in
-    /// the next snapshot.
+    /// What callbacks change in the configuration, and a prompt that is staged, fire no event; they show in the
+    /// next snapshot.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::TextStart { .. } => self.start(Text::default().into()),
@@ -82,27 +83,27 @@ impl Snapshot {
             Event::ThinkingEnd { index, content } => self.end(*index, content.clone().into()),
             Event::ToolUseEnd { index, content } => self.end(*index, content.clone().into()),
             Event::Attachment { content, .. } => {
-                self.partial.push(PartialBlock {
-                    content: content.clone().into(),
-                    input: String::new(),
-                    ended: true,
-                });
+                self.start_whole(content.clone().into());
             }
             Event::ProviderItem { index, content } => {
                 if let Some(block) = self.block(*index) {
                     *block = content.clone().into();
                 } else {
-                    self.start(content.clone().into());
+                    self.start_whole(content.clone().into());
                 }
             }
             Event::Message { message, step } => {
+                if self.pending.is_empty() {
+                    // A turn begins: a prompt that was staged before is taken now.
+                    self.staged = None;
+                }
                 self.partial.clear();
                 self.pending.push(Arc::clone(message));
                 self.step = *step;
             }
             Event::Turn(turn) => {
                 self.state.history.extend(self.pending.drain(..));
-                self.finish(matches!(turn, TurnOutcome::Stop { .. }));
+                self.finish(turn.response());
             }
             Event::Pause { tool_use, reason } => {
                 self.pause = Some(Pause { tool_use: tool_use.clone(), reason: reason.clone() });
@@ -112,7 +113,7 @@ impl Snapshot {
                 self.partial.clear();
                 self.step += 1;
             }
-            Event::Error { .. } | Event::Cancelled { .. } => self.finish(true),
+            Event::Error { response, .. } | Event::Cancelled { response, .. } => self.finish(response),
             Event::State(state) => self.state = StateView::clone(state),
             Event::Status { status } => {
                 self.status = *status;
@@ -120,12 +121,24 @@ impl Snapshot {
                     self.pause = None;
                 }
             }
-            Event::ToolProgress { .. } | Event::ToolResult { .. } | Event::Step(_) => {}
+            Event::Step(response) => {
+                let uses_tools =
+                    response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
+                if response.stop_reason == StopReason::Pause && !uses_tools {
+                    // The service goes on with its answer in the next request.
+                    self.step = response.step + 1;
+                }
+            }
+            Event::ToolProgress { .. } | Event::ToolResult { .. } => {}
         }
     }
 
     fn start(&mut self, content: Content) {
         self.partial.push(PartialBlock { content, input: String::new(), ended: false });
+    }
+
+    fn start_whole(&mut self, content: Content) {
+        self.partial.push(PartialBlock { content, input: String::new(), ended: true });
     }
 
     fn block(&mut self, index: usize) -> Option<&mut Content> {
@@ -139,11 +152,11 @@ impl Snapshot {
         }
     }
 
-    fn finish(&mut self, run_ended: bool) {
+    fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
-        if run_ended {
-            self.staged = None;
-        }
+        // Taken for the next turn, or carried back.
+        self.staged = None;
+        self.step = response.step;
     }
 }

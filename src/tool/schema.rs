@@ -136,7 +136,7 @@ impl Schema {
     }
 
     /// Why the schema can't be used, if it can't; only one that [`Schema::of`] made can be so.
-    pub(super) fn error(&self) -> Option<&SchemaError> {
+    pub fn error(&self) -> Option<&SchemaError> {
         self.0.compiled.as_ref().err()
     }
 

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, brief, declared, noting, tokens},
+    hooks::{Hooks, Log, Watched, brief, declared, in_time, noting, reached, tokens},
     support::scripted,
 };
 
@@ -38,7 +38,7 @@ async fn ask_while_busy_or_paused_is_an_error_and_disturbs_nothing() {
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
     let handle = agent.agent.clone();
     let first = tokio::spawn(async move { handle.ask("Hi").await });
-    gate.reached().await;
+    reached(&gate).await;
     let busy = agent.agent.ask("Me too").await.unwrap_err();
     assert!(matches!(busy, AgentError::Busy(Status::Busy)), "{busy:?}");
     gate.open();
@@ -46,7 +46,7 @@ async fn ask_while_busy_or_paused_is_an_error_and_disturbs_nothing() {
     let paused = agent.agent.ask("Me too").await.unwrap_err();
     assert!(matches!(paused, AgentError::Busy(Status::Paused)), "{paused:?}");
     agent.agent.resume("a", Decision::Execute).await.unwrap();
-    assert_eq!(first.await.unwrap().unwrap().text(), "Done");
+    assert_eq!(in_time(first).await.unwrap().unwrap().text(), "Done");
     agent.end().await;
     assert_eq!(agent.history().await.len(), 4);
 }
@@ -75,12 +75,12 @@ async fn ask_resolves_before_a_staged_prompt_takes_over() {
     let agent = builder.start().await.unwrap();
     let handle = agent.clone();
     let asked = tokio::spawn(async move { handle.ask("Hi").await });
-    first.reached().await;
+    reached(&first).await;
     agent.prompt("And now").await.unwrap();
     first.open();
-    let response = asked.await.unwrap().unwrap();
+    let response = in_time(asked).await.unwrap().unwrap();
     assert_eq!((response.text().as_str(), response.messages.len()), ("Mine", 2));
-    second.reached().await;
+    reached(&second).await;
     assert_eq!(agent.status().await.unwrap(), Status::Busy);
     second.open();
     agent.wait_until_idle().await.unwrap();
@@ -95,9 +95,9 @@ async fn ask_cancelled_is_an_error_with_what_was_discarded() {
     let agent = builder.start().await.unwrap();
     let handle = agent.clone();
     let asked = tokio::spawn(async move { handle.ask("Hi").await });
-    gate.reached().await;
+    reached(&gate).await;
     agent.cancel().await.unwrap();
-    let error = asked.await.unwrap().unwrap_err();
+    let error = in_time(asked).await.unwrap().unwrap_err();
     let AgentError::Cancelled(response) = error else { panic!("{error:?}") };
     assert_eq!((response.text().as_str(), response.usage), ("Well", tokens(3)));
     assert_eq!(response.stop_reason, StopReason::Cancelled);
@@ -110,9 +110,9 @@ async fn ask_interrupted_gives_what_was_kept() {
     let agent = builder.start().await.unwrap();
     let handle = agent.clone();
     let asked = tokio::spawn(async move { handle.ask("Hi").await });
-    gate.reached().await;
+    reached(&gate).await;
     agent.interrupt().await.unwrap();
-    let response = asked.await.unwrap().unwrap();
+    let response = in_time(asked).await.unwrap().unwrap();
     assert_eq!((response.text().as_str(), &response.stop_reason), ("Well", &StopReason::Interrupted));
 }
 
@@ -153,9 +153,9 @@ async fn ask_dropped_does_not_cancel_the_run() {
     let mut agent = Watched::start(builder).await;
     let handle = agent.agent.clone();
     let asked = tokio::spawn(async move { handle.ask("Hi").await });
-    gate.reached().await;
+    reached(&gate).await;
     asked.abort();
-    assert!(asked.await.unwrap_err().is_cancelled());
+    assert!(in_time(asked).await.unwrap_err().is_cancelled());
     gate.open();
     agent.end().await;
     assert_eq!(agent.history().await, ["user: Hi", "assistant: Done"]);

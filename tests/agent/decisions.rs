@@ -3,13 +3,13 @@
 use omni_agent::{
     agent::{AgentError, Event, Pause, Status, ToolDecision},
     message::{Text, ToolResult, ToolUse},
-    testing::Step,
+    testing::{Gate, Step},
     tool::Decision,
 };
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, noting, results, sent},
+    hooks::{Hooks, Log, Watched, noting, reached, results, sent},
     support::{name, names, scripted},
 };
 
@@ -86,8 +86,8 @@ async fn handle_tool_use_reject_gives_the_model_an_error_result() {
 #[tokio::test(start_paused = true)]
 async fn handle_tool_use_provide_gives_the_model_that_result_for_this_use() {
     let stranger = ToolUse::new("other", "other", json!({}));
-    let provided = ToolResult::ok(&stranger, Text::new("From the cache"));
-    let hooks = Hooks::new().deciding([("look", ToolDecision::Provide(provided))]);
+    let ready = ToolResult::ok(&stranger, Text::new("From the cache"));
+    let hooks = Hooks::new().deciding([("look", ToolDecision::Provide(ready))]);
     let (mut agent, provider, log) = agent_with(&["look"], hooks).await;
     agent.run("Go").await;
     assert!(log.all().is_empty());
@@ -182,13 +182,19 @@ async fn resume_takes_every_decision() {
 
 #[tokio::test(start_paused = true)]
 async fn resume_when_nothing_waits_is_an_error() {
+    let gate = Gate::new();
+    let asks = Step::new().gate(&gate).then_tool_use("0", "look", json!({})).stop();
+    let (_, builder) = scripted([asks, Step::text("Done.")]);
     let hooks = Hooks::new().deciding([("look", ToolDecision::Pause(Value::Null))]);
-    let (mut agent, _, log) = agent_with(&["look"], hooks).await;
+    let log = Log::default();
+    let mut agent = Watched::start(builder.tool(noting("look", &log)).callbacks(hooks)).await;
     let idle = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(idle, AgentError::NotPaused(Status::Idle)), "{idle:?}");
     agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
     let busy = agent.agent.resume("0", Decision::Execute).await.unwrap_err();
     assert!(matches!(busy, AgentError::NotPaused(Status::Busy)), "{busy:?}");
+    gate.open();
     agent.until("pause").await;
     let stale = agent.agent.resume("7", Decision::Execute).await.unwrap_err();
     let AgentError::StaleResume { waiting, given } = stale else { panic!("{stale:?}") };
@@ -221,9 +227,9 @@ async fn resume_repeated_is_stale_although_the_model_uses_the_id_again() {
 async fn handle_tool_result_sees_executed_rejected_and_provided_ones_in_order() {
     let seen = Log::<String>::default();
     let noted = seen.clone();
-    let provided = ToolResult::ok(&ToolUse::new("1", "b", json!({})), "Provided.");
+    let ready = ToolResult::ok(&ToolUse::new("1", "b", json!({})), "Provided.");
     let hooks = Hooks::new()
-        .deciding([("b", ToolDecision::Provide(provided)), ("c", ToolDecision::Reject("Rejected.".into()))])
+        .deciding([("b", ToolDecision::Provide(ready)), ("c", ToolDecision::Reject("Rejected.".into()))])
         .on_tool_result(move |result, _| {
             noted.push(format!("{} {} {}", result.tool_use_id, result.text(), result.is_error));
             let text = Text::new(format!("[{}]", result.text()));

@@ -1,9 +1,13 @@
 //! Steps that fail: `handle_error`, retries, and a turn's time limit.
 
-use std::time::Duration;
+use std::{future::pending, time::Duration};
 
+use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentError, ErrorDecision, Event, Failure, Prompt, ToolDecision, TurnDecision},
+    agent::{
+        AgentCallbacks, AgentError, ErrorDecision, Event, Failure, Prompt, Response, State, ToolDecision,
+        TurnDecision,
+    },
     provider::{ErrorKind, ProviderError},
     testing::{Gate, Step},
     tool::{Decision, ToolLimits, ToolTimeout, tool_fn},
@@ -12,7 +16,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 
 use crate::{
-    hooks::{Hooks, Log, Watched, failed, noting, sent, stopped, tokens},
+    hooks::{Hooks, Log, Watched, failed, noting, reached, sent, stopped, tokens},
     support::{names, scripted},
 };
 
@@ -38,7 +42,7 @@ async fn handle_error_stop_ends_the_run_and_carries_what_was_discarded() {
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
     let events = agent.run("Look").await;
     let (failure, response) = failed(&events);
-    assert_eq!(seen.all(), [failure.clone()]);
+    assert_eq!(seen.all(), std::slice::from_ref(&failure));
     let Failure::Provider { error } = failure else { panic!("{failure:?}") };
     assert_eq!(error, down());
     assert_eq!((response.messages.len(), response.usage, response.text().as_str()), (4, tokens(13), "A c"));
@@ -160,7 +164,7 @@ async fn error_event_carries_the_staged_prompt_back() {
     let (_, builder) = scripted([Step::new().then_text(["A"]).gate(&gate).fail(down())]);
     let mut agent = Watched::start(builder).await;
     agent.agent.prompt("Hi").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.prompt(Prompt::new("Later").with_max_steps(3)).await.unwrap();
     gate.open();
     let events = agent.end().await;
@@ -240,7 +244,7 @@ async fn turn_timeout_while_tools_run_retries_the_step_before_them() {
                     noted.push(true);
                 }
             });
-            std::future::pending::<()>().await;
+            pending::<()>().await;
             Ok("")
         }
     });
@@ -266,7 +270,7 @@ async fn turn_timeout_stands_still_while_paused() {
     let mut agent = Watched::start(builder).await;
     agent.agent.prompt("Hi").await.unwrap();
     agent.until("pause").await;
-    tokio::time::advance(seconds(3600)).await;
+    tokio::time::advance(Duration::from_hours(1)).await;
     agent.agent.resume("a", Decision::Execute).await.unwrap();
     assert_eq!(stopped(&agent.end().await).text(), "Done");
 }
@@ -286,6 +290,20 @@ async fn turn_timeout_goes_on_after_a_pause_with_what_was_left() {
     assert_eq!((failure, resumed.elapsed().as_secs()), (Failure::TimeLimit { limit: seconds(10) }, 4));
 }
 
+/// Callbacks that never return once a turn ends or a step fails.
+struct Stuck;
+
+#[async_trait]
+impl AgentCallbacks for Stuck {
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        pending().await
+    }
+
+    async fn handle_error(&mut self, _: &Failure, _: &mut State) -> ErrorDecision {
+        pending().await
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn turn_timeout_holds_for_each_turn_anew_and_for_callbacks() {
     let slow = || Step::new().wait(seconds(8)).then_text(["Done"]).stop();
@@ -294,36 +312,33 @@ async fn turn_timeout_holds_for_each_turn_anew_and_for_callbacks() {
     let mut agent = Watched::start(builder).await;
     stopped(&agent.run("Hi").await);
 
-    struct Stuck;
-    #[async_trait::async_trait]
-    impl omni_agent::agent::AgentCallbacks for Stuck {
-        async fn handle_turn(
-            &mut self,
-            _: &omni_agent::agent::Response,
-            _: &mut omni_agent::agent::State,
-        ) -> TurnDecision {
-            std::future::pending().await
-        }
-    }
     let (_, builder) = scripted([Step::text("Done")]);
+    let mut agent = Watched::start(builder.turn_timeout(seconds(10)).callbacks(Stuck)).await;
+    let start = Instant::now();
+    let (failure, _) = failed(&agent.run("Hi").await);
+    assert_eq!(failure, Failure::TimeLimit { limit: seconds(10) });
+    assert_eq!(start.elapsed().as_secs(), 20, "handle_error hangs as well, and gets as long again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_timeout_while_handle_error_hangs_ends_the_run() {
+    let (_, builder) = scripted([Step::new().then_text(["A"]).fail(down())]);
     let mut agent = Watched::start(builder.turn_timeout(seconds(10)).callbacks(Stuck)).await;
     let (failure, _) = failed(&agent.run("Hi").await);
     assert_eq!(failure, Failure::TimeLimit { limit: seconds(10) });
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_while_handle_error_hangs_ends_the_run() {
-    struct Stuck;
-    #[async_trait::async_trait]
-    impl omni_agent::agent::AgentCallbacks for Stuck {
-        async fn handle_error(&mut self, _: &Failure, _: &mut omni_agent::agent::State) -> ErrorDecision {
-            std::future::pending().await
-        }
-    }
-    let (_, builder) = scripted([Step::new().then_text(["A"]).fail(down())]);
-    let mut agent = Watched::start(builder.turn_timeout(seconds(10)).callbacks(Stuck)).await;
+async fn turn_timeout_counts_the_delay_before_a_retry() {
+    let (provider, builder) = scripted([Step::new().then_text(["A"]).fail(down()), Step::text("Too late")]);
+    let hooks = Hooks::new().on_error(|failure, _| match failure {
+        Failure::TimeLimit { .. } => ErrorDecision::Stop,
+        _ => ErrorDecision::RetryAfter(seconds(20)),
+    });
+    let mut agent = Watched::start(builder.turn_timeout(seconds(10)).callbacks(hooks)).await;
     let (failure, _) = failed(&agent.run("Hi").await);
     assert_eq!(failure, Failure::TimeLimit { limit: seconds(10) });
+    assert_eq!(provider.requests().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

@@ -13,6 +13,7 @@ use omni_agent::{
     },
     message::{Message, ToolResult, ToolUse, Usage},
     provider::Request,
+    testing::Gate,
     tool::{SchemaTool, Tool, ToolContext, tool_fn},
 };
 
@@ -20,22 +21,29 @@ use crate::support::{ends_run, name, names, next};
 
 type InitHook = dyn FnMut(&mut Draft, &State) -> Result<(), Box<dyn Error + Send + Sync>> + Send;
 
+type PrepareHook = dyn FnMut(&mut Request, &mut State) + Send;
+type ToolUseHook = dyn FnMut(&ToolUse, &mut State) -> ToolDecision + Send;
+type ToolResultHook = dyn FnMut(ToolResult, &mut State) -> ToolResult + Send;
+type TurnHook = dyn FnMut(&Response, &mut State) -> TurnDecision + Send;
+type ErrorHook = dyn FnMut(&Failure, &mut State) -> ErrorDecision + Send;
+type EventHook = dyn FnMut(AppEvent, &mut State) -> Option<Prompt> + Send;
+
 /// Callbacks made of closures; what has none does as callbacks do that are not written.
 #[derive(Default)]
-pub struct Hooks {
+pub(crate) struct Hooks {
     init: Option<Box<InitHook>>,
-    prepare: Option<Box<dyn FnMut(&mut Request, &mut State) + Send>>,
-    tool_use: Option<Box<dyn FnMut(&ToolUse, &mut State) -> ToolDecision + Send>>,
-    tool_result: Option<Box<dyn FnMut(ToolResult, &mut State) -> ToolResult + Send>>,
-    turn: Option<Box<dyn FnMut(&Response, &mut State) -> TurnDecision + Send>>,
-    error: Option<Box<dyn FnMut(&Failure, &mut State) -> ErrorDecision + Send>>,
-    event: Option<Box<dyn FnMut(AppEvent, &mut State) -> Option<Prompt> + Send>>,
+    prepare: Option<Box<PrepareHook>>,
+    tool_use: Option<Box<ToolUseHook>>,
+    tool_result: Option<Box<ToolResultHook>>,
+    turn: Option<Box<TurnHook>>,
+    error: Option<Box<ErrorHook>>,
+    event: Option<Box<EventHook>>,
 }
 
 macro_rules! hooks {
     ($($on:ident, $field:ident: ($($arg:ty),+) $(-> $out:ty)?;)+) => {
         impl Hooks {
-            $(pub fn $on(mut self, hook: impl FnMut($($arg),+) $(-> $out)? + Send + 'static) -> Self {
+            $(pub(crate) fn $on(mut self, hook: impl FnMut($($arg),+) $(-> $out)? + Send + 'static) -> Self {
                 self.$field = Some(Box::new(hook));
                 self
             })+
@@ -54,19 +62,19 @@ hooks! {
 }
 
 impl Hooks {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::default()
     }
 
     /// Continues with these texts, one a turn, then stops.
-    pub fn continuing(self, texts: impl IntoIterator<Item = &'static str>) -> Self {
+    pub(crate) fn continuing(self, texts: impl IntoIterator<Item = &'static str>) -> Self {
         let mut texts: Vec<_> = texts.into_iter().collect();
         texts.reverse();
         self.on_turn(move |_, _| texts.pop().map_or(TurnDecision::Stop, TurnDecision::continue_with))
     }
 
     /// Decides by the tool's name; executes what is not named.
-    pub fn deciding(self, decisions: impl IntoIterator<Item = (&'static str, ToolDecision)>) -> Self {
+    pub(crate) fn deciding(self, decisions: impl IntoIterator<Item = (&'static str, ToolDecision)>) -> Self {
         let decisions: Vec<_> = decisions.into_iter().collect();
         self.on_tool_use(move |tool_use, _| {
             let found = decisions.iter().find(|(name, _)| *name == tool_use.name);
@@ -113,7 +121,7 @@ impl AgentCallbacks for Hooks {
 
 /// What callbacks and tools note down for a test to look at.
 #[derive(Clone, Debug)]
-pub struct Log<T>(Arc<Mutex<Vec<T>>>);
+pub(crate) struct Log<T>(Arc<Mutex<Vec<T>>>);
 
 impl<T> Default for Log<T> {
     fn default() -> Self {
@@ -122,35 +130,35 @@ impl<T> Default for Log<T> {
 }
 
 impl<T: Clone> Log<T> {
-    pub fn push(&self, entry: impl Into<T>) {
+    pub(crate) fn push(&self, entry: impl Into<T>) {
         self.0.lock().unwrap().push(entry.into());
     }
 
-    pub fn all(&self) -> Vec<T> {
+    pub(crate) fn all(&self) -> Vec<T> {
         self.0.lock().unwrap().clone()
     }
 }
 
 /// An agent and a view of it that is built of events alone. Each event must survive serialisation, a status
 /// must be news, and when a run is over the view must be what the agent says of itself.
-pub struct Watched {
-    pub agent: Agent,
+pub(crate) struct Watched {
+    pub(crate) agent: Agent,
     events: AgentSubscription,
-    pub view: Snapshot,
+    pub(crate) view: Snapshot,
 }
 
 impl Watched {
-    pub async fn start(builder: AgentBuilder) -> Self {
+    pub(crate) async fn start(builder: AgentBuilder) -> Self {
         Self::of(builder.start().await.unwrap()).await
     }
 
-    pub async fn of(agent: Agent) -> Self {
+    pub(crate) async fn of(agent: Agent) -> Self {
         let events = agent.subscribe().await.unwrap();
         let view = Snapshot::clone(events.snapshot().unwrap());
         Self { agent, events, view }
     }
 
-    pub async fn next(&mut self) -> Arc<Event> {
+    pub(crate) async fn next(&mut self) -> Arc<Event> {
         let event = next(&mut self.events).await;
         let json = serde_json::to_string(&*event).unwrap();
         assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");
@@ -165,7 +173,7 @@ impl Watched {
     }
 
     /// The events up to the first of this name, included.
-    pub async fn until(&mut self, last: &str) -> Vec<Arc<Event>> {
+    pub(crate) async fn until(&mut self, last: &str) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
         loop {
             let event = self.next().await;
@@ -179,7 +187,7 @@ impl Watched {
     }
 
     /// The events up to the end of the run, included; then the agent must be idle and look as they say.
-    pub async fn end(&mut self) -> Vec<Arc<Event>> {
+    pub(crate) async fn end(&mut self) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
         while !seen.last().is_some_and(|event: &Arc<Event>| ends_run(event)) {
             seen.push(self.next().await);
@@ -189,13 +197,13 @@ impl Watched {
     }
 
     /// Sends a prompt to the idle agent and sees its run through.
-    pub async fn run(&mut self, prompt: impl Into<Prompt>) -> Vec<Arc<Event>> {
+    pub(crate) async fn run(&mut self, prompt: impl Into<Prompt>) -> Vec<Arc<Event>> {
         self.agent.prompt(prompt).await.unwrap();
         self.end().await
     }
 
     /// The view must be the truth.
-    pub async fn check(&self) {
+    pub(crate) async fn check(&self) {
         let truth = self.agent.snapshot().await.unwrap();
         truth.state.history.check().unwrap();
         let view = Snapshot::clone(&self.view);
@@ -206,13 +214,23 @@ impl Watched {
     }
 
     /// The texts of the committed history, results and uses by their ids.
-    pub async fn history(&self) -> Vec<String> {
+    pub(crate) async fn history(&self) -> Vec<String> {
         self.agent.state().await.unwrap().history().iter().map(|message| brief(message)).collect()
     }
 }
 
+/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(std::time::Duration::from_hours(1), future).await.expect("nothing came")
+}
+
+/// Waits until somebody stands at the gate.
+pub(crate) async fn reached(gate: &Gate) {
+    in_time(gate.reached()).await;
+}
+
 /// A message in short.
-pub fn brief(message: &Message) -> String {
+pub(crate) fn brief(message: &Message) -> String {
     let blocks = message.content.iter().map(|block| match block {
         omni_agent::message::Content::Text(text) => text.text.clone(),
         omni_agent::message::Content::ToolUse(tool_use) => format!("use {}", tool_use.id),
@@ -223,12 +241,12 @@ pub fn brief(message: &Message) -> String {
 }
 
 /// A request's messages in short.
-pub fn sent(request: &Request) -> Vec<String> {
+pub(crate) fn sent(request: &Request) -> Vec<String> {
     request.history.iter().map(|message| brief(message)).collect()
 }
 
 /// The responses of the turns among these events.
-pub fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
+pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     let turn = |event: &Arc<Event>| match &**event {
         Event::Turn(turn) => Some(Arc::clone(turn.response())),
         _ => None,
@@ -237,7 +255,7 @@ pub fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
 }
 
 /// The response of the last turn, which must have stopped.
-pub fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
+pub(crate) fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
     match events.last().map(|event| &**event) {
         Some(Event::Turn(TurnOutcome::Stop { response, .. })) => Arc::clone(response),
         other => panic!("expected turn(stop), got {other:?}"),
@@ -245,7 +263,7 @@ pub fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
 }
 
 /// How the run failed, and what was discarded.
-pub fn failed(events: &[Arc<Event>]) -> (Failure, Arc<Response>) {
+pub(crate) fn failed(events: &[Arc<Event>]) -> (Failure, Arc<Response>) {
     match events.last().map(|event| &**event) {
         Some(Event::Error { failure, response, .. }) => (failure.clone(), Arc::clone(response)),
         other => panic!("expected an error, got {other:?}"),
@@ -253,7 +271,7 @@ pub fn failed(events: &[Arc<Event>]) -> (Failure, Arc<Response>) {
 }
 
 /// The responses of the steps among these events.
-pub fn steps(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
+pub(crate) fn steps(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     let step = |event: &Arc<Event>| match &**event {
         Event::Step(response) => Some(Arc::clone(response)),
         _ => None,
@@ -262,7 +280,7 @@ pub fn steps(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
 }
 
 /// The results among these events, with what the tool was run with.
-pub fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_json::Value>)> {
+pub(crate) fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_json::Value>)> {
     let result = |event: &Arc<Event>| match &**event {
         Event::ToolResult { result, input } => Some((result.clone(), input.clone())),
         _ => None,
@@ -271,12 +289,12 @@ pub fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_json::Val
 }
 
 /// So many tokens in, and as many out.
-pub fn tokens(count: u64) -> Usage {
+pub(crate) fn tokens(count: u64) -> Usage {
     Usage { input: count, output: count, ..Usage::default() }
 }
 
 /// A tool that notes its calls as `name input` and answers `name done`.
-pub fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
+pub(crate) fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
     let log = log.clone();
     tool_fn(name, "Notes its call.", move |input: serde_json::Value, _: ToolContext| {
         let log = log.clone();
@@ -288,6 +306,6 @@ pub fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
 }
 
 /// A tool that is only declared.
-pub fn declared(name: &str) -> SchemaTool {
+pub(crate) fn declared(name: &str) -> SchemaTool {
     SchemaTool::of::<serde_json::Value>(name, "The application answers.")
 }

@@ -8,7 +8,7 @@ use omni_agent::{
 use serde_json::json;
 
 use crate::{
-    hooks::{Hooks, Log, Watched, failed, noting, results, sent, stopped, turns},
+    hooks::{Hooks, Log, Watched, failed, noting, reached, results, sent, stopped, turns},
     support::{names, scripted},
 };
 
@@ -91,7 +91,7 @@ async fn limit_does_not_hold_up_a_staged_prompt() {
     let builder = builder.max_steps(1).tool(noting("look", &Log::default())).callbacks(hooks);
     let mut agent = Watched::start(builder).await;
     agent.agent.prompt("Go").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.prompt("Rather this").await.unwrap();
     gate.open();
     let events = agent.end().await;

@@ -9,7 +9,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, failed, noting, turns},
+    hooks::{Hooks, Log, Watched, failed, noting, reached, turns},
     support::{names, scripted},
 };
 
@@ -56,7 +56,7 @@ async fn notify_busy_agent_waits_for_the_end_of_the_turn() {
     let log = Log::default();
     let mut agent = Watched::start(builder.callbacks(note_or_prompt(&log))).await;
     agent.agent.prompt("Hi").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.notify(1_u32).await.unwrap();
     tokio::task::yield_now().await;
     assert!(log.all().is_empty());
@@ -91,7 +91,7 @@ async fn handle_event_between_two_turns_of_a_run_lets_it_go_on() {
     let hooks = note_or_prompt(&log).continuing(["More"]);
     let mut agent = Watched::start(builder.callbacks(hooks)).await;
     agent.agent.prompt("Hi").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.notify(1_u32).await.unwrap();
     gate.open();
     agent.until("turn(continue)").await;
@@ -117,7 +117,7 @@ async fn handle_event_prompt_between_two_turns_takes_over_the_next() {
     });
     let mut agent = Watched::start(builder.max_steps(1).callbacks(hooks)).await;
     agent.agent.prompt(Prompt::new("Hi").with_max_steps(9)).await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.notify("Mail for you.").await.unwrap();
     gate.open();
     let events = agent.end().await;
@@ -146,7 +146,7 @@ async fn prompt_while_handle_event_runs_is_taken_at_once_and_goes_on_after_it() 
     let gate = Gate::new();
     let mut agent = Watched::start(builder.callbacks(Held(gate.clone(), Log::default()))).await;
     agent.agent.notify("!Mail").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     assert_eq!(agent.agent.status().await.unwrap(), Status::Idle);
     let accepted = agent.agent.prompt("Hi").await.unwrap();
     assert_eq!(accepted, omni_agent::agent::Accepted::Started);
@@ -165,9 +165,9 @@ async fn cancel_while_handle_event_runs_drops_it_and_handles_the_next() {
     let agent = Watched::start(builder.callbacks(Held(gate.clone(), log.clone()))).await;
     agent.agent.notify("first").await.unwrap();
     agent.agent.notify("second").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.cancel().await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     gate.open();
     agent.agent.wait_until_idle().await.unwrap();
     assert_eq!(log.all(), ["first", "second"]);
@@ -209,7 +209,7 @@ async fn notify_beyond_what_is_kept_is_an_error() {
     let (gate, log) = (Gate::new(), Log::default());
     let agent = Watched::start(builder.callbacks(Held(gate.clone(), log.clone()))).await;
     agent.agent.notify("held").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     let limit = loop {
         match agent.agent.notify("waits").await {
             Ok(()) => assert!(log.all().len() == 1),
@@ -231,7 +231,7 @@ async fn notify_survives_a_run_that_fails() {
     let log = Log::default();
     let mut agent = Watched::start(builder.callbacks(note_or_prompt(&log))).await;
     agent.agent.prompt("Hi").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.notify(1_u32).await.unwrap();
     gate.open();
     failed(&agent.end().await);

@@ -9,7 +9,7 @@ use omni_agent::{
 use serde_json::json;
 
 use crate::{
-    hooks::{Hooks, Log, Watched, declared, noting, sent, stopped, turns},
+    hooks::{Hooks, Log, Watched, declared, noting, reached, sent, stopped, turns},
     support::{names, scripted},
 };
 
@@ -64,8 +64,8 @@ async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
 
 #[tokio::test(start_paused = true)]
 async fn declared_tool_decided_otherwise_does_not_stop_the_turn() {
-    let provided = ToolResult::ok(&ToolUse::new("", "", json!({})), "Yes.");
-    for decision in [ToolDecision::Provide(provided), ToolDecision::Reject("Yes.".into())] {
+    let ready = ToolResult::ok(&ToolUse::new("", "", json!({})), "Yes.");
+    for decision in [ToolDecision::Provide(ready), ToolDecision::Reject("Yes.".into())] {
         let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Done")]);
         let hooks = Hooks::new().deciding([("ask_user", decision)]);
         let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;
@@ -110,7 +110,7 @@ async fn prompt_with_results_that_answer_nothing_is_refused_and_nothing_is_lost(
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     let orphan = |error: AgentError, id: &str| match error {
         AgentError::InvalidPrompt(HistoryError::OrphanResult { id: named, .. }) => {
-            assert_eq!(named.as_str(), id)
+            assert_eq!(named.as_str(), id);
         }
         other => panic!("{other:?}"),
     };
@@ -132,7 +132,7 @@ async fn prompt_with_results_while_busy_is_refused() {
     let (_, builder) = scripted([Step::new().gate(&gate).then_tool_use("a", "ask_user", json!({})).stop()]);
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     agent.agent.prompt("Go").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     let error = agent.agent.prompt(answer("a", "Yes")).await.unwrap_err();
     assert!(matches!(error, AgentError::ResultsWhileBusy), "{error:?}");
     gate.open();
@@ -146,7 +146,7 @@ async fn staged_prompt_after_a_declared_tool_fills_its_use_in() {
     let (provider, builder) = scripted([asks, Step::text("Done")]);
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     agent.agent.prompt("Go").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.prompt("Rather this").await.unwrap();
     gate.open();
     let events = agent.end().await;
@@ -176,7 +176,7 @@ async fn cancelled_answer_leaves_the_tool_uses_open() {
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     agent.run("Go").await;
     agent.agent.prompt(answer("a", "Yes")).await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     agent.agent.cancel().await.unwrap();
     agent.end().await;
     agent.run(Prompt::new(answer("a", "No"))).await;

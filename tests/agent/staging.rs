@@ -9,7 +9,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, brief, noting, sent, stopped, tokens, turns},
+    hooks::{Hooks, Log, Watched, brief, noting, reached, sent, stopped, tokens, turns},
     support::{names, scripted},
 };
 
@@ -20,7 +20,7 @@ async fn busy(hooks: Hooks, rest: impl IntoIterator<Item = Step>) -> (Watched, S
     let (provider, builder) = scripted(std::iter::once(first).chain(rest));
     let agent = Watched::start(builder.max_steps(3).callbacks(hooks)).await;
     assert_eq!(agent.agent.prompt("Hi").await.unwrap(), Accepted::Started);
-    gate.reached().await;
+    reached(&gate).await;
     (agent, provider, gate)
 }
 
@@ -83,7 +83,7 @@ async fn staged_prompt_brings_its_options_and_a_fresh_count() {
     let builder = builder.max_steps(1).options(Options::default().with_temperature(0.1));
     let mut agent = Watched::start(builder.tool(noting("look", &Log::default()))).await;
     agent.agent.prompt(Prompt::new("Hi").with_options(Options::default().with_max_tokens(9))).await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     let staged = Prompt::new("And now").with_max_steps(3).with_options(Options::default().with_top_p(0.5));
     agent.agent.prompt(staged).await.unwrap();
     gate.open();
@@ -147,10 +147,10 @@ async fn staged_prompt_in_a_later_turn_of_the_run_is_taken_too() {
     let (_, builder) = scripted([held(&first, "One"), held(&second, "Two"), Step::text("Three")]);
     let mut agent = Watched::start(builder).await;
     agent.agent.prompt("1").await.unwrap();
-    first.reached().await;
+    reached(&first).await;
     agent.agent.prompt("2").await.unwrap();
     first.open();
-    second.reached().await;
+    reached(&second).await;
     let accepted = agent.agent.prompt("3").await.unwrap();
     assert_eq!(accepted, Accepted::Staged { replaced: None }, "the other one is taken already");
     second.open();

@@ -210,7 +210,7 @@ async fn start_with_a_model_name_uses_the_registry() {
     let AgentError::Model(RegistryError::UnknownProvider { provider: named, known }) = unknown else {
         panic!("{unknown:?}");
     };
-    assert_eq!((&*named, &*known), ("nobody", "test"));
+    assert_eq!((&*named, &known[..]), ("nobody", &["test".to_owned()][..]));
     let bad = builder().model("gpt").start().await.unwrap_err();
     assert!(matches!(bad, AgentError::Model(RegistryError::BadName { .. })), "{bad:?}");
 

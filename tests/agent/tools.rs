@@ -11,7 +11,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, noting, results, stopped},
+    hooks::{Hooks, Log, Watched, noting, reached, results, stopped},
     support::{names, scripted},
 };
 
@@ -244,10 +244,10 @@ async fn cancel_while_tools_run_cancels_their_contexts() {
     });
     let mut agent = Watched::start(builder.tool(stall)).await;
     agent.agent.prompt("Go").await.unwrap();
-    gate.reached().await;
+    reached(&gate).await;
     gate.open();
     agent.agent.cancel().await.unwrap();
-    cancelled.reached().await;
+    reached(&cancelled).await;
     assert_eq!(names(&agent.end().await).last().unwrap(), "cancelled");
 }
 
@@ -257,7 +257,7 @@ async fn tool_added_by_a_tool_is_there_for_the_next_request() {
     struct Counter(std::sync::atomic::AtomicU32, omni_agent::tool::Schema);
     #[async_trait::async_trait]
     impl omni_agent::tool::Tool for Counter {
-        fn name(&self) -> &str {
+        fn name(&self) -> &'static str {
             "count"
         }
         fn description(&self) -> std::borrow::Cow<'_, str> {

@@ -30,7 +30,7 @@ macro_rules! on_both_formats {
         async fn $test() {
             let Some(live) = Live::get().await else { return };
             for format in [Format::ChatCompletions, Format::Messages] {
-                let scenario = tokio::time::timeout(Duration::from_secs(120), $scenario(&live, format));
+                let scenario = tokio::time::timeout(Duration::from_mins(2), $scenario(&live, format));
                 assert!(scenario.await.is_ok(), "{format:?} took longer than two minutes");
             }
         }

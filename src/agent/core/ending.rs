@@ -9,7 +9,7 @@ use super::{
 use crate::{
     agent::{
         AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
-        phase::{Between, Op, Phase, Then, Turn},
+        phase::{Between, Op, Phase, Remains, Then, Turn},
     },
     message::{Message, ToolResult, answer_open_tool_uses},
     provider::{Fold, StopReason},
@@ -59,10 +59,8 @@ impl Core {
             TurnDecision::Stop => None,
             TurnDecision::Continue(content) => Some(content),
         };
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
-        if next.is_some() && exhausted {
+        if turn.is_exhausted() && next.take().is_some() && self.staged.is_none() {
             Arc::make_mut(&mut response).stop_reason = StopReason::MaxSteps;
-            next = None;
         }
         if let (Some(content), None) = (&next, &self.staged) {
             let checked = if content.is_blank() {
@@ -73,8 +71,8 @@ impl Core {
                     .map_err(|e| e.to_string())
             };
             if let Err(message) = checked {
-                let failure = callback_failure(&Call::HandleTurn(response), message);
-                return self.fail(turn, failure, None, env, effects);
+                let failure = callback_failure(Call::HandleTurn(response).name(), message);
+                return self.fail(turn, failure, Remains::default(), env, effects);
             }
         }
 
@@ -85,7 +83,7 @@ impl Core {
         }
         effects.push(Effect::Watch(None));
         if self.staged.is_none() && next.is_none() {
-            return self.stop_run(*turn, response, env, effects);
+            return self.stop_run(&turn, response, effects);
         }
         effects.push(Effect::Emit(Event::Turn(TurnOutcome::Continue { response })));
         let Turn { origin, step, .. } = *turn;
@@ -93,14 +91,14 @@ impl Core {
         self.go_on(Box::new(Between { content, origin, step }), env, effects);
     }
 
-    fn stop_run(&mut self, turn: Turn, response: Arc<Response>, env: &Env<'_>, effects: &mut Effects) {
+    fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, effects: &mut Effects) {
         let staged = self.staged.take();
         self.tell(Status::Idle, effects);
         effects.push(Effect::Emit(Event::Turn(TurnOutcome::Stop { response, staged })));
         if let Some(asked) = &turn.origin.asked {
             effects.push(Effect::Resolve(Ok(asked.response())));
         }
-        self.settle(env, effects);
+        self.settle(effects);
     }
 
     /// `handle_error` is done.
@@ -111,9 +109,9 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
-        let (mut turn, failure, partial) = match std::mem::take(&mut self.phase) {
-            Phase::Failing { op: waiting, turn, failure, partial } if waiting == op => {
-                (turn, failure, partial)
+        let (mut turn, failure, remains) = match std::mem::take(&mut self.phase) {
+            Phase::Failing { op: waiting, turn, failure, remains } if waiting == op => {
+                (turn, failure, *remains)
             }
             other => {
                 self.phase = other;
@@ -121,13 +119,15 @@ impl Core {
             }
         };
         let delay = match decision {
-            ErrorDecision::Stop => return self.fail(turn, failure, partial, env, effects),
+            ErrorDecision::Stop => return self.fail(turn, failure, remains, env, effects),
             ErrorDecision::Retry => std::time::Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
-        if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
-            return self.fail(turn, failure, partial, env, effects);
+        if turn.is_exhausted() {
+            return self.fail(turn, failure, remains, env, effects);
         }
+        // The output is void; what it cost is not.
+        turn.usage += remains.partial.map(|fold| fold.usage()).unwrap_or_default();
         turn.step += 1;
         let keep = turn.step_start;
         turn.working.rebase(&self.history, keep);
@@ -160,15 +160,17 @@ impl Core {
     ) {
         let failure = Failure::TimeLimit { limit };
         let already_failing = matches!(self.phase, Phase::Failing { .. });
-        let partial = take_partial(&mut self.phase);
+        let remains = self.phase.take_remains();
         let Some(turn) = self.phase.take_turn() else {
             return;
         };
         effects.push(Effect::Abort);
         if already_failing {
-            self.fail(turn, failure, partial, env, effects);
+            self.fail(turn, failure, remains, env, effects);
         } else {
-            self.recover(turn, failure, partial, effects);
+            // `handle_error` may hang as well.
+            effects.push(Effect::Watch(Some(limit)));
+            self.recover(turn, failure, remains, effects);
         }
     }
 
@@ -176,20 +178,23 @@ impl Core {
     pub(in crate::agent) fn call_failed(
         &mut self,
         op: Op,
-        call: &Call,
+        callback: &'static str,
         message: String,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
         let waiting = match &self.phase {
-            Phase::Streaming { question, .. } => question.as_ref().map(|question| question.op),
+            Phase::Streaming { question: Some(question), .. } if question.paused.is_none() => {
+                Some(question.op)
+            }
+            Phase::Streaming { .. } => None,
             other => other.op(),
         };
         if waiting != Some(op) {
             return;
         }
         effects.push(Effect::Abort);
-        self.end_in_error(callback_failure(call, message), env, effects);
+        self.end_in_error(callback_failure(callback, message), env, effects);
     }
 
     /// The run ends in an error.
@@ -197,12 +202,12 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         failure: Failure,
-        partial: Option<Box<Fold>>,
+        remains: Remains,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
         let op = self.next_op();
-        self.phase = Phase::Failing { op, turn, failure: failure.clone(), partial };
+        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
         self.end_in_error(failure, env, effects);
     }
 
@@ -226,7 +231,7 @@ impl Core {
             Phase::Noticing { then: Then::Rest, .. } => {
                 effects.push(Effect::Abort);
                 self.phase = Phase::Idle;
-                self.settle(env, effects);
+                self.settle(effects);
             }
             _ => {
                 effects.push(Effect::Abort);
@@ -248,7 +253,7 @@ impl Core {
         end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, AgentError),
     ) {
         let asked = self.phase.asked().is_some();
-        let partial = take_partial(&mut self.phase);
+        let partial = self.phase.take_remains().partial;
         let turn = self.phase.take_turn();
         let response = self.discarded(turn.as_deref(), partial, reason, env);
         self.phase = Phase::Idle;
@@ -259,7 +264,7 @@ impl Core {
         if asked {
             effects.push(Effect::Resolve(Err(error)));
         }
-        self.settle(env, effects);
+        self.settle(effects);
     }
 
     /// What is discarded with a turn, and with the answer that was streaming in.
@@ -292,19 +297,9 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
-        let mut reviewed = Vec::new();
-        let note: &dyn Fn(usize) -> &'static str = match &self.phase {
-            Phase::Idle => return Err(AgentError::Idle),
-            Phase::Executing { slots, .. } => {
-                let ran: Vec<bool> = slots.iter().map(|slot| slot.result.is_some()).collect();
-                &move |index| if ran[index] { RAN } else { RUNNING }
-            }
-            Phase::Reviewing { reviewed: done, .. } => {
-                reviewed.clone_from(done);
-                &|_| RAN
-            }
-            _ => &|_| NOT_RUN,
-        };
+        if matches!(self.phase, Phase::Idle) {
+            return Err(AgentError::Idle);
+        }
         let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(env.now));
         let worth_keeping =
             self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1) || salvaged.is_some();
@@ -312,7 +307,7 @@ impl Core {
             return self.cancel(env, effects);
         }
         effects.extend([Effect::Abort, Effect::Watch(None)]);
-        let partial = take_partial(&mut self.phase);
+        let Remains { partial, slots, reviewed } = self.phase.take_remains();
         let Some(mut turn) = self.phase.take_turn() else {
             unreachable!("there was a turn worth keeping");
         };
@@ -324,10 +319,15 @@ impl Core {
         let told = reviewed.len();
         let open: Vec<_> = turn.working.all().open_tool_uses().cloned().collect();
         if !open.is_empty() {
-            let results = open.iter().enumerate().map(|(index, tool_use)| {
-                reviewed.get(index).cloned().unwrap_or_else(|| ToolResult::error(tool_use, note(index)))
+            let unseen = open.iter().enumerate().skip(told).map(|(index, tool_use)| {
+                let note = match slots.get(index) {
+                    None => NOT_RUN,
+                    Some(slot) if slot.result.is_none() => RUNNING,
+                    Some(_) => DONE,
+                };
+                ToolResult::error(tool_use, note)
             });
-            let results = results.collect();
+            let results = reviewed.into_iter().chain(unseen).collect();
             close_tool_uses(&mut turn, results, told, env, effects);
         }
         self.history = turn.working.all().clone();
@@ -338,14 +338,14 @@ impl Core {
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
-        self.stop_run(*turn, response, env, effects);
+        self.stop_run(&turn, response, effects);
         Ok(())
     }
 }
 
 const NOT_RUN: &str = "Interrupted by the user. The tool was not run.";
 const RUNNING: &str = "Interrupted by the user while the tool was running.";
-const RAN: &str = "Interrupted by the user. The tool had run, but its result was not taken.";
+const DONE: &str = "Interrupted by the user before the result was taken.";
 
 /// Tells the ends of the blocks that an interrupted answer keeps, where they were not told.
 fn tell_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
@@ -354,14 +354,5 @@ fn tell_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
         if !block.ended {
             effects.extend(end_event(index, content).map(Effect::Emit));
         }
-    }
-}
-
-/// Takes the answer that was streaming in.
-fn take_partial(phase: &mut Phase) -> Option<Box<Fold>> {
-    match phase {
-        Phase::Streaming { fold, .. } => Some(std::mem::take(fold)),
-        Phase::Failing { partial, .. } => partial.take(),
-        _ => None,
     }
 }

@@ -6,22 +6,22 @@ use super::{Call, Core, Effect, Effects, Env, add_message};
 use crate::{
     agent::{
         Event, Failure, Response,
-        phase::{Op, Phase, Question, Turn},
+        phase::{Op, Phase, Question, Remains, Turn},
     },
-    message::{Content, Message, ToolResult, ToolUse},
+    message::{Content, Message, Role, ToolResult, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, StopReason},
 };
 
 impl Core {
     /// A delta came in.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
-        let Phase::Streaming { op: waiting, turn, fold, .. } = &mut self.phase else {
+        let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase else {
             return;
         };
         if *waiting != op {
             return;
         }
-        let delta = freshen_id(delta, turn);
+        let delta = self.waited.freshen(delta, op, fold, question.as_deref());
         match fold.apply(&delta) {
             Ok(()) => effects.extend(event_of(delta, fold).map(Effect::Emit)),
             Err(error) => self.stream_failed(op, error.into(), effects),
@@ -29,15 +29,16 @@ impl Core {
     }
 
     /// The provider asks for a decision on a tool that the service runs. One question at a time.
-    pub(in crate::agent) fn asked(&mut self, op: Op, tool_use: ToolUse, effects: &mut Effects) {
-        let question_op = self.next_op();
-        if let Phase::Streaming { op: waiting, question, .. } = &mut self.phase
+    pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, effects: &mut Effects) {
+        if let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase
             && *waiting == op
             && question.is_none()
         {
-            *question =
-                Some(Box::new(Question { op: question_op, tool_use: tool_use.clone(), paused: None }));
-            effects.push(Effect::Call(question_op, Call::HandleToolUse(tool_use)));
+            self.last_op += 1;
+            let op = self.last_op;
+            tool_use.id = self.waited.of_question(tool_use.id, op, fold);
+            *question = Some(Box::new(Question { op, tool_use: tool_use.clone(), paused: None }));
+            effects.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
         }
     }
 
@@ -72,33 +73,35 @@ impl Core {
             }
         };
         if fold.message().stop_reason.is_none() {
-            return self.recover(turn, truncated().into(), Some(fold), effects);
+            return self.recover(turn, truncated().into(), Remains::of(fold), effects);
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
         let folded = match fold.finish(env.now) {
             Ok(folded) => folded,
-            Err(error) => return self.recover(turn, error.into(), None, effects),
+            Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
         };
         for index in open {
             effects.extend(
                 folded.message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
             );
         }
-        let Folded { message, stop_reason, usage, model, warnings, .. } = folded;
+        let Folded { message, mut stop_reason, usage, model, warnings, .. } = folded;
+        // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
+        if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
+            stop_reason = StopReason::MaxSteps;
+        }
         turn.usage += usage;
-        turn.model = model.or(turn.model.take());
+        turn.model = model;
         turn.warnings.extend(warnings.iter().cloned());
-        let prompted_by = turn.working.all().last().cloned();
+        // Not always the last message: an answer that the service paused stands between.
+        let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
-        let mut step = Response {
-            usage,
-            warnings,
-            messages: prompted_by.into_iter().chain(answer).collect(),
-            ..respond(&turn, stop_reason.clone(), env)
-        };
+        let messages = prompted_by.into_iter().chain(answer).collect();
+        let mut step =
+            Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), env) };
         parse_output(&mut step, &turn, env);
         effects.push(Effect::Emit(Event::Step(Arc::new(step))));
         self.answered(turn, stop_reason, uses, env, effects);
@@ -113,15 +116,16 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
+        let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
                 // The service wants its answer sent back to go on with it.
-                StopReason::Pause if exhausted => self.conclude(turn, StopReason::MaxSteps, env, effects),
                 StopReason::Pause => {
                     turn.step += 1;
                     self.prepare(turn, effects);
                 }
+                // It wants none after all; on a turn, this reason leaves tool uses to the application.
+                StopReason::ToolUse => self.conclude(turn, StopReason::Stop, env, effects),
                 reason => self.conclude(turn, reason, env, effects),
             };
         }
@@ -147,7 +151,7 @@ impl Core {
                 if question.is_some() {
                     self.unpause(effects);
                 }
-                self.recover(turn, failure, Some(fold), effects);
+                self.recover(turn, failure, Remains::of(fold), effects);
             }
             other => self.phase = other,
         }
@@ -158,23 +162,12 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         failure: Failure,
-        partial: Option<Box<Fold>>,
+        remains: Remains,
         effects: &mut Effects,
     ) {
         let op = self.next_op();
-        self.phase = Phase::Failing { op, turn, failure: failure.clone(), partial };
+        self.phase = Phase::Failing { op, turn, failure: failure.clone(), remains: Box::new(remains) };
         effects.push(Effect::Call(op, Call::HandleError(failure)));
-    }
-}
-
-/// Gives a tool use another id if `resume` decided on one of the same id earlier in the turn.
-fn freshen_id(delta: Delta, turn: &Turn) -> Delta {
-    match delta {
-        Delta::Start { index, block: BlockStart::ToolUse { id, name } } if turn.resumed.contains(&id) => {
-            let id = format!("{id}_{}", turn.step).into();
-            Delta::Start { index, block: BlockStart::ToolUse { id, name } }
-        }
-        other => other,
     }
 }
 
@@ -195,8 +188,17 @@ pub(super) fn close_tool_uses(
 
 /// A response that covers the turn so far.
 pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
-    let messages: Vec<Arc<Message>> = turn.working.pending().cloned().collect();
-    let answer = messages.iter().rev().find(|message| message.role == crate::message::Role::Assistant);
+    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, env)
+}
+
+/// A response of these messages of the turn.
+fn respond_with(
+    turn: &Turn,
+    messages: Vec<Arc<Message>>,
+    stop_reason: StopReason,
+    env: &Env<'_>,
+) -> Response {
+    let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
         model: turn.model.clone().unwrap_or_else(|| env.config.model.id().to_string()),
         message: answer.cloned(),
@@ -250,8 +252,24 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
+/// A block of an answer that is streaming in, as a snapshot shows it: as the events told it.
+pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
+    let mut seen = block.clone();
+    match &mut seen.content {
+        // These come whole, and no event tells their end.
+        Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
+        _ if block.ended => seen.content = finished(block),
+        // Signatures are told with the block's end.
+        Content::Text(text) => text.signature = None,
+        Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
+        Content::ToolUse(tool_use) => tool_use.signature = None,
+        Content::ToolResult(_) => {}
+    }
+    seen
+}
+
 /// The block as it will stand in the message.
-pub(in crate::agent) fn finished(block: &PartialBlock) -> Content {
+fn finished(block: &PartialBlock) -> Content {
     block.clone().finished()
 }
 

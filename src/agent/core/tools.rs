@@ -58,7 +58,7 @@ impl Core {
                 Err(reason) => self.pause(turn, tools, reason, effects),
             },
             Phase::Streaming { op: stream, turn, fold, question: Some(mut question) }
-                if question.op == op =>
+                if question.op == op && question.paused.is_none() =>
             {
                 match decision.or_pause() {
                     Ok(decision) => {
@@ -92,6 +92,7 @@ impl Core {
     }
 
     fn tell_pause(&mut self, tool_use: ToolUse, reason: serde_json::Value, effects: &mut Effects) {
+        self.waited.add(tool_use.id.clone());
         effects.push(Effect::FreezeWatch(true));
         self.tell(Status::Paused, effects);
         effects.push(Effect::Emit(Event::Pause { tool_use, reason }));
@@ -113,7 +114,7 @@ impl Core {
         let Tools { uses, decisions } = tools;
         let has_no_handler = |tool_use: &ToolUse, decision: &Decision| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
-                && env.tools.get(&tool_use.name).is_some_and(|tool| !tool.has_handler())
+                && env.tools.is_only_declared(&tool_use.name)
         };
         if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
             return self.leave_to_application(turn, uses, decisions, env, effects);
@@ -204,6 +205,11 @@ impl Core {
             return;
         }
         let told = reviewed.len();
+        if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
+            // A callback lowered the limit since the answer came.
+            close_tool_uses(&mut turn, reviewed, told, env, effects);
+            return self.conclude(turn, StopReason::MaxSteps, env, effects);
+        }
         turn.step += 1;
         close_tool_uses(&mut turn, reviewed, told, env, effects);
         self.prepare(turn, effects);

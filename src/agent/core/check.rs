@@ -1,0 +1,56 @@
+//! What must hold between any two inputs.
+
+use super::Core;
+use crate::agent::phase::{Phase, Turn};
+
+impl Core {
+    /// Checks the invariants. O(n).
+    pub(in crate::agent) fn check(&self) -> Result<(), String> {
+        self.history.check().map_err(|error| format!("committed history: {error}"))?;
+        let status = self.phase.status();
+        if status != self.told {
+            return Err(format!("told {:?}, but is {status:?}", self.told));
+        }
+        let idle = matches!(self.phase, Phase::Idle);
+        if idle && (self.staged.is_some() || self.notices > 0) {
+            return Err("something waits although nothing goes on".into());
+        }
+        self.phase.turn().map_or(Ok(()), |turn| self.check_turn(turn))
+    }
+
+    fn check_turn(&self, turn: &Turn) -> Result<(), String> {
+        let working = turn.working.all();
+        let pending = turn.working.pending_len();
+        if working.len() != self.history.len() + pending
+            || !working.iter().take(self.history.len()).eq(self.history.iter())
+        {
+            return Err("the working history does not begin with the committed one".into());
+        }
+        if pending == 0 || turn.step_start == 0 || turn.step_start > pending {
+            return Err(format!("the step began with {} messages of {pending}", turn.step_start));
+        }
+        if turn.step == 0 || turn.origin.max_steps.is_some_and(|max| turn.step > max) {
+            return Err(format!("{} requests, {:?} allowed", turn.step, turn.origin.max_steps));
+        }
+        match &self.phase {
+            Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
+                return working.check_sendable().map_err(|error| format!("to be sent: {error}"));
+            }
+            Phase::Deciding { tools, .. } | Phase::Paused { tools, .. }
+                if tools.next().is_none() || !working.open_tool_uses().eq(&tools.uses) =>
+            {
+                return Err("the uses to decide on are not the open ones".into());
+            }
+            Phase::Executing { slots, .. } if slots.iter().all(|slot| slot.result.is_some()) => {
+                return Err("all tools are done, and still waited for".into());
+            }
+            Phase::Reviewing { slots, reviewed, .. }
+                if slots.iter().any(|slot| slot.result.is_none()) || reviewed.len() >= slots.len() =>
+            {
+                return Err("there is no result to review".into());
+            }
+            _ => {}
+        }
+        working.check_pairs().map_err(|error| format!("working history: {error}"))
+    }
+}

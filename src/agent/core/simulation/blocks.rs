@@ -1,0 +1,157 @@
+//! The model's view of an answer as it streams in.
+
+use super::{
+    Check, ensure,
+    model::{Model, Place},
+};
+use crate::{
+    agent::Event,
+    message::{Attachment, Content, Message, ProviderItem, Text, Thinking, ToolUse, ToolUseId},
+};
+
+/// A block as its events tell it.
+pub(super) struct Block {
+    kind: Kind,
+    /// Text, or the JSON text of a tool use's input.
+    text: String,
+    ended: Option<Content>,
+}
+
+enum Kind {
+    Text,
+    Thinking,
+    ToolUse(ToolUseId, String),
+    Attachment(Attachment),
+    Item(ProviderItem),
+}
+
+impl Block {
+    fn new(kind: Kind) -> Self {
+        Self { kind, text: String::new(), ended: None }
+    }
+
+    /// Whether an interrupt must keep it and a message can stand on it, as far as its events tell.
+    pub(super) fn is_kept(&self) -> bool {
+        match self.kind {
+            Kind::Text => !self.text.trim().is_empty(),
+            Kind::Attachment(_) => true,
+            Kind::Thinking | Kind::ToolUse(..) | Kind::Item(_) => false,
+        }
+    }
+
+    /// Whether `content` may be what became of the block.
+    fn becomes(&self, content: &Content) -> bool {
+        let same = match (&self.kind, content) {
+            (Kind::Text, Content::Text(Text { text, .. }))
+            | (Kind::Thinking, Content::Thinking(Thinking { text, .. })) => *text == self.text,
+            (Kind::ToolUse(id, name), Content::ToolUse(tool_use)) => {
+                (&tool_use.id, &tool_use.name) == (id, name) && self.is_input(tool_use)
+            }
+            (Kind::Attachment(own), Content::Attachment(attachment)) => own == attachment,
+            (Kind::Item(own), Content::ProviderItem(item)) => own == item,
+            _ => false,
+        };
+        let as_ended = self.ended.as_ref().is_none_or(|ended| ended == content || is_cut(ended, content));
+        same && as_ended
+    }
+
+    fn is_input(&self, tool_use: &ToolUse) -> bool {
+        match &tool_use.malformed {
+            Some(raw) => *raw == self.text,
+            None => serde_json::from_str(&self.text)
+                .map_or(self.text.is_empty(), |sent: serde_json::Value| sent == tool_use.input),
+        }
+    }
+}
+
+/// Whether `content` is a tool use without input that was taken for complete when its block ended, and for
+/// cut when the answer's stop reason came.
+fn is_cut(ended: &Content, content: &Content) -> bool {
+    match (ended, content) {
+        (Content::ToolUse(ended), Content::ToolUse(tool_use)) => {
+            ended.malformed.is_none() && tool_use.malformed.as_deref() == Some("")
+        }
+        _ => false,
+    }
+}
+
+/// The message is what its blocks told: all of them, or what an interrupt keeps of them.
+pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Check {
+    let mut content = message.content.iter();
+    if !cut {
+        ensure!(blocks.len() == content.len(), "{} blocks in {message:?}", blocks.len());
+        for (block, content) in blocks.iter().zip(content) {
+            let ends = matches!(block.kind, Kind::Text | Kind::Thinking | Kind::ToolUse(..));
+            ensure!(!ends || block.ended.is_some(), "{content:?} has not ended");
+            ensure!(block.becomes(content), "{content:?} is not what was told");
+        }
+        return Ok(());
+    }
+    let mut next = content.next();
+    for block in blocks {
+        // Whether an item has ended, no event tells.
+        let whole = block.ended.is_some() || matches!(block.kind, Kind::Attachment(_) | Kind::Item(_));
+        if whole && next.is_some_and(|next| block.becomes(next)) {
+            let unsigned = matches!(next, Some(Content::Thinking(thinking)) if !thinking.is_signed());
+            ensure!(!unsigned, "unsigned thinking is kept");
+            next = content.next();
+        } else {
+            ensure!(!block.is_kept(), "an interrupt drops {:?}", block.text);
+        }
+    }
+    ensure!(next.is_none(), "{next:?} was not told");
+    Ok(())
+}
+
+impl Model {
+    pub(super) fn block_event(&mut self, event: &Event) -> Check {
+        let turn = self.turn()?;
+        ensure!(turn.place == Place::Asking, "{event:?} at {:?}", turn.place);
+        let blocks = &mut turn.blocks;
+        let count = blocks.len();
+        let mut start = |index: usize, kind: Kind| {
+            ensure!(index == count, "block {index} starts after {count} blocks");
+            blocks.push(Block::new(kind));
+            Ok(())
+        };
+        match event {
+            Event::TextStart { index } => return start(*index, Kind::Text),
+            Event::ThinkingStart { index } => return start(*index, Kind::Thinking),
+            Event::ToolUseStart { index, id, name } => {
+                return start(*index, Kind::ToolUse(id.clone(), name.clone()));
+            }
+            Event::Attachment { index, content } => {
+                return start(*index, Kind::Attachment(content.clone()));
+            }
+            Event::ProviderItem { index, content } if *index == count => {
+                return start(*index, Kind::Item(content.clone()));
+            }
+            _ => {}
+        }
+        match event {
+            Event::ProviderItem { index, content } => match blocks.get_mut(*index) {
+                Some(Block { kind: Kind::Item(item), .. }) => *item = content.clone(),
+                _ => return Err(format!("block {index} is no item")),
+            },
+            Event::TextDelta { index, delta }
+            | Event::ThinkingDelta { index, delta }
+            | Event::ToolUseDelta { index, delta } => {
+                let block = blocks.get_mut(*index).filter(|block| block.ended.is_none());
+                block.ok_or_else(|| format!("block {index} is not open"))?.text.push_str(delta);
+            }
+            Event::TextEnd { index, content } => end(blocks, *index, content.clone().into())?,
+            Event::ThinkingEnd { index, content } => end(blocks, *index, content.clone().into())?,
+            Event::ToolUseEnd { index, content } => end(blocks, *index, content.clone().into())?,
+            other => return Err(format!("{other:?} is none of the core's events")),
+        }
+        Ok(())
+    }
+}
+
+fn end(blocks: &mut [Block], index: usize, content: Content) -> Check {
+    let block = blocks.get_mut(index).filter(|block| block.ended.is_none());
+    let block = block.ok_or_else(|| format!("block {index} is not open"))?;
+    ensure!(block.becomes(&content), "block {index} ends as {content:?}");
+    block.ended = Some(content);
+    Ok(())
+}

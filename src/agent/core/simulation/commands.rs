@@ -1,0 +1,247 @@
+//! Random commands, and what must become of each.
+
+use std::{mem::discriminant, sync::Arc, time::Duration};
+
+use serde_json::json;
+
+use super::{Check, ensure, model::Input, random::Rng, world::World};
+use crate::{
+    agent::{
+        AgentError, Event, Prompt,
+        core::{Accepted, Core},
+        phase::Phase,
+    },
+    message::{
+        Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, answer_open_tool_uses,
+    },
+    provider::Options,
+    tool::Decision,
+};
+
+/// Any of the histories that are accepted from outside.
+pub(super) fn random_history(rng: &mut Rng) -> History {
+    let uses: [ToolUse; 2] = ["a", "b"].map(|id| ToolUse::new(id, "ask_user", json!({})));
+    let results = uses.each_ref().map(|tool_use| ToolResult::ok(tool_use, Text::new("done")));
+    let messages = match rng.below(6) {
+        0..3 => vec![],
+        3 => vec![Message::user("hi"), Message::assistant("hello")],
+        4 => vec![Message::user("hi"), Message::assistant(uses)],
+        _ => vec![Message::user("hi"), Message::assistant(uses), Message::user(results)],
+    };
+    // The same for the same seed, also in its times.
+    messages.into_iter().map(|message| Message { timestamp: Timestamp(0), ..message }).collect()
+}
+
+pub(super) fn random_decision(rng: &mut Rng) -> Decision {
+    let other = ToolUse::new("other", "other", json!({}));
+    match rng.below(20) {
+        0..11 => Decision::Execute,
+        11..14 => Decision::ExecuteWith(json!({ "changed": true })),
+        14..17 => Decision::reject("no"),
+        _ => Decision::Provide(ToolResult::ok(&other, Text::new("provided"))),
+    }
+}
+
+impl World {
+    pub(super) fn command(&mut self) -> Check {
+        if self.model.waiting.is_some() && self.rng.percent(50) {
+            return self.resume();
+        }
+        match self.rng.below(20) {
+            0..8 => {
+                let ask = self.rng.percent(30);
+                self.prompt(ask)
+            }
+            8..10 => self.resume(),
+            10..12 => self.cancel(),
+            12..15 => self.interrupt(),
+            15..18 => self.notify(),
+            _ => self.set_history(),
+        }
+    }
+
+    pub(super) fn random_prompt(&mut self) -> Prompt {
+        self.prompts += 1;
+        let text: Content = Text::new(format!("prompt {}", self.prompts)).into();
+        let open: Vec<ToolUse> = self.model.committed.open_tool_uses().cloned().collect();
+        let stray = ToolUse::new("stray", "search", json!({}));
+        let content = match self.rng.below(40) {
+            0 => Blocks::from(" "),
+            1 => Blocks::from(vec![text, stray.into()]),
+            2 => Blocks::from(vec![text, ToolResult::ok(&stray, Text::new("stray")).into()]),
+            3..11 if !open.is_empty() => {
+                let some = 1 + self.rng.below(open.len());
+                let results = open.iter().take(some).map(|open| ToolResult::ok(open, Text::new("answered")));
+                results.map(Content::from).chain([text]).collect()
+            }
+            _ => text.into(),
+        };
+        let max_steps = self.rng.pick(&[None, None, None, Some(1), Some(2), Some(3), Some(5)]);
+        let mut prompt = Prompt { content, max_steps, ..Prompt::default() };
+        if self.rng.percent(20) {
+            prompt = prompt.with_turn_timeout(Duration::from_secs(1));
+        }
+        if self.rng.percent(20) {
+            prompt = prompt.with_options(Options::default().with_max_tokens(self.prompts));
+        }
+        match self.rng.below(60) {
+            0 => prompt.with_max_steps(0),
+            1 => prompt.with_turn_timeout(Duration::ZERO),
+            _ => prompt,
+        }
+    }
+
+    /// Whether the prompt is accepted, and how.
+    pub(super) fn expect(&self, prompt: &Prompt, ask: bool) -> Result<Accepted, AgentError> {
+        let content = &prompt.content;
+        let tools =
+            content.0.iter().any(|block| matches!(block, Content::ToolUse(_) | Content::ToolResult(_)));
+        prompt.check()?;
+        if content.is_blank() {
+            return Err(AgentError::EmptyPrompt);
+        }
+        if !self.model.is_running() {
+            let fits = answer_open_tool_uses(&self.model.committed, content.clone());
+            return fits.map(|_| Accepted::Started).map_err(AgentError::InvalidPrompt);
+        }
+        if ask {
+            return Err(AgentError::Busy(self.model.status));
+        }
+        if tools {
+            return Err(AgentError::ResultsWhileBusy);
+        }
+        Ok(Accepted::Staged { replaced: self.model.staged.clone() })
+    }
+
+    /// Tells the model what became of a prompt.
+    pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
+        match accepted {
+            Accepted::Started => self.model.starting = Some(Arc::new(prompt)),
+            Accepted::Staged { .. } => self.model.staged = Some(Arc::new(prompt)),
+        }
+    }
+
+    fn prompt(&mut self, ask: bool) -> Check {
+        let prompt = self.random_prompt();
+        self.note(|| format!("prompt (ask: {ask}) {prompt:?}"));
+        let expected = self.expect(&prompt, ask);
+        let given = prompt.clone();
+        let (accepted, effects) = self.feed(|core, env, effects| core.prompt(given, ask, env, effects));
+        match (expected, accepted) {
+            (Ok(expected), Ok(accepted)) => {
+                ensure!(expected == accepted, "the prompt is {accepted:?}, not {expected:?}");
+                self.accepted(prompt, &accepted);
+                if ask {
+                    self.asks.begin();
+                }
+            }
+            (Err(expected), Err(error)) => same_error(&expected, &error, effects.is_empty())?,
+            (expected, accepted) => return Err(format!("the prompt is {accepted:?}, not {expected:?}")),
+        }
+        self.perform_all(effects)
+    }
+
+    pub(super) fn resume(&mut self) -> Check {
+        let waiting = self.model.waiting.clone();
+        let mut spent: Vec<_> = self.model.spent.iter().cloned().collect();
+        spent.sort();
+        spent.push("never".into());
+        let id = match &waiting {
+            Some(id) if self.friendly || self.rng.percent(70) => id.clone(),
+            _ => self.rng.pick(&spent),
+        };
+        let decision = random_decision(&mut self.rng);
+        self.note(|| format!("resume {id} {decision:?}"));
+        let in_stream = matches!(self.core.phase(), Phase::Streaming { .. });
+        let given = decision.clone();
+        let (resumed, effects) = self.feed(|core, env, effects| core.resume(&id, given, env, effects));
+        match (waiting, resumed) {
+            (Some(waiting), Ok(())) => {
+                ensure!(waiting == id, "a stale resume of {id} applies to {waiting}");
+                if in_stream {
+                    self.answer = Some(decision);
+                } else {
+                    self.desk.decided(decision)?;
+                }
+            }
+            (Some(waiting), Err(error)) => {
+                let given = id.clone();
+                ensure!(waiting != id, "a resume of {id}, which waits, is refused: {error:?}");
+                same_error(&AgentError::StaleResume { waiting, given }, &error, effects.is_empty())?;
+            }
+            (None, Err(error)) => {
+                same_error(&AgentError::NotPaused(self.model.status), &error, effects.is_empty())?;
+            }
+            (None, Ok(())) => return Err(format!("a resume of {id} applies to nothing")),
+        }
+        self.perform_all(effects)
+    }
+
+    fn cancel(&mut self) -> Check {
+        self.note(|| "cancel".to_owned());
+        let idle = matches!(self.core.phase(), Phase::Idle);
+        let running = self.model.is_running();
+        let (cancelled, effects) = self.feed(Core::cancel);
+        self.check_stopped(idle, &cancelled, effects.is_empty())?;
+        self.perform_all(effects)?;
+        ensure!(!running || !self.model.is_running(), "the run goes on after a cancel");
+        Ok(())
+    }
+
+    fn interrupt(&mut self) -> Check {
+        self.note(|| "interrupt".to_owned());
+        let idle = matches!(self.core.phase(), Phase::Idle);
+        let running = self.model.is_running();
+        self.model.input = Input::Interrupt;
+        let (interrupted, effects) = self.feed(Core::interrupt);
+        self.check_stopped(idle, &interrupted, effects.is_empty())?;
+        self.perform_all(effects)?;
+        ensure!(!running || !self.model.is_running(), "the run goes on after an interrupt");
+        Ok(())
+    }
+
+    fn check_stopped(&self, idle: bool, stopped: &Result<(), AgentError>, nothing: bool) -> Check {
+        match stopped {
+            Ok(()) => ensure!(!idle, "nothing was stopped with success"),
+            Err(AgentError::Idle) => ensure!(idle && nothing, "{:?} can't be stopped", self.core.phase()),
+            Err(error) => return Err(format!("{error:?} on a cancel or an interrupt")),
+        }
+        Ok(())
+    }
+
+    fn notify(&mut self) -> Check {
+        self.note(|| "notify".to_owned());
+        self.notices += 1;
+        let (noted, effects) = self.feed(|core, _, effects| core.notify(effects));
+        noted.map_err(|error| format!("an application event is refused: {error:?}"))?;
+        self.perform_all(effects)
+    }
+
+    /// As `set_state` does it.
+    fn set_history(&mut self) -> Check {
+        let allowed = self.core.ensure_idle();
+        ensure!(
+            allowed.is_ok() != self.model.is_running(),
+            "set_state gives {allowed:?} at {:?}",
+            self.core.phase()
+        );
+        if allowed.is_err() {
+            return Ok(());
+        }
+        let history = random_history(&mut self.rng);
+        self.note(|| format!("set_state {history:?}"));
+        self.core.set_history(history.clone());
+        self.model.committed = history.clone();
+        let event = Event::State(Arc::new(self.config.view(history)));
+        self.model.event(&event)?;
+        self.kept.apply(&event);
+        self.perform_all(Vec::new())
+    }
+}
+
+/// An operation fails as it should, and does nothing.
+fn same_error(expected: &AgentError, error: &AgentError, nothing: bool) -> Check {
+    ensure!(discriminant(expected) == discriminant(error), "{error:?}, not {expected:?}");
+    ensure!(nothing, "{error:?}, and something is done all the same");
+    Ok(())
+}

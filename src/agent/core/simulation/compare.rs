@@ -1,0 +1,68 @@
+//! Snapshots against events, and the core against what was written down of it.
+
+use super::{Check, ensure, world::World};
+use crate::{
+    agent::{Config, Event, Snapshot, core::Core},
+    message::History,
+    subscription::EventId,
+};
+
+/// A snapshot of an earlier moment, with the events since then applied.
+pub(super) struct Kept(Snapshot);
+
+fn snapshot(core: &Core, config: &Config) -> Snapshot {
+    let none = EventId { incarnation: 0, number: 0 };
+    core.snapshot(none, config.view(core.history().clone()))
+}
+
+impl Kept {
+    pub(super) fn new(core: &Core, config: &Config) -> Self {
+        Self(snapshot(core, config))
+    }
+
+    pub(super) fn apply(&mut self, event: &Event) {
+        self.0.apply(event);
+    }
+
+    /// Compares it with a fresh one.
+    pub(super) fn compare(&self, core: &Core, config: &Config) -> Check {
+        let (kept, fresh) = (&self.0, snapshot(core, config));
+        ensure!(kept.status == fresh.status, "status: {:?}, not {:?}", kept.status, fresh.status);
+        ensure!(kept.pending == fresh.pending, "pending: {:?}, not {:?}", kept.pending, fresh.pending);
+        ensure!(kept.pause == fresh.pause, "pause: {:?}, not {:?}", kept.pause, fresh.pause);
+        ensure!(kept.state == fresh.state, "the state differs");
+        ensure!(kept.step == fresh.step, "step: {}, not {}", kept.step, fresh.step);
+        ensure!(kept.partial == fresh.partial, "partial: {:?}, not {:?}", kept.partial, fresh.partial);
+        let staged = kept.staged.is_none() || fresh.staged.is_some();
+        ensure!(staged, "staged: {:?}, not {:?}", kept.staged, fresh.staged);
+        Ok(())
+    }
+}
+
+impl World {
+    /// Goes on with what can be read from what was written down.
+    pub(super) fn write_down_and_take_up(&mut self) -> Check {
+        self.note(|| "written down and taken up".to_owned());
+        let json = serde_json::to_string(&self.core).map_err(|error| error.to_string())?;
+        let mut taken_up: Core = if self.rng.percent(50) {
+            serde_json::from_str(&json).map_err(|error| error.to_string())?
+        } else {
+            // As a store reads it that keeps values.
+            let value: serde_json::Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
+            serde_json::from_value(value).map_err(|error| error.to_string())?
+        };
+        let history: History =
+            serde_json::from_str(&serde_json::to_string(self.core.history()).expect("it is data"))
+                .map_err(|error| error.to_string())?;
+        taken_up.phase.rebase(&history);
+        taken_up.history = history;
+        ensure!(taken_up == self.core, "{:?} was written down, {taken_up:?} is read", self.core);
+        let working = |core: &Core| core.phase().turn().map(|turn| turn.working.all().clone());
+        ensure!(working(&taken_up) == working(&self.core), "the working history differs");
+        if let Some(fold) = taken_up.phase().partial() {
+            ensure!(self.core.phase().partial() == Some(fold), "the fold differs");
+        }
+        self.core = taken_up;
+        Ok(())
+    }
+}

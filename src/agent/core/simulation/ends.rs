@@ -1,0 +1,118 @@
+//! The model's view of how turns and runs end.
+
+use std::sync::Arc;
+
+use super::{
+    Check, ensure,
+    model::{Input, Model, Place, Turn},
+};
+use crate::{
+    agent::{Prompt, Response, Status, TurnOutcome},
+    message::Usage,
+    provider::StopReason,
+};
+
+impl Model {
+    pub(super) fn turn_ends(&mut self, outcome: &TurnOutcome) -> Check {
+        let response = outcome.response();
+        let turn = self.turn.take().ok_or("no turn is on that could end")?;
+        ensure!(response.messages == turn.pending, "a turn carries other messages than its own");
+        ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
+        ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
+        let stops = matches!(outcome, TurnOutcome::Stop { .. });
+        if self.interrupting() {
+            ensure!(stops && response.stop_reason == StopReason::Interrupted, "{:?}", response.stop_reason);
+            let open = turn.uses() > 0;
+            ensure!(!open, "an interrupt leaves tool uses open");
+        } else {
+            self.check_reason(&turn, response)?;
+        }
+        self.told_usage += response.usage;
+        self.spent_usage += turn.usage();
+        self.committed.extend(turn.pending);
+        self.committed.check().map_err(|error| format!("committed: {error}"))?;
+        match outcome {
+            TurnOutcome::Continue { .. } => {
+                ensure!(
+                    self.staged.is_some() || self.continuation.is_some(),
+                    "nothing is there to go on with"
+                );
+                ensure!(self.status == Status::Busy, "the run goes on, told {:?}", self.status);
+            }
+            TurnOutcome::Stop { staged, .. } => {
+                ensure!(self.interrupting() || self.staged.is_none(), "the run ends before a staged prompt");
+                ensure!(self.continuation.is_none(), "the run ends before its continuation");
+                self.run_ends(staged.as_ref())?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_reason(&self, turn: &Turn, response: &Response) -> Check {
+        let reason = &response.stop_reason;
+        let step = turn.reason.as_ref().ok_or("a turn ends without a step")?;
+        let own = match (turn.place, step) {
+            // Which tool uses are open is for the desk to check.
+            (Place::Deciding, _) => StopReason::ToolUse,
+            (Place::Closed, StopReason::Refusal) => StopReason::Refusal,
+            (Place::Closed, _) | (Place::Complete, StopReason::Pause) => StopReason::MaxSteps,
+            // Nothing is left to run: the service's reason would promise tool uses.
+            (Place::Complete, StopReason::ToolUse) => StopReason::Stop,
+            (Place::Complete, other) => other.clone(),
+            (Place::Asking | Place::Answered, _) => return Err(format!("a turn ends at {:?}", turn.place)),
+        };
+        let limited = self.input == Input::Ignored && self.staged.is_none();
+        let expected = if limited { StopReason::MaxSteps } else { own };
+        let fits = *reason == expected
+            && (expected != StopReason::MaxSteps || self.limit.is_some_and(|limit| self.step == limit));
+        ensure!(fits, "a turn at {:?} ends as {reason} after a step that ended as {step}", turn.place);
+        Ok(())
+    }
+
+    pub(super) fn discarded(&mut self, response: &Response, staged: Option<&Arc<Prompt>>) -> Check {
+        ensure!(!self.interrupting() || self.nothing_to_keep(), "an interrupt discards what could be kept");
+        let turn = self.turn.take();
+        let usage = turn.as_ref().map(Turn::usage).unwrap_or_default();
+        ensure!(response.usage == usage, "discarded with {:?}, not {usage:?}", response.usage);
+        let pending = turn.as_ref().map(|turn| turn.pending.as_slice()).unwrap_or_default();
+        let (own, partial) =
+            response.messages.split_at_checked(pending.len()).ok_or("less is told than was discarded")?;
+        ensure!(own == pending, "other messages are told than were discarded");
+        let blocks = turn.as_ref().map_or(0, |turn| turn.blocks.len());
+        let content: Vec<_> = partial.iter().map(|message| message.content.len()).collect();
+        let expected = if blocks > 0 { vec![blocks] } else { vec![] };
+        ensure!(content == expected, "{blocks} blocks were discarded, told are {content:?}");
+        self.told_usage += response.usage;
+        self.spent_usage += usage;
+        self.continuation = None;
+        self.run_ends(staged)
+    }
+
+    fn nothing_to_keep(&self) -> bool {
+        self.turn.as_ref().is_none_or(|turn| {
+            turn.pending.len() == 1 && !turn.blocks.iter().any(super::blocks::Block::is_kept)
+        })
+    }
+
+    fn run_ends(&mut self, staged: Option<&Arc<Prompt>>) -> Check {
+        ensure!(self.status == Status::Idle, "the run ends, told {:?}", self.status);
+        let lost = self.staged.take();
+        ensure!(staged == lost.as_ref(), "{lost:?} was staged, {staged:?} is carried back");
+        self.run = false;
+        Ok(())
+    }
+}
+
+/// Usage that tells requests apart.
+pub(super) fn some_usage(number: usize) -> Usage {
+    let number = number as u64;
+    Usage {
+        input: number,
+        cache_read: number % 3,
+        cache_write: number % 2,
+        output: number * 2,
+        reasoning: number % 5,
+        // Quarters add up exactly.
+        cost: (!number.is_multiple_of(4)).then_some(0.25),
+    }
+}

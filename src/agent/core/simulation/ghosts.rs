@@ -1,0 +1,79 @@
+//! Late outcomes of operations that are over, and of none.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Check, commands::random_decision, ensure, world::World};
+use crate::{
+    agent::{
+        ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
+        phase::{Op, Phase},
+    },
+    message::{Text, ToolResult, ToolUse},
+    provider::{BlockStart, Delta, ErrorKind, ProviderError, StopReason},
+};
+
+impl World {
+    /// The outcome of an operation that nobody waits for changes nothing.
+    pub(super) fn ghost(&mut self) -> Check {
+        let before = self.core.clone();
+        let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
+        let kind = self.rng.below(14);
+        let tool_use = ToolUse::new("a", "search", json!({}));
+        let result = ToolResult::ok(&tool_use, Text::new("ghost"));
+        let slot = self.rng.below(4);
+        // A tool that is done, was never run, or does not exist, under a number that is waited for.
+        if let Some((op, calls)) = &self.tasks
+            && kind < 7
+        {
+            let (op, running) = (*op, calls.iter().any(|call| call.slot == slot));
+            if !running {
+                self.note(|| format!("ghost of tool {slot}"));
+                let ((), effects) =
+                    self.feed(|core, env, effects| core.tool_done(op, slot, result, env, effects));
+                ensure!(effects.is_empty() && before == self.core, "a late tool: {effects:?}");
+            }
+            return Ok(());
+        }
+        if live.contains(&op) {
+            return Ok(());
+        }
+        self.note(|| format!("ghost {kind} of {op}"));
+        let decision: ToolDecision = random_decision(&mut self.rng).into();
+        let ((), effects) = self.feed(|core, env, effects| match kind {
+            0 => core.prepared(op, effects),
+            1 => core.delta(op, Delta::Start { index: 0, block: BlockStart::Text }, effects),
+            2 => core.delta(op, Delta::stop(StopReason::Stop), effects),
+            3 => core.asked(op, tool_use, effects),
+            4 => core.stream_ended(op, env, effects),
+            5 => {
+                let error = ProviderError::new(ErrorKind::Service, "ghost");
+                core.stream_failed(op, Failure::from(error), effects);
+            }
+            6 => core.tool_decided(op, decision, env, effects),
+            7 => core.tool_done(op, slot, result, env, effects),
+            8 => core.result_reviewed(op, result, env, effects),
+            9 => core.turn_decided(op, TurnDecision::continue_with("ghost"), env, effects),
+            10 => core.error_decided(op, ErrorDecision::RetryAfter(Duration::from_secs(1)), env, effects),
+            11 => core.delay_over(op, effects),
+            12 => core.call_failed(op, "prepare_step", "ghost".into(), env, effects),
+            _ => core.event_handled(op, Some(Prompt::new("ghost")), env, effects),
+        });
+        ensure!(effects.is_empty(), "a ghost has effects: {effects:?}");
+        ensure!(before == self.core, "a ghost changes {before:?} to {:?}", self.core);
+        Ok(())
+    }
+
+    /// The operations whose outcomes are waited for.
+    fn live(&self) -> Vec<Op> {
+        let phase = self.core.phase();
+        let question = match phase {
+            Phase::Streaming { question: Some(question), .. } if question.paused.is_none() => {
+                Some(question.op)
+            }
+            _ => None,
+        };
+        phase.op().into_iter().chain(question).collect()
+    }
+}

@@ -1,0 +1,404 @@
+//! What the events alone must show: their order, what a turn carries, how runs end.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use super::{Check, blocks::Block, ensure};
+use crate::{
+    agent::{
+        Config, Event, Failure, Prompt, Response, Status,
+        core::Core,
+        phase::{Phase, Then},
+    },
+    message::{Blocks, Content, History, Message, Role, ToolUseId, Usage, answer_open_tool_uses},
+    provider::{MessageDelta, StopReason},
+};
+
+/// The model of one agent.
+#[derive(Default)]
+pub(super) struct Model {
+    pub(super) status: Status,
+    /// A status that was told, whose cause must be the next event.
+    cause: Option<Status>,
+    pub(super) committed: History,
+    pub(super) turn: Option<Turn>,
+    /// Whether a run is on.
+    pub(super) run: bool,
+    /// Whether the turn that began last was a staged prompt's.
+    pub(super) took_staged: bool,
+    /// The tool use of the last pause, while it waits.
+    pub(super) waiting: Option<ToolUseId>,
+    /// The ids that a pause was ever told for.
+    pub(super) spent: HashSet<ToolUseId>,
+    pub(super) step: u32,
+    /// Requests that were sent for the prompt.
+    requests: u32,
+    pub(super) limit: Option<u32>,
+    pub(super) turn_timeout: Option<Duration>,
+    /// What `handle_error` was called for.
+    pub(super) failure: Option<Failure>,
+
+    // What the world knows.
+    pub(super) input: Input,
+    /// The agent's own limits.
+    own_limit: Option<u32>,
+    own_timeout: Option<Duration>,
+    pub(super) staged: Option<Arc<Prompt>>,
+    /// A prompt that was accepted, and must begin its turn at once.
+    pub(super) starting: Option<Arc<Prompt>>,
+    pub(super) continuation: Option<Blocks>,
+    /// All usage that streams told, and all that ended runs and turns carried.
+    pub(super) spent_usage: Usage,
+    pub(super) told_usage: Usage,
+}
+
+/// What is special about the input.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum Input {
+    #[default]
+    Plain,
+    Interrupt,
+    /// `handle_event` fails, or gives a prompt that can't be taken.
+    EventFails,
+    /// `handle_turn` wants to continue, and the limit forbids it.
+    Ignored,
+    /// `handle_error` gives up.
+    GivesUp,
+}
+
+/// Where a turn stands.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Place {
+    /// A request is to be answered.
+    Asking,
+    /// The answer is there, its step is not.
+    Answered,
+    /// The answer's tool uses are to be closed, or left open for good.
+    Deciding,
+    /// Nothing more is to come.
+    Complete,
+    /// The answer's tool uses were closed, and no request follows.
+    Closed,
+}
+
+pub(super) struct Turn {
+    pub(super) pending: Vec<Arc<Message>>,
+    pub(super) blocks: Vec<Block>,
+    pub(super) place: Place,
+    /// How many messages were pending when the request was made.
+    pub(super) base: usize,
+    pub(super) results: Vec<Content>,
+    /// The last step's stop reason.
+    pub(super) reason: Option<StopReason>,
+    /// Usage of the requests before the current one, and of that.
+    before: Usage,
+    pub(super) current: Usage,
+    /// The stop reason that the current stream told.
+    pub(super) told: Option<StopReason>,
+}
+
+impl Turn {
+    fn new(prompt: Arc<Message>) -> Self {
+        Self {
+            pending: vec![prompt],
+            blocks: Vec::new(),
+            place: Place::Asking,
+            base: 1,
+            results: Vec::new(),
+            reason: None,
+            before: Usage::default(),
+            current: Usage::default(),
+            told: None,
+        }
+    }
+
+    pub(super) fn usage(&self) -> Usage {
+        self.before + self.current
+    }
+
+    pub(super) fn uses(&self) -> usize {
+        self.pending.last().map_or(0, |message| message.tool_uses().count())
+    }
+}
+
+impl Model {
+    pub(super) fn new(committed: &History, config: &Config) -> Self {
+        let (own_limit, own_timeout) = (config.max_steps, config.turn_timeout);
+        Self { committed: committed.clone(), own_limit, own_timeout, ..Self::default() }
+    }
+
+    pub(super) fn interrupting(&self) -> bool {
+        self.input == Input::Interrupt
+    }
+
+    pub(super) fn is_running(&self) -> bool {
+        self.run
+    }
+
+    pub(super) fn has_turn(&self) -> bool {
+        self.turn.is_some()
+    }
+
+    pub(super) fn turn(&mut self) -> Check<&mut Turn> {
+        self.turn.as_mut().ok_or_else(|| "no turn is on".to_owned())
+    }
+
+    fn exhausted(&self) -> bool {
+        self.limit.is_some_and(|limit| self.step >= limit)
+    }
+
+    // ---- what the world tells ----
+
+    pub(super) fn opened(&mut self) -> Check {
+        self.requests += 1;
+        let (requests, limit) = (self.requests, self.limit);
+        ensure!(limit.is_none_or(|limit| requests <= limit), "{requests} requests, {limit:?} allowed");
+        ensure!(requests <= self.step, "{requests} requests in {} steps", self.step);
+        let turn = self.turn()?;
+        ensure!(turn.place == Place::Asking && turn.blocks.is_empty(), "a request at {:?}", turn.place);
+        turn.before = turn.usage();
+        (turn.current, turn.told) = (Usage::default(), None);
+        Ok(())
+    }
+
+    /// A stream tells of its message.
+    pub(super) fn told(&mut self, data: &MessageDelta) -> Check {
+        let turn = self.turn()?;
+        turn.current = data.usage.unwrap_or(turn.current);
+        turn.told = data.stop_reason.clone().or(turn.told.take());
+        Ok(())
+    }
+
+    pub(super) fn prepares(&mut self, request: &History) -> Check {
+        let committed = self.committed.clone();
+        let turn = self.turn()?;
+        ensure!(turn.place == Place::Asking, "a step is prepared at {:?}", turn.place);
+        ensure!(turn.base == turn.pending.len(), "the request is not what the step began with");
+        let whole = committed.iter().chain(&turn.pending);
+        ensure!(request.iter().eq(whole), "the request is not the committed and the pending messages");
+        Ok(())
+    }
+
+    pub(super) fn concludes(&mut self, response: &Response) -> Check {
+        ensure!(!self.interrupting(), "handle_turn is called on an interrupt");
+        let turn = self.turn()?;
+        ensure!(matches!(turn.place, Place::Complete | Place::Deciding | Place::Closed), "handle_turn early");
+        ensure!(response.messages == turn.pending, "handle_turn sees other messages than the turn's");
+        ensure!(response.usage == turn.usage(), "handle_turn sees {:?}", response.usage);
+        Ok(())
+    }
+
+    // ---- events ----
+
+    pub(super) fn event(&mut self, event: &Event) -> Check {
+        self.took_staged = false;
+        if let Some(status) = self.cause.take() {
+            let fits = match (status, event) {
+                (Status::Busy, Event::Message { message, .. }) => message.role == Role::User,
+                (Status::Idle, event) => ends_run(event),
+                (Status::Paused, event) => matches!(event, Event::Pause { .. }),
+                _ => false,
+            };
+            ensure!(fits, "status {status:?} precedes {event:?}");
+        }
+        match event {
+            Event::Status { status } => self.status(*status),
+            Event::Message { message, step } if message.role == Role::User => self.user(message, *step),
+            Event::Message { message, step } => self.assistant(message, *step),
+            Event::Step(response) => self.stepped(response),
+            Event::ToolResult { result, .. } => {
+                let interrupting = self.interrupting();
+                let turn = self.turn()?;
+                let early = interrupting && turn.place == Place::Answered;
+                ensure!(turn.place == Place::Deciding || early, "a tool result at {:?}", turn.place);
+                turn.results.push(result.clone().into());
+                Ok(())
+            }
+            Event::Pause { tool_use, .. } => {
+                ensure!(self.status == Status::Paused, "a pause while {:?}", self.status);
+                ensure!(self.waiting.is_none(), "two pauses at once");
+                let fresh = self.spent.insert(tool_use.id.clone());
+                ensure!(fresh, "a late resume of {} would apply to a newer call", tool_use.id);
+                self.waiting = Some(tool_use.id.clone());
+                Ok(())
+            }
+            Event::Retry { pending, failure, .. } => {
+                ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
+                self.retried(*pending)
+            }
+            Event::Turn(outcome) => self.turn_ends(outcome),
+            Event::Cancelled { response, staged } => {
+                ensure!(self.run, "cancelled without a run");
+                ensure!(response.stop_reason == StopReason::Cancelled, "{:?}", response.stop_reason);
+                self.discarded(response, staged.as_ref())
+            }
+            Event::Error { response, staged, failure } => {
+                ensure!(self.run || self.input == Input::EventFails, "an error without a run");
+                ensure!(
+                    self.input != Input::GivesUp || self.failure.as_ref() == Some(failure),
+                    "an error for {failure:?}"
+                );
+                self.discarded(response, staged.as_ref())
+            }
+            Event::State(_) => {
+                ensure!(!self.run, "the state is set within a run");
+                Ok(())
+            }
+            block => self.block_event(block),
+        }
+    }
+
+    fn status(&mut self, status: Status) -> Check {
+        ensure!(status != self.status, "status {status:?} is no news");
+        if (self.status, status) != (Status::Paused, Status::Busy) {
+            self.cause = Some(status);
+        }
+        if self.status == Status::Paused {
+            self.waiting = None;
+        }
+        self.status = status;
+        Ok(())
+    }
+
+    fn user(&mut self, message: &Arc<Message>, step: u32) -> Check {
+        if self.turn.is_none() {
+            return self.begins(message, step);
+        }
+        let closes =
+            self.interrupting() || self.exhausted() || self.turn()?.reason == Some(StopReason::Refusal);
+        let turn = self.turn()?;
+        ensure!(
+            matches!(turn.place, Place::Deciding | Place::Answered),
+            "a user message at {:?}",
+            turn.place
+        );
+        ensure!(turn.results.len() == turn.uses(), "{} results for {} uses", turn.results.len(), turn.uses());
+        ensure!(message.content == turn.results, "the message holds other results than were told");
+        turn.results.clear();
+        turn.pending.push(Arc::clone(message));
+        if closes {
+            turn.place = Place::Closed;
+        } else {
+            turn.place = Place::Asking;
+            turn.base = turn.pending.len();
+            self.step += 1;
+        }
+        self.check_step(step)
+    }
+
+    fn begins(&mut self, message: &Arc<Message>, step: u32) -> Check {
+        let content = if let Some(prompt) = self.starting.take() {
+            ensure!(!self.run, "a prompt starts within a run");
+            self.take(&prompt)
+        } else if let Some(prompt) = self.staged.take() {
+            ensure!(self.run, "a staged prompt begins a run");
+            (self.took_staged, self.continuation) = (true, None);
+            self.take(&prompt)
+        } else {
+            ensure!(self.run, "a turn begins from nothing");
+            self.continuation.take().ok_or("a turn begins from nothing")?
+        };
+        let expected = answer_open_tool_uses(&self.committed, content).map_err(|error| error.to_string())?;
+        ensure!(message.content == expected, "a turn begins with {message:?}, not with {expected:?}");
+        (self.run, self.turn) = (true, Some(Turn::new(Arc::clone(message))));
+        self.step += 1;
+        self.check_step(step)
+    }
+
+    fn take(&mut self, prompt: &Prompt) -> Blocks {
+        (self.step, self.requests) = (0, 0);
+        self.limit = prompt.max_steps.or(self.own_limit);
+        self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
+        prompt.content.clone()
+    }
+
+    fn check_step(&self, step: u32) -> Check {
+        ensure!(step == self.step, "a message of step {step} in step {}", self.step);
+        ensure!(self.limit.is_none_or(|limit| step <= limit), "step {step} of {:?}", self.limit);
+        Ok(())
+    }
+
+    fn assistant(&mut self, message: &Arc<Message>, step: u32) -> Check {
+        let interrupting = self.interrupting();
+        let turn = self.turn()?;
+        ensure!(turn.place == Place::Asking, "an answer at {:?}", turn.place);
+        super::blocks::check_answer(&turn.blocks, message, interrupting)?;
+        turn.blocks.clear();
+        turn.pending.push(Arc::clone(message));
+        turn.place = Place::Answered;
+        self.check_step(step)
+    }
+
+    fn stepped(&mut self, response: &Response) -> Check {
+        let exhausted = self.exhausted();
+        let (interrupting, step) = (self.interrupting(), self.step);
+        let turn = self.turn()?;
+        ensure!(turn.place == Place::Answered && !interrupting, "a step at {:?}", turn.place);
+        let prompting = turn.pending.iter().rev().find(|message| message.role == Role::User);
+        let messages: Vec<_> = prompting.into_iter().chain(turn.pending.last()).cloned().collect();
+        ensure!(response.messages == messages, "a step of {:?}, not {messages:?}", response.messages);
+        ensure!(response.message.as_ref() == turn.pending.last(), "a step without its answer");
+        ensure!(response.usage == turn.current, "a step used {:?}, not {:?}", response.usage, turn.current);
+        let paused_for_good = exhausted && turn.uses() == 0 && turn.told == Some(StopReason::Pause);
+        let reason = if paused_for_good { Some(StopReason::MaxSteps) } else { turn.told.clone() };
+        ensure!(Some(&response.stop_reason) == reason.as_ref(), "a step ends as {}", response.stop_reason);
+        ensure!(response.step == step, "step {} is told as {}", step, response.step);
+        turn.reason = Some(response.stop_reason.clone());
+        turn.place = match response.stop_reason {
+            _ if turn.uses() > 0 => Place::Deciding,
+            StopReason::Pause if !exhausted => Place::Asking,
+            _ => Place::Complete,
+        };
+        if turn.place == Place::Asking {
+            turn.base = turn.pending.len();
+            self.step += 1;
+        }
+        Ok(())
+    }
+
+    fn retried(&mut self, pending: usize) -> Check {
+        self.step += 1;
+        self.check_step(self.step)?;
+        let turn = self.turn()?;
+        ensure!(pending == turn.base, "{pending} messages remain, the step began with {}", turn.base);
+        turn.pending.truncate(pending);
+        turn.blocks.clear();
+        turn.results.clear();
+        turn.place = Place::Asking;
+        Ok(())
+    }
+
+    // ---- between inputs ----
+
+    /// The model agrees with the core, and nothing is half told.
+    pub(super) fn check_rest(&mut self, core: &Core) -> Check {
+        self.input = Input::Plain;
+        ensure!(self.cause.is_none(), "status {:?} was told without its cause", self.status);
+        ensure!(self.starting.is_none(), "an accepted prompt did not begin");
+        ensure!(self.status == core.status(), "{:?} was told, it is {:?}", self.status, core.status());
+        ensure!(self.committed == *core.history(), "the history is not what turns committed");
+        ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
+        ensure!(self.step == core.step(), "step {} is told as {}", core.step(), self.step);
+        let waiting = core.phase().waiting().map(|(tool_use, _)| &tool_use.id);
+        ensure!(self.waiting.as_ref() == waiting, "it waits for {waiting:?}, told was {:?}", self.waiting);
+        let idle = matches!(core.phase(), Phase::Idle | Phase::Noticing { then: Then::Rest, .. });
+        ensure!(self.run != idle, "a run is {}, but it is at {:?}", self.run, core.phase());
+        let own = self.turn.iter().flat_map(|turn| &turn.pending);
+        let pending = core.phase().turn().into_iter().flat_map(|turn| turn.working.pending());
+        ensure!(own.eq(pending), "other messages are pending than were told");
+        Ok(())
+    }
+
+    pub(super) fn check_end(&self) -> Check {
+        ensure!(!self.run && self.turn.is_none(), "a run has no end");
+        ensure!(self.staged.is_none(), "a staged prompt is lost");
+        let (told, spent) = (self.told_usage, self.spent_usage);
+        ensure!(told == spent, "{spent:?} was used, {told:?} told");
+        Ok(())
+    }
+}
+
+/// Whether `event` ends a run.
+pub(super) fn ends_run(event: &Event) -> bool {
+    use crate::agent::TurnOutcome;
+    matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
+}

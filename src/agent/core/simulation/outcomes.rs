@@ -1,0 +1,187 @@
+//! Random outcomes of what goes on.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{Check, commands::random_decision, ensure, model::Input, world::World};
+use crate::{
+    agent::{
+        ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
+        core::{Accepted, Call},
+        phase::{Op, Phase},
+    },
+    message::{Blocks, Text, ToolResult, ToolUse},
+};
+
+impl World {
+    pub(super) fn has_outcome(&self) -> bool {
+        self.call.is_some() || self.stream.is_some() || self.tasks.is_some() || self.delay.is_some()
+    }
+
+    /// Something that goes on comes to its outcome, or a step further.
+    pub(super) fn outcome(&mut self) -> Check {
+        if let Some((limit, false)) = self.watch
+            && !self.friendly
+            && self.rng.percent(3)
+        {
+            self.note(|| "time over".to_owned());
+            self.watch = None;
+            return self.input(|core, env, effects| core.time_over(limit, env, effects));
+        }
+        if self.friendly && self.model.waiting.is_some() {
+            return self.resume();
+        }
+        // A callback and a stream go on side by side while the provider asks.
+        let stream_first = self.rng.percent(50);
+        if self.stream.is_some() && (self.call.is_none() || stream_first) {
+            return self.stream_outcome();
+        }
+        if let Some((op, call)) = self.call.take() {
+            return self.returned(op, call);
+        }
+        if self.tasks.is_some() {
+            return self.tool_outcome();
+        }
+        let op = self.delay.take().ok_or_else(|| format!("nothing goes on at {:?}", self.core.phase()))?;
+        self.note(|| "delay over".to_owned());
+        self.input(|core, _, effects| core.delay_over(op, effects))
+    }
+
+    fn tool_outcome(&mut self) -> Check {
+        let (op, mut calls) = self.tasks.take().ok_or("no tool runs")?;
+        let index = self.rng.below(calls.len());
+        let call = calls.swap_remove(index);
+        if !calls.is_empty() {
+            self.tasks = Some((op, calls));
+        }
+        let other = ToolUse::new("other", "other", json!({}));
+        let tool_use = if self.rng.percent(10) { &other } else { &call.tool_use };
+        let text = Text::new(format!("done at {}", self.rng.below(1000)));
+        let result = if self.rng.percent(20) {
+            ToolResult::error(tool_use, text.text)
+        } else {
+            ToolResult::ok(tool_use, text)
+        };
+        self.note(|| format!("tool done {} {result:?}", call.slot));
+        self.desk.done(call.slot, &result);
+        self.input(|core, env, effects| core.tool_done(op, call.slot, result, env, effects))
+    }
+
+    /// A callback returns, or fails.
+    fn returned(&mut self, op: Op, call: Call) -> Check {
+        if !self.friendly && self.rng.percent(self.panics) {
+            self.note(|| format!("{} panics", call.name()));
+            if matches!(call, Call::HandleEvent) {
+                self.model.input = Input::EventFails;
+            }
+            return self
+                .input(|core, env, effects| core.call_failed(op, call.name(), "boom".into(), env, effects));
+        }
+        match call {
+            Call::PrepareStep => {
+                self.note(|| "prepared".to_owned());
+                self.input(|core, _, effects| core.prepared(op, effects))
+            }
+            Call::HandleToolUse(_) => self.tool_decided(op),
+            Call::HandleToolResult(result) => self.result_reviewed(op, result),
+            Call::HandleTurn(_) => self.turn_decided(op),
+            Call::HandleError(_) => {
+                let decision = match self.rng.below(10) {
+                    _ if self.friendly => ErrorDecision::Stop,
+                    0..2 => ErrorDecision::Stop,
+                    2..6 => ErrorDecision::Retry,
+                    6 => ErrorDecision::RetryAfter(Duration::ZERO),
+                    _ => ErrorDecision::RetryAfter(Duration::from_secs(1)),
+                };
+                self.note(|| format!("handle_error: {decision:?}"));
+                let retries = decision != ErrorDecision::Stop;
+                if !retries {
+                    self.model.input = Input::GivesUp;
+                }
+                self.retry_after = match decision {
+                    ErrorDecision::RetryAfter(delay) => Some(delay).filter(|delay| !delay.is_zero()),
+                    _ => None,
+                };
+                let timed_out = matches!(self.model.failure, Some(Failure::TimeLimit { .. }));
+                let (limit, step) = (self.model.limit, self.model.step);
+                self.input(|core, env, effects| core.error_decided(op, decision, env, effects))?;
+                let goes_on = retries && limit.is_none_or(|limit| step < limit);
+                ensure!(goes_on == self.model.is_running(), "a retry at {step} of {limit:?}: {decision:?}");
+                ensure!(!timed_out || !goes_on || self.watch.is_some(), "the clock does not run again");
+                let delayed = self.retry_after.is_some() == self.delay.is_some();
+                ensure!(!goes_on || delayed, "{decision:?}, delay {:?}", self.delay);
+                Ok(())
+            }
+            Call::HandleEvent => {
+                let prompt = (!self.friendly && self.rng.percent(40)).then(|| self.random_prompt());
+                self.event_handled(op, prompt)
+            }
+        }
+    }
+
+    fn tool_decided(&mut self, op: Op) -> Check {
+        let decision = if !self.friendly && self.rng.percent(35) {
+            ToolDecision::Pause(json!({ "reason": self.rng.below(100) }))
+        } else {
+            random_decision(&mut self.rng).into()
+        };
+        self.note(|| format!("handle_tool_use: {decision:?}"));
+        if let Ok(decision) = decision.clone().or_pause() {
+            if matches!(self.core.phase(), Phase::Deciding { .. }) {
+                self.desk.decided(decision)?;
+            } else {
+                self.answer = Some(decision);
+            }
+        }
+        self.input(|core, env, effects| core.tool_decided(op, decision, env, effects))
+    }
+
+    fn result_reviewed(&mut self, op: Op, mut result: ToolResult) -> Check {
+        if self.rng.percent(20) {
+            let other = ToolUse::new("changed", "changed", json!({}));
+            result = ToolResult::ok(&other, Text::new("changed"));
+        }
+        self.note(|| format!("handle_tool_result: {result:?}"));
+        self.desk.reviewed(&result);
+        self.input(|core, env, effects| core.result_reviewed(op, result, env, effects))
+    }
+
+    fn turn_decided(&mut self, op: Op) -> Check {
+        let stray = ToolUse::new("stray", "search", json!({}));
+        self.prompts += 1;
+        let text = format!("continue {}", self.prompts);
+        let content = match self.rng.below(20) {
+            _ if self.friendly => None,
+            0..12 => None,
+            12 => Some(Blocks::from("")),
+            13 => Some(ToolResult::ok(&stray, Text::new("stray")).into()),
+            14 => Some(stray.into()),
+            _ => Some(Blocks::from(text)),
+        };
+        self.note(|| format!("handle_turn: {content:?}"));
+        let (limit, step) = (self.model.limit, self.model.step);
+        let exhausted = limit.is_some_and(|limit| step >= limit);
+        if exhausted && content.is_some() {
+            self.model.input = Input::Ignored;
+        }
+        self.model.continuation = content.clone().filter(|_| !exhausted);
+        let decision = content.map_or(TurnDecision::Stop, TurnDecision::Continue);
+        self.input(|core, env, effects| core.turn_decided(op, decision, env, effects))
+    }
+
+    fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
+        self.note(|| format!("handle_event: {prompt:?}"));
+        if let Some(prompt) = &prompt {
+            match self.expect(prompt, false) {
+                // Nobody could be told what was replaced.
+                Ok(Accepted::Staged { replaced: Some(_) }) | Err(_) => self.model.input = Input::EventFails,
+                Ok(accepted) => self.accepted(prompt.clone(), &accepted),
+            }
+        }
+        let fails = self.model.input == Input::EventFails;
+        self.input(|core, env, effects| core.event_handled(op, prompt, env, effects))?;
+        ensure!(!fails || !self.model.is_running(), "a prompt of handle_event that can't be taken passes");
+        Ok(())
+    }
+}

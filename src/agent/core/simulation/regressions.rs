@@ -1,0 +1,367 @@
+//! Schedules that once broke the contract, by name.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::{ends::some_usage, world};
+use crate::{
+    agent::{
+        AgentError, Config, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
+        core::{Core, Effect, Env},
+        phase::{Op, Phase},
+    },
+    message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, Usage},
+    provider::{BlockStart, Delta, MessageDelta, Part, StopReason},
+    subscription::EventId,
+    tool::{Decision, ToolSet},
+};
+
+/// A core, driven by hand.
+struct Bench {
+    core: Core,
+    config: Config,
+    tools: ToolSet,
+    /// All that it told.
+    events: Vec<Event>,
+    /// The operation of the last callback that was called.
+    call: Op,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (config, tools) = (world::config(), world::tools());
+        Self { core: Core::default(), config, tools, events: Vec::new(), call: 0 }
+    }
+
+    fn feed<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
+        let mut effects = Vec::new();
+        let env = Env { now: Timestamp(1), config: &self.config, tools: &self.tools, turn_id: u128::MAX };
+        let output = input(&mut self.core, &env, &mut effects);
+        for effect in effects {
+            match effect {
+                Effect::Emit(event) => self.events.push(event),
+                Effect::Call(op, _) => self.call = op,
+                _ => {}
+            }
+        }
+        self.core.check().unwrap();
+        output
+    }
+
+    fn prompt(&mut self, prompt: impl Into<Prompt>) {
+        let prompt = prompt.into();
+        self.feed(|core, env, effects| core.prompt(prompt, false, env, effects)).unwrap();
+    }
+
+    /// The request goes out, and the answer begins with these.
+    fn answer(&mut self, deltas: impl IntoIterator<Item = Delta>) {
+        let call = self.call;
+        self.feed(|core, _, effects| core.prepared(call, effects));
+        for delta in deltas {
+            let op = self.op();
+            self.feed(|core, _, effects| core.delta(op, delta, effects));
+        }
+    }
+
+    fn end(&mut self, reason: StopReason) {
+        let op = self.op();
+        self.feed(|core, env, effects| {
+            core.delta(op, Delta::stop(reason), effects);
+            core.stream_ended(op, env, effects);
+        });
+    }
+
+    fn decide(&mut self, decision: ToolDecision) {
+        let call = self.call;
+        self.feed(|core, env, effects| core.tool_decided(call, decision, env, effects));
+    }
+
+    fn conclude(&mut self, decision: TurnDecision) {
+        let call = self.call;
+        self.feed(|core, env, effects| core.turn_decided(call, decision, env, effects));
+    }
+
+    fn pause(&mut self) {
+        self.decide(ToolDecision::Pause(json!("ask a person")));
+    }
+
+    fn resume(&mut self, id: &str) -> Result<(), AgentError> {
+        let id = id.into();
+        self.feed(|core, env, effects| core.resume(&id, Decision::reject("no"), env, effects))
+    }
+
+    fn time_over(&mut self) {
+        self.feed(|core, env, effects| core.time_over(Duration::from_secs(1), env, effects));
+    }
+
+    fn retry(&mut self) {
+        let call = self.call;
+        self.feed(|core, env, effects| core.error_decided(call, ErrorDecision::Retry, env, effects));
+    }
+
+    fn interrupt(&mut self) {
+        self.feed(Core::interrupt).unwrap();
+    }
+
+    /// What the phase waits for.
+    fn op(&self) -> Op {
+        self.core.phase().op().unwrap()
+    }
+
+    fn waiting(&self) -> &str {
+        self.core.phase().waiting().unwrap().0.id.as_str()
+    }
+
+    fn snapshot(&self) -> Snapshot {
+        let none = EventId { incarnation: 0, number: 0 };
+        self.core.snapshot(none, self.config.view(self.core.history().clone()))
+    }
+}
+
+fn starts_tool_use(index: usize, id: &str) -> Delta {
+    Delta::Start { index, block: BlockStart::ToolUse { id: id.into(), name: "search".to_owned() } }
+}
+
+fn uses_usage(usage: Usage) -> Delta {
+    Delta::Message(Box::new(MessageDelta { usage: Some(usage), ..MessageDelta::default() }))
+}
+
+fn text(text: &str) -> [Delta; 2] {
+    let part = Part::Text(text.to_owned());
+    [Delta::Start { index: 0, block: BlockStart::Text }, Delta::Extend { index: 0, part }]
+}
+
+fn is_stale(resumed: &Result<(), AgentError>) -> bool {
+    matches!(resumed, Err(AgentError::StaleResume { .. }))
+}
+
+#[test]
+fn retry_after_time_limit_in_handle_event_keeps_the_prompt() {
+    let mut bench = Bench::new();
+    bench.feed(|core, _, effects| core.notify(effects)).unwrap();
+    bench.prompt("hi");
+    bench.time_over();
+    bench.retry();
+    let turn = bench.core.phase().turn().unwrap();
+    assert_eq!(turn.working.all().iter().map(|message| message.text()).collect::<Vec<_>>(), ["hi"]);
+}
+
+#[test]
+fn resume_late_for_a_call_of_an_earlier_turn_is_stale() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer([starts_tool_use(0, "call_0")]);
+    bench.end(StopReason::ToolUse);
+    bench.pause();
+    bench.feed(Core::cancel).unwrap();
+
+    bench.prompt("again");
+    bench.answer([starts_tool_use(0, "call_0")]);
+    bench.end(StopReason::ToolUse);
+    bench.pause();
+    assert!(is_stale(&bench.resume("call_0")));
+    let waiting = bench.waiting().to_owned();
+    bench.resume(&waiting).unwrap();
+}
+
+#[test]
+fn resume_late_for_an_id_that_was_made_up_is_stale() {
+    // An empty id becomes one that is the same in each answer.
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    for _ in 0..2 {
+        bench.answer([starts_tool_use(0, "")]);
+        bench.end(StopReason::ToolUse);
+        bench.pause();
+        let waiting = bench.waiting().to_owned();
+        bench.resume(&waiting).unwrap();
+        assert!(matches!(bench.resume(&waiting), Err(AgentError::NotPaused(_))));
+        let (call, tool_use) = (bench.call, ToolUse::new(waiting, "search", json!({})));
+        let result = ToolResult::error(&tool_use, "no");
+        bench.feed(|core, env, effects| core.result_reviewed(call, result, env, effects));
+    }
+    let waited = bench.events.iter().filter_map(|event| match event {
+        Event::Pause { tool_use, .. } => Some(tool_use.id.as_str()),
+        _ => None,
+    });
+    let [first, second] = waited.collect::<Vec<_>>()[..] else { panic!("it paused twice") };
+    assert_ne!(first, second);
+}
+
+#[test]
+fn resume_late_for_a_question_of_the_provider_is_stale() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer([]);
+    let op = bench.op();
+    for _ in 0..2 {
+        let tool_use = ToolUse::new("a", "served", json!({}));
+        bench.feed(|core, _, effects| core.asked(op, tool_use, effects));
+        bench.pause();
+        if bench.waiting() == "a" {
+            bench.resume("a").unwrap();
+        }
+    }
+    assert!(is_stale(&bench.resume("a")));
+}
+
+#[test]
+fn tool_decided_late_for_a_paused_question_changes_nothing() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer([]);
+    let op = bench.op();
+    bench.feed(|core, _, effects| core.asked(op, ToolUse::new("a", "served", json!({})), effects));
+    bench.pause();
+    bench.decide(ToolDecision::Execute);
+    assert_eq!(bench.waiting(), "a");
+}
+
+#[test]
+fn interrupt_after_time_limit_in_review_tells_each_result_once() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer([starts_tool_use(0, "a"), starts_tool_use(1, "b")]);
+    bench.end(StopReason::ToolUse);
+    bench.decide(ToolDecision::Reject("no".to_owned()));
+    bench.decide(ToolDecision::Execute);
+    let (op, tool_use) = (bench.op(), ToolUse::new("b", "search", json!({})));
+    let done = ToolResult::ok(&tool_use, crate::message::Text::new("done"));
+    bench.feed(|core, env, effects| core.tool_done(op, 1, done, env, effects));
+    let (call, first) = (bench.call, ToolResult::error(&tool_use, "reviewed"));
+    bench.feed(|core, env, effects| core.result_reviewed(call, first, env, effects));
+    bench.time_over();
+    bench.interrupt();
+    let told = bench.events.iter().filter_map(|event| match event {
+        Event::ToolResult { result, .. } => Some((result.tool_use_id.as_str(), result.text())),
+        _ => None,
+    });
+    let told: Vec<_> = told.collect();
+    assert_eq!(told[0], ("a", "reviewed".to_owned()));
+    assert_eq!(told.iter().map(|(id, _)| *id).collect::<Vec<_>>(), ["a", "b"]);
+    let results = bench.core.history().last().unwrap().tool_results().map(ToolResult::text);
+    assert!(results.eq(told.into_iter().map(|(_, text)| text)));
+}
+
+#[test]
+fn retry_of_a_broken_answer_counts_what_it_used() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer([uses_usage(some_usage(5))]);
+    let op = bench.op();
+    bench.feed(|core, env, effects| core.stream_ended(op, env, effects));
+    bench.retry();
+    bench.answer(text("hello").into_iter().chain([uses_usage(some_usage(7))]));
+    bench.end(StopReason::Stop);
+    bench.conclude(TurnDecision::Stop);
+    let Some(Event::Turn(TurnOutcome::Stop { response, .. })) = bench.events.last() else {
+        panic!("the run has ended: {:?}", bench.events);
+    };
+    assert_eq!(response.usage, some_usage(5) + some_usage(7));
+}
+
+#[test]
+fn step_after_a_paused_answer_names_the_user_message() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    for reason in [StopReason::Pause, StopReason::Stop] {
+        bench.answer(text("hello"));
+        bench.end(reason);
+    }
+    let steps: Vec<_> = bench
+        .events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Step(step) => Some(step.messages.iter().map(|message| message.role).collect::<Vec<_>>()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(steps, [[Role::User, Role::Assistant], [Role::User, Role::Assistant]]);
+}
+
+#[test]
+fn turn_without_tool_uses_does_not_stop_for_them() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer(text("hello"));
+    bench.end(StopReason::ToolUse);
+    bench.conclude(TurnDecision::Stop);
+    let Some(Event::Turn(outcome)) = bench.events.last() else { panic!("the run has ended") };
+    assert_eq!(outcome.response().stop_reason, StopReason::Stop);
+}
+
+#[test]
+fn turn_at_the_limit_keeps_its_reason_if_a_staged_prompt_follows() {
+    let mut bench = Bench::new();
+    bench.prompt(Prompt::new("hi").with_max_steps(1));
+    bench.answer(text("hello"));
+    bench.end(StopReason::Stop);
+    bench.prompt("next");
+    bench.conclude(TurnDecision::continue_with("more"));
+    let turn = bench.events.iter().find_map(|event| match event {
+        Event::Turn(TurnOutcome::Continue { response }) => Some(&response.stop_reason),
+        _ => None,
+    });
+    assert_eq!(turn, Some(&StopReason::Stop));
+}
+
+#[test]
+fn snapshot_apply_shows_a_staged_prompt_taken_between_two_turns() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    bench.answer(text("hello"));
+    bench.end(StopReason::Stop);
+    bench.feed(|core, _, effects| core.notify(effects)).unwrap();
+    bench.conclude(TurnDecision::continue_with("more"));
+    bench.prompt("staged");
+    let mut snapshot = bench.snapshot();
+    assert!(snapshot.staged.is_some());
+    bench.events.clear();
+    let call = bench.call;
+    bench.feed(|core, env, effects| core.event_handled(call, None, env, effects));
+    bench.events.iter().for_each(|event| snapshot.apply(event));
+    assert_eq!(snapshot, bench.snapshot());
+}
+
+#[test]
+fn snapshot_apply_knows_that_a_file_is_complete() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    let mut snapshot = bench.snapshot();
+    bench.events.clear();
+    let file = crate::message::Attachment::base64("image/png", "iVBORw0KGgo=");
+    bench.answer([Delta::Start { index: 0, block: BlockStart::Attachment(file) }]);
+    bench.events.iter().for_each(|event| snapshot.apply(event));
+    assert_eq!(snapshot, bench.snapshot());
+}
+
+#[test]
+fn phase_through_json_values_keeps_the_turn() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    let value = serde_json::to_value(bench.core.phase()).unwrap();
+    let mut phase: Phase = serde_json::from_value(value).unwrap();
+    phase.rebase(bench.core.history());
+    assert_eq!(phase, *bench.core.phase());
+    assert_eq!(phase.turn().unwrap().id, u128::MAX);
+}
+
+#[test]
+fn staged_prompt_behind_open_tool_uses_answers_them() {
+    let mut bench = Bench::new();
+    bench.prompt("hi");
+    let ask = BlockStart::ToolUse { id: "a".into(), name: "ask_user".to_owned() };
+    bench.answer([Delta::Start { index: 0, block: ask }]);
+    bench.end(StopReason::ToolUse);
+    bench.decide(ToolDecision::Execute);
+    bench.prompt("never mind");
+    bench.conclude(TurnDecision::Stop);
+    let turn = bench.core.phase().turn().unwrap();
+    let first: &Message = turn.working.pending().next().unwrap();
+    let [Content::ToolResult(result), Content::Text(text)] = &first.content[..] else {
+        panic!("a result and the prompt: {first:?}");
+    };
+    assert!(result.is_error);
+    assert_eq!(text.text, "never mind");
+}

@@ -1,0 +1,181 @@
+//! The provider: an answer at random, delta by delta.
+
+use serde_json::json;
+
+use super::{Check, ends::some_usage, random::Rng, world::World};
+use crate::{
+    agent::{Failure, phase::Op},
+    message::{Attachment, ProviderItem, ToolUse},
+    provider::{BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason},
+};
+
+/// An exchange in flight.
+pub(super) struct Stream {
+    pub(super) op: Op,
+    blocks: Vec<Kind>,
+    /// Whether the stop reason was told.
+    stopped: bool,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Text,
+    Thinking,
+    ToolUse,
+    Item,
+    Whole,
+}
+
+/// What the provider does next.
+enum Next {
+    Delta(Delta),
+    Ask,
+    Withdraw,
+    Fail(Failure),
+    End,
+}
+
+/// Few ids, so that they come again; one is missing, and some look like those that are made up.
+const IDS: [&str; 6] = ["a", "b", "c", "", "a_1", "a_1_0"];
+const NAMES: [&str; 7] = ["search", "search", "search", "write", "unknown", "ask_user", "pick"];
+
+impl Stream {
+    pub(super) fn new(op: Op) -> Self {
+        Self { op, blocks: Vec::new(), stopped: false }
+    }
+
+    fn next(&mut self, rng: &mut Rng, friendly: bool) -> Next {
+        if self.stopped && (friendly || rng.percent(80)) {
+            return Next::End;
+        }
+        match rng.below(100) {
+            _ if friendly => self.stop(rng, true),
+            0..18 => self.stop(rng, false),
+            18..20 => Next::Fail(ProviderError::new(ErrorKind::Overloaded, "overloaded").into()),
+            20 => Next::Fail(Failure::ProviderPanicked { message: "boom".into() }),
+            21..23 => Next::End,
+            23..26 => Next::Ask,
+            26..29 => Next::Withdraw,
+            29..37 => Next::Delta(Delta::Message(Box::new(MessageDelta {
+                usage: Some(some_usage(rng.below(50))),
+                model: rng.percent(30).then(|| "the-model".to_owned()),
+                ..MessageDelta::default()
+            }))),
+            37..39 => Next::Delta(self.refused(rng)),
+            39..60 if self.blocks.len() < 4 => Next::Delta(self.start(rng)),
+            60..70 if !self.blocks.is_empty() => {
+                // Often one that has ended, which is refused: rarer than it looks, since most have not.
+                Next::Delta(Delta::End { index: self.blocks.len() - 1 })
+            }
+            _ => self.extend(rng).map_or_else(|| Next::Delta(self.start(rng)), Next::Delta),
+        }
+    }
+
+    fn stop(&mut self, rng: &mut Rng, friendly: bool) -> Next {
+        self.stopped = true;
+        let usual = if self.blocks.contains(&Kind::ToolUse) { StopReason::ToolUse } else { StopReason::Stop };
+        let reason = match rng.below(20) {
+            _ if friendly => usual,
+            0..13 => usual,
+            13..15 => StopReason::Pause,
+            15 => StopReason::Length,
+            16 => StopReason::Refusal,
+            17 => StopReason::ToolUse,
+            18 => StopReason::Stop,
+            _ => StopReason::Other("strange".into()),
+        };
+        Next::Delta(Delta::stop(reason))
+    }
+
+    fn start(&mut self, rng: &mut Rng) -> Delta {
+        let (kind, block) = match rng.below(20) {
+            0..7 => (Kind::Text, BlockStart::Text),
+            7..11 => (Kind::Thinking, BlockStart::Thinking),
+            11..18 => {
+                let (id, name) = (rng.pick(&IDS).into(), rng.pick(&NAMES).to_owned());
+                (Kind::ToolUse, BlockStart::ToolUse { id, name })
+            }
+            18 => (Kind::Whole, BlockStart::Attachment(Attachment::url("image/png", "https://example.org/"))),
+            _ => (Kind::Item, BlockStart::ProviderItem(ProviderItem::new("nobody", json!({ "at": 0 })))),
+        };
+        self.blocks.push(kind);
+        Delta::Start { index: self.blocks.len() - 1, block }
+    }
+
+    fn extend(&mut self, rng: &mut Rng) -> Option<Delta> {
+        let index = rng.below(self.blocks.len().max(1));
+        let part = match self.blocks.get(index)? {
+            Kind::Whole => return None,
+            Kind::Text => {
+                rng.pick(&[Part::Text("word".into()), Part::Text(" ".into()), Part::Signature("s".into())])
+            }
+            Kind::Thinking => {
+                rng.pick(&[Part::Text("hm".into()), Part::Signature("s".into()), Part::Redacted("r".into())])
+            }
+            Kind::ToolUse => {
+                let piece = rng.pick(&["{}", "{\"n\": 1}", "{\"n\":", " 1}", "{oops"]);
+                Part::Input(piece.to_owned())
+            }
+            Kind::Item => Part::Item(json!({ "at": rng.below(9) })),
+        };
+        Some(Delta::Extend { index, part })
+    }
+
+    fn refused(&self, rng: &mut Rng) -> Delta {
+        let index = self.blocks.len();
+        match rng.below(3) {
+            0 => Delta::Start { index: index + 1, block: BlockStart::Text },
+            1 => Delta::Extend { index, part: Part::Text("nowhere".into()) },
+            _ => Delta::End { index },
+        }
+    }
+}
+
+impl World {
+    /// The provider does something.
+    pub(super) fn stream_outcome(&mut self) -> Check {
+        let Some(stream) = &mut self.stream else {
+            return Err("no stream is open".to_owned());
+        };
+        let op = stream.op;
+        match stream.next(&mut self.rng, self.friendly) {
+            Next::Delta(delta) => {
+                self.note(|| format!("{delta:?}"));
+                if let Delta::Message(data) = &delta {
+                    self.model.told(data)?;
+                }
+                self.input(|core, _, effects| core.delta(op, delta, effects))
+            }
+            Next::Ask => self.ask(op),
+            Next::Withdraw => {
+                if self.question.take().is_none() {
+                    return Ok(());
+                }
+                self.note(|| "the question is withdrawn".to_owned());
+                self.input(|core, _, effects| core.question_withdrawn(effects))
+            }
+            Next::Fail(failure) => {
+                self.note(|| format!("{failure:?}"));
+                self.input(|core, _, effects| core.stream_failed(op, failure, effects))
+            }
+            Next::End => {
+                self.note(|| "end of stream".to_owned());
+                (self.stream, self.question) = (None, None);
+                self.input(|core, env, effects| core.stream_ended(op, env, effects))
+            }
+        }
+    }
+
+    fn ask(&mut self, op: Op) -> Check {
+        let tool_use = ToolUse::new(self.rng.pick(&IDS), "served", json!({}));
+        self.note(|| format!("the provider asks for {tool_use:?}"));
+        if self.core.can_be_asked() {
+            self.question = Some(tool_use.clone());
+            return self.input(|core, _, effects| core.asked(op, tool_use, effects));
+        }
+        // The shell would not; but a second question must not push out the first.
+        let ((), effects) = self.feed(|core, _, effects| core.asked(op, tool_use, effects));
+        super::ensure!(effects.is_empty(), "a second question is taken: {effects:?}");
+        Ok(())
+    }
+}

@@ -1,0 +1,370 @@
+//! The world around the core: what the shell has in its hands, and the loop that plays a schedule.
+
+use std::{sync::Arc, time::Duration};
+
+use super::{
+    Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, random::Rng, stream::Stream,
+};
+use crate::{
+    agent::{
+        Config,
+        core::{Call, Core, Effect, Env},
+        phase::{Op, Phase, ToolCall},
+    },
+    message::{Timestamp, ToolUse},
+    provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
+    tool::{Decision, Schema, SchemaTool, ToolSet, tool_fn},
+};
+
+pub(super) struct World {
+    pub(super) rng: Rng,
+    pub(super) core: Core,
+    pub(super) config: Config,
+    pub(super) tools: ToolSet,
+    clock: u64,
+    /// The callback that runs.
+    pub(super) call: Option<(Op, Call)>,
+    pub(super) stream: Option<Stream>,
+    /// The provider's question, until it is answered.
+    pub(super) question: Option<ToolUse>,
+    /// What it was decided on the question, on its way to the provider.
+    pub(super) answer: Option<Decision>,
+    /// The tools that run still.
+    pub(super) tasks: Option<(Op, Vec<ToolCall>)>,
+    pub(super) delay: Option<Op>,
+    /// How long `handle_error` wants to wait.
+    pub(super) retry_after: Option<Duration>,
+    /// The turn's limit, and whether its clock stands.
+    pub(super) watch: Option<(Duration, bool)>,
+    /// Whether the clock was set or stopped in this input.
+    watches: bool,
+    pub(super) model: Model,
+    pub(super) desk: Desk,
+    pub(super) asks: Asks,
+    pub(super) kept: Kept,
+    /// Application events that wait.
+    pub(super) notices: usize,
+    pub(super) prompts: u32,
+    /// How often, of a hundred inputs, one is a command, and a callback panics.
+    commands: usize,
+    pub(super) panics: usize,
+    /// Whether everybody helps to come to the end.
+    pub(super) friendly: bool,
+    trace: Option<Vec<String>>,
+}
+
+/// A provider that is never called.
+struct Nobody;
+
+#[async_trait::async_trait]
+impl Provider for Nobody {
+    fn name(&self) -> &'static str {
+        "nobody"
+    }
+
+    async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+        unreachable!("the world streams by itself")
+    }
+}
+
+pub(super) fn config() -> Config {
+    Config {
+        model: provider::Model::new(Arc::new(Nobody), "model"),
+        system: None,
+        tools: ToolSet::new(),
+        options: Options::default(),
+        max_steps: None,
+        turn_timeout: None,
+    }
+}
+
+/// Two tools with handlers, two without.
+pub(super) fn tools() -> ToolSet {
+    let empty = || Schema::new(serde_json::json!({ "type": "object" })).expect("it is a schema");
+    let runs = |name: &str| {
+        tool_fn(name, "Runs.", |_: std::collections::BTreeMap<String, u8>, _| async {
+            Ok::<_, crate::tool::ToolError>("done")
+        })
+    };
+    let tools = ToolSet::new().with(runs("search")).and_then(|tools| tools.with(runs("write")));
+    tools
+        .and_then(|tools| tools.with(SchemaTool::new("ask_user", "Asks.", empty())))
+        .and_then(|tools| tools.with(SchemaTool::new("pick", "Picks.", empty())))
+        .expect("the names differ")
+}
+
+thread_local! {
+    /// Schemas are compiled once: it takes longer than a schedule.
+    static TOOLS: ToolSet = tools();
+    static CONFIG: Config = config();
+}
+
+impl World {
+    pub(super) fn new(seed: u64, trace: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut config = CONFIG.with(Config::clone);
+        config.max_steps = rng.pick(&[None, None, Some(2), Some(4)]);
+        config.turn_timeout = rng.pick(&[None, Some(Duration::from_secs(9))]);
+        let core = Core::new(super::commands::random_history(&mut rng));
+        let mut world = Self {
+            model: Model::new(core.history(), &config),
+            kept: Kept::new(&core, &config),
+            core,
+            config,
+            tools: TOOLS.with(ToolSet::clone),
+            clock: 0,
+            call: None,
+            stream: None,
+            question: None,
+            answer: None,
+            tasks: None,
+            delay: None,
+            retry_after: None,
+            watch: None,
+            watches: false,
+            desk: Desk::default(),
+            asks: Asks::default(),
+            notices: 0,
+            prompts: 0,
+            commands: rng.pick(&[4, 12, 40]),
+            panics: rng.pick(&[0, 0, 2, 15]),
+            friendly: false,
+            trace: trace.then(Vec::new),
+            rng,
+        };
+        world.note(|| format!("seed {seed}"));
+        world
+    }
+
+    pub(super) fn trace(&self) -> &[String] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    /// Writes down what goes in, if somebody wants to read it.
+    pub(super) fn note(&mut self, words: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(words());
+        }
+    }
+
+    /// Plays the schedule, and then everything to its end.
+    pub(super) fn play(&mut self) -> Check {
+        for _ in 0..4 + self.rng.below(60) {
+            self.play_one()?;
+        }
+        self.friendly = true;
+        for _ in 0..3000 {
+            if self.core.is_settled() {
+                return self.check_end();
+            }
+            self.outcome()?;
+        }
+        Err(format!("it does not come to rest: {:?}", self.core.phase()))
+    }
+
+    fn play_one(&mut self) -> Check {
+        if self.rng.percent(2) {
+            self.write_down_and_take_up()?;
+        }
+        if self.rng.percent(5) {
+            self.kept = Kept::new(&self.core, &self.config);
+        }
+        if self.rng.percent(5) {
+            return self.ghost();
+        }
+        if self.rng.percent(self.commands) || !self.has_outcome() {
+            return self.command();
+        }
+        self.outcome()
+    }
+
+    /// Gives the core an input; what it wants done is performed with [`World::perform_all`].
+    pub(super) fn feed<T>(
+        &mut self,
+        input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T,
+    ) -> (T, Vec<Effect>) {
+        self.clock += 1;
+        let mut effects = Vec::new();
+        let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
+        let env = Env { now: Timestamp(self.clock), config: &self.config, tools: &self.tools, turn_id };
+        let output = input(&mut self.core, &env, &mut effects);
+        (output, effects)
+    }
+
+    /// [`World::feed`] and [`World::perform_all`], where nothing is to be done in between.
+    pub(super) fn input(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>)) -> Check {
+        let ((), effects) = self.feed(input);
+        self.perform_all(effects)
+    }
+
+    /// Performs effects as the shell does, and checks everything after them.
+    pub(super) fn perform_all(&mut self, effects: Vec<Effect>) -> Check {
+        self.watches = false;
+        for effect in effects {
+            self.note(|| format!("      {effect:?}"));
+            self.perform(effect)?;
+        }
+        self.core.check()?;
+        ensure!(self.answer.is_none(), "{:?} is answered to nobody", self.answer);
+        self.check_hands()?;
+        self.model.check_rest(&self.core)?;
+        self.asks.check_rest(self.model.is_running())?;
+        self.kept.compare(&self.core, &self.config)
+    }
+
+    fn perform(&mut self, effect: Effect) -> Check {
+        match effect {
+            Effect::Emit(event) => {
+                let begins = !self.model.has_turn();
+                self.model.event(&event)?;
+                ensure!(!begins || !self.model.has_turn() || self.watches, "a turn begins without its clock");
+                self.desk.event(&event, self.model.interrupting())?;
+                self.asks.event(&event);
+                if self.model.took_staged {
+                    self.asks.check_none()?;
+                }
+                self.kept.apply(&event);
+            }
+            Effect::Call(op, call) => {
+                ensure!(self.call.is_none(), "{call:?} overlaps {:?}", self.call);
+                self.check_call(&call)?;
+                self.call = Some((op, call));
+            }
+            Effect::Abort => {
+                (self.call, self.stream, self.question, self.tasks, self.delay) =
+                    (None, None, None, None, None);
+            }
+            Effect::DropCall => self.call = None,
+            Effect::Open(op) => {
+                ensure!(self.stream.is_none(), "two streams at once");
+                self.model.opened()?;
+                self.stream = Some(Stream::new(op));
+            }
+            Effect::Answer(decision) => {
+                ensure!(self.question.take().is_some(), "{decision:?} answers nothing");
+                let given = self.answer.take();
+                ensure!(given.as_ref() == Some(&decision), "{decision:?} is answered, not {given:?}");
+            }
+            Effect::RunTools(op, calls) => {
+                ensure!(self.tasks.is_none(), "the tools of two steps run at once");
+                self.desk.run(&calls, &self.tools)?;
+                self.tasks = Some((op, calls));
+            }
+            Effect::Delay(op, delay) => {
+                ensure!(self.delay.is_none(), "a second delay");
+                ensure!(self.retry_after == Some(delay), "{delay:?}, wanted {:?}", self.retry_after);
+                self.delay = Some(op);
+            }
+            Effect::Watch(limit) => {
+                self.watch = limit.map(|limit| (limit, false));
+                self.watches = true;
+            }
+            Effect::FreezeWatch(freeze) => {
+                if let Some((_, frozen)) = &mut self.watch {
+                    *frozen = freeze;
+                }
+            }
+            Effect::Resolve(answer) => {
+                let over = !self.model.is_running() || self.model.staged.is_some();
+                self.asks.resolve(answer, over)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A callback is called at the right moment, with the right arguments.
+    fn check_call(&mut self, call: &Call) -> Check {
+        match call {
+            Call::PrepareStep => {
+                let turn = self.core.phase().turn().ok_or("a step without a turn")?;
+                let history = turn.working.all();
+                history.check_sendable().map_err(|error| format!("to be sent: {error}"))?;
+                self.model.prepares(history)
+            }
+            Call::HandleToolUse(tool_use) if self.stream.is_some() => {
+                let asked = self.question.as_ref().ok_or("nobody asked")?;
+                ensure!(asked.name == tool_use.name, "asked for {asked:?}, not for {tool_use:?}");
+                Ok(())
+            }
+            Call::HandleToolUse(tool_use) => self.desk.asks(tool_use),
+            Call::HandleToolResult(result) => self.desk.reviews(result),
+            Call::HandleTurn(response) => {
+                self.desk.concludes(response, &self.tools)?;
+                self.model.concludes(response)
+            }
+            Call::HandleError(failure) => {
+                self.model.failure = Some(failure.clone());
+                Ok(())
+            }
+            Call::HandleEvent => {
+                ensure!(self.notices > 0, "handle_event without an event");
+                ensure!(!self.model.has_turn(), "handle_event within a turn");
+                self.notices -= 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// What goes on is exactly what the phase waits for.
+    fn check_hands(&self) -> Check {
+        let calling = |op: Op| self.call.as_ref().is_some_and(|(called, _)| *called == op);
+        let phase = self.core.phase();
+        let name = self.call.as_ref().map(|(_, call)| call.name());
+        let (call, streams, runs, waits) = match phase {
+            Phase::Idle | Phase::Paused { .. } => (name.is_none(), false, false, false),
+            Phase::Noticing { op, .. } => (calling(*op) && name == Some("handle_event"), false, false, false),
+            Phase::Preparing { op, .. } => {
+                (calling(*op) && name == Some("prepare_step"), false, false, false)
+            }
+            Phase::Streaming { op, question, .. } => {
+                let asked = match question {
+                    None => self.call.is_none() && self.question.is_none(),
+                    Some(question) if question.paused.is_some() => {
+                        self.call.is_none() && self.question.is_some()
+                    }
+                    Some(question) => calling(question.op) && name == Some("handle_tool_use"),
+                };
+                (asked && self.stream.as_ref().is_some_and(|stream| stream.op == *op), true, false, false)
+            }
+            Phase::Deciding { op, .. } => {
+                (calling(*op) && name == Some("handle_tool_use"), false, false, false)
+            }
+            Phase::Executing { op, .. } => {
+                let running = self.tasks.as_ref().is_some_and(|(run, calls)| run == op && !calls.is_empty());
+                (self.call.is_none() && running, false, true, false)
+            }
+            Phase::Reviewing { op, .. } => {
+                (calling(*op) && name == Some("handle_tool_result"), false, false, false)
+            }
+            Phase::Concluding { op, .. } => {
+                (calling(*op) && name == Some("handle_turn"), false, false, false)
+            }
+            Phase::Failing { op, .. } => (calling(*op) && name == Some("handle_error"), false, false, false),
+            Phase::Delaying { op, .. } => {
+                (self.call.is_none() && self.delay == Some(*op), false, false, true)
+            }
+        };
+        let hands = (self.stream.is_some(), self.tasks.is_some(), self.delay.is_some());
+        ensure!(
+            call && hands == (streams, runs, waits),
+            "{phase:?} does not fit what goes on: {:?}, (stream, tools, delay) {hands:?}",
+            self.call
+        );
+        let frozen = self.watch.is_some_and(|(_, frozen)| frozen);
+        let paused = self.core.status() == crate::agent::Status::Paused;
+        ensure!(!frozen || paused, "the clock stands although nobody waits for a person");
+        ensure!(!paused || frozen || self.watch.is_none(), "the clock runs while a person decides");
+        ensure!(phase.turn().is_some() || self.watch.is_none(), "the clock runs without a turn");
+        let limit = self.watch.map(|(limit, _)| limit);
+        let wanted = self.model.turn_timeout.filter(|_| phase.turn().is_some());
+        ensure!(!self.watches || limit == wanted, "the clock runs for {limit:?}, not {wanted:?}");
+        Ok(())
+    }
+
+    /// Nothing is left over when all has come to its end.
+    fn check_end(&mut self) -> Check {
+        ensure!(self.notices == 0, "{} application events were never handled", self.notices);
+        self.asks.check_rest(false)?;
+        self.model.check_end()
+    }
+}

@@ -166,19 +166,19 @@ async fn run_tool_done_work_that_it_started_elsewhere_is_not_cancelled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cancel_tool_never_awaits_sees_it_in_its_context() {
     let begun = Gate::new();
-    let (seen, sees) = tokio::sync::oneshot::channel();
-    let seen = std::sync::Mutex::new(Some(seen));
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let tell = std::sync::Mutex::new(Some(tell));
     let tool = {
         let begun = begun.clone();
         tool_fn("busy", "Computes.", move |_: Value, context: ToolContext| {
-            let (begun, seen) = (begun.clone(), seen.lock().unwrap().take());
+            let (begun, tell) = (begun.clone(), tell.lock().unwrap().take());
             async move {
                 begun.open();
                 let start = std::time::Instant::now();
                 while !context.is_cancelled() && start.elapsed() < Duration::from_secs(10) {
                     std::thread::yield_now();
                 }
-                let _ = seen.unwrap().send(context.is_cancelled());
+                let _ = tell.unwrap().send(context.is_cancelled());
                 Ok("")
             }
         })
@@ -188,7 +188,7 @@ async fn cancel_tool_never_awaits_sees_it_in_its_context() {
     agent.prompt("Hi").await.unwrap();
     begun.pass().await;
     agent.cancel().await.unwrap();
-    assert!(sees.await.unwrap());
+    assert!(told.await.unwrap());
 }
 
 /// Runs a step that stays open, interrupts it, and gives the message that was kept of it.

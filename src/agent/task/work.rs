@@ -58,7 +58,11 @@ pub(super) struct Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        self.cancellation.cancel();
+        // Tools that never await can only learn of the abort from their context. If all are done, nothing is
+        // cancelled: work that they have left behind may go on.
+        if !self.set.is_empty() {
+            self.cancellation.cancel();
+        }
     }
 }
 

@@ -46,7 +46,7 @@ impl Task {
             Command::Notify(notify) => {
                 let (event, reply) = *notify;
                 self.notices.push_back(event);
-                let noted = self.step_apart(|core, effects| core.notify(effects));
+                let noted = self.step_apart(Core::notify);
                 if noted.is_err() {
                     let_go(self.notices.pop_back());
                 }

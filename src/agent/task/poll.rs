@@ -212,7 +212,7 @@ impl Task {
             && question.poll_closed(cx).is_ready()
         {
             work.question = None;
-            self.step_apart(|core, effects| core.question_withdrawn(effects));
+            self.step_apart(Core::question_withdrawn);
             return Poll::Ready(());
         }
         let (Some((op, _)), Some(questions)) = (&work.stream, &mut work.questions) else {
@@ -244,7 +244,7 @@ impl Task {
         match guard("provider", || stream.as_mut().poll_next(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(Some(Ok(delta)))) => {
-                self.step_apart(|core, effects| core.delta(op, delta, effects))
+                self.step_apart(|core, effects| core.delta(op, delta, effects));
             }
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {

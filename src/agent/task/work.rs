@@ -16,7 +16,7 @@ use crate::{
         phase::{Op, ToolCall},
     },
     message::ToolResult,
-    provider::{DecisionRequest, DeltaStream, Provider, ProviderError, Request, RequestContext, RetryPolicy},
+    provider::{DeltaStream, Provider, ProviderError, Questions, Request, RequestContext, RetryPolicy},
     tool::{Decision, Progress, ToolContext, ToolSet},
 };
 
@@ -33,7 +33,7 @@ pub(super) struct Work {
     /// The provider makes an instance for this conversation.
     pub(super) opening: Option<(Op, Opening)>,
     pub(super) stream: Option<(Op, DeltaStream)>,
-    pub(super) questions: Option<mpsc::Receiver<DecisionRequest>>,
+    pub(super) questions: Option<Questions>,
     /// Where the answer to the provider's question goes.
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<Tasks>,
@@ -129,10 +129,8 @@ impl Task {
             return;
         };
         let provider = instance.own.clone().unwrap_or(of);
-        // One question at a time is taken; the others wait in the provider.
-        let (questions, receiver) = mpsc::channel(1);
-        work.questions = Some(receiver);
-        let context = RequestContext::new(questions);
+        let (context, questions) = RequestContext::with_questions();
+        work.questions = Some(questions);
         work.stream = Some((op, RetryPolicy::default().stream(provider, *request, context)));
     }
 

@@ -8,7 +8,6 @@ use super::{Check, commands::random_decision, ensure, world::World};
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
-        core::Call,
         phase::{Op, Phase},
     },
     message::{Text, ToolResult, ToolUse},

@@ -21,6 +21,7 @@ mod secret;
 use std::{pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
+pub(crate) use context::Questions;
 pub use context::{DecisionRequest, RequestContext};
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};

@@ -55,6 +55,7 @@ impl Task {
         commands: &mut mpsc::Receiver<Command>,
         call: &mut InFlight<'_, '_>,
     ) -> Poll<Exit> {
+        let mut all_served = false;
         loop {
             // Counted across callbacks: with a provider and callbacks that never wait, nothing else would
             // ever let other tasks run.
@@ -63,18 +64,21 @@ impl Task {
                 self.inputs = 0;
             }
             self.inputs += 1;
-            let more = match self.poll_commands(cx, commands) {
-                Served::All => false,
-                Served::Some => true,
-                Served::End(exit) => return Poll::Ready(exit),
-            };
+            // Once the channel knows whom to wake, it is enough to look.
+            if !all_served || !commands.is_empty() {
+                match self.poll_commands(cx, commands) {
+                    Served::All => all_served = true,
+                    Served::Some => all_served = false,
+                    Served::End(exit) => return Poll::Ready(exit),
+                }
+            }
             if call.is_some() && self.drop_call {
                 return Poll::Ready(Exit::Returned);
             }
             self.tell_idle_waiters();
             if let Some(breath) = &self.breath {
                 if breath.poll(cx).is_pending() {
-                    if more {
+                    if !all_served {
                         continue;
                     }
                     return self.wait();
@@ -83,7 +87,7 @@ impl Task {
             }
             if self.poll_outbox(cx).is_pending() {
                 // No room: commands are all that is served.
-                if more {
+                if !all_served {
                     continue;
                 }
                 return self.wait();
@@ -100,7 +104,7 @@ impl Task {
                 self.returned(*op, callback, returned);
                 return Poll::Ready(Exit::Returned);
             }
-            if self.poll_work(cx).is_pending() && !more {
+            if self.poll_work(cx).is_pending() && all_served {
                 return self.wait();
             }
         }
@@ -215,25 +219,20 @@ impl Task {
             self.step_apart(Core::question_withdrawn);
             return Poll::Ready(());
         }
-        let (Some((op, _)), Some(questions)) = (&work.stream, &mut work.questions) else {
+        let (Some((op, _)), Some(questions)) = (&work.stream, &work.questions) else {
             return Poll::Pending;
         };
         let op = *op;
         if !self.core.can_be_asked() {
             return Poll::Pending;
         }
-        match questions.poll_recv(cx) {
-            Poll::Ready(Some(question)) => {
-                work.question = Some(question.answer);
-                self.step_apart(|core, effects| core.asked(op, question.tool_use, effects));
-                Poll::Ready(())
-            }
-            Poll::Ready(None) => {
-                work.questions = None;
-                Poll::Pending
-            }
-            Poll::Pending => Poll::Pending,
-        }
+        // One question at a time is taken; the others wait.
+        let Poll::Ready(question) = questions.poll_next(cx) else {
+            return Poll::Pending;
+        };
+        work.question = Some(question.answer);
+        self.step_apart(|core, effects| core.asked(op, question.tool_use, effects));
+        Poll::Ready(())
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<()> {

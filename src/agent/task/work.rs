@@ -18,7 +18,7 @@ use crate::{
     },
     message::ToolResult,
     provider::{
-        DecisionRequest, Delta, DeltaStream, MessageDelta, Provider, ProviderError, Request, RequestContext,
+        Delta, DeltaStream, MessageDelta, Provider, ProviderError, Questions, Request, RequestContext,
         RetryPolicy,
     },
     tool::{Decision, Progress, ToolContext, ToolSet},
@@ -37,7 +37,7 @@ pub(super) struct Work {
     /// The provider makes an instance for this conversation.
     pub(super) opening: Option<(Op, Opening)>,
     pub(super) stream: Option<(Op, DeltaStream)>,
-    pub(super) questions: Option<mpsc::Receiver<DecisionRequest>>,
+    pub(super) questions: Option<Questions>,
     /// Where the answer to the provider's question goes.
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<Tasks>,
@@ -137,10 +137,8 @@ impl Task {
             return;
         };
         let provider = instance.own.clone().unwrap_or(of);
-        // One question at a time is taken; the others wait in the provider.
-        let (questions, receiver) = mpsc::channel(1);
-        work.questions = Some(receiver);
-        let context = RequestContext::new(questions);
+        let (context, questions) = RequestContext::with_questions();
+        work.questions = Some(questions);
         // Without a name of the service's own, an answer is taken for one of the configured model.
         let other = (request.model != *self.config.model.id()).then(|| request.model.to_string());
         let mut answer = RetryPolicy::default().stream(provider, *request, context);

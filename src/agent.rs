@@ -65,7 +65,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     message::ToolUseId,
     provider::OutputSchema,
-    subscription::{Attachment, End, EndReason, EventId, Numbered, Source, Subscription},
+    subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
     tool::Decision,
 };
 
@@ -117,7 +117,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// An empty prompt, one that does not fit the history, a limit of zero, or a stopped agent.
+    /// An empty prompt, one that does not fit the history, tool results while the agent is busy, a limit of
+    /// zero, an unusable output schema, or a stopped agent.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
         let prompt = prompt.into();
         self.call(|reply| Command::Prompt(Box::new((prompt, reply)))).await?
@@ -143,7 +144,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// As [`ask`](Agent::ask), and [`AgentError::Output`] if the answer does not have the shape.
+    /// As [`ask`](Agent::ask); [`AgentError::InvalidOutputSchema`] if the type has no usable schema, and
+    /// [`AgentError::Output`] if the answer does not have the shape.
     ///
     /// # Cancel safety
     ///
@@ -306,7 +308,7 @@ impl Agent {
 
     /// How the agent ended, with its last snapshot; `None` while it lives.
     pub fn end(&self) -> Option<End<Snapshot>> {
-        self.shared.end.get().cloned()
+        self.shared.end().cloned()
     }
 
     /// A handle that does not keep the agent alive.
@@ -317,14 +319,12 @@ impl Agent {
     /// Sends a command and awaits its answer.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
         let (reply, answer) = oneshot::channel();
-        if self.commands.send(command(reply)).await.is_err() {
-            return Err(self.stopped());
+        if self.commands.send(command(reply)).await.is_ok()
+            && let Ok(answer) = answer.await
+        {
+            return Ok(answer);
         }
-        answer.await.map_err(|_| self.stopped())
-    }
-
-    fn stopped(&self) -> AgentError {
-        AgentError::Stopped(self.shared.end.get().map_or(EndReason::Killed, |end| end.reason.clone()))
+        Err(AgentError::Stopped(self.shared.ended().await.reason))
     }
 }
 
@@ -342,25 +342,27 @@ impl Source<Snapshot, Event> for WeakAgent {
     fn attach(
         &self,
         after: Option<EventId>,
-    ) -> Pin<Box<dyn Future<Output = Option<Attachment<Snapshot, Event>>> + Send>> {
-        let agent = self.upgrade();
+    ) -> Pin<Box<dyn Future<Output = Result<Attachment<Snapshot, Event>, End<Snapshot>>> + Send>> {
+        let weak = self.clone();
         Box::pin(async move {
-            let agent = agent?;
-            let (reply, attachment) = oneshot::channel();
-            agent.commands.send(Command::Subscribe(Box::new((after, reply)))).await.ok()?;
-            drop(agent);
-            attachment.await.ok()
+            if let Some(agent) = weak.upgrade() {
+                let (reply, attachment) = oneshot::channel();
+                let sent = agent.commands.send(Command::Subscribe(Box::new((after, reply)))).await;
+                drop(agent);
+                if sent.is_ok()
+                    && let Ok(attachment) = attachment.await
+                {
+                    return Ok(attachment);
+                }
+            }
+            Err(weak.shared.ended().await)
         })
-    }
-
-    fn end(&self) -> End<Snapshot> {
-        self.shared.end.get().cloned().unwrap_or(End { reason: EndReason::Killed, snapshot: None })
     }
 }
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("ended", &self.shared.end.get().is_some()).finish_non_exhaustive()
+        f.debug_struct("Agent").field("ended", &self.shared.end().is_some()).finish_non_exhaustive()
     }
 }
 

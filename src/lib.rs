@@ -1,4 +1,54 @@
-//! Stateful LLM agents.
+//! Stateful LLM agents: they stream, call tools, ask for approval, and can be steered, stopped and resumed.
+//!
+//! ```no_run
+//! use omni_agent::agent::{Agent, Event};
+//! use omni_agent::subscription::Update;
+//!
+//! # async fn run() -> Result<(), omni_agent::agent::AgentError> {
+//! let agent = Agent::builder().model("anthropic:claude-sonnet-4-6").start().await?;
+//! let mut events = agent.subscribe().await?;
+//! agent.prompt("Hello!").await?;
+//! while let Some(Update::Event(numbered)) = events.next().await {
+//!     match &*numbered.event {
+//!         Event::TextDelta { delta, .. } => print!("{delta}"),
+//!         Event::Turn(_) => break,
+//!         _ => {}
+//!     }
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Layers
+//!
+//! Each uses only the public surface of those above it, and is useful alone.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | [`message`] | pure data: messages, content blocks, [`History`](message::History), usage |
+//! | [`tool`] | what a model can call |
+//! | [`provider`] | one streaming request to a model, whoever serves it; wire formats and endpoints |
+//! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
+//! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
+//!
+//! # Features
+//!
+//! | feature | default | what it brings |
+//! | --- | --- | --- |
+//! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, and every service compatible with either |
+//! | `test-util` | no | a scripted provider, for tests of applications built on this crate |
+//!
+//! # Panics
+//!
+//! Panics in tools, callbacks and providers are contained, which needs `panic = "unwind"`, the default. With
+//! `panic = "abort"` the first of them ends the process.
+
+#![warn(unreachable_pub)]
+
+#[cfg(panic = "abort")]
+compile_error!(
+    "omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`"
+);
 
 pub mod agent;
 pub mod message;

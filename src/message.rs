@@ -19,7 +19,6 @@ pub use law::HistoryError;
 pub use usage::Usage;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
-#[allow(unused_imports, reason = "called where prompts are taken")]
 pub(crate) use law::answer_open_tool_uses;
 
 use std::fmt;

@@ -2,7 +2,7 @@
 //!
 //! A [`Provider`] turns a [`Request`] into a stream of [`Delta`]s; a [`Fold`] turns deltas into a message.
 //! [`Model`] names a model together with the provider that serves it. All of it works without an agent:
-//! see [`Model::generate`] and [`Model::stream`].
+//! see [`Model::generate`], [`Model::stream_text`] and [`Model::stream`].
 
 mod context;
 mod delta;
@@ -26,9 +26,9 @@ pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};
 pub use fold::{Fold, Folded, PartialBlock};
 use futures_core::Stream;
-pub use model::{Generated, Model};
+pub use model::{Generated, Model, TextStream};
 pub use options::{
-    CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
+    CacheHint, Effort, OptionFields, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };
 pub use registry::{Registry, RegistryError};
 pub use request::Request;

@@ -58,12 +58,12 @@ impl<'de> Deserialize<'de> for EventId {
 }
 
 /// An event with its id. Cheap to clone.
-#[derive(Debug, PartialEq, Serialize)]
+// Not flattened when serialised: an event may have an `id` of its own.
+#[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Numbered<E> {
     /// The event's place.
     pub id: EventId,
     /// What happened.
-    #[serde(flatten)]
     pub event: Arc<E>,
 }
 
@@ -121,11 +121,11 @@ type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 /// How a subscription gets back to its actor without keeping it alive.
 pub(crate) trait Source<S, E>: Send + Sync {
     /// A new place in the stream: after `after` if what follows it is still there, else with a snapshot.
-    /// `None` if the actor has ended.
-    fn attach(&self, after: Option<EventId>) -> BoxFuture<Option<Attachment<S, E>>>;
-
-    /// How the actor ended.
-    fn end(&self) -> End<S>;
+    ///
+    /// # Errors
+    ///
+    /// How the actor ended, if it has.
+    fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<Attachment<S, E>, End<S>>>;
 }
 
 /// A place in an actor's event stream.
@@ -207,9 +207,12 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
                 },
                 Place::Lost { replay } => {
                     let after = replay.then_some(self.last);
-                    let Some(attachment) = self.source.attach(after).await else {
-                        self.place = Place::Closed;
-                        return Some(Update::Closed(self.source.end()));
+                    let attachment = match self.source.attach(after).await {
+                        Ok(attachment) => attachment,
+                        Err(end) => {
+                            self.place = Place::Closed;
+                            return Some(Update::Closed(end));
+                        }
                     };
                     let Attachment { snapshot, last, backlog, live } = attachment;
                     (self.backlog, self.place) = (backlog, Place::Live(live));
@@ -244,11 +247,13 @@ impl<S, E> fmt::Debug for Subscription<S, E> {
 /// What is kept for subscribers, by count and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedLimits {
-    /// Events that a subscriber may be behind before it is resynced. At least 256 are allowed.
+    /// Events that a subscriber may be behind before it is resynced. At least 256 are allowed, and what the
+    /// next power of two is.
     pub lag: usize,
-    /// Events kept for those who come back and name the last one they saw.
+    /// Events kept for those who come back and name the last one they saw. At least as many as `lag` allows.
     pub replay: usize,
-    /// Bytes kept for both, roughly.
+    /// Bytes kept for both, roughly: the newest event may be larger. A subscriber that has stalled keeps up
+    /// to as much again to itself until it goes on or is dropped.
     pub bytes: usize,
 }
 
@@ -256,6 +261,14 @@ impl Default for FeedLimits {
     /// 256 events of lag, 1,024 of replay, 4 MiB.
     fn default() -> Self {
         Self { lag: 256, replay: 1024, bytes: 4 * 1024 * 1024 }
+    }
+}
+
+impl FeedLimits {
+    fn effective(self) -> Self {
+        // The broadcast channel's length is a power of two, and it refuses absurd ones.
+        let lag = self.lag.clamp(256, 1 << 20).next_power_of_two();
+        Self { lag, replay: self.replay.max(lag), bytes: self.bytes }
     }
 }
 
@@ -268,10 +281,12 @@ pub(crate) struct Feed<E> {
 struct Live<E> {
     limits: FeedLimits,
     sender: broadcast::Sender<Numbered<E>>,
+    /// The newest events. What waits in the channel is among them, so that their bytes bound both.
     ring: VecDeque<(Numbered<E>, usize)>,
     bytes: usize,
-    /// Events since the actor last let its readers run.
+    /// Events and bytes since the actor last looked whether its readers keep up.
     unread: usize,
+    unread_bytes: usize,
 }
 
 impl<E: Send + Sync + 'static> Feed<E> {
@@ -303,69 +318,91 @@ impl<E: Send + Sync + 'static> Feed<E> {
         numbered
     }
 
-    /// A place in the stream: after `after` if all that follows it is still there, else now, with the
-    /// snapshot that `snapshot` makes.
-    pub(crate) fn attach<S>(
-        &mut self,
-        limits: FeedLimits,
-        after: Option<EventId>,
-        snapshot: impl FnOnce() -> S,
-    ) -> Attachment<S, E> {
-        let last = self.last;
+    /// A place in the stream now, with a snapshot of this moment.
+    pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> Attachment<S, E> {
         let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
-        let receiver = live.sender.subscribe();
-        match after.and_then(|after| live.since(after, last).map(|backlog| (after, backlog))) {
-            Some((after, backlog)) => Attachment { snapshot: None, last: after, backlog, live: receiver },
-            None => Attachment {
-                snapshot: Some(Arc::new(snapshot())),
-                last,
-                backlog: VecDeque::new(),
-                live: receiver,
-            },
+        Attachment {
+            snapshot: Some(Arc::new(snapshot)),
+            last: self.last,
+            backlog: VecDeque::new(),
+            live: live.sender.subscribe(),
         }
     }
 
-    /// Whether so many events went out without a break that a prompt reader could be overrun; the actor then
-    /// yields. Asking clears it.
-    pub(crate) fn should_yield(&mut self) -> bool {
-        match &mut self.live {
-            Some(live) if live.unread >= live.limits.lag / 2 => {
-                live.unread = 0;
-                true
-            }
-            _ => false,
+    /// A place in the stream after `after`, if all that follows it is still there.
+    pub(crate) fn replay<S>(&mut self, limits: FeedLimits, after: EventId) -> Option<Attachment<S, E>> {
+        if after.incarnation != self.last.incarnation {
+            return None;
         }
+        let missed = usize::try_from(self.last.number.checked_sub(after.number)?).ok()?;
+        let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
+        let start = live.ring.len().checked_sub(missed)?;
+        let backlog = live.ring.range(start..).map(|(event, _)| event.clone()).collect();
+        Some(Attachment { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
     }
 
-    /// The actor is about to wait, so readers will run.
-    pub(crate) fn rested(&mut self) {
-        if let Some(live) = &mut self.live {
+    /// Whether the actor is to let its readers run: so much went out since this was last asked for, and still
+    /// waits, that a prompt reader could be overrun. That the actor waits for something itself does not mean
+    /// that its readers run meanwhile.
+    pub(crate) fn is_flooded(&mut self) -> bool {
+        let Some(live) = &mut self.live else {
+            return false;
+        };
+        let many = live.limits.lag / 4;
+        if live.unread_bytes >= (live.limits.bytes / 4).max(1) {
+            // Also where nobody waits in the channel: it may have been replaced, and its readers be on their way.
+            (live.unread, live.unread_bytes) = (0, 0);
+            return true;
+        }
+        if live.unread >= many {
             live.unread = 0;
+            return live.sender.len() >= many;
         }
+        false
     }
 }
 
+/// Events that the ring keeps whatever they weigh: as many as an actor may send at once, before its readers can
+/// run.
+const AT_ONCE: usize = 16;
+
 impl<E: Send + Sync + 'static> Live<E> {
     fn new(limits: FeedLimits) -> Self {
-        let limits = FeedLimits { lag: limits.lag.max(256), ..limits };
-        Self { limits, sender: broadcast::channel(limits.lag).0, ring: VecDeque::new(), bytes: 0, unread: 0 }
+        let limits = limits.effective();
+        Self {
+            limits,
+            sender: broadcast::channel(limits.lag).0,
+            ring: VecDeque::new(),
+            bytes: 0,
+            unread: 0,
+            unread_bytes: 0,
+        }
     }
 
     fn push(&mut self, event: Numbered<E>, weight: usize) {
         self.unread += 1;
+        self.unread_bytes += weight;
         self.bytes += weight;
         self.ring.push_back((event.clone(), weight));
         // Nobody listens: the event is for those who come back.
         let _ = self.sender.send(event);
-        while self.ring.len() > self.limits.replay.max(1) {
+        if self.ring.len() > self.limits.replay {
             self.drop_oldest();
         }
         if self.bytes > self.limits.bytes {
-            // The channel holds what the ring gives up, for as long as its slowest reader. A new one lets go
-            // of it; half the room is kept for prompt readers, who come back and find what they miss here.
-            while self.bytes > self.limits.bytes / 2 && !self.ring.is_empty() {
-                self.drop_oldest();
-            }
+            self.make_room();
+        }
+    }
+
+    /// Gives up old events until half the room for bytes is free, so that this happens rarely.
+    fn make_room(&mut self) {
+        while self.bytes > self.limits.bytes / 2 && self.ring.len() > AT_ONCE {
+            self.drop_oldest();
+        }
+        // Some reader is behind what is left, and the channel keeps for it what the ring gave up. A new
+        // channel lets go of that. Prompt readers see the old one to its end, come back, and find here what
+        // they missed meanwhile; the other is resynced when it goes on.
+        if self.sender.len() > self.ring.len() {
             self.sender = broadcast::channel(self.limits.lag).0;
         }
     }
@@ -374,15 +411,5 @@ impl<E: Send + Sync + 'static> Live<E> {
         if let Some((_, weight)) = self.ring.pop_front() {
             self.bytes -= weight;
         }
-    }
-
-    /// The events after `after`, if none of them is gone.
-    fn since(&self, after: EventId, last: EventId) -> Option<VecDeque<Numbered<E>>> {
-        if after.incarnation != last.incarnation || after.number > last.number {
-            return None;
-        }
-        let missed = usize::try_from(last.number - after.number).ok()?;
-        let start = self.ring.len().checked_sub(missed)?;
-        Some(self.ring.range(start..).map(|(event, _)| event.clone()).collect())
     }
 }

@@ -1,8 +1,9 @@
 //! A scripted provider, for tests of applications built on this crate (feature `test-util`).
 //!
-//! A [`ScriptedProvider`] answers each request with the next [`Step`] of its script, and keeps a record of
-//! the requests it got. Steps stream text, thinking and tool uses, wait, ask, fail and break off, at any
-//! delta.
+//! A [`ScriptedProvider`] answers each request with the next [`Step`] of its script, or with what a function
+//! makes of the request, and keeps a record of the requests it got. Steps stream text, thinking and tool uses,
+//! wait, ask, fail and break off, at any delta. A [`Gate`] holds a script, a tool or a callback up until the
+//! test lets it go on, so that no test has to sleep.
 //!
 //! ```
 //! use omni_agent::provider::Request;
@@ -22,7 +23,10 @@ use std::{
     collections::VecDeque,
     fmt,
     future::pending,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -41,48 +45,104 @@ use crate::{
 };
 
 /// A provider that answers from a script. Clones share script and record.
+///
+/// A step that is refused, or that breaks off before it brought content, with an error that a retry may help
+/// against, is repeated as [`RetryPolicy`](crate::provider::RetryPolicy) says: the repetition takes the next
+/// step of the script. Set [`Options::max_retries`](crate::provider::OptionFields::max_retries) to 0 for a test
+/// that is to see the error at once.
 #[derive(Clone)]
-pub struct ScriptedProvider(Arc<Inner>);
-
-struct Inner {
-    script: Mutex<VecDeque<Step>>,
-    requests: Mutex<Vec<Request>>,
-    decisions: Mutex<Vec<Decision>>,
+pub struct ScriptedProvider {
+    name: Arc<str>,
+    shared: Arc<Shared>,
 }
 
+struct Shared {
+    script: Mutex<VecDeque<Step>>,
+    /// What answers the requests beyond the script.
+    beyond: Option<Mutex<Beyond>>,
+    requests: Mutex<Vec<Request>>,
+    decisions: Mutex<Vec<Decision>>,
+    open: AtomicUsize,
+}
+
+type Beyond = Box<dyn FnMut(&Request) -> Step + Send>;
+type Make = Box<dyn FnOnce(&Request) -> Step + Send>;
+
 impl ScriptedProvider {
-    /// A provider that answers with these steps, in order. A request beyond them is an error.
+    /// A provider that answers with these steps, in order. A request beyond them is an error of the kind
+    /// [`ErrorKind::InvalidRequest`].
     pub fn new(script: impl IntoIterator<Item = Step>) -> Self {
-        Self(Arc::new(Inner {
-            script: Mutex::new(script.into_iter().collect()),
-            requests: Mutex::default(),
-            decisions: Mutex::default(),
-        }))
+        Self::made(script.into_iter().collect(), None)
     }
 
-    /// The model that this provider serves.
+    /// A provider that answers each request with what `answer` makes of it.
+    ///
+    /// ```
+    /// use omni_agent::{provider::Request, testing::{ScriptedProvider, Step}};
+    ///
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// let parrot = ScriptedProvider::from_fn(|request| {
+    ///     Step::text(request.history.last().map(|message| message.text()).unwrap_or_default())
+    /// });
+    /// let answer = parrot.model().generate(Request::prompt("Hello")).await?;
+    /// assert_eq!(answer.message.text(), "Hello");
+    /// # Ok::<(), omni_agent::provider::ProviderError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn from_fn(answer: impl FnMut(&Request) -> Step + Send + 'static) -> Self {
+        Self::made(VecDeque::new(), Some(Mutex::new(Box::new(answer))))
+    }
+
+    fn made(script: VecDeque<Step>, beyond: Option<Mutex<Beyond>>) -> Self {
+        let shared = Shared {
+            script: Mutex::new(script),
+            beyond,
+            requests: Mutex::default(),
+            decisions: Mutex::default(),
+            open: AtomicUsize::new(0),
+        };
+        Self { name: "test".into(), shared: Arc::new(shared) }
+    }
+
+    /// The same provider under another name than `test`, for a registry that holds several.
+    pub fn named(self, name: impl Into<Arc<str>>) -> Self {
+        Self { name: name.into(), ..self }
+    }
+
+    /// The model `scripted`, as this provider serves it. Any other id is served as well.
     pub fn model(&self) -> Model {
         Model::new(Arc::new(self.clone()), "scripted")
     }
 
-    /// Adds a step at the end.
+    /// Adds a step at the end of the script.
     pub fn push(&self, step: Step) {
-        lock(&self.0.script).push_back(step);
+        lock(&self.shared.script).push_back(step);
     }
 
-    /// The requests so far.
+    /// The requests so far, those that were refused among them.
     pub fn requests(&self) -> Vec<Request> {
-        lock(&self.0.requests).clone()
+        lock(&self.shared.requests).clone()
+    }
+
+    /// The newest request.
+    pub fn last_request(&self) -> Option<Request> {
+        lock(&self.shared.requests).last().cloned()
+    }
+
+    /// How many answers are streaming: begun, and neither read to their end nor dropped.
+    pub fn streaming(&self) -> usize {
+        self.shared.open.load(Ordering::SeqCst)
     }
 
     /// The decisions that [`Step::decide`] got so far.
     pub fn decisions(&self) -> Vec<Decision> {
-        lock(&self.0.decisions).clone()
+        lock(&self.shared.decisions).clone()
     }
 
-    /// How many steps are left.
+    /// How many steps of the script are left.
     pub fn steps_left(&self) -> usize {
-        lock(&self.0.script).len()
+        lock(&self.shared.script).len()
     }
 }
 
@@ -94,45 +154,73 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 #[async_trait]
 impl Provider for ScriptedProvider {
     fn name(&self) -> &str {
-        "test"
+        &self.name
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        lock(&self.0.requests).push(request.clone());
-        let step = lock(&self.0.script).pop_front();
-        let mut step = step.ok_or_else(|| {
-            ProviderError::new(ErrorKind::InvalidRequest, "the script has no step for this request")
-        })?;
-        if let Some(make) = step.make.take() {
+        lock(&self.shared.requests).push(request.clone());
+        let next = lock(&self.shared.script).pop_front();
+        let mut step = match (next, &self.shared.beyond) {
+            (Some(step), _) => step,
+            (None, Some(beyond)) => lock(beyond)(&request),
+            (None, None) => {
+                let words = "the script has no step for this request";
+                return Err(ProviderError::new(ErrorKind::InvalidRequest, words));
+            }
+        };
+        while let Some(make) = step.make.take() {
             step = make(&request);
         }
         if let Some(error) = step.refuse {
             return Err(error);
         }
-        let state = (step.actions.into_iter(), self.clone(), context);
-        Ok(Box::pin(stream::unfold(state, |(mut actions, provider, context)| async move {
+        let state = (step.actions.into_iter(), Open::new(self.clone()), context);
+        Ok(Box::pin(stream::unfold(state, |(mut actions, open, context)| async move {
             let item = loop {
                 match actions.next()? {
                     Action::Delta(delta) => break Ok(delta),
-                    Action::Fail(error) => break Err(error),
+                    Action::Fail(error) => {
+                        // Nothing follows an error.
+                        actions = Vec::new().into_iter();
+                        break Err(error);
+                    }
                     Action::Wait(delay) => sleep(delay).await,
                     Action::Gate(gate) => gate.pass().await,
                     Action::Hang => pending().await,
                     Action::Panic(words) => std::panic::panic_any(words),
                     Action::Decide(tool_use) => {
                         let decision = context.decide(tool_use).await;
-                        lock(&provider.0.decisions).push(decision);
+                        lock(&open.0.shared.decisions).push(decision);
                     }
                 }
             };
-            Some((item, (actions, provider, context)))
+            Some((item, (actions, open, context)))
         })))
+    }
+}
+
+/// Counts an answer for as long as it streams.
+struct Open(ScriptedProvider);
+
+impl Open {
+    fn new(provider: ScriptedProvider) -> Self {
+        provider.shared.open.fetch_add(1, Ordering::SeqCst);
+        Self(provider)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.shared.open.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 impl fmt::Debug for ScriptedProvider {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ScriptedProvider").field("steps_left", &self.steps_left()).finish_non_exhaustive()
+        f.debug_struct("ScriptedProvider")
+            .field("name", &self.name)
+            .field("steps_left", &self.steps_left())
+            .finish_non_exhaustive()
     }
 }
 
@@ -140,13 +228,23 @@ impl fmt::Debug for ScriptedProvider {
 ///
 /// Built from left to right; [`stop`](Step::stop) ends it. An answer that is built without an end breaks off
 /// there, as a connection does that is cut.
+///
+/// ```
+/// use omni_agent::testing::Step;
+/// use serde_json::json;
+///
+/// let step = || Step::new().then_text(["Let me ", "see."]).then_tool_use("call-1", "look", json!({})).stop();
+/// // Two blocks, three pieces and the end; cut off at each of them.
+/// assert_eq!(step().actions(), 6);
+/// let cut: Vec<Step> = (0..6).map(|actions| step().cut_after(actions)).collect();
+/// ```
 #[derive(Default)]
 pub struct Step {
     actions: Vec<Action>,
     blocks: usize,
     uses_tools: bool,
     refuse: Option<ProviderError>,
-    make: Option<Box<dyn FnOnce(&Request) -> Step + Send>>,
+    make: Option<Make>,
 }
 
 enum Action {
@@ -175,12 +273,12 @@ impl Step {
         Self::new().then_tool_use(id, name, input).stop()
     }
 
-    /// A request that is refused before it streams.
+    /// A request that is refused before it streams. What is built on it is not reached.
     pub fn error(error: ProviderError) -> Self {
         Self { refuse: Some(error), ..Self::default() }
     }
 
-    /// An answer that depends on the request.
+    /// An answer that depends on the request. What is built on it is not reached: build on the answer itself.
     pub fn from_fn(make: impl FnOnce(&Request) -> Step + Send + 'static) -> Self {
         Self { make: Some(Box::new(make)), ..Self::default() }
     }
@@ -201,19 +299,24 @@ impl Step {
         self
     }
 
-    /// Goes on with a text block, a delta a piece.
+    /// Goes on with data of the message as a whole: the model's name, say, or a warning.
+    pub fn data(self, data: MessageDelta) -> Self {
+        self.delta(Delta::Message(Box::new(data)))
+    }
+
+    /// Goes on with a text block, a delta a piece. The block does not say that it ends: the message's end does.
     pub fn then_text<T: Into<String>>(self, pieces: impl IntoIterator<Item = T>) -> Self {
         let parts = pieces.into_iter().map(|piece| Part::Text(piece.into()));
         self.block(BlockStart::Text, parts)
     }
 
-    /// Goes on with more of the last block.
+    /// Goes on with more of the last block, if that has not ended.
     pub fn more(self, part: Part) -> Self {
         let index = self.blocks.saturating_sub(1);
         self.delta(Delta::Extend { index, part })
     }
 
-    /// Goes on with a thinking block, signed if `signature` is not empty.
+    /// Goes on with a thinking block, signed if `signature` is not empty, that says that it ends.
     pub fn then_thinking(self, text: &str, signature: &str) -> Self {
         let mut parts = vec![Part::Text(text.to_owned())];
         if !signature.is_empty() {
@@ -224,7 +327,15 @@ impl Step {
         step.delta(Delta::End { index })
     }
 
+    /// Goes on with reasoning that the service does not show, in a block that says that it ends.
+    pub fn then_redacted_thinking(self, payload: &str) -> Self {
+        let step = self.block(BlockStart::Thinking, [Part::Redacted(payload.to_owned())]);
+        let index = step.blocks - 1;
+        step.delta(Delta::End { index })
+    }
+
     /// Goes on with a tool use.
+    #[expect(clippy::needless_pass_by_value, reason = "`json!` makes one")]
     pub fn then_tool_use(self, id: &str, name: &str, input: Value) -> Self {
         self.then_raw_tool_use(id, name, &[&input.to_string()])
     }
@@ -238,7 +349,7 @@ impl Step {
 
     /// Goes on with the usage of the request so far.
     pub fn usage(self, usage: Usage) -> Self {
-        self.delta(Delta::Message(Box::new(MessageDelta { usage: Some(usage), ..MessageDelta::default() })))
+        self.data(MessageDelta { usage: Some(usage), ..MessageDelta::default() })
     }
 
     /// Waits.
@@ -290,7 +401,13 @@ impl Step {
         self
     }
 
-    /// Breaks off after so many deltas, waits and other actions, without an end: a connection that was cut.
+    /// How many deltas, waits and other actions there are.
+    pub fn actions(&self) -> usize {
+        self.actions.len()
+    }
+
+    /// Breaks off after so many [`actions`](Step::actions), without an end: a connection that was cut. With
+    /// [`fail`](Step::fail) after it, an error takes their place.
     pub fn cut_after(mut self, actions: usize) -> Self {
         self.actions.truncate(actions);
         self
@@ -303,7 +420,24 @@ impl fmt::Debug for Step {
     }
 }
 
-/// Holds a script, a tool or a callback up until a test lets it go on.
+/// Holds a script, a tool or a callback up until a test lets it go on. Clones are the same gate.
+///
+/// ```
+/// use omni_agent::{agent::{Agent, Status}, testing::{Gate, ScriptedProvider, Step}};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let gate = Gate::new();
+/// let provider = ScriptedProvider::new([Step::new().then_text(["Well"]).gate(&gate).stop()]);
+/// let agent = Agent::builder().model(provider.model()).start().await?;
+/// agent.prompt("Hi").await?;
+/// gate.reached().await;
+/// assert_eq!(agent.status().await?, Status::Busy);
+/// gate.open();
+/// agent.wait_until_idle().await?;
+/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Gate(Arc<(Semaphore, Semaphore)>);
 
@@ -324,12 +458,20 @@ impl Gate {
         self.0.0.add_permits(1);
     }
 
-    /// Waits until somebody stands at the gate, or stood there.
+    /// Waits until somebody stands at the gate, or stood there. Each who came is seen once.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future sees nobody.
     pub async fn reached(&self) {
         take(&self.0.1).await;
     }
 
     /// Stands at the gate until it is opened.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not use up an opening; it has been seen by [`reached`](Gate::reached), though.
     pub async fn pass(&self) {
         self.0.1.add_permits(1);
         take(&self.0.0).await;

@@ -132,7 +132,9 @@ impl AgentBuilder {
         self
     }
 
-    /// The longest that one turn may take, not counting the time that it is paused.
+    /// The longest that one turn may take, not counting the time that it is paused. Then it ends as
+    /// [`Failure::TimeLimit`](super::Failure::TimeLimit), unless
+    /// [`handle_error`](AgentCallbacks::handle_error) has the step repeated, which gets as long again.
     pub fn turn_timeout(mut self, limit: Duration) -> Self {
         self.turn_timeout = Some(limit);
         self
@@ -150,7 +152,8 @@ impl AgentBuilder {
         self
     }
 
-    /// Puts a value beside the conversation, where callbacks and tools find it by its type.
+    /// Puts a value beside the conversation, where callbacks and tools find it by its type. The agent's own
+    /// [`WeakAgent`] is there already.
     pub fn extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
         self.extensions = self.extensions.with(value);
         self
@@ -186,8 +189,8 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// No model or an unknown one, tools that can't be together, an invalid history or limit, and what
-    /// `init` returned.
+    /// No model or an unknown one, tools that can't be together, an unusable output schema, an invalid history
+    /// or limit, and what `init` returned.
     ///
     /// # Cancel safety
     ///
@@ -251,9 +254,10 @@ async fn init(
         extensions: extensions.clone(),
         agent: weak.clone(),
     };
-    match std::panic::AssertUnwindSafe(callbacks.init(draft, &state)).catch_unwind().await {
+    let init = std::panic::AssertUnwindSafe(async { callbacks.init(draft, &state).await });
+    match init.catch_unwind().await {
         Ok(done) => done.map_err(|error| AgentError::Refused(error.into())),
-        Err(panic) => Err(AgentError::Panicked("init", super::task::words(&*panic))),
+        Err(panic) => Err(AgentError::Panicked("init", super::task::words(panic))),
     }
 }
 

@@ -19,6 +19,11 @@ pub type AppEvent = Box<dyn Any + Send>;
 ///
 /// One is called at a time. What a callback object keeps for itself lives in its own fields.
 ///
+/// A callback reaches its own agent through [`State::agent`]. All operations are answered there too, but a
+/// callback that waits for what comes after it, with [`ask`](super::Agent::ask) or
+/// [`wait_until_idle`](super::Agent::wait_until_idle), waits for itself. One that keeps an
+/// [`Agent`](super::Agent) keeps it alive.
+///
 /// # Cancel safety
 ///
 /// A cancel, an interrupt, a stop or a turn's time limit drops the future of a callback at its next await.
@@ -42,7 +47,8 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// A request is about to be sent. May change it — trim, compact, add context — without changing the
-    /// history. A trimmed history that breaks the history law is repaired before it is sent.
+    /// history. A trimmed history that breaks the history law is repaired before it is sent. Edits of the state
+    /// do not show in this request, but in those after it.
     async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
         let _ = (request, state);
     }
@@ -55,19 +61,22 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// A tool use has its result: executed, rejected or provided. Called for each, in order, when all are
-    /// there. Returns what the model sees.
+    /// there. Returns what the model sees; whatever id and name it has, it answers this tool use.
     async fn handle_tool_result(&mut self, result: ToolResult, state: &mut State) -> ToolResult {
         let _ = state;
         result
     }
 
-    /// The model needs no more tools. The response covers the whole turn.
+    /// The model needs no more tools, or gets none run: at the limit of requests, or where a tool has no
+    /// handler. The response covers the whole turn, which is committed when this returns.
+    ///
+    /// A staged prompt goes before a continuation, and at the limit of requests there is no continuation.
     async fn handle_turn(&mut self, response: &Response, state: &mut State) -> TurnDecision {
         let _ = (response, state);
         TurnDecision::Stop
     }
 
-    /// A step failed for good.
+    /// A step failed and was not, or no longer, repeated unseen; or the turn reached its time limit.
     async fn handle_error(&mut self, failure: &Failure, state: &mut State) -> ErrorDecision {
         let _ = (failure, state);
         ErrorDecision::Stop
@@ -138,7 +147,8 @@ impl From<Decision> for ToolDecision {
 pub enum TurnDecision {
     /// The run ends.
     Stop,
-    /// Another turn follows, with this as its user message.
+    /// Another turn follows, with this as its user message. Content that is blank, or does not fit the history,
+    /// fails the run.
     Continue(Blocks),
 }
 
@@ -156,8 +166,9 @@ impl TurnDecision {
 pub enum ErrorDecision {
     /// The run ends in an error event.
     Stop,
-    /// The step is repeated at once.
+    /// The step is repeated at once, with the history it had. It counts as a request: at the limit of requests
+    /// the run ends in an error event instead.
     Retry,
-    /// The step is repeated after this long.
+    /// The step is repeated after this long, which counts into the turn's time limit.
     RetryAfter(Duration),
 }

@@ -208,6 +208,16 @@ impl Core {
         Ok(Accepted::Staged { replaced })
     }
 
+    /// A callback changed the limit of requests, which holds for prompts that brought none of their own.
+    pub(super) fn set_max_steps(&mut self, max_steps: Option<u32>) {
+        if let Some((origin, step)) = self.phase.origin_mut()
+            && origin.prompt.max_steps.is_none()
+        {
+            // What was sent is sent.
+            origin.max_steps = max_steps.map(|max| max.max(step));
+        }
+    }
+
     /// Replaces the history.
     pub(super) fn set_history(&mut self, history: History) {
         self.history = history;
@@ -361,7 +371,7 @@ impl Core {
         if let Some(prompt) = prompt
             && let Err(error) = self.prompt_from_event(prompt, env, effects)
         {
-            return self.call_failed(op, &Call::HandleEvent, error.to_string(), env, effects);
+            return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), env, effects);
         }
         let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
             unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
@@ -447,6 +457,6 @@ fn user_message(content: Vec<Content>, env: &Env<'_>) -> Message {
     Message { role: Role::User, content, timestamp: env.now, provider_data: serde_json::Map::new() }
 }
 
-fn callback_failure(call: &Call, message: String) -> Failure {
-    Failure::Callback { callback: call.name().to_owned(), message }
+fn callback_failure(callback: &str, message: String) -> Failure {
+    Failure::Callback { callback: callback.to_owned(), message }
 }

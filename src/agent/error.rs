@@ -7,7 +7,7 @@ use crate::{
     message::{HistoryError, ToolUseId},
     provider::{ProviderError, RegistryError},
     subscription::EndReason,
-    tool::ToolSetError,
+    tool::{SchemaError, ToolSetError},
 };
 
 /// An operation on an agent failed. Nothing has changed then, but where the variant says otherwise.
@@ -61,6 +61,9 @@ pub enum AgentError {
     /// Tools that can't be together.
     #[error("the tools are invalid")]
     InvalidTools(#[from] ToolSetError),
+    /// An output schema that is none.
+    #[error("the output schema can't be used")]
+    InvalidOutputSchema(#[source] SchemaError),
     /// The application refused: `init`, or the closure of `set_state`.
     #[error("the application refused")]
     Refused(#[source] Arc<dyn Error + Send + Sync>),
@@ -70,6 +73,9 @@ pub enum AgentError {
     /// Too many application events wait.
     #[error("{0} application events wait already; the agent takes no more until it has handled some")]
     TooManyEvents(usize),
+    /// The receiver of the commit channel is too far behind for anything new to begin.
+    #[error("{0} events wait for the commit channel; nothing new begins until its receiver has taken some")]
+    CommitBehind(usize),
     /// The run that was asked for was cancelled.
     #[error("the run was cancelled")]
     Cancelled(Arc<Response>),
@@ -116,6 +122,18 @@ pub enum Failure {
         /// How.
         message: String,
     },
+}
+
+impl Failure {
+    /// Approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        match self {
+            Self::Provider { error } => error.message.len() + error.body.as_ref().map_or(0, String::len),
+            Self::ProviderPanicked { message } => message.len(),
+            Self::Callback { callback, message } => callback.len() + message.len(),
+            Self::TimeLimit { .. } => 0,
+        }
+    }
 }
 
 impl From<ProviderError> for Failure {

@@ -4,16 +4,18 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Failure, Prompt, Response, StateView};
-use crate::message::{Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, ToolUseId};
+use crate::message::{
+    Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, ToolUseId, value_weight,
+};
 
 /// What an agent is doing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Nothing: a prompt starts a run.
+    /// Nothing, or an application's event is handled between runs: a prompt starts a run.
     #[default]
     Idle,
-    /// A run is on, or an application's event is handled.
+    /// A run is on.
     Busy,
     /// A tool use waits for [`resume`](super::Agent::resume).
     Paused,
@@ -125,7 +127,8 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
     },
-    /// A request is complete: exactly the user message that prompted it, and the answer.
+    /// A request is complete: exactly the user message that prompted it, and the answer, with the usage of
+    /// this request.
     Step(Arc<Response>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
@@ -163,7 +166,7 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
-    /// The configuration was changed from outside.
+    /// The configuration or the history was changed with [`set_state`](super::Agent::set_state).
     State(Arc<StateView>),
     /// The status changed.
     Status {
@@ -204,32 +207,30 @@ impl TurnOutcome {
 impl Event {
     /// Approximate size in bytes, for bounding what is buffered.
     pub(crate) fn weight(&self) -> usize {
-        let messages =
-            |response: &Response| response.messages.iter().map(|message| message.weight()).sum::<usize>();
         let staged = |prompt: &Option<Arc<Prompt>>| prompt.as_ref().map_or(0, |prompt| prompt.weight());
         64 + match self {
             Self::TextDelta { delta, .. }
             | Self::ThinkingDelta { delta, .. }
             | Self::ToolUseDelta { delta, .. } => delta.len(),
-            Self::TextEnd { content, .. } => content.text.len(),
-            Self::ThinkingEnd { content, .. } => content.text.len(),
-            Self::ToolUseEnd { content, .. } => crate::message::value_weight(&content.input),
+            Self::TextEnd { content, .. } => content.weight(),
+            Self::ThinkingEnd { content, .. } => content.weight(),
+            Self::ToolUseStart { id, name, .. } => id.as_str().len() + name.len(),
+            Self::ToolUseEnd { content, .. } => content.weight(),
             Self::Attachment { content, .. } => content.weight(),
-            Self::ProviderItem { content, .. } => crate::message::value_weight(&content.data),
+            Self::ProviderItem { content, .. } => content.weight(),
             Self::Message { message, .. } => message.weight(),
-            Self::ToolProgress { data, .. } => crate::message::value_weight(data),
-            Self::ToolResult { result, input } => {
-                result.weight() + input.as_ref().map_or(0, crate::message::value_weight)
+            Self::ToolProgress { data, .. } => value_weight(data),
+            Self::ToolResult { result, input } => result.weight() + input.as_ref().map_or(0, value_weight),
+            Self::Step(response) | Self::Turn(TurnOutcome::Continue { response }) => response.weight(),
+            Self::Turn(TurnOutcome::Stop { response, staged: prompt })
+            | Self::Cancelled { response, staged: prompt } => response.weight() + staged(prompt),
+            Self::Pause { tool_use, reason } => tool_use.weight() + value_weight(reason),
+            Self::Retry { failure, .. } => failure.weight(),
+            Self::Error { failure, response, staged: prompt } => {
+                failure.weight() + response.weight() + staged(prompt)
             }
-            Self::Step(response) => messages(response),
-            Self::Turn(turn) => messages(turn.response()),
-            Self::Pause { tool_use, reason } => {
-                crate::message::value_weight(&tool_use.input) + crate::message::value_weight(reason)
-            }
-            Self::Error { response, staged: prompt, .. } | Self::Cancelled { response, staged: prompt } => {
-                messages(response) + staged(prompt)
-            }
-            _ => 0,
+            Self::State(state) => state.weight(),
+            Self::TextStart { .. } | Self::ThinkingStart { .. } | Self::Status { .. } => 0,
         }
     }
 }

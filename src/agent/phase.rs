@@ -193,6 +193,13 @@ mod hex {
     }
 }
 
+impl Turn {
+    /// Whether the prompt's requests are used up.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.origin.max_steps.is_some_and(|max| self.step >= max)
+    }
+}
+
 /// The committed history with the pending messages after it. Written down, it is the pending ones only.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Working {
@@ -346,6 +353,27 @@ impl Phase {
             other => &other.turn()?.origin,
         };
         origin.asked.as_deref()
+    }
+
+    /// Where the run comes from, and the requests made for it so far.
+    pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
+        let turn = match self {
+            Self::Noticing { then: Then::GoOn(between), .. } => {
+                return Some((&mut between.origin, between.step));
+            }
+            Self::Idle | Self::Noticing { then: Then::Rest, .. } => return None,
+            Self::Noticing { then: Then::Prepare(turn), .. }
+            | Self::Preparing { turn, .. }
+            | Self::Streaming { turn, .. }
+            | Self::Deciding { turn, .. }
+            | Self::Paused { turn, .. }
+            | Self::Executing { turn, .. }
+            | Self::Reviewing { turn, .. }
+            | Self::Concluding { turn, .. }
+            | Self::Failing { turn, .. }
+            | Self::Delaying { turn, .. } => turn,
+        };
+        Some((&mut turn.origin, turn.step))
     }
 
     /// The operation that the phase waits for.

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::{
-    message::{Message, ToolResult, ToolUse, Usage},
+    message::{Message, ToolResult, ToolUse, Usage, value_weight},
     provider::{OutputSchema, StopReason},
 };
 
@@ -17,11 +17,13 @@ pub struct Response {
     /// The last assistant message; `None` if nothing came before a cancel or an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<Arc<Message>>,
-    /// The messages of the step or turn, from the user message that prompted it.
+    /// The messages of the step or turn, from the user message that prompted it. A step has exactly that
+    /// message and the answer.
     pub messages: Vec<Arc<Message>>,
     /// Why it ended.
     pub stop_reason: StopReason,
-    /// What it used.
+    /// What it used. A turn's usage includes the failed attempts that `handle_error` had repeated, as far as
+    /// the service told what they used.
     pub usage: Usage,
     /// Requests made since the prompt was taken.
     pub step: u32,
@@ -64,6 +66,16 @@ impl Response {
             decided: Vec::new(),
             warnings: Vec::new(),
         }
+    }
+
+    /// Approximate size in bytes.
+    pub(crate) fn weight(&self) -> usize {
+        128 + self.messages.iter().map(|message| message.weight()).sum::<usize>()
+            + self.output.as_ref().map_or(0, value_weight)
+            + self.output_error.as_ref().map_or(0, String::len)
+            + self.open_tool_uses.iter().map(ToolUse::weight).sum::<usize>()
+            + self.decided.iter().map(ToolResult::weight).sum::<usize>()
+            + self.warnings.iter().map(String::len).sum::<usize>()
     }
 
     /// Parses the answer under `schema` into `output` or `output_error`.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::{Event, Prompt, Response, StateView, Status};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
-    provider::PartialBlock,
+    provider::{PartialBlock, StopReason},
     subscription::EventId,
 };
 
@@ -46,16 +46,15 @@ pub struct Pause {
 }
 
 impl Snapshot {
-    /// All messages: committed, pending, and what is streaming in.
+    /// All messages, committed and pending. The answer that is streaming in is in `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.state.history.iter().chain(&self.pending)
     }
 
     /// Takes the next event in, so that the snapshot is the truth after it.
     ///
-    /// Some of it fires no event, and shows in the next snapshot: what callbacks change in the configuration; a
-    /// prompt that is staged; signatures and redacted thinking, before their block ends; and that a service
-    /// that paused its answer is asked to go on, which counts as a step when the next message comes.
+    /// What callbacks change in the configuration, and a prompt that is staged, fire no event; they show in the
+    /// next snapshot.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::TextStart { .. } => self.start(Text::default().into()),
@@ -122,7 +121,15 @@ impl Snapshot {
                     self.pause = None;
                 }
             }
-            Event::ToolProgress { .. } | Event::ToolResult { .. } | Event::Step(_) => {}
+            Event::Step(response) => {
+                let uses_tools =
+                    response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
+                if response.stop_reason == StopReason::Pause && !uses_tools {
+                    // The service goes on with its answer in the next request.
+                    self.step = response.step + 1;
+                }
+            }
+            Event::ToolProgress { .. } | Event::ToolResult { .. } => {}
         }
     }
 

@@ -21,15 +21,17 @@ pub struct Config {
     pub tools: ToolSet,
     /// How to answer.
     pub options: Options,
-    /// The most requests that one prompt may cause, continuations and retries included.
+    /// The most requests that one prompt may cause, continuations and retries included. A change holds for the
+    /// run in flight too, unless its prompt brought a limit of its own.
     pub max_steps: Option<u32>,
-    /// The longest that one turn may take.
+    /// The longest that one turn may take. A change holds from the next turn on, and for a step
+    /// that is repeated after the limit.
     pub turn_timeout: Option<Duration>,
 }
 
 impl Config {
     pub(crate) fn check(&self) -> Result<(), AgentError> {
-        check_limits(self.max_steps, self.turn_timeout)
+        check(self.max_steps, self.turn_timeout, &self.options)
     }
 
     pub(crate) fn view(&self, history: History) -> StateView {
@@ -45,20 +47,27 @@ impl Config {
     }
 }
 
-fn check_limits(max_steps: Option<u32>, turn_timeout: Option<Duration>) -> Result<(), AgentError> {
+fn check(
+    max_steps: Option<u32>,
+    turn_timeout: Option<Duration>,
+    options: &Options,
+) -> Result<(), AgentError> {
     if max_steps == Some(0) {
         return Err(AgentError::ZeroSteps);
     }
     if turn_timeout == Some(Duration::ZERO) {
         return Err(AgentError::ZeroTimeout);
     }
-    Ok(())
+    match options.output.as_ref().and_then(|output| output.schema.error()) {
+        Some(error) => Err(AgentError::InvalidOutputSchema(error.clone())),
+        None => Ok(()),
+    }
 }
 
 /// The state as callbacks see it: the configuration, which they may edit, and the rest, which they may read.
 ///
-/// The edits apply when the callback returns, from the next request on. A callback that is cancelled or
-/// panics changes nothing.
+/// The edits apply when the callback returns, from the next request on, and fire no event; what is invalid
+/// fails the run. A callback that is cancelled or panics changes nothing.
 #[derive(Clone, Debug)]
 pub struct State {
     pub(crate) config: Arc<Config>,
@@ -150,6 +159,15 @@ pub struct StateView {
     pub history: History,
 }
 
+impl StateView {
+    /// Approximate size in bytes. O(n).
+    pub(crate) fn weight(&self) -> usize {
+        self.system.as_ref().map_or(0, |system| system.len())
+            + self.tools.iter().map(|tool| 64 + tool.name.len() + tool.description.len()).sum::<usize>()
+            + self.history.iter().map(|message| message.weight()).sum::<usize>()
+    }
+}
+
 /// What to say to an agent, and options for this prompt only.
 ///
 /// ```
@@ -202,7 +220,7 @@ impl Prompt {
     }
 
     pub(crate) fn check(&self) -> Result<(), AgentError> {
-        check_limits(self.max_steps, self.turn_timeout)
+        check(self.max_steps, self.turn_timeout, &self.options)
     }
 
     pub(crate) fn weight(&self) -> usize {

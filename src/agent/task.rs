@@ -1,6 +1,7 @@
 //! The shell around the core: one tokio task that owns an agent. It performs effects, feeds their outcomes
 //! back, and decides nothing.
 
+mod breath;
 mod calls;
 mod commands;
 mod ending;
@@ -13,21 +14,23 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Notify, mpsc, oneshot};
 use tokio_util::sync::PollSender;
 
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
-    command::{Command, Reply},
+    command::{Command, Reply, Stop},
     core::{Call, Core, Effect, Env},
     phase::Op,
 };
 use crate::{
     message::{History, Timestamp},
     provider::Provider,
-    subscription::{End, EndReason, Feed, FeedLimits},
+    subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
+use breath::Breath;
+use calls::let_go;
 use work::Work;
 
 pub(super) use calls::words;
@@ -47,8 +50,36 @@ pub(super) struct Setup {
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    pub(super) end: OnceLock<End<Snapshot>>,
+    end: OnceLock<End<Snapshot>>,
+    ended: Notify,
     pub(super) started: std::sync::atomic::AtomicBool,
+}
+
+impl Shared {
+    /// How the agent ended, if it has.
+    pub(super) fn end(&self) -> Option<&End<Snapshot>> {
+        self.end.get()
+    }
+
+    /// Waits for the agent's end. Its channels close a moment before or after it, so whoever finds one of
+    /// them closed asks here for the reason.
+    pub(super) async fn ended(&self) -> End<Snapshot> {
+        loop {
+            // Made before the look, so that an end in between is not missed.
+            let ended = self.ended.notified();
+            if let Some(end) = self.end.get() {
+                return end.clone();
+            }
+            ended.await;
+        }
+    }
+
+    /// Tells how the agent ended; the first word counts.
+    fn set_end(&self, end: End<Snapshot>) {
+        if self.end.set(end).is_ok() {
+            self.ended.notify_waiters();
+        }
+    }
 }
 
 /// An agent's task.
@@ -67,10 +98,23 @@ pub(super) struct Task {
     /// What goes on; absent while idle.
     work: Option<Box<Work>>,
     /// The callback that the core wants called next.
-    wanted: Option<Box<(Op, Call)>>,
+    wanted: Option<Box<Wanted>>,
     /// Whether the callback that runs is to be dropped.
     drop_call: bool,
+    /// Inputs taken since the agent last let other tasks run.
+    inputs: usize,
+    /// Others run first.
+    breath: Option<Arc<Breath>>,
     last_words: LastWords,
+}
+
+/// A callback to call.
+struct Wanted {
+    op: Op,
+    call: Call,
+    /// What `handle_event` is called with. It belongs to this call: if that does not come about, neither
+    /// does the next one get it.
+    event: Option<AppEvent>,
 }
 
 /// The provider instance that serves this conversation.
@@ -92,18 +136,18 @@ struct LastWords(Arc<Shared>);
 
 impl Drop for LastWords {
     fn drop(&mut self) {
-        let _ = self.0.end.set(End { reason: EndReason::Killed, snapshot: None });
+        self.0.set_end(End { reason: EndReason::Killed, snapshot: None });
     }
 }
 
 /// Why driving the agent stopped.
 enum Exit {
     /// A callback is wanted.
-    Call(Box<(Op, Call)>),
+    Call(Box<Wanted>),
     /// The callback that ran is done, or is to be dropped.
     Returned,
     /// The agent ends.
-    End(EndReason, Option<Box<(Duration, Reply<Result<(), AgentError>>)>>),
+    End(EndReason, Option<Stop>),
 }
 
 impl Task {
@@ -130,37 +174,43 @@ impl Task {
             work: None,
             wanted: None,
             drop_call: false,
+            inputs: 0,
+            breath: None,
             last_words: LastWords(shared),
         }
     }
 
     /// Runs until the agent ends.
-    pub(super) async fn run(
+    // No `async fn`: it would hold its arguments twice, and this is most of what an idle agent takes.
+    #[expect(clippy::manual_async_fn, reason = "for its size")]
+    pub(super) fn run(
         mut self,
         mut callbacks: Box<dyn AgentCallbacks>,
         mut commands: mpsc::Receiver<Command>,
-    ) {
-        let (reason, stop) = loop {
-            let call = match self.drive(&mut commands, None).await {
-                Exit::Call(call) => call,
-                Exit::Returned => continue,
-                Exit::End(reason, stop) => break (reason, stop),
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            let (reason, stop) = loop {
+                let call = match self.drive(&mut commands, None).await {
+                    Exit::Call(call) => call,
+                    Exit::Returned => continue,
+                    Exit::End(reason, stop) => break (reason, stop),
+                };
+                let (op, callback) = (call.op, call.call.name());
+                let mut running = self.call(&mut *callbacks, *call);
+                let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
+                let_go(running);
+                if let Exit::End(reason, stop) = exit {
+                    break (reason, stop);
+                }
             };
-            let op = call.0;
-            let name = call.1.clone();
-            let mut running = self.call(&mut *callbacks, *call);
-            let exit = self.drive(&mut commands, Some((op, &name, &mut running))).await;
-            calls::discard(running);
-            if let Exit::End(reason, stop) = exit {
-                break (reason, stop);
-            }
-        };
-        self.finish(&mut *callbacks, commands, reason, stop).await;
+            Box::pin(self.finish(&mut *callbacks, commands, reason, stop)).await;
+            let_go(callbacks);
+        }
     }
 
     /// Gives the core an input and performs what it wants done.
     fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        let mut effects = Vec::new();
+        let mut effects = self.room_for_effects();
         let none = crate::tool::ToolSet::new();
         let env = Env {
             now: Timestamp::now(),
@@ -169,7 +219,25 @@ impl Task {
             turn_id: rand::random(),
         };
         let output = input(&mut self.core, &env, &mut effects);
-        for effect in effects {
+        self.perform_all(effects);
+        output
+    }
+
+    /// The same for an input that the world has no part in, like each delta of a stream: no time is told.
+    fn step_apart<T>(&mut self, input: impl FnOnce(&mut Core, &mut Vec<Effect>) -> T) -> T {
+        let mut effects = self.room_for_effects();
+        let output = input(&mut self.core, &mut effects);
+        self.perform_all(effects);
+        output
+    }
+
+    /// The list of the step before, empty, if one is kept.
+    fn room_for_effects(&mut self) -> Vec<Effect> {
+        self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default()
+    }
+
+    fn perform_all(&mut self, mut effects: Vec<Effect>) {
+        for effect in effects.drain(..) {
             self.perform(effect);
         }
         #[cfg(debug_assertions)]
@@ -179,24 +247,28 @@ impl Task {
             unreachable!("an invariant of the core is broken: {breach}");
         }
         if self.core.is_at_rest() {
-            self.work = None;
+            let_go(self.work.take());
+        } else if let Some(work) = &mut self.work {
+            work.effects = effects;
         }
-        output
     }
 
     fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Emit(event) => self.emit(event),
-            Effect::Call(op, call) => self.wanted = Some(Box::new((op, call))),
+            Effect::Call(op, call) => {
+                let event = if matches!(call, Call::HandleEvent) { self.notices.pop_front() } else { None };
+                self.wanted = Some(Box::new(Wanted { op, call, event }));
+            }
             Effect::Abort => {
-                self.wanted = None;
+                let_go(self.wanted.take());
                 self.drop_call = true;
                 if let Some(work) = &mut self.work {
                     work.abort();
                 }
             }
             Effect::DropCall => {
-                self.wanted = None;
+                let_go(self.wanted.take());
                 self.drop_call = true;
             }
             Effect::Open(op) => self.open(op),
@@ -235,6 +307,16 @@ impl Task {
         if let Some(commit) = &mut self.commit {
             commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config) });
         }
+    }
+
+    /// A place in the stream of events: after `after` if all that follows it is still there, else now.
+    fn attach(&mut self, after: Option<EventId>) -> Attachment<Snapshot, Event> {
+        let limits = self.setup.feed_limits;
+        if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {
+            return attachment;
+        }
+        let snapshot = self.snapshot();
+        self.feed.join(limits, snapshot)
     }
 
     /// Whether events wait for the commit channel.

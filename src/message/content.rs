@@ -47,11 +47,7 @@ impl Content {
     pub(crate) fn weight(&self) -> usize {
         64 + match self {
             Self::Text(text) => text.weight(),
-            Self::Thinking(thinking) => {
-                thinking.text.len()
-                    + optional(thinking.signature.as_ref())
-                    + optional(thinking.redacted.as_ref())
-            }
+            Self::Thinking(thinking) => thinking.weight(),
             Self::Attachment(attachment) => attachment.weight(),
             Self::ToolUse(tool_use) => tool_use.weight(),
             Self::ToolResult(result) => result.weight(),
@@ -80,7 +76,7 @@ impl Text {
         Self { text: text.into(), signature: None }
     }
 
-    fn weight(&self) -> usize {
+    pub(crate) fn weight(&self) -> usize {
         self.text.len() + optional(self.signature.as_ref())
     }
 }
@@ -108,6 +104,10 @@ impl Thinking {
     pub fn is_signed(&self) -> bool {
         let is_there = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         is_there(&self.signature) || is_there(&self.redacted)
+    }
+
+    pub(crate) fn weight(&self) -> usize {
+        self.text.len() + optional(self.signature.as_ref()) + optional(self.redacted.as_ref())
     }
 }
 
@@ -181,9 +181,9 @@ pub struct ToolUse {
     pub id: ToolUseId,
     /// Which tool.
     pub name: String,
-    /// What the model sent, an object for every known service.
+    /// What the model sent: a JSON object, its keys in the model's order.
     pub input: Value,
-    /// The raw text, where the model sent something that is no JSON object; `input` is then an empty object.
+    /// The raw text, where what the model sent can't be taken for a JSON object; `input` is then an empty one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub malformed: Option<String>,
     /// The service's signature; it goes back unchanged to the service that gave it.
@@ -197,7 +197,7 @@ impl ToolUse {
         Self { id: id.into(), name: name.into(), input, malformed: None, signature: None }
     }
 
-    fn weight(&self) -> usize {
+    pub(crate) fn weight(&self) -> usize {
         self.id.as_str().len()
             + self.name.len()
             + value_weight(&self.input)
@@ -290,7 +290,7 @@ impl ProviderItem {
         Self { format: format.into(), data }
     }
 
-    fn weight(&self) -> usize {
+    pub(crate) fn weight(&self) -> usize {
         self.format.len() + value_weight(&self.data)
     }
 }

@@ -2,8 +2,6 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::Secret;
-
 /// What went wrong between us and a model service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -13,7 +11,7 @@ pub enum ErrorKind {
     Auth,
     /// Too many requests; `retry_after` says when to come back, if the service told.
     RateLimit,
-    /// The account has nothing left to spend.
+    /// The account has nothing left to spend; waiting does not help.
     Quota,
     /// The service is overloaded.
     Overloaded,
@@ -76,7 +74,9 @@ impl fmt::Display for ErrorKind {
 
 /// A request to a model service failed.
 ///
-/// Never holds a key: what a service echoes of it is replaced.
+/// Endpoints keep keys out of it: what a service echoes of one is replaced, see [`Secret::scrub`].
+///
+/// [`Secret::scrub`]: super::Secret::scrub
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProviderError {
@@ -92,7 +92,7 @@ pub struct ProviderError {
     /// The HTTP status, if there was an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<u16>,
-    /// The answer's body or the error event, cut to a few kilobytes.
+    /// The answer's body or the error event, cut to [`BODY_LIMIT`](Self::BODY_LIMIT).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<String>,
     /// The service's id of the request, for its support.
@@ -132,20 +132,20 @@ impl ProviderError {
         self
     }
 
-    /// The same error with the answer's body, cut to [`Self::BODY_LIMIT`].
+    /// The same error with the answer's body, cut at a character to at most [`Self::BODY_LIMIT`] bytes.
     pub fn with_body(mut self, body: &str) -> Self {
         let end = body.floor_char_boundary(Self::BODY_LIMIT);
         self.body = Some(body[..end].to_owned());
         self
     }
 
-    /// The same error with the wait that the service asked for.
+    /// The same error with the wait that the service asked for, if it did.
     pub fn with_retry_after(mut self, wait: Option<Duration>) -> Self {
         self.retry_after = wait;
         self
     }
 
-    /// The same error with the service's id of the request.
+    /// The same error with the service's id of the request, if it gave one.
     pub fn with_request_id(mut self, id: Option<String>) -> Self {
         self.request_id = id;
         self
@@ -154,7 +154,7 @@ impl ProviderError {
     /// The same error without these values, wherever the service echoed one. A cause whose text holds one
     /// is left out, since its text can't be changed.
     #[cfg(feature = "http")]
-    pub(crate) fn scrubbed(mut self, secrets: &[Secret]) -> Self {
+    pub(crate) fn scrubbed(mut self, secrets: &[super::Secret]) -> Self {
         for secret in secrets {
             self.message = secret.scrub_cut(&self.message);
             self.body = self.body.map(|body| secret.scrub_cut(&body));
@@ -166,7 +166,7 @@ impl ProviderError {
         self
     }
 
-    /// The same error, retryable or not.
+    /// The same error, retryable or not, whatever its kind.
     pub fn with_retryable(mut self, retryable: bool) -> Self {
         self.retryable = retryable;
         self
@@ -191,6 +191,8 @@ impl Error for ProviderError {
         self.source.as_deref().map(|source| source as &(dyn Error + 'static))
     }
 }
+
+impl Eq for ProviderError {}
 
 impl PartialEq for ProviderError {
     /// Compares all but the cause.

@@ -133,7 +133,10 @@ impl Fold {
             BlockStart::ToolUse { id, name } => {
                 ToolUse::new(self.distinct(id), name, Value::Object(Map::new())).into()
             }
-            BlockStart::Attachment(attachment) => attachment.into(),
+            BlockStart::Attachment(attachment) => {
+                attachment.metadata.values().try_for_each(check_depth)?;
+                attachment.into()
+            }
             BlockStart::ProviderItem(item) => {
                 check_depth(&item.data)?;
                 item.into()
@@ -180,12 +183,17 @@ impl Fold {
         };
         let weight = grown(self.weight, added, removed)?;
         match (&mut block.content, part) {
-            (Content::Text(Text { text: to, .. }), Part::Text(text))
-            | (Content::Thinking(Thinking { text: to, .. }), Part::Text(text)) => append(to, text),
+            (
+                Content::Text(Text { text: to, .. }) | Content::Thinking(Thinking { text: to, .. }),
+                Part::Text(text),
+            ) => append(to, text),
             (Content::ToolUse(_), Part::Input(text)) => append(&mut block.input, text),
-            (Content::Text(Text { signature: to, .. }), Part::Signature(text))
-            | (Content::Thinking(Thinking { signature: to, .. }), Part::Signature(text))
-            | (Content::ToolUse(ToolUse { signature: to, .. }), Part::Signature(text))
+            (
+                Content::Text(Text { signature: to, .. })
+                | Content::Thinking(Thinking { signature: to, .. })
+                | Content::ToolUse(ToolUse { signature: to, .. }),
+                Part::Signature(text),
+            )
             | (Content::Thinking(Thinking { redacted: to, .. }), Part::Redacted(text)) => {
                 // No signature is not the same as an empty one.
                 if !text.is_empty() {

@@ -20,7 +20,7 @@ pub use key::Auth;
 
 /// How long an endpoint waits for a service. Each is an error of kind
 /// [`Timeout`](super::ErrorKind::Timeout) that names itself. The limit for a whole exchange is
-/// [`Options::timeout`](super::Options::timeout).
+/// [`Options::timeout`](super::OptionFields::timeout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// For a connection, TLS included.
@@ -34,7 +34,7 @@ pub struct Timeouts {
 impl Default for Timeouts {
     /// 10 seconds to connect, 5 minutes for all else: models think before they speak.
     fn default() -> Self {
-        let patient = Duration::from_secs(300);
+        let patient = Duration::from_mins(5);
         Self { connect: Duration::from_secs(10), first_byte: patient, between_chunks: patient }
     }
 }

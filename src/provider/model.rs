@@ -1,9 +1,13 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, pin::Pin, sync::Arc};
 
-use futures_util::TryStreamExt;
+use futures_core::Stream;
+use futures_util::{TryStreamExt, stream};
 
-use super::{DeltaStream, Fold, Folded, Provider, ProviderError, Request, RequestContext, RetryPolicy};
-use crate::message::Timestamp;
+use super::{
+    Delta, DeltaStream, ErrorKind, Fold, Folded, Part, Provider, ProviderError, Request, RequestContext,
+    RetryPolicy,
+};
+use crate::message::{Content, Timestamp};
 
 /// A model, together with the provider that serves it. Cheap to clone.
 ///
@@ -19,6 +23,10 @@ struct Inner {
 
 /// A whole answer, outside an agent.
 pub type Generated = Folded;
+
+/// The text of an answer in pieces, then the end, or an error and the end. Dropping it ends the exchange with
+/// the service.
+pub type TextStream = Pin<Box<dyn Stream<Item = Result<String, ProviderError>> + Send>>;
 
 impl Model {
     /// The model `id` as `provider` serves it.
@@ -44,16 +52,48 @@ impl Model {
 
     /// Streams the answer to one request, repeating it as [`RetryPolicy`] says. Errors arrive as the stream's
     /// items. Dropping the stream ends the exchange.
+    ///
+    /// A history that is not sendable is an [`ErrorKind::InvalidRequest`], and nothing is sent.
     pub fn stream(&self, request: Request) -> DeltaStream {
+        if let Err(breach) = request.history.check_sendable() {
+            let message = "the request's history breaks the history law; History::repair can mend it";
+            let error = ProviderError::new(ErrorKind::InvalidRequest, message).with_source(breach);
+            return Box::pin(stream::iter([Err(error)]));
+        }
         let request = Request { model: Arc::clone(&self.0.id), ..request };
         RetryPolicy::default().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
+    }
+
+    /// Streams the text of the answer to one request, without thinking and all else. It ends without an
+    /// error only if the answer did.
+    pub fn stream_text(&self, request: Request) -> TextStream {
+        let answer = (self.stream(request), Fold::default());
+        Box::pin(stream::try_unfold(answer, |(mut deltas, mut fold)| async move {
+            while let Some(delta) = deltas.try_next().await? {
+                let piece = match &delta {
+                    Delta::Extend { index, part: Part::Text(text) } if !text.is_empty() => {
+                        Some((*index, text.clone()))
+                    }
+                    _ => None,
+                };
+                fold.apply(delta)?;
+                if let Some((index, text)) = piece
+                    && matches!(fold.blocks()[index].content, Content::Text(_))
+                {
+                    return Ok(Some((text, (deltas, fold))));
+                }
+            }
+            fold.finish(Timestamp::now())?;
+            Ok(None)
+        }))
     }
 
     /// The whole answer to one request.
     ///
     /// # Errors
     ///
-    /// Why there is no whole answer.
+    /// Why there is no whole answer: what the service, the way to it or [`Model::stream`] refused, or
+    /// [`ErrorKind::Truncated`].
     ///
     /// # Cancel safety
     ///

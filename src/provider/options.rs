@@ -1,30 +1,119 @@
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::Secret;
 use crate::tool::Schema;
 
+/// How to answer. What is `None` is the service's own default.
+///
+/// Its fields are those of [`OptionFields`]: read and set them as its own. It is cheap to clone, since clones
+/// share their fields until one is changed, and takes the room of a pointer where nothing is set.
+///
+/// What a service can't honour is mapped to its nearest, and reported in the response's warnings. Neither
+/// the key nor headers are ever serialised, and their values are never shown.
+///
+/// ```
+/// use omni_agent::provider::{Effort, Options};
+///
+/// let mut options = Options::default()
+///     .with_max_tokens(2_000)
+///     .with_thinking(Effort::Low)
+///     .with_stop_sequences(["END"])
+///     .with_extra([("seed", 7)])
+///     .with_header("X-Tenant", "acme");
+/// options.temperature = Some(0.2);
+/// let hurried = options.overlaid(&Options::default().with_max_tokens(100));
+/// assert_eq!(hurried.max_tokens, Some(100));
+/// assert_eq!(hurried.stop_sequences, options.stop_sequences);
+/// ```
+// An agent keeps its options for life, and each prompt brings its own, nearly always empty: in place, the
+// fields would take some 350 bytes in every one of them, and be moved with it.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Options(#[serde(with = "shared")] Option<Arc<OptionFields>>);
+
+impl Deref for Options {
+    type Target = OptionFields;
+
+    fn deref(&self) -> &OptionFields {
+        self.0.as_deref().unwrap_or(&OptionFields::NONE)
+    }
+}
+
+impl DerefMut for Options {
+    fn deref_mut(&mut self) -> &mut OptionFields {
+        Arc::make_mut(self.0.get_or_insert_default())
+    }
+}
+
+impl PartialEq for Options {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// The fields as they are written down, whether they are shared or not.
+mod shared {
+    use super::{Arc, Deserialize, Deserializer, OptionFields, Serialize, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(
+        fields: &Option<Arc<OptionFields>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        fields.as_deref().unwrap_or(&OptionFields::NONE).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<OptionFields>>, D::Error> {
+        let fields = OptionFields::deserialize(deserializer)?;
+        Ok((fields != OptionFields::NONE).then(|| Arc::new(fields)))
+    }
+}
+
 macro_rules! options {
-    ($(#[$outer:meta])* pub struct $name:ident { $($(#[$meta:meta])* $field:ident: $type:ty => $with:ident($arg:ty) $to:expr;)+ }) => {
+    ($(#[$outer:meta])* pub struct $name:ident {
+        $($(#[$meta:meta])* $field:ident: $type:ty = $with:ident($value:ident: $arg:ty) => $to:expr;)+
+    }) => {
         $(#[$outer])*
         pub struct $name { $($(#[$meta])* pub $field: Option<$type>,)+ }
 
         impl $name {
+            /// Nothing is set.
+            const NONE: Self = Self { $($field: None,)+ };
+        }
+
+        impl Options {
             $(
-                #[doc = concat!("The same options with [`", stringify!($field), "`](Self::", stringify!($field), ") set.")]
-                pub fn $with(mut self, value: $arg) -> Self {
-                    let to: fn($arg) -> $type = $to;
-                    self.$field = Some(to(value));
+                #[doc = concat!("The same options with [`", stringify!($field), "`](", stringify!($name), "::", stringify!($field), ") set.")]
+                pub fn $with(mut self, $value: $arg) -> Self {
+                    self.$field = Some($to);
                     self
                 }
             )+
 
-            /// These options, with each that `over` sets in its place.
+            /// These options, with each that `over` sets in its place, whole: nothing is merged.
             pub fn overlaid(&self, over: &Self) -> Self {
-                Self { $($field: over.$field.clone().or_else(|| self.$field.clone()),)+ }
+                if over.0.is_none() {
+                    return self.clone();
+                }
+                Self(Some(Arc::new($name { $($field: over.$field.clone().or_else(|| self.$field.clone()),)+ })))
             }
 
             /// Whether nothing is set.
@@ -36,61 +125,74 @@ macro_rules! options {
 }
 
 options! {
-/// How to answer. What is `None` is the service's own default.
-///
-/// What a service can't honour is mapped to its nearest, and reported in the response's warnings. Neither
-/// the key nor headers are ever serialised or shown.
+/// The fields of [`Options`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default, rename_all = "snake_case")]
+#[serde(default)]
 #[non_exhaustive]
-pub struct Options {
+pub struct OptionFields {
     /// The most tokens to generate, reasoning included.
     #[serde(skip_serializing_if = "Option::is_none")]
-    max_tokens: u32 => with_max_tokens(u32) |v| v;
+    max_tokens: u32 = with_max_tokens(count: u32) => count;
     /// Sampling temperature.
     #[serde(skip_serializing_if = "Option::is_none")]
-    temperature: f64 => with_temperature(f64) |v| v;
-    /// Nucleus sampling.
+    temperature: f64 = with_temperature(temperature: f64) => temperature;
+    /// Nucleus sampling: the share of likely tokens to choose from.
     #[serde(skip_serializing_if = "Option::is_none")]
-    top_p: f64 => with_top_p(f64) |v| v;
+    top_p: f64 = with_top_p(share: f64) => share;
     /// Texts that end the answer when the model writes one.
     #[serde(skip_serializing_if = "Option::is_none")]
-    stop_sequences: Vec<String> => with_stop_sequences(Vec<String>) |v| v;
+    stop_sequences: Vec<String> =
+        with_stop_sequences(texts: impl IntoIterator<Item = impl Into<String>>) => texts.into_iter().map(Into::into).collect();
     /// How much to reason.
     #[serde(skip_serializing_if = "Option::is_none")]
-    thinking: ThinkingMode => with_thinking(ThinkingMode) |v| v;
+    thinking: ThinkingMode = with_thinking(mode: impl Into<ThinkingMode>) => mode.into();
     /// Which tools may or must be used.
     #[serde(skip_serializing_if = "Option::is_none")]
-    tool_choice: ToolChoice => with_tool_choice(ToolChoice) |v| v;
+    tool_choice: ToolChoice = with_tool_choice(choice: ToolChoice) => choice;
     /// For how long the service should keep the prompt for the next request.
     #[serde(skip_serializing_if = "Option::is_none")]
-    cache: CacheHint => with_cache(CacheHint) |v| v;
+    cache: CacheHint = with_cache(hint: CacheHint) => hint;
     /// The shape that the answer's text must have.
     #[serde(skip_serializing_if = "Option::is_none")]
-    output: OutputSchema => with_output(OutputSchema) |v| v;
+    output: OutputSchema = with_output(schema: OutputSchema) => schema;
     /// The application's labels, sent to services that take some.
     #[serde(skip_serializing_if = "Option::is_none")]
-    metadata: Map<String, Value> => with_metadata(Map<String, Value>) |v| v;
+    metadata: Map<String, Value> =
+        with_metadata(labels: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(labels);
     /// A limit for the whole exchange, retries included.
     #[serde(skip_serializing_if = "Option::is_none")]
-    timeout: Duration => with_timeout(Duration) |v| v;
+    timeout: Duration = with_timeout(limit: Duration) => limit;
     /// How often a request is repeated that failed before it brought content. 2 if unset.
     #[serde(skip_serializing_if = "Option::is_none")]
-    max_retries: u32 => with_max_retries(u32) |v| v;
+    max_retries: u32 = with_max_retries(count: u32) => count;
     /// What becomes of an attachment that the model can't take.
     #[serde(skip_serializing_if = "Option::is_none")]
-    unsupported_attachment: UnsupportedAttachment => with_unsupported_attachment(UnsupportedAttachment) |v| v;
+    unsupported_attachment: UnsupportedAttachment =
+        with_unsupported_attachment(fate: UnsupportedAttachment) => fate;
     /// Members laid over the request's JSON body, for what these options do not name: objects are merged,
     /// everything else is replaced.
     #[serde(skip_serializing_if = "Option::is_none")]
-    extra: Map<String, Value> => with_extra(Map<String, Value>) |v| v;
-    /// The API key, in place of the registry's.
+    extra: Map<String, Value> =
+        with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
+    /// The API key, in place of the registry's. Never serialised.
     #[serde(skip)]
-    api_key: Secret => with_api_key(Secret) |v| v;
-    /// More HTTP headers. Their values are secret.
+    api_key: Secret = with_api_key(key: impl Into<Secret>) => key.into();
+    /// More HTTP headers. Never serialised; their values are secret.
     #[serde(skip)]
-    headers: BTreeMap<String, Secret> => with_headers(BTreeMap<String, Secret>) |v| v;
+    headers: BTreeMap<String, Secret> = with_headers(headers: BTreeMap<String, Secret>) => headers;
 }
+}
+
+impl Options {
+    /// The same options with this HTTP header beside the others, in place of one of exactly its name.
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
+        self.headers.get_or_insert_default().insert(name.into(), value.into());
+        self
+    }
+}
+
+fn members(pairs: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) -> Map<String, Value> {
+    pairs.into_iter().map(|(key, value)| (key.into(), value.into())).collect()
 }
 
 /// How much a model reasons before it answers.
@@ -103,6 +205,12 @@ pub enum ThinkingMode {
     Effort(Effort),
     /// Up to this many tokens.
     Budget(u32),
+}
+
+impl From<Effort> for ThinkingMode {
+    fn from(effort: Effort) -> Self {
+        Self::Effort(effort)
+    }
 }
 
 /// A level of reasoning.
@@ -155,7 +263,7 @@ pub enum UnsupportedAttachment {
 /// The shape that an answer must have.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OutputSchema {
-    /// A name for it, which some services demand: letters, digits, `_` and `-`.
+    /// A name for it, which some services demand: at most 64 letters, digits, `_` and `-`.
     pub name: String,
     /// The JSON Schema.
     pub schema: Schema,
@@ -167,10 +275,9 @@ impl OutputSchema {
         Self { name: name.into(), schema }
     }
 
-    /// The schema of a Rust type.
+    /// The schema of a Rust type, named like it.
     pub fn of<T: JsonSchema>() -> Self {
-        let name: String =
-            T::schema_name().chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
-        Self::new(name, Schema::of::<T>())
+        let allowed = |c: char| if c.is_ascii_alphanumeric() { c } else { '_' };
+        Self::new(T::schema_name().chars().map(allowed).take(64).collect::<String>(), Schema::of::<T>())
     }
 }

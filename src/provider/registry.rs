@@ -22,22 +22,26 @@ pub struct Registry {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum RegistryError {
-    /// The name has no provider part.
-    #[error("{name:?} is no model name; write `provider:model`, with one of the providers {known}")]
+    /// The name is not of the form `provider:model`.
+    #[error("{name:?} is no model name; write `provider:model` (registered providers: {})", list(.known))]
     BadName {
         /// What was given.
         name: String,
-        /// The providers there are.
-        known: String,
+        /// The providers there are, sorted.
+        known: Vec<String>,
     },
     /// The provider is not registered.
-    #[error("unknown provider {provider:?}; known are {known}; add others with Registry::register")]
+    #[error("unknown provider {provider:?} (registered: {}); add others with Registry::register", list(.known))]
     UnknownProvider {
         /// What was given.
         provider: String,
-        /// The providers there are.
-        known: String,
+        /// The providers there are, sorted.
+        known: Vec<String>,
     },
+}
+
+fn list(known: &[String]) -> String {
+    if known.is_empty() { "none".to_owned() } else { known.join(", ") }
 }
 
 impl Registry {
@@ -46,7 +50,14 @@ impl Registry {
         Self { providers: BTreeMap::new() }
     }
 
-    /// Adds a provider under its own name, in place of one that had it.
+    /// The same registry with this provider under its own name, in place of one that had it.
+    pub fn with(mut self, provider: impl Provider) -> Self {
+        self.register(Arc::new(provider));
+        self
+    }
+
+    /// Adds a provider under its own name, in place of one that had it. A name with a colon in it is never
+    /// found.
     pub fn register(&mut self, provider: Arc<dyn Provider>) -> &mut Self {
         self.providers.insert(provider.name().to_owned(), provider);
         self
@@ -57,18 +68,24 @@ impl Registry {
         self.providers.keys().map(String::as_str)
     }
 
+    /// The provider of this name.
+    pub fn provider(&self, name: &str) -> Option<&Arc<dyn Provider>> {
+        self.providers.get(name)
+    }
+
     /// The model with this name, `provider:id`. Everything after the first colon is the id.
     ///
     /// # Errors
     ///
-    /// The name has no colon, an empty part, or a provider that is not registered.
+    /// The name has no colon, an empty part or space around a part, or its provider is not registered.
     pub fn model(&self, name: &str) -> Result<Model, RegistryError> {
-        let known = || self.providers().collect::<Vec<_>>().join(", ");
+        let known = || self.providers().map(str::to_owned).collect();
+        let well_formed = |part: &str| !part.is_empty() && part.trim() == part;
         let (provider, id) = match name.split_once(':') {
-            Some((provider, id)) if !provider.is_empty() && !id.trim().is_empty() => (provider, id),
+            Some((provider, id)) if well_formed(provider) && well_formed(id) => (provider, id),
             _ => return Err(RegistryError::BadName { name: name.to_owned(), known: known() }),
         };
-        match self.providers.get(provider) {
+        match self.provider(provider) {
             Some(found) => Ok(Model::new(Arc::clone(found), id)),
             None => Err(RegistryError::UnknownProvider { provider: provider.to_owned(), known: known() }),
         }

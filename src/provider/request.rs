@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::Options;
 use crate::{
-    message::{History, Message, Role},
+    message::{Blocks, History, Message, Role},
     tool::ToolSet,
 };
 
@@ -30,7 +30,7 @@ pub struct Request {
     /// The tools on offer.
     pub tools: ToolSet,
     /// How to answer.
-    pub options: Arc<Options>,
+    pub options: Options,
 }
 
 impl Request {
@@ -40,7 +40,7 @@ impl Request {
     }
 
     /// A request with one user message.
-    pub fn prompt(content: impl Into<crate::message::Blocks>) -> Self {
+    pub fn prompt(content: impl Into<Blocks>) -> Self {
         Self::new(History::from_iter([Message::user(content)]))
     }
 
@@ -58,15 +58,16 @@ impl Request {
 
     /// The same request with options.
     pub fn with_options(mut self, options: Options) -> Self {
-        self.options = Arc::new(options);
+        self.options = options;
         self
     }
 
     /// The private state that a provider left with the conversation, under the name it chose: what it last
     /// put into the [`provider_data`](super::MessageDelta::provider_data) of an answer that is part of this
-    /// history. It follows the conversation through branches, stores and restarts.
+    /// history. It follows the conversation through branches, stores and restarts. O(1) if the last answer
+    /// has it, O(n) if none has.
     pub fn private_state(&self, name: &str) -> Option<&Value> {
-        let answers = self.history.iter().rev().filter(|message| message.role == Role::Assistant);
-        answers.filter_map(|message| message.provider_data.get(name)).next()
+        let mut answers = self.history.iter().rev().filter(|message| message.role == Role::Assistant);
+        answers.find_map(|message| message.provider_data.get(name))
     }
 }

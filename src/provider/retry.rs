@@ -1,12 +1,19 @@
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+    vec,
+};
 
-use futures_util::{StreamExt, TryStreamExt, stream};
+use futures_core::Stream;
+use futures_util::{TryStreamExt, stream};
 use rand::RngExt;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext};
 
-/// When a failed request is repeated: only before it brought content, only if its error says that it can
+/// When a failed request is repeated: only before it brought content or asked for a decision, only if its error says that it can
 /// help, with exponential backoff and jitter, or when the service said. The figures are those of the official
 /// SDKs of Anthropic and OpenAI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,7 +34,7 @@ impl Default for RetryPolicy {
             max_retries: 2,
             base_delay: Duration::from_millis(500),
             max_delay: Duration::from_secs(8),
-            max_retry_after: Duration::from_secs(60),
+            max_retry_after: Duration::from_mins(1),
         }
     }
 }
@@ -48,22 +55,24 @@ impl RetryPolicy {
         }
     }
 
-    /// Streams `provider`'s answer to `request` under this policy and the request's total timeout.
+    /// Streams `provider`'s answer to `request` under this policy and the request's total timeout, which runs
+    /// from now on. A retry that could not begin within it is not waited for.
     ///
-    /// Errors arrive as the stream's items.
+    /// Errors arrive as the stream's items; an error is the last one.
     pub fn stream(
         self,
         provider: Arc<dyn Provider>,
         request: Request,
         context: RequestContext,
     ) -> DeltaStream {
-        let timeout = request.options.timeout;
         let policy = Self { max_retries: request.options.max_retries.unwrap_or(self.max_retries), ..self };
-        let answer = stream::once(policy.begin(provider, request, context)).try_flatten();
-        match timeout {
-            Some(timeout) => Box::pin(limited(Box::pin(answer), timeout)),
-            None => Box::pin(answer),
-        }
+        // Beyond what the clock can tell there is no limit.
+        let limit = request.options.timeout.and_then(|timeout| {
+            Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
+        });
+        let deadline = limit.as_ref().map(|limit| limit.deadline);
+        let beginning = policy.begin(provider, request, context.clone(), deadline);
+        Box::pin(Answer { state: State::Beginning(Box::pin(beginning)), limit, context })
     }
 
     /// Repeats the request until content arrives or the error is final.
@@ -72,65 +81,124 @@ impl RetryPolicy {
         provider: Arc<dyn Provider>,
         request: Request,
         context: RequestContext,
-    ) -> Result<DeltaStream, ProviderError> {
+        deadline: Option<Instant>,
+    ) -> Result<Begun, ProviderError> {
         let mut retry = 0;
         loop {
-            match first_content(&*provider, request.clone(), context.clone()).await {
-                Ok(stream) => return Ok(stream),
-                Err(error) => {
-                    let Some(wait) = self.delay(retry, &error) else {
-                        return Err(error);
-                    };
-                    retry += 1;
-                    tracing::debug!(%error, ?wait, retry, "request failed before its first content; repeating it");
-                    sleep(wait).await;
-                }
+            let error = match first_content(&*provider, request.clone(), context.clone()).await {
+                Ok(begun) => return Ok(begun),
+                Err(error) => error,
+            };
+            let Some(wait) = self.delay(retry, &error).filter(|_| !context.has_asked()) else {
+                return Err(error);
+            };
+            let until = Instant::now().checked_add(wait);
+            if deadline.is_some_and(|deadline| until.is_none_or(|until| until >= deadline)) {
+                return Err(error);
             }
+            retry += 1;
+            tracing::debug!(%error, ?wait, retry, "request failed before its first content; repeating it");
+            sleep(wait).await;
         }
     }
 }
+
+/// An answer that has begun: what has arrived, and the rest.
+struct Begun {
+    head: vec::IntoIter<Delta>,
+    rest: DeltaStream,
+}
+
+/// Message data that is held back, at most, to see whether content follows.
+const MAX_HEAD: usize = 64;
 
 /// The answer once its first content has arrived, or its end.
 async fn first_content(
     provider: &dyn Provider,
     request: Request,
     context: RequestContext,
-) -> Result<DeltaStream, ProviderError> {
-    let mut stream = provider.stream(request, context).await?;
+) -> Result<Begun, ProviderError> {
+    let mut rest = provider.stream(request, context).await?;
     let mut head = Vec::new();
     let mut told_why = false;
-    while let Some(delta) = stream.try_next().await? {
-        let content = delta.is_content();
+    while let Some(delta) = rest.try_next().await? {
+        let begun = delta.is_content();
         told_why |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
-        head.push(Ok(delta));
-        if content {
-            return Ok(Box::pin(stream::iter(head).chain(stream)));
-        }
-        if head.len() > 64 {
-            return Ok(Box::pin(stream::iter(head).chain(stream)));
+        head.push(delta);
+        if begun || head.len() == MAX_HEAD {
+            return Ok(Begun { head: head.into_iter(), rest });
         }
     }
     if told_why {
-        Ok(Box::pin(stream::iter(head)))
+        Ok(Begun { head: head.into_iter(), rest: Box::pin(stream::empty()) })
     } else {
         Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer began"))
     }
 }
 
-fn limited(
-    inner: DeltaStream,
+/// The stream of [`RetryPolicy::stream`].
+struct Answer {
+    state: State,
+    limit: Option<Limit>,
+    context: RequestContext,
+}
+
+enum State {
+    Beginning(Pin<Box<dyn Future<Output = Result<Begun, ProviderError>> + Send>>),
+    Streaming(Begun),
+    Over,
+}
+
+/// The request's total timeout.
+struct Limit {
     timeout: Duration,
-) -> impl futures_core::Stream<Item = Result<Delta, ProviderError>> {
-    let deadline = Instant::now() + timeout;
-    stream::unfold(Some(inner), move |inner| async move {
-        let mut inner = inner?;
-        tokio::select! {
-            biased;
-            item = inner.next() => item.map(|item| (item, Some(inner))),
-            () = async { pin!(sleep_until(deadline)).await } => {
-                let message = format!("no complete answer within {timeout:?}, the request's total timeout");
-                Some((Err(ProviderError::new(ErrorKind::Timeout, message)), None))
+    deadline: Instant,
+    /// Made when it is first waited for, which is inside of a runtime.
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Answer {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ProviderError>>> {
+        loop {
+            match &mut self.state {
+                State::Beginning(beginning) => match ready!(beginning.as_mut().poll(cx)) {
+                    Ok(begun) => self.state = State::Streaming(begun),
+                    Err(error) => return Poll::Ready(Some(Err(error))),
+                },
+                State::Streaming(begun) => {
+                    return match begun.head.next() {
+                        Some(delta) => Poll::Ready(Some(Ok(delta))),
+                        None => begun.rest.as_mut().poll_next(cx),
+                    };
+                }
+                State::Over => return Poll::Ready(None),
             }
         }
-    })
+    }
+}
+
+impl Stream for Answer {
+    type Item = Result<Delta, ProviderError>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        let mut item = this.poll_answer(cx);
+        if let (Poll::Pending, Some(limit)) = (&item, &mut this.limit) {
+            let sleep = limit.sleep.get_or_insert_with(|| Box::pin(sleep_until(limit.deadline)));
+            while sleep.as_mut().poll(cx).is_ready() && this.context.is_asking() {
+                // Somebody decides, in their own time; the service gets its full time again after that.
+                sleep.as_mut().reset(Instant::now() + limit.timeout);
+            }
+            if !sleep.is_elapsed() {
+                return Poll::Pending;
+            }
+            let message =
+                format!("no complete answer within {:?}, the request's total timeout", limit.timeout);
+            item = Poll::Ready(Some(Err(ProviderError::new(ErrorKind::Timeout, message))));
+        }
+        if matches!(item, Poll::Ready(None | Some(Err(_)))) {
+            this.state = State::Over;
+        }
+        item
+    }
 }

@@ -31,34 +31,39 @@ impl Secret {
         &self.0
     }
 
-    /// `text` with every occurrence of the value replaced: services echo keys in their error bodies.
-    /// Values too short to be told from ordinary text are left alone.
+    /// `text` with every occurrence of the value replaced: services echo keys in their error bodies. So is
+    /// what follows the first space of the value, the credentials of a header like `Bearer sk-123`. What is
+    /// too short to be told from ordinary text is left alone.
     pub fn scrub(&self, text: &str) -> String {
-        if self.0.len() < TELLING {
-            return text.to_owned();
+        let mut scrubbed = text.to_owned();
+        for value in self.values().filter(|value| value.len() >= TELLING) {
+            for form in [value, &escaped(value)] {
+                if scrubbed.contains(form) {
+                    scrubbed = scrubbed.replace(form, PLACEHOLDER);
+                }
+            }
         }
-        let text = text.replace(&*self.0, PLACEHOLDER);
-        let escaped = self.escaped();
-        if escaped == *self.0 { text } else { text.replace(&escaped, PLACEHOLDER) }
+        scrubbed
     }
 
     /// As [`Secret::scrub`], and what is there of a value that was cut off on its way goes too, if it is long
     /// enough to tell anything.
     #[cfg(feature = "http")]
     pub(crate) fn scrub_cut(&self, text: &str) -> String {
-        let scrubbed = self.scrub(text);
-        let Some(head) = self.0.get(..CUT) else {
-            return scrubbed;
-        };
-        let mut pieces = scrubbed.split(head);
-        let mut text = pieces.next().unwrap_or_default().to_owned();
-        for piece in pieces {
-            let rest = self.0[head.len()..].chars().zip(piece.chars());
-            let same: usize = rest.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
-            text.push_str(PLACEHOLDER);
-            text.push_str(&piece[same..]);
-        }
-        text
+        self.values().fold(self.scrub(text), |scrubbed, value| {
+            let Some((head, tail)) = value.split_at_checked(CUT) else {
+                return scrubbed;
+            };
+            let mut pieces = scrubbed.split(head);
+            let mut text = pieces.next().unwrap_or_default().to_owned();
+            for piece in pieces {
+                let rest = tail.chars().zip(piece.chars());
+                let same: usize = rest.take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum();
+                text.push_str(PLACEHOLDER);
+                text.push_str(&piece[same..]);
+            }
+            text
+        })
     }
 
     /// Whether the error, or one of its causes, would print the value.
@@ -69,10 +74,16 @@ impl Secret {
             || error.source().is_some_and(|source| self.shows_in(source))
     }
 
-    /// The value as it stands inside of a JSON string.
-    fn escaped(&self) -> String {
-        self.0.replace('\\', "\\\\").replace('"', "\\\"")
+    /// The value, and the credentials in it if it is a scheme and credentials.
+    fn values(&self) -> impl Iterator<Item = &str> {
+        let credentials = self.0.split_once(' ').map(|(_, credentials)| credentials.trim());
+        [&*self.0].into_iter().chain(credentials)
     }
+}
+
+/// The value as it stands inside of a JSON string.
+fn escaped(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 impl fmt::Debug for Secret {

@@ -105,8 +105,8 @@ impl Schema {
     /// The schema of a Rust type, without `$schema`, and with what it refers to written in place where
     /// possible: model services differ in the references that they follow.
     ///
-    /// A type whose own [`JsonSchema`] implementation gives no usable schema is found out when the schema is
-    /// used: a [`ToolSet`](super::ToolSet) refuses it, and [`validate`](Schema::validate) fails.
+    /// A type whose own [`JsonSchema`] implementation gives no usable schema gets an empty one, and is found out
+    /// when it is used: a [`ToolSet`](super::ToolSet) refuses it, and [`validate`](Schema::validate) fails.
     ///
     /// # Panics
     ///
@@ -126,8 +126,6 @@ impl Schema {
             // Writing everything in place may take it over a limit; references keep it small.
             .or_else(|_| Self::new(adapt(derive(false))))
             .unwrap_or_else(|error| {
-                // The value may nest beyond what can be dropped or shown; the error says all there is.
-                dismantle(derive(false));
                 Self(Arc::new(Inner { value: Value::Object(Map::new()), compiled: Err(error) }))
             })
     }
@@ -138,7 +136,7 @@ impl Schema {
     }
 
     /// Why the schema can't be used, if it can't; only one that [`Schema::of`] made can be so.
-    pub(super) fn error(&self) -> Option<&SchemaError> {
+    pub fn error(&self) -> Option<&SchemaError> {
         self.0.compiled.as_ref().err()
     }
 
@@ -171,11 +169,10 @@ impl Compiled {
         let mut schemas = Schemas::new();
         // In debug builds the compiler asserts where it otherwise returns an error.
         let root = catch_unwind(AssertUnwindSafe(|| {
-            compiler.add_resource(LOCATION, prepared.document)?;
-            compiler.compile(LOCATION, &mut schemas)
+            compiler.add_resource(LOCATION, prepared.document).map_err(|error| describe(&error))?;
+            compiler.compile(LOCATION, &mut schemas).map_err(|error| describe(&error))
         }))
-        .unwrap_or_else(|_| Err(CompileError::Bug("the compiler gave up".into())))
-        .map_err(|error| SchemaError(compile_error(&error)))?;
+        .unwrap_or_else(|_| Err(SchemaError("the compiler gave up on it".to_owned())))?;
         Ok(Self { schemas, root, cost: prepared.cost })
     }
 
@@ -196,13 +193,13 @@ fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String>
     })
 }
 
-fn compile_error(error: &CompileError) -> String {
-    match error {
+fn describe(error: &CompileError) -> SchemaError {
+    SchemaError(match error {
         CompileError::ValidationError { src, .. } => problem::describe(src),
         CompileError::LoadUrlError { url, src } => format!("{url:?}: {src}"),
         CompileError::Bug(cause) => clip(&cause.to_string(), 500).into_owned(),
         _ => clip(&format!("{error:#}"), 500).into_owned(),
-    }
+    })
 }
 
 struct RefuseToLoad;

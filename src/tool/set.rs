@@ -76,6 +76,12 @@ impl ToolSet {
         self.iter().find(|tool| tool.name() == name)
     }
 
+    /// Whether the tool of this name is there and has no handler. One that panics when it is asked is taken
+    /// for one that has: [`run`](ToolSet::run) makes an error result of its panic.
+    pub fn is_only_declared(&self, name: &str) -> bool {
+        contained(|| self.get(name).is_some_and(|tool| !tool.has_handler())).unwrap_or(false)
+    }
+
     /// The tools in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Arc<dyn Tool>> {
         self.0.as_deref().map_or(&[][..], Vec::as_slice).iter()
@@ -92,19 +98,23 @@ impl ToolSet {
     }
 
     /// The tools as a model sees them, each with the description that it has now. A description that panics
-    /// is left empty.
+    /// is left empty, and a tool that panics when it is asked for the rest is left out.
     pub fn declarations(&self) -> Vec<ToolDeclaration> {
-        self.iter()
-            .map(|tool| ToolDeclaration {
-                name: tool.name().to_owned(),
-                description: contained(|| tool.description().into_owned()).unwrap_or_else(|panic| {
-                    tracing::error!(tool = tool.name(), %panic, "a tool's description panicked");
-                    String::new()
-                }),
-                schema: tool.schema().clone(),
-                has_handler: tool.has_handler(),
-            })
-            .collect()
+        let declare = |tool: &Arc<dyn Tool>| ToolDeclaration {
+            name: tool.name().to_owned(),
+            description: contained(|| tool.description().into_owned()).unwrap_or_else(|panic| {
+                tracing::error!(tool = tool.name(), %panic, "a tool's description panicked");
+                String::new()
+            }),
+            schema: tool.schema().clone(),
+            has_handler: tool.has_handler(),
+        };
+        let declared = self.iter().filter_map(|tool| {
+            contained(|| declare(tool))
+                .inspect_err(|panic| tracing::error!(%panic, "a tool's declaration panicked"))
+                .ok()
+        });
+        declared.collect()
     }
 }
 

@@ -1,5 +1,33 @@
 //! The agent layer through its public API.
 #![cfg(feature = "test-util")]
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
+mod ask;
+mod commit_channel;
+mod configuration;
+mod cutting_short;
+mod decisions;
+mod ending;
+mod errors;
+mod event_data;
+mod flood;
+mod hooks;
+mod joining;
+mod limits;
+mod liveness;
+mod notices;
+mod open_uses;
+mod operations;
+mod panics;
+mod predicament;
+mod questions;
+mod races;
+mod requests;
+mod rig;
+mod staging;
+mod start;
+mod subscribing;
 mod support;
+mod testing;
+mod tools;
 mod turns;

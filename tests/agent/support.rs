@@ -9,22 +9,22 @@ use omni_agent::{
 };
 
 /// A provider with a script, and a builder of an agent on it.
-pub fn scripted(steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, AgentBuilder) {
+pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, AgentBuilder) {
     let provider = ScriptedProvider::new(steps);
     let builder = Agent::builder().model(provider.model());
     (provider, builder)
 }
 
 /// The next event; the test fails if none comes within an hour of paused time.
-pub async fn next(events: &mut AgentSubscription) -> Arc<Event> {
-    match tokio::time::timeout(Duration::from_secs(3600), events.next()).await {
+pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
+    match tokio::time::timeout(Duration::from_hours(1), events.next()).await {
         Ok(Some(Update::Event(numbered))) => numbered.event,
         other => panic!("expected an event, got {other:?}"),
     }
 }
 
 /// The events up to the one that ends the run, included.
-pub async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
+pub(crate) async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
     let mut seen = Vec::new();
     loop {
         let event = next(events).await;
@@ -37,18 +37,18 @@ pub async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
 }
 
 /// Whether the event is the one that every run ends in.
-pub fn ends_run(event: &Event) -> bool {
+pub(crate) fn ends_run(event: &Event) -> bool {
     use omni_agent::agent::TurnOutcome;
     matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
 }
 
 /// Events in short, for comparing orders: the type, and what tells one from another.
-pub fn names(events: &[Arc<Event>]) -> Vec<String> {
+pub(crate) fn names(events: &[Arc<Event>]) -> Vec<String> {
     events.iter().map(|event| name(event)).collect()
 }
 
 /// One event in short.
-pub fn name(event: &Event) -> String {
+pub(crate) fn name(event: &Event) -> String {
     use omni_agent::{agent::TurnOutcome, message::Role};
     match event {
         Event::Message { message, .. } => match message.role {

@@ -27,7 +27,6 @@ proptest! {
     }
 
     #[test]
-    #[ignore = "needs the feature float_roundtrip of serde_json"]
     fn float_of_any_value_survives(float in strategies::float()) {
         let block = Content::from(ToolUse::new("a", "b", json!({ "float": float })));
         let json = to_string(&block).unwrap();

@@ -51,7 +51,7 @@ fn encode_full_request_gives_the_whole_body() {
     let options = Options::default()
         .with_max_tokens(300)
         .with_temperature(0.7)
-        .with_stop_sequences(vec!["END".into()])
+        .with_stop_sequences(["END"])
         .with_tool_choice(ToolChoice::Tool("add".into()))
         .with_cache(CacheHint::Short)
         .with_output(OutputSchema::new("sum", Schema::new(answer.clone()).unwrap()))

@@ -1,5 +1,7 @@
 //! The Chat Completions format: what its tests share, and a conversation through both directions.
 
+#![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
+
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
@@ -10,7 +12,10 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 /// The deltas of an answer with these events, whose body then ends.
-pub fn deltas_of<S: AsRef<str>>(chat: &ChatCompletions, events: &[S]) -> Result<Vec<Delta>, ProviderError> {
+pub(crate) fn deltas_of<S: AsRef<str>>(
+    chat: &ChatCompletions,
+    events: &[S],
+) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = chat.decoder();
     let mut deltas = Vec::new();
     for data in events {
@@ -20,14 +25,16 @@ pub fn deltas_of<S: AsRef<str>>(chat: &ChatCompletions, events: &[S]) -> Result<
     Ok(deltas)
 }
 
-pub fn fold(deltas: Vec<Delta>) -> Folded {
+pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
     let mut fold = Fold::default();
-    deltas.into_iter().for_each(|delta| fold.apply(delta).unwrap());
+    for delta in deltas {
+        fold.apply(delta).unwrap();
+    }
     fold.finish(Timestamp(1)).unwrap()
 }
 
 /// The answer made of these chunks; a chunk that is no object stands for itself.
-pub fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
+pub(crate) fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
     let events: Vec<String> = chunks
         .iter()
         .map(|chunk| chunk.as_str().map_or_else(|| chunk.to_string(), ToOwned::to_owned))
@@ -36,23 +43,23 @@ pub fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
 }
 
 /// A chunk with this delta.
-pub fn delta(delta: Value) -> Value {
+pub(crate) fn delta(delta: Value) -> Value {
     json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m-1",
         "choices": [{"index": 0, "delta": delta, "finish_reason": null}]})
 }
 
 /// A chunk with this finish reason.
-pub fn finish(reason: &str) -> Value {
+pub(crate) fn finish(reason: &str) -> Value {
     json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
 }
 
 /// The tool uses of an answer, as id, name and input.
-pub fn calls(folded: &Folded) -> Vec<(String, String, Value)> {
+pub(crate) fn calls(folded: &Folded) -> Vec<(String, String, Value)> {
     let uses = folded.message.tool_uses();
     uses.map(|call| (call.id.to_string(), call.name.clone(), call.input.clone())).collect()
 }
 
-pub fn encode(chat: &ChatCompletions, request: &Request) -> Value {
+pub(crate) fn encode(chat: &ChatCompletions, request: &Request) -> Value {
     Value::Object(chat.encode(request).unwrap().body)
 }
 

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
 use std::collections::HashSet;
 
 use omni_agent::provider::{BlockStart, Delta, ErrorKind, StopReason, dialect::ChatCompletions};

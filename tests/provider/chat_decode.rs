@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
+
 use omni_agent::{
     message::{Content, Usage},
     provider::{
@@ -322,7 +324,7 @@ fn decode_error_inside_the_stream_is_an_error() {
     for (chunk, kind) in [
         (json!({"error": {"code": 500, "message": "boom", "type": "server_error"}}), ErrorKind::Service),
         (json!({"error": {"code": 429, "message": "slow down"}, "choices": []}), ErrorKind::RateLimit),
-        (json!({"error": "model is overloaded", "choices": []}), ErrorKind::Service),
+        (json!({"error": "model is overloaded", "choices": []}), ErrorKind::Overloaded),
         (
             json!({"choices": [{"index": 0, "delta": {"content": ""}, "finish_reason": "error",
                 "error": {"code": 502, "message": "upstream died"}}]}),

@@ -1,3 +1,5 @@
+#![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
+
 use std::borrow::Cow;
 
 use async_trait::async_trait;
@@ -39,7 +41,7 @@ struct Weather(Schema);
 
 #[async_trait]
 impl Tool for Weather {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "weather"
     }
 
@@ -164,8 +166,7 @@ fn encode_thinking_maps_to_the_words_there_are() {
 
 #[test]
 fn encode_what_cannot_be_said_is_reported() {
-    let many =
-        Options::default().with_stop_sequences(["a", "", "b", "c", "d", "e", "f"].map(str::to_owned).into());
+    let many = Options::default().with_stop_sequences(["a", "", "b", "c", "d", "e", "f"]);
     assert_eq!(default(many.clone())["stop"], json!(["a", "b", "c", "d"]));
     assert_eq!(warnings(&ChatCompletions::default(), many.clone()).len(), 1);
     assert!(warnings(&ChatCompletions::default().with_max_stop_sequences(16), many).is_empty());

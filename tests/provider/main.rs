@@ -14,7 +14,27 @@ mod chat_decode;
 mod chat_encode;
 mod chat_errors;
 mod chat_properties;
+mod deltas;
+mod error;
+#[cfg(feature = "http")]
+mod faults;
 mod fold;
+mod fold_limits;
+#[cfg(feature = "http")]
 mod framing;
+#[cfg(feature = "http")]
 mod http;
+mod model;
+mod options;
+#[cfg(feature = "http")]
+mod plain;
+mod questions;
+mod registry;
 mod retry;
+mod salvage;
+#[cfg(feature = "http")]
+#[path = "../support/server.rs"]
+mod server;
+#[cfg(feature = "http")]
+mod services;
+mod tool_input;

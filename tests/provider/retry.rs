@@ -1,1 +1,345 @@
-//! Filled in by its own change.
+//! When a failed request is repeated, and when not. Time is paused: waits are measured, not spent.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::{
+    collections::VecDeque,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_core::Stream;
+use futures_util::{FutureExt, StreamExt, stream};
+use omni_agent::provider::{
+    BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Options, Part, Provider, ProviderError, Request,
+    RequestContext, RetryPolicy, StopReason,
+};
+use proptest::prelude::*;
+use tokio::time::Instant;
+
+/// What happens to one request.
+enum Try {
+    /// It is refused.
+    Refuse(ProviderError),
+    /// It is answered with these items.
+    Answer(Vec<Result<Delta, ProviderError>>),
+    /// It is answered with these items and then with silence.
+    Stall(Vec<Result<Delta, ProviderError>>),
+    /// It is never answered.
+    Hang,
+}
+
+struct Scripted {
+    tries: Mutex<VecDeque<Try>>,
+    asked: Mutex<Vec<Instant>>,
+    /// Held by every open stream.
+    open: Arc<()>,
+}
+
+struct Open<S>(S, #[expect(dead_code, reason = "counted, not read")] Arc<()>);
+
+impl<S: Stream + Unpin> Stream for Open<S> {
+    type Item = S::Item;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.poll_next_unpin(cx)
+    }
+}
+
+impl Scripted {
+    fn new(tries: impl IntoIterator<Item = Try>) -> Arc<Self> {
+        let tries = Mutex::new(tries.into_iter().collect());
+        Arc::new(Self { tries, asked: Mutex::default(), open: Arc::default() })
+    }
+
+    /// How long after the first request each one came.
+    fn waits(&self) -> Vec<Duration> {
+        let asked = self.asked.lock().unwrap();
+        asked.windows(2).map(|pair| pair[1] - pair[0]).collect()
+    }
+
+    fn requests(&self) -> usize {
+        self.asked.lock().unwrap().len()
+    }
+
+    fn open(&self) -> usize {
+        Arc::strong_count(&self.open) - 1
+    }
+}
+
+#[async_trait]
+impl Provider for Scripted {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+        self.asked.lock().unwrap().push(Instant::now());
+        let next = self.tries.lock().unwrap().pop_front().expect("one request more than scripted");
+        let open = Arc::clone(&self.open);
+        match next {
+            Try::Refuse(error) => Err(error),
+            Try::Answer(items) => Ok(Box::pin(Open(stream::iter(items), open))),
+            Try::Stall(items) => Ok(Box::pin(Open(stream::iter(items).chain(stream::pending()), open))),
+            Try::Hang => std::future::pending().await,
+        }
+    }
+}
+
+fn start() -> Delta {
+    Delta::Start { index: 0, block: BlockStart::Text }
+}
+
+fn text(text: &str) -> Delta {
+    Delta::Extend { index: 0, part: Part::Text(text.to_owned()) }
+}
+
+fn stop() -> Delta {
+    Delta::stop(StopReason::Stop)
+}
+
+fn model() -> Delta {
+    Delta::Message(Box::new(MessageDelta { model: Some("m".to_owned()), ..MessageDelta::default() }))
+}
+
+fn good() -> Try {
+    Try::Answer(vec![Ok(model()), Ok(start()), Ok(text("hi")), Ok(stop())])
+}
+
+fn error(kind: ErrorKind) -> ProviderError {
+    ProviderError::new(kind, "scripted")
+}
+
+fn overloaded() -> Try {
+    Try::Refuse(error(ErrorKind::Overloaded))
+}
+
+fn limited(wait: Duration) -> ProviderError {
+    error(ErrorKind::RateLimit).with_retry_after(Some(wait))
+}
+
+fn stream_of(provider: &Arc<Scripted>, options: Options) -> DeltaStream {
+    let request = Request::prompt("hello").with_options(options);
+    let provider: Arc<dyn Provider> = Arc::<Scripted>::clone(provider);
+    RetryPolicy::default().stream(provider, request, RequestContext::detached())
+}
+
+async fn run(provider: &Arc<Scripted>, options: Options) -> Vec<Result<Delta, ProviderError>> {
+    stream_of(provider, options).collect().await
+}
+
+async fn run_plain(provider: &Arc<Scripted>) -> Vec<Result<Delta, ProviderError>> {
+    run(provider, Options::default()).await
+}
+
+fn good_items() -> Vec<Result<Delta, ProviderError>> {
+    vec![Ok(model()), Ok(start()), Ok(text("hi")), Ok(stop())]
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_without_failure_passes_unchanged() {
+    let provider = Scripted::new([good()]);
+    assert_eq!(run_plain(&provider).await, good_items());
+    assert_eq!(provider.requests(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn transient_failures_are_repeated_with_growing_waits() {
+    let provider = Scripted::new([overloaded(), overloaded(), good()]);
+    assert_eq!(run_plain(&provider).await, good_items());
+    let waits = provider.waits();
+    // Timers tick in milliseconds.
+    let within = |wait: Duration, most: u64| {
+        (Duration::from_millis(most * 3 / 4)..=Duration::from_millis(most + 1)).contains(&wait)
+    };
+    assert!(within(waits[0], 500) && within(waits[1], 1000), "{waits:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_beyond_the_limit_give_the_last_error() {
+    let last = error(ErrorKind::Service);
+    let provider = Scripted::new([overloaded(), overloaded(), Try::Refuse(last.clone())]);
+    assert_eq!(run_plain(&provider).await, [Err(last)]);
+    assert_eq!(provider.requests(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_is_waited_for_exactly() {
+    let waits = [Duration::from_millis(1234), Duration::from_mins(1)];
+    let provider = Scripted::new([Try::Refuse(limited(waits[0])), Try::Refuse(limited(waits[1])), good()]);
+    assert_eq!(run_plain(&provider).await, good_items());
+    assert_eq!(provider.waits(), waits);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_beyond_the_limit_is_reported_instead_of_waited_for() {
+    let long = limited(Duration::from_secs(61));
+    let provider = Scripted::new([Try::Refuse(long.clone())]);
+    let start = Instant::now();
+    assert_eq!(run_plain(&provider).await, [Err(long)]);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn final_failures_are_reported_at_once() {
+    for error in [
+        error(ErrorKind::Auth),
+        error(ErrorKind::Quota),
+        error(ErrorKind::InvalidRequest),
+        error(ErrorKind::Decoding),
+        error(ErrorKind::Overloaded).with_retryable(false),
+        limited(Duration::from_secs(1)).with_retryable(false),
+    ] {
+        let provider = Scripted::new([Try::Refuse(error.clone())]);
+        let start = Instant::now();
+        assert_eq!(run_plain(&provider).await, [Err(error)]);
+        assert_eq!((provider.requests(), start.elapsed()), (1, Duration::ZERO));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_retries_of_the_request_wins() {
+    let provider = Scripted::new([overloaded()]);
+    let options = Options::default().with_max_retries(0);
+    assert_eq!(run(&provider, options).await, [Err(error(ErrorKind::Overloaded))]);
+
+    let provider = Scripted::new((0..4).map(|_| overloaded()).chain([good()]));
+    let options = Options::default().with_max_retries(4);
+    assert_eq!(run(&provider, options).await, good_items());
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_after_content_is_not_repeated() {
+    let broken = error(ErrorKind::Truncated);
+    let provider = Scripted::new([Try::Answer(vec![Ok(start()), Err(broken.clone()), Ok(text("never"))])]);
+    assert_eq!(run_plain(&provider).await, [Ok(start()), Err(broken)]);
+    assert_eq!((provider.requests(), provider.open()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_after_message_data_is_repeated_unseen() {
+    let provider = Scripted::new([Try::Answer(vec![Ok(model()), Err(error(ErrorKind::Transport))]), good()]);
+    assert_eq!(run_plain(&provider).await, good_items());
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_before_the_answer_began_is_repeated_as_truncated() {
+    let provider = Scripted::new([Try::Answer(vec![Ok(model())]), Try::Answer(vec![]), Try::Answer(vec![])]);
+    let items = run_plain(&provider).await;
+    assert_eq!(items.len(), 1);
+    assert_eq!(items[0].as_ref().unwrap_err().kind, ErrorKind::Truncated);
+    assert_eq!(provider.requests(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_without_content_that_says_why_it_ended_is_an_answer() {
+    let provider = Scripted::new([Try::Answer(vec![Ok(model()), Ok(stop())])]);
+    assert_eq!(run_plain(&provider).await, [Ok(model()), Ok(stop())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn endless_message_data_is_not_held_back_for_ever() {
+    let provider = Scripted::new([Try::Stall((0..1000).map(|_| Ok(model())).collect())]);
+    let mut stream = stream_of(&provider, Options::default());
+    assert_eq!(stream.next().await, Some(Ok(model())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn total_timeout_ends_a_request_that_hangs() {
+    let timeout = Duration::from_secs(7);
+    for hanging in [Try::Hang, Try::Stall(vec![]), Try::Stall(vec![Ok(start())])] {
+        let provider = Scripted::new([hanging]);
+        let begin = Instant::now();
+        let items = run(&provider, Options::default().with_timeout(timeout)).await;
+        let error = items.last().unwrap().as_ref().unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Timeout);
+        assert!(error.message.contains("7s") && error.message.contains("total"), "{error}");
+        assert_eq!((begin.elapsed(), provider.open()), (timeout, 0));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn total_timeout_counts_from_the_first_request() {
+    let retried = Try::Refuse(limited(Duration::from_secs(4)));
+    let provider = Scripted::new([retried, Try::Hang]);
+    let begin = Instant::now();
+    let items = run(&provider, Options::default().with_timeout(Duration::from_secs(7))).await;
+    assert_eq!(items[0].as_ref().unwrap_err().kind, ErrorKind::Timeout);
+    assert_eq!((provider.requests(), begin.elapsed()), (2, Duration::from_secs(7)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_that_could_not_begin_in_time_is_not_waited_for() {
+    let refused = limited(Duration::from_secs(7));
+    let provider = Scripted::new([Try::Refuse(refused.clone())]);
+    let begin = Instant::now();
+    let items = run(&provider, Options::default().with_timeout(Duration::from_secs(7))).await;
+    assert_eq!(items, [Err(refused)]);
+    assert_eq!(begin.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn total_timeout_beyond_the_clock_is_none() {
+    let provider = Scripted::new([overloaded(), good()]);
+    assert_eq!(run(&provider, Options::default().with_timeout(Duration::MAX)).await, good_items());
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_stream_in_a_wait_sends_nothing_more() {
+    let provider = Scripted::new([overloaded()]);
+    let mut stream = stream_of(&provider, Options::default());
+    assert!(stream.next().now_or_never().is_none());
+    assert_eq!(provider.requests(), 1);
+    drop(stream);
+    tokio::time::advance(Duration::from_mins(1)).await;
+    // A second request would find no script, and panic.
+    assert_eq!((provider.requests(), Arc::strong_count(&provider)), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_the_stream_ends_the_answer() {
+    let provider = Scripted::new([Try::Stall(vec![Ok(start())])]);
+    let mut stream = stream_of(&provider, Options::default());
+    assert_eq!(stream.next().await, Some(Ok(start())));
+    assert_eq!(provider.open(), 1);
+    drop(stream);
+    assert_eq!(provider.open(), 0);
+}
+
+#[test]
+fn stream_made_outside_of_a_runtime_works_in_one() {
+    let provider = Scripted::new([good()]);
+    let stream = stream_of(&provider, Options::default().with_timeout(Duration::from_secs(1)));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    assert_eq!(runtime.block_on(stream.collect::<Vec<_>>()), good_items());
+}
+
+proptest! {
+    #[test]
+    fn delay_is_within_its_bounds(retry in 0..40u32, max_retries in 0..40u32, base in 1..5_000u64, most in 1..20_000u64) {
+        let policy = RetryPolicy {
+            max_retries,
+            base_delay: Duration::from_millis(base),
+            max_delay: Duration::from_millis(most),
+            ..RetryPolicy::default()
+        };
+        match policy.delay(retry, &error(ErrorKind::Service)) {
+            None => prop_assert!(retry >= max_retries),
+            Some(wait) => {
+                prop_assert!(retry < max_retries);
+                let full = Duration::from_millis(base.saturating_mul(1 << retry.min(20)).min(most));
+                prop_assert!(wait <= full && wait >= full.mul_f64(0.749), "{wait:?} of {full:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn delay_has_jitter() {
+    let delays: std::collections::BTreeSet<_> =
+        (0..32).map(|_| RetryPolicy::default().delay(0, &error(ErrorKind::Service))).collect();
+    assert!(delays.len() > 16, "{delays:?}");
+}

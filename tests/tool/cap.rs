@@ -1,1 +1,134 @@
+use omni_agent::{
+    message::{Attachment, ResultBlock, Text, ToolResult, ToolUse},
+    tool::{ToolContext, ToolLimits, ToolOutput, ToolSet, tool_fn},
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
 
+fn run(blocks: Vec<ResultBlock>, max_output: usize) -> ToolResult {
+    let tool = tool_fn("a", "A.", move |_: Value, _| {
+        let output = ToolOutput { blocks: blocks.clone() };
+        async { Ok(output) }
+    });
+    let tools = ToolSet::new().with(tool).unwrap();
+    let limits = ToolLimits { max_output, ..ToolLimits::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let tool_use = ToolUse::new("id", "a", json!({}));
+    runtime.block_on(tools.run(&tool_use, ToolContext::detached("id"), &limits))
+}
+
+fn bytes(result: &ToolResult) -> usize {
+    result
+        .content
+        .iter()
+        .map(|block| match block {
+            ResultBlock::Text(text) => text.text.len(),
+            ResultBlock::Attachment(attachment) => serde_json::to_string(&attachment.source).unwrap().len(),
+            other => panic!("{other:?}"),
+        })
+        .sum()
+}
+
+#[test]
+fn run_output_of_exactly_the_limit_is_whole() {
+    let blocks = vec![ResultBlock::from("é".repeat(50)), ResultBlock::from("x".repeat(100))];
+    assert_eq!(run(blocks.clone(), 200).content, blocks);
+}
+
+#[test]
+fn run_text_beyond_the_limit_is_cut_and_says_how_much() {
+    let result = run(vec!["x".repeat(1_000).into()], 200);
+    assert!(!result.is_error);
+    let [ResultBlock::Text(start), ResultBlock::Text(notice)] = &result.content[..] else {
+        panic!("{:?}", result.content)
+    };
+    let kept = start.text.len();
+    assert!((100..=200).contains(&kept) && start.text.bytes().all(|byte| byte == b'x'));
+    let expected = format!("[Output was cut to 200 bytes: {} bytes of text left out.]", 1_000 - kept);
+    assert_eq!(notice.text.trim(), expected);
+    assert!(bytes(&result) <= 200);
+}
+
+#[test]
+fn run_text_behind_a_cut_is_left_out_whole() {
+    let result = run(vec!["x".repeat(1_000).into(), "end".into()], 500);
+    assert!(!result.text().contains("end"), "{}", result.text());
+    assert_eq!(result.content.len(), 2);
+}
+
+#[test]
+fn run_text_is_cut_between_characters() {
+    for limit in 100..120 {
+        let result = run(vec!["日本語".repeat(100).into()], limit);
+        let ResultBlock::Text(start) = &result.content[0] else { panic!() };
+        assert!(!start.text.is_empty() && "日本語".repeat(100).starts_with(&start.text));
+        assert!(bytes(&result) <= limit);
+    }
+}
+
+#[test]
+fn run_attachment_that_does_not_fit_is_named_instead() {
+    let image = Attachment::base64("image/png", "A".repeat(5_000)).named("map.png");
+    let small = Attachment::url("image/png", "https://example.com/a.png");
+    let result = run(vec!["before".into(), image.into(), small.clone().into(), "after".into()], 1_000);
+    assert_eq!(result.content.len(), 5);
+    assert_eq!(result.content[0], "before".into());
+    assert_eq!(
+        result.content[1],
+        "[Attachment map.png (image/png, 5000 bytes) was left out: it does not fit.]".into()
+    );
+    assert_eq!(result.content[2], small.into());
+    assert_eq!(result.content[3], "after".into());
+    assert_eq!(result.content[4], "\n[Output was cut to 1000 bytes: 1 attachment left out.]".into());
+}
+
+#[test]
+fn run_signature_of_cut_text_is_dropped() {
+    let text = Text { signature: Some("s".to_owned()), ..Text::new("x".repeat(1_000)) };
+    let ResultBlock::Text(start) = &run(vec![text.into()], 300).content[0] else { panic!() };
+    assert_eq!(start.signature, None);
+}
+
+#[test]
+fn run_error_text_is_capped_too() {
+    let tool_use = ToolUse::new("id", "missing", json!({}));
+    let limits = ToolLimits { max_output: 20, ..ToolLimits::default() };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let result = runtime.block_on(ToolSet::new().run(&tool_use, ToolContext::detached("id"), &limits));
+    assert!(result.is_error && bytes(&result) <= 20);
+}
+
+fn any_block() -> impl Strategy<Value = ResultBlock> {
+    prop_oneof![
+        3 => "\\PC{0,80}".prop_map(ResultBlock::from),
+        1 => ("[A-Z]{0,300}", prop::option::of("\\PC{0,20}")).prop_map(|(data, name)| {
+            let attachment = Attachment::base64("image/png", data);
+            match name {
+                Some(name) => attachment.named(name),
+                None => attachment,
+            }
+            .into()
+        }),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn run_any_output_never_exceeds_any_limit(
+        blocks in prop::collection::vec(any_block(), 0..6),
+        limit in 0_usize..600,
+    ) {
+        let result = run(blocks.clone(), limit);
+        let payload: usize = result.content.iter().map(|block| match block {
+            ResultBlock::Text(text) => text.text.len(),
+            ResultBlock::Attachment(Attachment { source: omni_agent::message::Source::Base64 { data }, name, .. }) => {
+                data.len() + name.as_ref().map_or(0, String::len)
+            }
+            other => panic!("{other:?}"),
+        }).sum();
+        prop_assert!(payload <= limit);
+        if limit >= 150 && result.content != blocks {
+            prop_assert!(result.text().contains("Output was cut to"), "{:?}", result.content);
+        }
+    }
+}

@@ -1,1 +1,576 @@
+use std::{
+    borrow::Cow,
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, Waker},
+    time::Duration,
+};
 
+use async_trait::async_trait;
+use futures_util::future::join_all;
+use omni_agent::{
+    message::{ToolResult, ToolUse},
+    tool::{
+        Extensions, FnTool, Progress, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet,
+        ToolTimeout, tool_fn,
+    },
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tokio::sync::{Barrier, mpsc, oneshot};
+use tokio_util::sync::CancellationToken;
+
+fn limits(timeout: ToolTimeout) -> ToolLimits {
+    ToolLimits { timeout, ..ToolLimits::default() }
+}
+
+fn tools(tool: impl Tool) -> ToolSet {
+    ToolSet::new().with(tool).unwrap()
+}
+
+async fn run(tools: &ToolSet, tool_use: &ToolUse) -> ToolResult {
+    let result =
+        tools.run(tool_use, ToolContext::detached(tool_use.id.clone()), &ToolLimits::default()).await;
+    assert_eq!((&result.tool_use_id, &result.name), (&tool_use.id, &tool_use.name));
+    result
+}
+
+async fn error_of(tools: &ToolSet, tool_use: &ToolUse) -> String {
+    let result = run(tools, tool_use).await;
+    assert!(result.is_error, "{result:?}");
+    result.text()
+}
+
+fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
+    future.poll(&mut Context::from_waker(Waker::noop()))
+}
+
+/// A tool whose result tells that it was called.
+fn strict() -> impl Tool {
+    let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
+    FnTool::with_schema(
+        "strict",
+        "Wants a number.",
+        Schema::new(schema).unwrap(),
+        |_: Value, _: ToolContext| async { Ok("called") },
+    )
+}
+
+/// A tool whose call is whatever the function makes.
+struct Raw<F>(Schema, F);
+
+type Call<'a> = Pin<Box<dyn Future<Output = Result<ToolOutput, ToolError>> + Send + 'a>>;
+
+fn raw<F: Fn() -> Call<'static> + Send + Sync + 'static>(make: F) -> ToolSet {
+    tools(Raw(Schema::new(json!({ "type": "object" })).unwrap(), make))
+}
+
+impl<F: Fn() -> Call<'static> + Send + Sync + 'static> Tool for Raw<F> {
+    fn name(&self) -> &'static str {
+        "raw"
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        "Raw.".into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.0
+    }
+
+    fn call<'a, 'b>(&'a self, _: Value, _: ToolContext) -> Call<'b>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        (self.1)()
+    }
+}
+
+fn raw_use() -> ToolUse {
+    ToolUse::new("id", "raw", json!({}))
+}
+
+#[tokio::test]
+async fn run_malformed_input_says_why_and_does_not_call() {
+    let tools = tools(strict());
+    let mut tool_use = ToolUse::new("id", "strict", json!({}));
+    tool_use.malformed = Some(r#"{"n": 1, "#.to_owned());
+    let text = error_of(&tools, &tool_use).await;
+    assert!(
+        text.contains("must be a JSON object: EOF while parsing") && text.contains(r#"{"n": 1"#),
+        "{text}"
+    );
+
+    tool_use.malformed = Some("[1]".to_owned());
+    assert!(error_of(&tools, &tool_use).await.contains("it is JSON, but no object"));
+
+    tool_use.malformed = Some("é".repeat(100_000));
+    assert!(error_of(&tools, &tool_use).await.len() < 1_000);
+}
+
+#[tokio::test]
+async fn run_input_that_is_no_object_is_an_error() {
+    let echo = tools(tool_fn("echo", "Echo.", |input: Value, _| async { Ok(input) }));
+    for input in [json!(null), json!([]), json!("{}"), json!(1)] {
+        assert!(error_of(&echo, &ToolUse::new("id", "echo", input)).await.contains("must be a JSON object"));
+    }
+}
+
+#[tokio::test]
+async fn run_invalid_input_lists_the_problems_and_does_not_call() {
+    let text = error_of(&tools(strict()), &ToolUse::new("id", "strict", json!({ "n": "x" }))).await;
+    assert!(text.contains("- at /n: expected integer, got string"), "{text}");
+    let text = error_of(&tools(strict()), &ToolUse::new("id", "strict", json!({}))).await;
+    assert!(text.contains("missing required property \"n\""), "{text}");
+    let result = run(&tools(strict()), &ToolUse::new("id", "strict", json!({ "n": 1 }))).await;
+    assert_eq!((result.text().as_str(), result.is_error), ("called", false));
+}
+
+#[tokio::test]
+async fn run_unknown_name_names_the_tools_there_are() {
+    let text = error_of(&tools(strict()), &ToolUse::new("id", "stict", json!({}))).await;
+    assert_eq!(text, "There is no tool \"stict\". The tools are: strict.");
+    let text = error_of(&ToolSet::new(), &ToolUse::new("id", "a", json!({}))).await;
+    assert_eq!(text, "There is no tool \"a\", nor any other.");
+}
+
+#[tokio::test]
+async fn run_unknown_name_of_any_length_among_many_tools_is_capped() {
+    let many = (0..1_000).fold(ToolSet::new(), |tools, n| {
+        tools.with(tool_fn(format!("tool_{n}"), "T.", |_: Value, _| async { Ok("") })).unwrap()
+    });
+    let text = error_of(&many, &ToolUse::new("id", "é".repeat(100_000), json!({}))).await;
+    assert!(text.len() < 8_000 && text.ends_with("tool_49 and 950 more."), "{text}");
+}
+
+#[tokio::test]
+async fn run_error_is_its_text() {
+    let failing =
+        tools(tool_fn("f", "F.", |_: Value, _| async { Err::<&str, _>(ToolError::new("no route")) }));
+    assert_eq!(error_of(&failing, &ToolUse::new("id", "f", json!({}))).await, "no route");
+    let silent = tools(tool_fn("f", "F.", |_: Value, _| async { Err::<&str, _>(ToolError::new(" ")) }));
+    let text = error_of(&silent, &ToolUse::new("id", "f", json!({}))).await;
+    assert_eq!(text, "The tool \"f\" failed and did not say why.");
+}
+
+#[tokio::test]
+async fn run_panic_when_called_is_an_error_result() {
+    let tools = raw(|| panic!("at the call"));
+    assert!(error_of(&tools, &raw_use()).await.contains("at the call"));
+}
+
+#[tokio::test]
+async fn run_panic_when_polled_is_an_error_result() {
+    let first = raw(|| Box::pin(async { panic!("{} at the first poll", 1) }));
+    assert!(error_of(&first, &raw_use()).await.contains("1 at the first poll"));
+    let later = raw(|| {
+        Box::pin(async {
+            tokio::task::yield_now().await;
+            panic!("later")
+        })
+    });
+    assert!(error_of(&later, &raw_use()).await.contains("later"));
+}
+
+#[tokio::test]
+async fn run_panic_with_any_payload_is_an_error_result() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            panic!("the payload panics in its turn");
+        }
+    }
+    let bomb = raw(|| Box::pin(async { std::panic::panic_any(Bomb) }));
+    assert!(error_of(&bomb, &raw_use()).await.contains("panic without a message"));
+    let long = raw(|| Box::pin(async { panic!("{}", "é".repeat(100_000)) }));
+    assert!(error_of(&long, &raw_use()).await.len() < 1_000);
+}
+
+/// A future that panics when it is dropped, ready or not.
+struct PanicsInDrop {
+    ready: bool,
+    dropped: Arc<AtomicBool>,
+}
+
+impl Future for PanicsInDrop {
+    type Output = Result<ToolOutput, ToolError>;
+
+    fn poll(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.ready { Poll::Ready(Ok("done".into())) } else { Poll::Pending }
+    }
+}
+
+impl Drop for PanicsInDrop {
+    fn drop(&mut self) {
+        self.dropped.store(true, Ordering::Relaxed);
+        panic!("in drop");
+    }
+}
+
+fn panics_in_drop(ready: bool) -> (ToolSet, Arc<AtomicBool>) {
+    let dropped = Arc::new(AtomicBool::new(false));
+    let tools = raw({
+        let dropped = Arc::clone(&dropped);
+        move || Box::pin(PanicsInDrop { ready, dropped: Arc::clone(&dropped) })
+    });
+    (tools, dropped)
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_panic_in_drop_is_contained_after_success_and_timeout() {
+    let (tools, dropped) = panics_in_drop(true);
+    assert_eq!(run(&tools, &raw_use()).await.text(), "done");
+    assert!(dropped.load(Ordering::Relaxed));
+
+    let (tools, dropped) = panics_in_drop(false);
+    assert!(error_of(&tools, &raw_use()).await.contains("did not finish within 5s"));
+    assert!(dropped.load(Ordering::Relaxed));
+}
+
+#[tokio::test]
+async fn run_dropped_drops_a_call_that_panics_in_drop() {
+    let (tools, dropped) = panics_in_drop(false);
+    let tool_use = raw_use();
+    let limits = ToolLimits::default();
+    {
+        let mut running = Box::pin(tools.run(&tool_use, ToolContext::detached("id"), &limits));
+        assert!(poll_once(running.as_mut()).is_pending());
+    }
+    assert!(dropped.load(Ordering::Relaxed));
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_timeout_says_the_limit_and_drops_the_call() {
+    let (alive, mut dropped) = mpsc::channel::<()>(1);
+    let tools = raw(move || {
+        let alive = alive.clone();
+        Box::pin(async move {
+            std::future::pending::<()>().await;
+            drop(alive);
+            Ok("".into())
+        })
+    });
+    let started = tokio::time::Instant::now();
+    let timeout = ToolTimeout::Fixed(Duration::from_millis(1_500));
+    let result = tools.run(&raw_use(), ToolContext::detached("id"), &limits(timeout)).await;
+    assert_eq!(result.text(), "The tool \"raw\" did not finish within 1.5s and was stopped.");
+    assert!(result.is_error);
+    assert_eq!(started.elapsed(), Duration::from_millis(1_500));
+    drop(tools);
+    assert_eq!(dropped.recv().await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_timeout_is_five_seconds_unless_set() {
+    let tools = raw(|| Box::pin(std::future::pending()));
+    let started = tokio::time::Instant::now();
+    assert!(error_of(&tools, &raw_use()).await.contains("within 5s"));
+    assert_eq!(started.elapsed(), Duration::from_secs(5));
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_timeout_by_name_goes_by_the_name() {
+    let slow = |name: &str| {
+        tool_fn(name, "Slow.", |_: Value, _| async {
+            tokio::time::sleep(Duration::from_hours(1)).await;
+            Ok("done")
+        })
+    };
+    let tools = ToolSet::new().with(slow("patient")).unwrap().with(slow("hasty")).unwrap();
+    let timeout = ToolTimeout::by_name(|name| (name == "hasty").then_some(Duration::from_secs(1)));
+    let limits = limits(timeout);
+    let patient = ToolUse::new("1", "patient", json!({}));
+    let hasty = ToolUse::new("2", "hasty", json!({}));
+    assert!(tools.run(&hasty, ToolContext::detached("2"), &limits).await.text().contains("within 1s"));
+    assert_eq!(tools.run(&patient, ToolContext::detached("1"), &limits).await.text(), "done");
+}
+
+#[tokio::test]
+async fn run_timeout_function_that_panics_is_an_error_result() {
+    let tools = raw(|| Box::pin(async { Ok("called".into()) }));
+    let timeout = ToolTimeout::by_name(|_| panic!("no idea"));
+    let result = tools.run(&raw_use(), ToolContext::detached("id"), &limits(timeout)).await;
+    assert!(result.is_error && result.text().contains("no idea"), "{}", result.text());
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_extreme_timeouts_are_legal() {
+    let tools = raw(|| Box::pin(async { Ok("at once".into()) }));
+    for limit in [Duration::ZERO, Duration::MAX] {
+        let limits = limits(ToolTimeout::Fixed(limit));
+        assert_eq!(tools.run(&raw_use(), ToolContext::detached("id"), &limits).await.text(), "at once");
+    }
+}
+
+#[tokio::test]
+async fn run_without_timeout_needs_no_timer() {
+    let tools = raw(|| Box::pin(async { Ok("done".into()) }));
+    let result = tokio::task::spawn_blocking(move || {
+        let limits = limits(ToolTimeout::by_name(|_| None));
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(tools.run(&raw_use(), ToolContext::detached("id"), &limits))
+    });
+    assert_eq!(result.await.unwrap().text(), "done");
+}
+
+#[tokio::test]
+async fn run_in_parallel_each_result_has_its_own_id() {
+    let barrier = Arc::new(Barrier::new(8));
+    let meet = tools(tool_fn("meet", "Waits for the others.", move |input: Value, _| {
+        let barrier = Arc::clone(&barrier);
+        async move {
+            barrier.wait().await;
+            Ok(input["n"].clone())
+        }
+    }));
+    let uses: Vec<_> = (0..8).map(|n| ToolUse::new(format!("id-{n}"), "meet", json!({ "n": n }))).collect();
+    let results = join_all(uses.iter().map(|tool_use| run(&meet, tool_use))).await;
+    for (n, result) in results.iter().enumerate() {
+        assert_eq!((result.tool_use_id.as_str(), result.text()), (&*format!("id-{n}"), n.to_string()));
+    }
+}
+
+#[tokio::test]
+async fn run_spawned_is_send_and_static() {
+    let tools = tools(tool_fn("a", "A.", |_: Value, _| async { Ok("done") }));
+    let task = tokio::spawn(async move { run(&tools, &ToolUse::new("id", "a", json!({}))).await });
+    assert_eq!(task.await.unwrap().text(), "done");
+}
+
+#[tokio::test]
+async fn run_cancelled_context_is_an_error_result_and_drops_the_call() {
+    let (alive, mut dropped) = mpsc::channel::<()>(1);
+    let (started, has_started) = oneshot::channel();
+    let started = std::sync::Mutex::new(Some(started));
+    let tools = raw(move || {
+        let alive = alive.clone();
+        let started = started.lock().unwrap().take();
+        Box::pin(async move {
+            started.unwrap().send(()).unwrap();
+            std::future::pending::<()>().await;
+            drop(alive);
+            Ok("".into())
+        })
+    });
+    let token = CancellationToken::new();
+    let context = ToolContext::detached("id").with_cancellation(token.clone());
+    let (tool_use, limits) = (raw_use(), ToolLimits::default());
+    let cancel = async {
+        has_started.await.unwrap();
+        token.cancel();
+    };
+    let (result, ()) = tokio::join!(tools.run(&tool_use, context, &limits), cancel);
+    assert_eq!((result.text().as_str(), result.is_error), ("The call of \"raw\" was cancelled.", true));
+    drop(tools);
+    assert_eq!(dropped.recv().await, None);
+}
+
+#[tokio::test]
+async fn run_already_cancelled_does_nothing() {
+    let tools = raw(|| Box::pin(async { panic!("polled") }));
+    let token = CancellationToken::new();
+    token.cancel();
+    let context = ToolContext::detached("id").with_cancellation(token);
+    let result = tools.run(&raw_use(), context, &ToolLimits::default()).await;
+    assert!(result.text().contains("cancelled"), "{}", result.text());
+}
+
+/// Starts work elsewhere that reports when it is told to stop, then waits, or not.
+fn spawns(wait: bool) -> (ToolSet, mpsc::Receiver<&'static str>) {
+    let (report, reports) = mpsc::channel(1);
+    let tool = tool_fn("spawns", "Spawns.", move |_: Value, context: ToolContext| {
+        let report = report.clone();
+        async move {
+            let background = context.clone();
+            tokio::spawn(async move {
+                background.cancelled().await;
+                report.send("stopped").await.unwrap();
+            });
+            if wait {
+                std::future::pending::<()>().await;
+            }
+            assert!(!context.is_cancelled());
+            Ok("done")
+        }
+    });
+    (tools(tool), reports)
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_timed_out_tells_work_elsewhere() {
+    let (tools, mut reports) = spawns(true);
+    assert!(error_of(&tools, &ToolUse::new("id", "spawns", json!({}))).await.contains("did not finish"));
+    assert_eq!(reports.recv().await, Some("stopped"));
+}
+
+#[tokio::test]
+async fn run_dropped_tells_work_elsewhere() {
+    let (tools, mut reports) = spawns(true);
+    let tool_use = ToolUse::new("id", "spawns", json!({}));
+    let limits = ToolLimits::default();
+    {
+        let mut running = Box::pin(tools.run(&tool_use, ToolContext::detached("id"), &limits));
+        assert!(poll_once(running.as_mut()).is_pending());
+    }
+    assert_eq!(reports.recv().await, Some("stopped"));
+}
+
+#[tokio::test]
+async fn run_finished_leaves_work_elsewhere_until_the_context_is_cancelled() {
+    let (tools, mut reports) = spawns(false);
+    let token = CancellationToken::new();
+    let context = ToolContext::detached("id").with_cancellation(token.clone());
+    let tool_use = ToolUse::new("id", "spawns", json!({}));
+    assert_eq!(tools.run(&tool_use, context, &ToolLimits::default()).await.text(), "done");
+    tokio::task::yield_now().await;
+    assert!(reports.try_recv().is_err());
+    token.cancel();
+    assert_eq!(reports.recv().await, Some("stopped"));
+}
+
+#[tokio::test]
+async fn context_tells_of_the_call() {
+    struct Tenant(u32);
+    let tool = tool_fn("tell", "Tells.", |_: Value, context: ToolContext| async move {
+        let tenant = context.extensions().get::<Tenant>().map(|tenant| tenant.0);
+        Ok(json!([context.tool_use_id(), context.idempotency_key(), tenant]))
+    });
+    let tools = tools(tool);
+    let tool_use = ToolUse::new("id", "tell", json!({}));
+    assert_eq!(run(&tools, &tool_use).await.text(), r#"["id","id",null]"#);
+    let context = ToolContext::detached("id")
+        .with_idempotency_key("turn-3/id")
+        .with_extensions(Extensions::default().with(Tenant(7)));
+    let result = tools.run(&tool_use, context, &ToolLimits::default()).await;
+    assert_eq!(result.text(), r#"["id","turn-3/id",7]"#);
+}
+
+#[tokio::test]
+async fn progress_is_sent_in_order_and_waits_for_room() {
+    let tool = tool_fn("work", "Works.", |_: Value, context: ToolContext| async move {
+        for n in 0..5 {
+            context.progress(json!(n)).await;
+        }
+        Ok("done")
+    });
+    let tools = tools(tool);
+    let (progress, mut reports) = mpsc::channel(1);
+    let context = ToolContext::detached("id").with_progress(progress);
+    let (tool_use, limits) = (ToolUse::new("id", "work", json!({})), ToolLimits::default());
+    let mut running = Box::pin(tools.run(&tool_use, context, &limits));
+    assert!(poll_once(running.as_mut()).is_pending());
+    let collect = async {
+        let mut seen = Vec::new();
+        while let Some(Progress { tool_use_id, data }) = reports.recv().await {
+            assert_eq!(tool_use_id.as_str(), "id");
+            seen.push(data);
+        }
+        seen
+    };
+    let (result, seen) = tokio::join!(running, collect);
+    assert_eq!((result.text().as_str(), seen), ("done", (0..5).map(Value::from).collect()));
+}
+
+#[tokio::test]
+async fn progress_nobody_wants_is_nothing() {
+    let tool = tool_fn("work", "Works.", |_: Value, context: ToolContext| async move {
+        context.progress(json!(1)).await;
+        Ok("done")
+    });
+    let tools = tools(tool);
+    let tool_use = ToolUse::new("id", "work", json!({}));
+    assert_eq!(run(&tools, &tool_use).await.text(), "done");
+    let (progress, reports) = mpsc::channel(1);
+    drop(reports);
+    let context = ToolContext::detached("id").with_progress(progress);
+    assert_eq!(tools.run(&tool_use, context, &ToolLimits::default()).await.text(), "done");
+}
+
+#[tokio::test]
+async fn run_absurdly_deep_input_is_an_error_result() {
+    let echo = tools(tool_fn("echo", "Echo.", |input: Value, _| async { Ok(input) }));
+    let deep = (0..100_000).fold(json!({}), |inner, _| Value::Array(vec![inner]));
+    let tool_use = ToolUse::new("id", "echo", Value::Object([("a".to_owned(), deep)].into_iter().collect()));
+    assert!(error_of(&echo, &tool_use).await.contains("nests deeper"));
+    // Dropping it would take stack for each level.
+    std::mem::forget(tool_use);
+}
+
+/// A tool that panics in its simple methods.
+struct Rude(&'static str, Schema);
+
+#[async_trait]
+impl Tool for Rude {
+    fn name(&self) -> &'static str {
+        "rude"
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        "Rude.".into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.1
+    }
+
+    fn has_handler(&self) -> bool {
+        panic!("{}", self.0)
+    }
+
+    async fn call(&self, _: Value, _: ToolContext) -> Result<ToolOutput, ToolError> {
+        Ok("".into())
+    }
+}
+
+#[tokio::test]
+async fn run_panic_before_the_call_is_an_error_result() {
+    let rude = tools(Rude("leave me alone", Schema::new(json!({})).unwrap()));
+    assert!(error_of(&rude, &ToolUse::new("id", "rude", json!({}))).await.contains("leave me alone"));
+}
+
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        "\\PC{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(4, 24, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::btree_map("n|tags|\\PC{0,4}", inner, 0..4).prop_map(|map| json!(map)),
+        ]
+    })
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+#[expect(dead_code, reason = "only parsed into")]
+struct Input {
+    n: i8,
+    tags: Option<Vec<char>>,
+}
+
+proptest! {
+    #[test]
+    fn run_any_input_gives_a_result_that_matches(
+        input in any_json(),
+        malformed in prop::option::weighted(0.2, "\\PC{0,20}"),
+        name in "typed|free|\\PC{0,8}",
+    ) {
+        let tools = ToolSet::new()
+            .with(tool_fn("typed", "T.", |_: Input, _| async { Ok("") })).unwrap()
+            .with(tool_fn("free", "F.", |input: Value, _| async { Ok(input) })).unwrap();
+        let tool_use = ToolUse { malformed, ..ToolUse::new("id", name, input) };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let result = runtime.block_on(run(&tools, &tool_use));
+        let should_run = tool_use.malformed.is_none() && tool_use.input.is_object() && tool_use.name == "free";
+        prop_assert!(!should_run || !result.is_error);
+        prop_assert!(!result.is_error || !result.text().is_empty());
+    }
+}

@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use omni_agent::tool::{Schema, SchemaError};
+use omni_agent::tool::{Schema, SchemaError, ToolSet, ToolSetError, tool_fn};
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -351,7 +351,25 @@ fn of_recursive_type_is_checked_at_every_level() {
 }
 
 #[test]
+fn of_type_too_large_to_be_written_in_place_uses_references() {
+    #[derive(Deserialize, JsonSchema)]
+    #[expect(dead_code, reason = "only its schema is used")]
+    struct Two<T> {
+        a: T,
+        b: T,
+    }
+    type Sixteen<T> = Two<Two<Two<Two<T>>>>;
+
+    let small = Schema::of::<Sixteen<u8>>();
+    assert!(small.as_value().get("$defs").is_none());
+    let large = Schema::of::<Sixteen<Sixteen<Sixteen<Two<u8>>>>>();
+    assert!(large.as_value().get("$defs").is_some());
+    assert!(large.validate(&json!({ "a": {} })).unwrap_err().contains("missing required property"));
+}
+
+#[test]
 fn of_type_with_a_schema_that_is_none_fails_when_used() {
+    #[derive(Deserialize)]
     struct Broken;
 
     impl JsonSchema for Broken {
@@ -366,4 +384,6 @@ fn of_type_with_a_schema_that_is_none_fails_when_used() {
 
     let error = Schema::of::<Broken>().validate(&json!({})).unwrap_err();
     assert!(error.contains("unusable JSON Schema"), "{error}");
+    let tool = tool_fn("broken", "Broken.", |_: Broken, _| async { Ok("") });
+    assert!(matches!(ToolSet::new().with(tool), Err(ToolSetError::BadSchema { .. })));
 }

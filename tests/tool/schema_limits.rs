@@ -1,7 +1,5 @@
 //! No schema and no value makes compiling or checking hang or overflow the stack.
 
-use std::fmt::Write;
-
 use omni_agent::tool::Schema;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
@@ -175,7 +173,7 @@ fn validate_large_value_under_many_subschemas_ends() {
 #[test]
 fn new_huge_patterns_are_refused() {
     let long = "a".repeat(5_000);
-    let classes = r"\d".repeat(1_500);
+    let classes = r"\d".repeat(101);
     let doubled = (0..20).fold("a".to_owned(), |inner, _| format!("(?:{inner}){{1,100}}"));
     let wide = r"\p{L}{1,1000}".to_owned();
     let open = format!("{}a{}", "(".repeat(1_000), ")".repeat(1_000));
@@ -188,14 +186,11 @@ fn new_huge_patterns_are_refused() {
             assert!(Schema::new(schema).is_err(), "{}", &pattern[..20.min(pattern.len())]);
         }
     }
-    let mut many = String::from("x");
-    let properties: Map<_, _> = (0..200)
-        .map(|n| {
-            let _ = write!(many, "{n}");
-            (format!("p{n}"), json!({ "pattern": "^.{1,1000}$" }))
-        })
-        .collect();
-    assert!(Schema::new(json!({ "properties": properties })).is_err());
+    for pattern in ["^.{1,1000}$".to_owned(), r"\d".repeat(50)] {
+        let properties: Map<_, _> =
+            (0..100).map(|n| (format!("p{n}"), json!({ "pattern": pattern.clone() }))).collect();
+        assert!(Schema::new(json!({ "properties": properties })).unwrap_err().0.contains("too large"));
+    }
 }
 
 #[test]

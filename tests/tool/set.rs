@@ -32,7 +32,7 @@ struct Counting {
 
 #[async_trait]
 impl Tool for Counting {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "counting"
     }
 

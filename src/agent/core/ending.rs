@@ -59,8 +59,7 @@ impl Core {
             TurnDecision::Stop => None,
             TurnDecision::Continue(content) => Some(content),
         };
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
-        if exhausted && next.take().is_some() && self.staged.is_none() {
+        if turn.is_exhausted() && next.take().is_some() && self.staged.is_none() {
             Arc::make_mut(&mut response).stop_reason = StopReason::MaxSteps;
         }
         if let (Some(content), None) = (&next, &self.staged) {
@@ -72,7 +71,7 @@ impl Core {
                     .map_err(|e| e.to_string())
             };
             if let Err(message) = checked {
-                let failure = callback_failure(&Call::HandleTurn(response), message);
+                let failure = callback_failure(Call::HandleTurn(response).name(), message);
                 return self.fail(turn, failure, Remains::default(), env, effects);
             }
         }
@@ -124,7 +123,7 @@ impl Core {
             ErrorDecision::Retry => std::time::Duration::ZERO,
             ErrorDecision::RetryAfter(delay) => delay,
         };
-        if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
+        if turn.is_exhausted() {
             return self.fail(turn, failure, remains, env, effects);
         }
         // The output is void; what it cost is not.
@@ -169,6 +168,8 @@ impl Core {
         if already_failing {
             self.fail(turn, failure, remains, env, effects);
         } else {
+            // `handle_error` may hang as well.
+            effects.push(Effect::Watch(Some(limit)));
             self.recover(turn, failure, remains, effects);
         }
     }
@@ -177,7 +178,7 @@ impl Core {
     pub(in crate::agent) fn call_failed(
         &mut self,
         op: Op,
-        call: &Call,
+        callback: &'static str,
         message: String,
         env: &Env<'_>,
         effects: &mut Effects,
@@ -193,7 +194,7 @@ impl Core {
             return;
         }
         effects.push(Effect::Abort);
-        self.end_in_error(callback_failure(call, message), env, effects);
+        self.end_in_error(callback_failure(callback, message), env, effects);
     }
 
     /// The run ends in an error.

@@ -86,21 +86,22 @@ impl Core {
                 folded.message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
             );
         }
-        let Folded { message, stop_reason, usage, model, warnings, .. } = folded;
+        let Folded { message, mut stop_reason, usage, model, warnings, .. } = folded;
+        // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
+        if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
+            stop_reason = StopReason::MaxSteps;
+        }
         turn.usage += usage;
-        turn.model = model.or(turn.model.take());
+        turn.model = model;
         turn.warnings.extend(warnings.iter().cloned());
-        // Not the last message: a service that paused its answer is sent that to go on with.
+        // Not always the last message: an answer that the service paused stands between.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
-        let mut step = Response {
-            usage,
-            warnings,
-            messages: prompted_by.into_iter().chain(answer).collect(),
-            ..respond(&turn, stop_reason.clone(), env)
-        };
+        let messages = prompted_by.into_iter().chain(answer).collect();
+        let mut step =
+            Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), env) };
         parse_output(&mut step, &turn, env);
         effects.push(Effect::Emit(Event::Step(Arc::new(step))));
         self.answered(turn, stop_reason, uses, env, effects);
@@ -115,11 +116,10 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
-        let exhausted = turn.origin.max_steps.is_some_and(|max| turn.step >= max);
+        let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
                 // The service wants its answer sent back to go on with it.
-                StopReason::Pause if exhausted => self.conclude(turn, StopReason::MaxSteps, env, effects),
                 StopReason::Pause => {
                     turn.step += 1;
                     self.prepare(turn, effects);
@@ -188,7 +188,16 @@ pub(super) fn close_tool_uses(
 
 /// A response that covers the turn so far.
 pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
-    let messages: Vec<Arc<Message>> = turn.working.pending().cloned().collect();
+    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, env)
+}
+
+/// A response of these messages of the turn.
+fn respond_with(
+    turn: &Turn,
+    messages: Vec<Arc<Message>>,
+    stop_reason: StopReason,
+    env: &Env<'_>,
+) -> Response {
     let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
         model: turn.model.clone().unwrap_or_else(|| env.config.model.id().to_string()),
@@ -243,12 +252,20 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
-/// A block of an answer that is streaming in, as a snapshot shows it.
+/// A block of an answer that is streaming in, as a snapshot shows it: as the events told it.
 pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
-    let content = if block.ended { finished(block) } else { block.content.clone() };
-    // These come whole, and no event tells their end.
-    let whole = matches!(content, Content::Attachment(_) | Content::ProviderItem(_));
-    PartialBlock { content, input: block.input.clone(), ended: block.ended || whole }
+    let mut seen = block.clone();
+    match &mut seen.content {
+        // These come whole, and no event tells their end.
+        Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
+        _ if block.ended => seen.content = finished(block),
+        // Signatures are told with the block's end.
+        Content::Text(text) => text.signature = None,
+        Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
+        Content::ToolUse(tool_use) => tool_use.signature = None,
+        Content::ToolResult(_) => {}
+    }
+    seen
 }
 
 /// The block as it will stand in the message.

@@ -114,7 +114,7 @@ impl Core {
         let Tools { uses, decisions } = tools;
         let has_no_handler = |tool_use: &ToolUse, decision: &Decision| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
-                && env.tools.get(&tool_use.name).is_some_and(|tool| !tool.has_handler())
+                && env.tools.is_only_declared(&tool_use.name)
         };
         if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
             return self.leave_to_application(turn, uses, decisions, env, effects);
@@ -205,6 +205,11 @@ impl Core {
             return;
         }
         let told = reviewed.len();
+        if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
+            // A callback lowered the limit since the answer came.
+            close_tool_uses(&mut turn, reviewed, told, env, effects);
+            return self.conclude(turn, StopReason::MaxSteps, env, effects);
+        }
         turn.step += 1;
         close_tool_uses(&mut turn, reviewed, told, env, effects);
         self.prepare(turn, effects);

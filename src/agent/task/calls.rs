@@ -9,11 +9,11 @@ use std::{
 
 use futures_util::FutureExt;
 
-use super::Task;
+use super::{Task, Wanted};
 use crate::{
     agent::{
         AgentCallbacks, AppEvent, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision,
-        core::Call, phase::Op,
+        core::Call,
     },
     message::ToolResult,
     provider::Request,
@@ -35,21 +35,20 @@ pub(super) enum Outcome {
     ToolResult(ToolResult),
     Turn(TurnDecision),
     Error(ErrorDecision),
-    Event(Option<Prompt>),
+    Event(Option<Box<Prompt>>),
 }
 
 impl Task {
     /// Calls a callback with a copy of the state.
     pub(super) fn call<'a>(
-        &mut self,
+        &self,
         callbacks: &'a mut dyn AgentCallbacks,
-        (_, call): (Op, Call),
+        Wanted { call, event, .. }: Wanted,
     ) -> Running<'a> {
         let state = self.state();
         let request = matches!(call, Call::PrepareStep).then(|| Box::new(self.request()));
-        let event = if matches!(call, Call::HandleEvent) { self.notices.pop_front() } else { None };
         let future = invoke(callbacks, call, state, request, event);
-        Box::pin(async move { AssertUnwindSafe(future).catch_unwind().await.map_err(|panic| words(&*panic)) })
+        Box::pin(AssertUnwindSafe(future).catch_unwind().map(|returned| returned.map_err(words)))
     }
 
     /// The next request, before `prepare_step` sees it.
@@ -62,11 +61,7 @@ impl Task {
         request.model = Arc::clone(self.config.model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();
-        request.options = Arc::new(if own.is_empty() {
-            self.config.options.clone()
-        } else {
-            self.config.options.overlaid(own)
-        });
+        request.options = self.config.options.overlaid(own);
         request
     }
 
@@ -75,11 +70,18 @@ impl Task {
         if Arc::ptr_eq(before, &after) {
             return Ok(());
         }
-        after.check().map_err(|error| error.to_string())?;
+        if let Err(error) = after.check() {
+            let_go(after);
+            return Err(error.to_string());
+        }
         if Arc::ptr_eq(before, &self.config) {
-            self.config = after;
+            if after.max_steps != before.max_steps {
+                self.core.set_max_steps(after.max_steps);
+            }
+            let_go(std::mem::replace(&mut self.config, after));
         } else {
             tracing::warn!("a callback's edits are dropped: the configuration was set while it ran");
+            let_go(after);
         }
         Ok(())
     }
@@ -114,31 +116,38 @@ async fn invoke(
         Call::HandleError(failure) => Outcome::Error(callbacks.handle_error(&failure, &mut state).await),
         Call::HandleEvent => {
             let event = event.expect("handle_event comes with an event");
-            Outcome::Event(callbacks.handle_event(event, &mut state).await)
+            Outcome::Event(callbacks.handle_event(event, &mut state).await.map(Box::new))
         }
     };
     Returned { outcome, before, after: state.config }
 }
 
-/// Drops a callback's future, whatever its own drop does.
-pub(super) fn discard(running: Running<'_>) {
-    if let Err(message) = guard("callback", || drop(running)) {
-        tracing::error!(message, "a callback panicked when it was dropped");
-    }
+/// Drops what holds the application's code or values, whatever their own drop does.
+pub(super) fn let_go<T>(held: T) {
+    // A panic has been told by then, and nothing is left to be done about it.
+    let _ = guard("a drop", || drop(held));
 }
 
 /// Runs foreign code; a panic becomes its words.
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
-        let words = words(&*panic);
+        let words = words(panic);
         tracing::error!(what, words, "foreign code panicked");
         words
     })
 }
 
 /// What a panic said.
-pub(in crate::agent) fn words(panic: &(dyn Any + Send)) -> String {
-    let text =
-        panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    text.unwrap_or("a panic without words").to_owned()
+pub(in crate::agent) fn words(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => match panic.downcast::<&'static str>() {
+            Ok(text) => (*text).to_owned(),
+            Err(panic) => {
+                // The drop of an unknown type may panic in its turn; the leak is the lesser harm.
+                std::mem::forget(panic);
+                "a panic without words".to_owned()
+            }
+        },
+    }
 }

@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
-use super::{MAX_OUTBOX, Task, calls::guard};
+use super::{
+    MAX_OUTBOX, Task,
+    calls::{guard, let_go},
+};
 use crate::agent::{
     AgentError, Draft, Event,
     command::{Command, Edit},
+    core::Core,
 };
 
 impl Task {
@@ -34,17 +38,17 @@ impl Task {
                 let _ = reply.send(self.step(|core, env, effects| core.resume(&id, decision, env, effects)));
             }
             Command::Cancel(reply) => {
-                drop(reply.send(self.step(|core, env, effects| core.cancel(env, effects))))
+                drop(reply.send(self.step(Core::cancel)));
             }
             Command::Interrupt(reply) => {
-                drop(reply.send(self.step(|core, env, effects| core.interrupt(env, effects))));
+                drop(reply.send(self.step(Core::interrupt)));
             }
             Command::Notify(notify) => {
                 let (event, reply) = *notify;
                 self.notices.push_back(event);
-                let noted = self.step(|core, _, effects| core.notify(effects));
+                let noted = self.step_apart(Core::notify);
                 if noted.is_err() {
-                    self.notices.pop_back();
+                    let_go(self.notices.pop_back());
                 }
                 let _ = reply.send(noted);
             }
@@ -57,34 +61,48 @@ impl Task {
             Command::Snapshot(reply) => drop(reply.send(Box::new(self.snapshot()))),
             Command::Subscribe(subscribe) => {
                 let (after, reply) = *subscribe;
-                let limits = self.setup.feed_limits;
-                // Taken first: the feed is lent out below.
-                let snapshot = self.snapshot();
-                let _ = reply.send(self.feed.attach(limits, after, || snapshot));
+                if !reply.is_closed() {
+                    let _ = reply.send(self.attach(after));
+                }
             }
-            Command::WaitIdle(reply) => self.idle_waiters.push(reply),
+            Command::WaitIdle(reply) => {
+                if self.idle_waiters.len() == self.idle_waiters.capacity() {
+                    // Those who gave up waiting make room before the list grows.
+                    self.idle_waiters.retain(|waiter| !waiter.is_closed());
+                }
+                self.idle_waiters.push(reply);
+            }
             Command::Stop(_) => unreachable!("a stop ends the loop that serves commands"),
         }
     }
 
-    /// Refuses a new run while too many events wait for the commit channel.
+    /// Refuses to begin anything while too many events wait for the commit channel. What goes on already may
+    /// go on: it brings few more.
     fn ensure_room(&self) -> Result<(), AgentError> {
         match &self.commit {
-            Some(commit) if commit.outbox.len() >= MAX_OUTBOX => Err(AgentError::Busy(self.core.status())),
+            Some(commit) if commit.outbox.len() >= MAX_OUTBOX && self.core.is_at_rest() => {
+                Err(AgentError::CommitBehind(commit.outbox.len()))
+            }
             _ => Ok(()),
         }
     }
 
     fn set_state(&mut self, edit: Edit) -> Result<(), AgentError> {
-        self.ensure_room()?;
-        self.core.ensure_idle()?;
+        if let Err(error) = self.core.ensure_idle().and_then(|()| self.ensure_room()) {
+            let_go(edit);
+            return Err(error);
+        }
         let before = self.core.history().clone();
         let mut draft = Draft { config: (*self.config).clone(), history: before.clone() };
-        guard("set_state", || edit(&mut draft))
-            .map_err(|words| AgentError::Panicked("the closure of set_state", words))?
-            .map_err(|error| AgentError::Refused(error.into()))?;
-        draft.check(&before)?;
-        self.config = Arc::new(draft.config);
+        let edited = guard("set_state", || edit(&mut draft))
+            .map_err(|words| AgentError::Panicked("the closure of set_state", words))
+            .and_then(|edited| edited.map_err(|error| AgentError::Refused(error.into())))
+            .and_then(|()| draft.check(&before));
+        if let Err(error) = edited {
+            let_go(draft);
+            return Err(error);
+        }
+        let_go(std::mem::replace(&mut self.config, Arc::new(draft.config)));
         self.core.set_history(draft.history.clone());
         self.emit(Event::State(Arc::new(self.config.view(draft.history))));
         Ok(())

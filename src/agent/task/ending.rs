@@ -1,20 +1,27 @@
 //! The end of an agent: in order, with a deadline, and with nobody left waiting.
 
-use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
+use std::{
+    future::{Future, poll_fn},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+    task::Poll,
+};
 
 use futures_util::FutureExt;
-use tokio::{sync::mpsc, time::timeout};
+use tokio::{sync::mpsc, time::sleep};
 
-use super::{Task, calls::words};
+use super::{
+    Task,
+    calls::{let_go, words},
+};
 use crate::{
     agent::{
         AgentCallbacks, AgentError,
-        command::{Command, Reply},
+        command::{Command, Stop},
+        core::Core,
     },
     subscription::{End, EndReason},
 };
-
-type Stop = Box<(Duration, Reply<Result<(), AgentError>>)>;
 
 impl Task {
     /// Cancels the turn in flight, lets `terminate` run, and leaves the last snapshot behind.
@@ -26,45 +33,69 @@ impl Task {
         stop: Option<Stop>,
     ) {
         // Nothing is left to be cancelled if the agent is idle.
-        let _ = self.step(|core, env, effects| core.cancel(env, effects));
-        self.work = None;
-        self.idle_waiters.clear();
+        let _ = self.step(Core::cancel);
+        let_go(self.work.take());
+        let_go(self.wanted.take());
+        self.notices.drain(..).for_each(let_go);
         let snapshot = Some(Arc::new(self.snapshot()));
-        let _ = self.last_words.0.end.set(End { reason: reason.clone(), snapshot });
+        self.last_words.0.set_end(End { reason: reason.clone(), snapshot });
+        self.idle_waiters.clear();
 
-        let limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.0);
-        let mut waiting: Vec<Stop> = stop.into_iter().collect();
         let state = self.state();
-        let own = self.instance.take().and_then(|instance| instance.own);
-        let orderly = async {
-            poll_fn(|cx| self.poll_outbox(cx)).await;
-            let terminate = std::panic::AssertUnwindSafe(callbacks.terminate(&reason, &state)).catch_unwind();
-            if let Err(panic) = terminate.await {
-                tracing::error!(words = words(&*panic), "terminate panicked");
-            }
-            if let Some(own) = own
-                && let Err(panic) = std::panic::AssertUnwindSafe(own.close()).catch_unwind().await
-            {
-                tracing::error!(words = words(&*panic), "the provider panicked when it was closed");
-            }
-        };
-        let mut orderly = Box::pin(timeout(limit, orderly));
+        let own = self.instance.take().and_then(|instance| {
+            let_go(instance.of);
+            instance.own
+        });
+        let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.0);
+        let mut deadline = Box::pin(sleep(limit));
+        let mut waiting: Vec<Stop> = stop.into_iter().collect();
+        // Side by side: none of them is to be cut off because another one hangs.
+        let mut orderly = Box::pin(async {
+            tokio::join!(
+                poll_fn(|cx| self.poll_outbox(cx)),
+                survive("terminate", async { callbacks.terminate(&reason, &state).await }),
+                survive("the provider's close", async {
+                    if let Some(own) = &own {
+                        own.close().await;
+                    }
+                }),
+            )
+        });
         let in_time = poll_fn(|cx| {
-            // Others who stop the agent wait with the first; whoever wants anything else gets no answer.
             while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
-                if let Command::Stop(stop) = command {
-                    waiting.push(stop);
+                // Others who stop the agent wait with the first, up to the nearest of their deadlines. Whoever
+                // wants anything else gets no answer.
+                let Command::Stop(stop) = command else {
+                    let_go(command);
+                    continue;
+                };
+                let other = Box::pin(sleep(stop.0));
+                if other.deadline() < deadline.deadline() {
+                    (limit, deadline) = (stop.0, other);
                 }
+                waiting.retain(|stop| !stop.1.is_closed());
+                waiting.push(stop);
             }
-            orderly.as_mut().poll(cx)
+            if orderly.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(true);
+            }
+            deadline.as_mut().poll(cx).map(|()| false)
         })
-        .await
-        .is_ok();
-        drop(orderly);
+        .await;
+        let_go(orderly);
+        let_go(own);
+        let_go(state);
         // Subscribers learn of the end before those who stopped the agent go on.
-        drop(self);
+        let_go(self);
         for stop in waiting {
             let _ = stop.1.send(if in_time { Ok(()) } else { Err(AgentError::Deadline(limit)) });
         }
+    }
+}
+
+/// Runs the application's code to its end, which may be a panic.
+async fn survive(what: &'static str, code: impl Future<Output = ()>) {
+    if let Err(panic) = AssertUnwindSafe(code).catch_unwind().await {
+        tracing::error!(what, words = words(panic), "foreign code panicked");
     }
 }

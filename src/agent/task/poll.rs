@@ -1,19 +1,20 @@
 //! The agent's one loop: commands first, then whatever goes on.
 
 use std::{
-    future::poll_fn,
-    task::{Context, Poll},
+    future::{Future, poll_fn},
+    sync::Arc,
+    task::{Context, Poll, Waker},
 };
 
 use tokio::sync::mpsc;
 
 use super::{
     Exit, Task,
-    calls::{Outcome, Returned, Running, guard},
-    work::drop_stream,
+    breath::Breath,
+    calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
-    agent::{Event, Failure, command::Command, core::Call, phase::Op},
+    agent::{Event, Failure, command::Command, phase::Op},
     message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,
@@ -24,18 +25,28 @@ const COMMANDS_IN_A_ROW: usize = 32;
 /// Inputs taken in one poll before other tasks get theirs.
 const INPUTS_IN_A_ROW: usize = 256;
 
-type InFlight<'a, 'b> = Option<(Op, &'a Call, &'a mut Running<'b>)>;
+type InFlight<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
+
+/// How far serving commands came.
+enum Served {
+    /// None is left; the next one wakes the task.
+    All,
+    /// More may wait, and nothing wakes the task for them.
+    Some,
+    /// The agent is to end.
+    End(Exit),
+}
 
 impl Task {
     /// Serves commands and moves everything on until a callback is wanted, the one in flight is done, or the
     /// agent ends.
-    pub(super) async fn drive(
-        &mut self,
-        commands: &mut mpsc::Receiver<Command>,
-        mut call: InFlight<'_, '_>,
-    ) -> Exit {
+    pub(super) fn drive<'a, 'b>(
+        &'a mut self,
+        commands: &'a mut mpsc::Receiver<Command>,
+        mut call: InFlight<'a, 'b>,
+    ) -> impl Future<Output = Exit> + use<'a, 'b> {
         self.drop_call = false;
-        poll_fn(|cx| self.poll(cx, commands, &mut call)).await
+        poll_fn(move |cx| self.poll(cx, commands, &mut call))
     }
 
     fn poll(
@@ -44,17 +55,38 @@ impl Task {
         commands: &mut mpsc::Receiver<Command>,
         call: &mut InFlight<'_, '_>,
     ) -> Poll<Exit> {
-        for _ in 0..INPUTS_IN_A_ROW {
-            if let Poll::Ready(exit) = self.poll_commands(cx, commands) {
-                return Poll::Ready(exit);
+        loop {
+            // Counted across callbacks: with a provider and callbacks that never wait, nothing else would
+            // ever let other tasks run.
+            if self.breath.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
+                self.breath = Some(Breath::begin());
+                self.inputs = 0;
             }
+            self.inputs += 1;
+            let more = match self.poll_commands(cx, commands) {
+                Served::All => false,
+                Served::Some => true,
+                Served::End(exit) => return Poll::Ready(exit),
+            };
             if call.is_some() && self.drop_call {
                 return Poll::Ready(Exit::Returned);
             }
             self.tell_idle_waiters();
+            if let Some(breath) = &self.breath {
+                if breath.poll(cx).is_pending() {
+                    if more {
+                        continue;
+                    }
+                    return self.wait();
+                }
+                self.breath = None;
+            }
             if self.poll_outbox(cx).is_pending() {
                 // No room: commands are all that is served.
-                return Poll::Pending;
+                if more {
+                    continue;
+                }
+                return self.wait();
             }
             self.tell_idle_waiters();
             if call.is_none()
@@ -62,36 +94,37 @@ impl Task {
             {
                 return Poll::Ready(Exit::Call(wanted));
             }
-            if let Some((op, name, running)) = call
+            if let Some((op, callback, running)) = call
                 && let Poll::Ready(returned) = running.as_mut().poll(cx)
             {
-                self.returned(*op, name, returned);
+                self.returned(*op, callback, returned);
                 return Poll::Ready(Exit::Returned);
             }
-            if self.poll_work(cx).is_pending() {
-                self.feed.rested();
-                return Poll::Pending;
-            }
-            if self.feed.should_yield() {
-                break;
+            if self.poll_work(cx).is_pending() && !more {
+                return self.wait();
             }
         }
-        cx.waker().wake_by_ref();
+    }
+
+    /// Lets other tasks run, until something wakes this one. That may be before a reader has run, if the two
+    /// that wake one another go before it.
+    fn wait<T>(&mut self) -> Poll<T> {
+        self.inputs = 0;
         Poll::Pending
     }
 
-    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Command>) -> Poll<Exit> {
+    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Command>) -> Served {
         for _ in 0..COMMANDS_IN_A_ROW {
             match commands.poll_recv(cx) {
                 Poll::Ready(Some(Command::Stop(stop))) => {
-                    return Poll::Ready(Exit::End(EndReason::Stopped, Some(stop)));
+                    return Served::End(Exit::End(EndReason::Stopped, Some(stop)));
                 }
                 Poll::Ready(Some(command)) => self.serve(command),
-                Poll::Ready(None) => return Poll::Ready(Exit::End(EndReason::HandlesDropped, None)),
-                Poll::Pending => break,
+                Poll::Ready(None) => return Served::End(Exit::End(EndReason::HandlesDropped, None)),
+                Poll::Pending => return Served::All,
             }
         }
-        Poll::Pending
+        Served::Some
     }
 
     /// Sends what waits for the commit channel; ready when nothing waits any more.
@@ -109,7 +142,7 @@ impl Task {
                     }
                 }
                 Poll::Ready(Err(_)) => {
-                    self.commit = None;
+                    let_go(self.commit.take());
                     return Poll::Ready(());
                 }
             }
@@ -136,13 +169,18 @@ impl Task {
         {
             let op = *op;
             work.delay = None;
-            self.step(|core, _, effects| core.delay_over(op, effects));
+            self.step_apart(|core, effects| core.delay_over(op, effects));
             return Poll::Ready(());
         }
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }
-        if self.poll_question(cx).is_ready() || self.poll_stream(cx).is_ready() {
+        // Looked at before the stream, which may always be ready. Only a stream that is not makes the task wait
+        // for questions: to be woken when the stream lets go of the channel would be for nothing.
+        if self.poll_question(&mut Context::from_waker(Waker::noop())).is_ready()
+            || self.poll_stream(cx).is_ready()
+            || self.poll_question(cx).is_ready()
+        {
             return Poll::Ready(());
         }
         self.poll_tools(cx)
@@ -153,18 +191,16 @@ impl Task {
             return Poll::Pending;
         };
         let op = *op;
-        let failure = match guard("provider", || opening.as_mut().poll(cx)) {
+        let outcome = match guard("provider", || opening.as_mut().poll(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Ok(own))) => {
-                self.work().opening = None;
-                self.opened(op, own);
-                return Poll::Ready(());
-            }
-            Ok(Poll::Ready(Err(error))) => Failure::from(error),
-            Err(message) => Failure::ProviderPanicked { message },
+            Ok(Poll::Ready(opened)) => opened.map_err(Failure::from),
+            Err(message) => Err(Failure::ProviderPanicked { message }),
         };
-        drop_stream(self.work().opening.take());
-        self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+        let_go(self.work().opening.take());
+        match outcome {
+            Ok(own) => self.opened(op, own),
+            Err(failure) => self.step_apart(|core, effects| core.stream_failed(op, failure, effects)),
+        }
         Poll::Ready(())
     }
 
@@ -176,7 +212,7 @@ impl Task {
             && question.poll_closed(cx).is_ready()
         {
             work.question = None;
-            self.step(|core, _, effects| core.question_withdrawn(effects));
+            self.step_apart(Core::question_withdrawn);
             return Poll::Ready(());
         }
         let (Some((op, _)), Some(questions)) = (&work.stream, &mut work.questions) else {
@@ -189,7 +225,7 @@ impl Task {
         match questions.poll_recv(cx) {
             Poll::Ready(Some(question)) => {
                 work.question = Some(question.answer);
-                self.step(|core, _, effects| core.asked(op, question.tool_use, effects));
+                self.step_apart(|core, effects| core.asked(op, question.tool_use, effects));
                 Poll::Ready(())
             }
             Poll::Ready(None) => {
@@ -207,24 +243,26 @@ impl Task {
         let op = *op;
         match guard("provider", || stream.as_mut().poll_next(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, _, effects| core.delta(op, delta, effects)),
+            Ok(Poll::Ready(Some(Ok(delta)))) => {
+                self.step_apart(|core, effects| core.delta(op, delta, effects));
+            }
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {
                 let work = self.work();
-                drop_stream(work.stream.take());
+                let_go(work.stream.take());
                 (work.questions, work.question) = (None, None);
                 self.step(|core, env, effects| core.stream_ended(op, env, effects));
             }
             Err(message) => {
                 let failure = Failure::ProviderPanicked { message };
-                self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+                self.step_apart(|core, effects| core.stream_failed(op, failure, effects));
             }
         }
         Poll::Ready(())
     }
 
     fn stream_failed(&mut self, op: Op, error: ProviderError) {
-        self.step(|core, _, effects| core.stream_failed(op, error.into(), effects));
+        self.step_apart(|core, effects| core.stream_failed(op, error.into(), effects));
     }
 
     fn poll_tools(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -258,23 +296,24 @@ impl Task {
     }
 
     /// A callback is done.
-    fn returned(&mut self, op: Op, call: &Call, returned: Result<Returned, String>) {
-        let outcome = returned.and_then(|Returned { outcome, before, after }| {
-            self.adopt(&before, after)?;
-            Ok(outcome)
+    fn returned(&mut self, op: Op, callback: &'static str, returned: Result<Returned, String>) {
+        let adopted = returned.and_then(|Returned { outcome, before, after }| {
+            self.adopt(&before, after).map(|()| (outcome, before))
         });
-        let outcome = match outcome {
-            Ok(outcome) => outcome,
+        let (outcome, before) = match adopted {
+            Ok(adopted) => adopted,
             Err(message) => {
-                return self.step(|core, env, effects| core.call_failed(op, call, message, env, effects));
+                return self.step(|core, env, effects| core.call_failed(op, callback, message, env, effects));
             }
         };
+        let provider = Arc::clone(before.model.provider());
+        let_go(before);
         match outcome {
             Outcome::Prepared(request) => {
                 let work = self.work();
-                work.tools = request.tools.clone();
-                work.request = Some(request);
-                self.step(|core, _, effects| core.prepared(op, effects));
+                let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
+                work.request = Some((request, provider));
+                self.step_apart(|core, effects| core.prepared(op, effects));
             }
             Outcome::ToolUse(decision) => {
                 self.step(|core, env, effects| core.tool_decided(op, decision, env, effects));
@@ -289,7 +328,9 @@ impl Task {
                 self.step(|core, env, effects| core.error_decided(op, decision, env, effects));
             }
             Outcome::Event(prompt) => {
-                self.step(|core, env, effects| core.event_handled(op, prompt, env, effects));
+                self.step(|core, env, effects| {
+                    core.event_handled(op, prompt.map(|prompt| *prompt), env, effects);
+                });
             }
         }
     }

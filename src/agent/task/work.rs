@@ -2,6 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
+use futures_util::{StreamExt, stream};
 use tokio::{
     sync::{mpsc, oneshot},
     task::{Id, JoinSet},
@@ -9,11 +10,17 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Instance, Task};
+use super::{Instance, Task, calls::let_go};
 use crate::{
-    agent::phase::{Op, ToolCall},
+    agent::{
+        core::Effect,
+        phase::{Op, ToolCall},
+    },
     message::ToolResult,
-    provider::{DecisionRequest, DeltaStream, Provider, ProviderError, Request, RequestContext, RetryPolicy},
+    provider::{
+        DecisionRequest, Delta, DeltaStream, MessageDelta, Provider, ProviderError, Request, RequestContext,
+        RetryPolicy,
+    },
     tool::{Decision, Progress, ToolContext, ToolSet},
 };
 
@@ -22,8 +29,9 @@ type Opening = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, Pro
 /// What goes on. Dropping a part ends it.
 #[derive(Default)]
 pub(super) struct Work {
-    /// The request that `prepare_step` has seen and the provider has not.
-    pub(super) request: Option<Box<Request>>,
+    /// The request that `prepare_step` has seen and the provider has not, and who gets it: the provider of
+    /// the model that it was made for, whatever the callback made of the configuration.
+    pub(super) request: Option<(Box<Request>, Arc<dyn Provider>)>,
     /// The tools that the current request offers.
     pub(super) tools: ToolSet,
     /// The provider makes an instance for this conversation.
@@ -35,6 +43,8 @@ pub(super) struct Work {
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
+    /// Room for the effects of the next step.
+    pub(super) effects: Vec<Effect>,
 }
 
 /// The tools that run.
@@ -48,7 +58,11 @@ pub(super) struct Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        self.cancellation.cancel();
+        // Tools that never await can only learn of the abort from their context. If all are done, nothing is
+        // cancelled: work that they have left behind may go on.
+        if !self.set.is_empty() {
+            self.cancellation.cancel();
+        }
     }
 }
 
@@ -63,9 +77,9 @@ pub(super) struct Watch {
 impl Work {
     /// Ends all but the turn's clock.
     pub(super) fn abort(&mut self) {
-        self.request = None;
-        self.opening = None;
-        drop_stream(self.stream.take());
+        let_go(self.request.take());
+        let_go(self.opening.take());
+        let_go(self.stream.take());
         self.questions = None;
         self.question = None;
         self.tasks = None;
@@ -92,17 +106,13 @@ impl Work {
     }
 }
 
-/// Drops a stream, whatever its own drop does.
-pub(super) fn drop_stream<T>(stream: Option<T>) {
-    super::calls::guard("provider", || drop(stream)).unwrap_or_else(|message| {
-        tracing::error!(message, "a provider's stream panicked when it was dropped");
-    });
-}
-
 impl Task {
-    /// Sends the prepared request, over an instance of the model's provider.
+    /// Sends the prepared request, over an instance of its provider.
     pub(super) fn open(&mut self, op: Op) {
-        let provider = Arc::clone(self.config.model.provider());
+        let Some((_, provider)) = &self.work().request else {
+            unreachable!("a request was prepared");
+        };
+        let provider = Arc::clone(provider);
         if self.instance.as_ref().is_some_and(|instance| Arc::ptr_eq(&instance.of, &provider)) {
             return self.exchange(op);
         }
@@ -113,7 +123,9 @@ impl Task {
 
     /// The provider has made an instance, or serves everyone itself.
     pub(super) fn opened(&mut self, op: Op, own: Option<Arc<dyn Provider>>) {
-        self.instance = Some(Instance { of: Arc::clone(self.config.model.provider()), own });
+        if let Some((_, of)) = &self.work().request {
+            self.instance = Some(Instance { of: Arc::clone(of), own });
+        }
         self.exchange(op);
     }
 
@@ -121,20 +133,31 @@ impl Task {
         let (Some(instance), Some(work)) = (&self.instance, &mut self.work) else {
             return;
         };
-        let Some(request) = work.request.take() else {
+        let Some((request, of)) = work.request.take() else {
             return;
         };
-        let provider = Arc::clone(instance.own.as_ref().unwrap_or(&instance.of));
+        let provider = instance.own.clone().unwrap_or(of);
         // One question at a time is taken; the others wait in the provider.
         let (questions, receiver) = mpsc::channel(1);
         work.questions = Some(receiver);
         let context = RequestContext::new(questions);
-        work.stream = Some((op, RetryPolicy::default().stream(provider, *request, context)));
+        // Without a name of the service's own, an answer is taken for one of the configured model.
+        let other = (request.model != *self.config.model.id()).then(|| request.model.to_string());
+        let mut answer = RetryPolicy::default().stream(provider, *request, context);
+        if other.is_some() {
+            let data = MessageDelta { model: other, ..MessageDelta::default() };
+            answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));
+        }
+        work.stream = Some((op, answer));
     }
 
     /// Lets go of the provider's instance. It is closed beside the agent, which does not wait.
     pub(super) fn close_instance(&mut self) {
-        if let Some(Instance { own: Some(own), .. }) = self.instance.take() {
+        let Some(Instance { of, own }) = self.instance.take() else {
+            return;
+        };
+        let_go(of);
+        if let Some(own) = own {
             let limit = self.setup.terminate_timeout;
             tokio::spawn(async move {
                 if tokio::time::timeout(limit, own.close()).await.is_err() {

@@ -55,7 +55,7 @@ impl Dress {
 /// There was no answer, it was an error, or it is of a type that holds no events.
 pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStream, ProviderError> {
     let response = send(outgoing).await.map_err(|error| parts.dress.dress(error))?;
-    parts.dress.request_id = meta::request_id(response.headers());
+    parts.dress.request_id = meta::request_id(response.headers()).map(|id| parts.dress.scrub(&id));
     let status = response.status().as_u16();
     tracing::debug!(status, request_id = parts.dress.request_id, "the service answers");
     let checked = match check(&response) {

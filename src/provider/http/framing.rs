@@ -62,24 +62,38 @@ pub struct Framer {
     body_limit: usize,
     /// Bytes taken in, up to the limit.
     taken: usize,
-    /// The body goes on beyond its limit.
-    overlong: bool,
-    ended: bool,
+    body: Body,
 
     chunk: Bytes,
     /// Where the unread part of `chunk` begins.
     at: usize,
     /// The beginning of a line whose end is in no chunk yet.
     line: Vec<u8>,
-    /// No line has ended yet: the first one may begin with a byte order mark.
-    first_line: bool,
-    /// The last line ended in a carriage return: a line feed right after it belongs to it.
-    skip_line_feed: bool,
+    before: Before,
 
     event: Field,
     data: Field,
     /// The frame in `event` and `data` has been given out.
     dispatched: bool,
+}
+
+/// How much of the body there is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    Open,
+    Ended,
+    /// It goes on beyond its limit.
+    Overlong,
+}
+
+/// What precedes the unread bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Before {
+    /// No line has ended yet: the first one may begin with a byte order mark.
+    Nothing,
+    /// A line that ended in a carriage return: a line feed right after it belongs to it.
+    CarriageReturn,
+    Line,
 }
 
 /// The value of a field of the event that is being read.
@@ -114,13 +128,11 @@ impl Framer {
             event_limit: limits.event,
             body_limit: limits.body,
             taken: 0,
-            overlong: false,
-            ended: false,
+            body: Body::Open,
             chunk: Bytes::new(),
             at: 0,
             line: Vec::new(),
-            first_line: true,
-            skip_line_feed: false,
+            before: Before::Nothing,
             event: Field::default(),
             data: Field::default(),
             dispatched: false,
@@ -133,7 +145,7 @@ impl Framer {
         let room = self.body_limit - self.taken;
         if chunk.len() > room {
             chunk.truncate(room);
-            self.overlong = true;
+            self.body = Body::Overlong;
         }
         self.taken += chunk.len();
         self.forget_dispatched();
@@ -151,7 +163,9 @@ impl Framer {
 
     /// Says that the body has ended. [`Framer::next_frame`] then gives what was left open as well.
     pub fn finish(&mut self) {
-        self.ended = true;
+        if self.body == Body::Open {
+            self.body = Body::Ended;
+        }
     }
 
     /// The next event, or `None` if that takes more bytes.
@@ -185,7 +199,7 @@ impl Framer {
                 self.event.clear();
             }
         }
-        Ok(self.ended && self.data.place != Place::Absent)
+        Ok(self.body == Body::Ended && self.data.place != Place::Absent)
     }
 
     /// Reads lines up to one that is not blank.
@@ -253,8 +267,8 @@ impl Framer {
 
     /// The next line whose end has arrived, without that end.
     fn next_line(&mut self) -> Result<Option<Line>, ProviderError> {
-        if self.skip_line_feed && self.at < self.chunk.len() {
-            self.skip_line_feed = false;
+        if self.before == Before::CarriageReturn && self.at < self.chunk.len() {
+            self.before = Before::Line;
             if self.chunk[self.at] == b'\n' {
                 self.at += 1;
             }
@@ -271,47 +285,48 @@ impl Framer {
         let Some(end) = end else {
             return self.last_line();
         };
-        let start = self.at;
+        let mut start = self.at;
         let end = start + end;
+        let line = if self.line.is_empty() {
+            if self.before == Before::Nothing && self.chunk[start..end].starts_with(BOM) {
+                start += BOM.len();
+            }
+            Line::Chunk(start..end)
+        } else {
+            self.line.extend_from_slice(&self.chunk[start..end]);
+            self.strip_own_bom();
+            Line::Own
+        };
+        self.before = Before::Line;
         self.at = end + 1;
         if self.chunk[end] == b'\r' {
             match self.chunk.get(self.at) {
                 Some(b'\n') => self.at += 1,
                 Some(_) => {}
-                None => self.skip_line_feed = true,
+                None => self.before = Before::CarriageReturn,
             }
         }
-        if self.line.is_empty() {
-            Ok(Some(Line::Chunk(self.without_bom(start..end))))
-        } else {
-            self.line.extend_from_slice(&self.chunk[start..end]);
-            self.strip_own_bom();
-            Ok(Some(Line::Own))
-        }
+        Ok(Some(line))
     }
 
     /// Keeps what is left of the chunk for the line's continuation, or gives it as a line if there is none.
     fn last_line(&mut self) -> Result<Option<Line>, ProviderError> {
         self.line.extend_from_slice(&self.chunk[self.at..]);
         self.at = self.chunk.len();
-        if self.overlong {
+        if self.body == Body::Overlong {
             return Err(too_long("the answer", self.body_limit));
         }
-        if self.ended && !self.line.is_empty() {
+        if self.body == Body::Ended && !self.line.is_empty() {
             self.strip_own_bom();
+            self.before = Before::Line;
             // A mark alone is an empty body.
             return Ok((!self.line.is_empty()).then_some(Line::Own));
         }
         Ok(None)
     }
 
-    fn without_bom(&mut self, line: Range<usize>) -> Range<usize> {
-        let marked = std::mem::take(&mut self.first_line) && self.chunk[line.clone()].starts_with(BOM);
-        if marked { line.start + BOM.len()..line.end } else { line }
-    }
-
     fn strip_own_bom(&mut self) {
-        if std::mem::take(&mut self.first_line) && self.line.starts_with(BOM) {
+        if self.before == Before::Nothing && self.line.starts_with(BOM) {
             self.line.drain(..BOM.len());
         }
     }
@@ -325,7 +340,7 @@ impl Framer {
 
     fn text<'a>(&self, bytes: &'a [u8]) -> Result<&'a str, ProviderError> {
         std::str::from_utf8(bytes).map_err(|error| {
-            if self.ended && error.error_len().is_none() && self.at == self.chunk.len() {
+            if self.body == Body::Ended && error.error_len().is_none() && self.at == self.chunk.len() {
                 ProviderError::new(ErrorKind::Truncated, "the answer ends inside of a character")
             } else {
                 ProviderError::new(ErrorKind::Decoding, "the answer is not valid UTF-8").with_source(error)

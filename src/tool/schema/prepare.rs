@@ -21,8 +21,11 @@ const MAX_STATES: usize = 50_000;
 /// How long one regular expression may be.
 const MAX_PATTERN: usize = 4_096;
 
-/// How many classes such as `\d` there may be in all. The compiler reads a pattern anew for each.
-const MAX_REWRITES: usize = 1_000;
+/// How many classes such as `\d` there may be in one regular expression, which the compiler reads anew for each.
+const MAX_REWRITES: usize = 100;
+
+/// How many there may be in all.
+const MAX_ALL_REWRITES: usize = 2_000;
 
 pub(super) struct Prepared {
     pub(super) document: Value,
@@ -154,7 +157,7 @@ impl Work {
         let Some(weight) = weight else { return Ok(false) };
         self.states = self.states.saturating_add(weight.states);
         self.rewrites = self.rewrites.saturating_add(weight.rewrites);
-        if self.states > MAX_STATES || self.rewrites > MAX_REWRITES {
+        if self.states > MAX_STATES || weight.rewrites > MAX_REWRITES || self.rewrites > MAX_ALL_REWRITES {
             return refuse("its regular expressions are too large");
         }
         Ok(true)

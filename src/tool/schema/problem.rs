@@ -186,7 +186,7 @@ fn list(items: impl ExactSizeIterator<Item = String>) -> String {
     let more = items.len().saturating_sub(SHOWN);
     let mut text = items.take(SHOWN).collect::<Vec<_>>().join(", ");
     if more > 0 {
-        text.push_str(&format!(" and {more} more"));
+        let _ = write!(text, " and {more} more");
     }
     text
 }

@@ -8,7 +8,6 @@ use super::{Check, commands::random_decision, ensure, world::World};
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
-        core::Call,
         phase::{Op, Phase},
     },
     message::{Text, ToolResult, ToolUse},
@@ -64,7 +63,7 @@ impl World {
             9 => core.turn_decided(op, TurnDecision::continue_with("ghost"), env, effects),
             10 => core.error_decided(op, ErrorDecision::RetryAfter(Duration::from_secs(1)), env, effects),
             11 => core.delay_over(op, effects),
-            12 => core.call_failed(op, &Call::PrepareStep, "ghost".into(), env, effects),
+            12 => core.call_failed(op, "prepare_step", "ghost".into(), env, effects),
             _ => core.event_handled(op, Some(Prompt::new("ghost")), env, effects),
         });
         ensure!(effects.is_empty(), "a ghost has effects: {effects:?}");

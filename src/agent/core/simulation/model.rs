@@ -338,7 +338,9 @@ impl Model {
         ensure!(response.messages == messages, "a step of {:?}, not {messages:?}", response.messages);
         ensure!(response.message.as_ref() == turn.pending.last(), "a step without its answer");
         ensure!(response.usage == turn.current, "a step used {:?}, not {:?}", response.usage, turn.current);
-        ensure!(Some(&response.stop_reason) == turn.told.as_ref(), "a step ends as {}", response.stop_reason);
+        let paused_for_good = exhausted && turn.uses() == 0 && turn.told == Some(StopReason::Pause);
+        let reason = if paused_for_good { Some(StopReason::MaxSteps) } else { turn.told.clone() };
+        ensure!(Some(&response.stop_reason) == reason.as_ref(), "a step ends as {}", response.stop_reason);
         ensure!(response.step == step, "step {} is told as {}", step, response.step);
         turn.reason = Some(response.stop_reason.clone());
         turn.place = match response.stop_reason {

@@ -66,7 +66,7 @@ impl ChatDecoder {
         deltas: &mut Vec<Delta>,
     ) -> Result<(), ProviderError> {
         let groq = chunk.x_groq.as_mut().and_then(|groq| groq.error.take());
-        if let Some(error) = chunk.error.take().or(groq).filter(is_error) {
+        if let Some(error) = chunk.error.take().or(groq).filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
         }
         let bare = chunk.choices.is_none() && chunk.usage.is_none() && !chunk.message.as_str().is_empty();
@@ -92,12 +92,12 @@ impl ChatDecoder {
         data: &str,
         deltas: &mut Vec<Delta>,
     ) -> Result<(), ProviderError> {
-        if let Some(error) = choice.error.filter(is_error) {
+        if let Some(error) = choice.error.filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
         }
         let whole = choice.delta.is_none() && choice.message.is_some();
         if let Some(piece) = choice.delta.or(choice.message) {
-            self.piece(piece, deltas)?;
+            self.piece(*piece, deltas)?;
         }
         match finish_reason(choice.finish_reason.as_str()) {
             Ok(Some(reason)) => self.stop = Some(reason),
@@ -112,11 +112,13 @@ impl ChatDecoder {
     fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         // Services that know both names send the same under both.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
-        for thinking in [reasoning, Some(Cow::Owned(piece.content.thinking))].into_iter().flatten() {
+        for thinking in
+            [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()
+        {
             self.extend(Kind::Thinking, thinking, deltas);
         }
         if let Some(details) = piece.reasoning_details.filter(|_| self.keep_details) {
-            self.details.add(details)?;
+            self.details.add(*details)?;
         }
         if let Some(text) = piece.content.text.into_text() {
             self.extend(Kind::Text, text, deltas);
@@ -133,7 +135,7 @@ impl ChatDecoder {
             self.call(call.index.0, call.id.into_text(), call.function.unwrap_or_default(), deltas)?;
         }
         match piece.function_call {
-            Some(function) if none => self.call(Some(0), None, function, deltas),
+            Some(function) if none => self.call(Some(0), None, *function, deltas),
             _ => Ok(()),
         }
     }
@@ -194,7 +196,7 @@ impl ChatDecoder {
     }
 
     /// Usage is of the whole request so far, so that the last one told counts.
-    fn tell_usage(&mut self, usage: Option<WireUsage>, deltas: &mut Vec<Delta>) {
+    fn tell_usage(&mut self, usage: Option<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
         let Some(usage) = usage.map(|usage| read_usage(&usage)) else {
             return;
         };
@@ -231,7 +233,7 @@ impl ChatDecoder {
 
 impl Decoder for ChatDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        let data = frame.data.trim();
+        let data = frame.data.trim_ascii();
         if self.done || data.is_empty() {
             return Ok(());
         }

@@ -1,5 +1,7 @@
 //! What comes over the wire. Compatible servers leave members out, set them to null or to another type:
 //! what can't be understood counts as absent, unless the whole would lose its meaning.
+//!
+//! What is rare is boxed: most of the time that a chunk takes goes into moving these structs about.
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
@@ -23,20 +25,20 @@ pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
     pub(super) choices: Option<Vec<Option<Choice<'a>>>>,
     #[serde(default)]
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<Box<Usage>>,
     #[serde(default)]
-    pub(super) x_groq: Option<XGroq>,
+    pub(super) x_groq: Option<Box<XGroq>>,
     #[serde(default)]
-    pub(super) error: Option<Value>,
+    pub(super) error: Option<Box<Value>>,
 }
 
 /// Groq's own member, which carries usage even where it was not asked for.
 #[derive(Deserialize)]
 pub(super) struct XGroq {
     #[serde(default)]
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<Box<Usage>>,
     #[serde(default)]
-    pub(super) error: Option<Value>,
+    pub(super) error: Option<Box<Value>>,
 }
 
 #[derive(Deserialize)]
@@ -44,17 +46,17 @@ pub(super) struct Choice<'a> {
     #[serde(default)]
     pub(super) index: Count,
     #[serde(borrow, default)]
-    pub(super) delta: Option<Piece<'a>>,
+    pub(super) delta: Option<Box<Piece<'a>>>,
     /// In place of `delta` in a whole answer; some services repeat the answer so far in it.
     #[serde(borrow, default)]
-    pub(super) message: Option<Piece<'a>>,
+    pub(super) message: Option<Box<Piece<'a>>>,
     #[serde(borrow, default)]
     pub(super) finish_reason: Text<'a>,
     #[serde(default)]
-    pub(super) error: Option<Value>,
+    pub(super) error: Option<Box<Value>>,
     /// Moonshot's place for it.
     #[serde(default)]
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<Box<Usage>>,
 }
 
 #[derive(Deserialize)]
@@ -66,14 +68,14 @@ pub(super) struct Piece<'a> {
     #[serde(borrow, default)]
     pub(super) reasoning: Text<'a>,
     #[serde(default)]
-    pub(super) reasoning_details: Option<Value>,
+    pub(super) reasoning_details: Option<Box<Value>>,
     #[serde(borrow, default)]
     pub(super) refusal: Text<'a>,
     #[serde(borrow, default)]
     pub(super) tool_calls: Option<Vec<Option<ToolCall<'a>>>>,
     /// The only call, before there were several.
     #[serde(borrow, default)]
-    pub(super) function_call: Option<Function<'a>>,
+    pub(super) function_call: Option<Box<Function<'a>>>,
 }
 
 #[derive(Deserialize)]
@@ -155,7 +157,7 @@ impl<'a> Text<'a> {
 #[derive(Default)]
 pub(super) struct Parts<'a> {
     pub(super) text: Text<'a>,
-    pub(super) thinking: String,
+    pub(super) thinking: Option<Box<str>>,
 }
 
 /// JSON text, or the JSON itself.
@@ -307,10 +309,11 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 impl<'de: 'a, 'a> Deserialize<'de> for Parts<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
-            Scalar::Text(text) => Self { text: Text(Some(text)), thinking: String::new() },
+            Scalar::Text(text) => Self { text: Text(Some(text)), thinking: None },
             Scalar::Structure(parts) => {
                 let (mut text, mut thinking) = (String::new(), String::new());
                 gather(&parts, false, &mut text, &mut thinking);
+                let thinking = (!thinking.is_empty()).then(|| thinking.into_boxed_str());
                 Self { text: Text(Some(Cow::Owned(text))), thinking }
             }
             Scalar::None | Scalar::Whole(_) | Scalar::Real(_) => Self::default(),

@@ -1,0 +1,127 @@
+//! What the benchmarks share: clocks, a provider in memory, a small table.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use futures_util::stream;
+use omni_agent::provider::{
+    BlockStart, Delta, DeltaStream, Model, Part, Provider, ProviderError, Request, RequestContext, StopReason,
+};
+use rustix::time::{ClockId, clock_gettime};
+
+/// Whether only to show that the benchmark works: `cargo test --benches`, where `cargo bench` measures.
+pub(crate) fn smoke() -> bool {
+    !std::env::args().any(|argument| argument == "--bench")
+}
+
+/// `full` for a measurement, `small` otherwise.
+pub(crate) fn size(full: usize, small: usize) -> usize {
+    if smoke() { small } else { full }
+}
+
+/// The CPU time that this process has used, all threads and the kernel's work for it included.
+pub(crate) fn cpu() -> Duration {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        now.tv_sec.try_into().expect("CPU time is not negative"),
+        now.tv_nsec.try_into().expect("CPU time is not negative"),
+    )
+}
+
+/// The memory of this process that is resident, in bytes.
+pub(crate) fn resident() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has /proc/self/statm");
+    let pages: usize =
+        statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("its second number");
+    pages * rustix::param::page_size()
+}
+
+/// The median.
+pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
+/// The value below which `part` of the figures lie.
+pub(crate) fn percentile(figures: &mut [f64], part: f64) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a small list")]
+    let index = (figures.len() as f64 * part) as usize;
+    figures[index.min(figures.len() - 1)]
+}
+
+/// CPU time of one of `count` operations that `work` does together, in microseconds.
+pub(crate) fn cpu_each(count: usize, work: impl FnOnce()) -> f64 {
+    let before = cpu();
+    work();
+    cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / count as f64
+}
+
+/// A runtime on this thread alone.
+pub(crate) fn on_this_thread<F: Future>(work: F) -> F::Output {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.expect("a runtime can be made").block_on(work)
+}
+
+/// Prints a row: what, the figure, the goal.
+pub(crate) fn row(what: &str, figure: impl AsRef<str>, goal: &str) {
+    println!("{what:<58} {:>22}   {goal}", figure.as_ref());
+}
+
+/// Prints the head of a table.
+pub(crate) fn head(title: &str) {
+    println!("\n{title}");
+    row("what", "figure", "goal");
+    row("----", "------", "----");
+}
+
+/// A provider in memory: what the closure gives is the answer.
+pub(crate) struct InMemory<F>(pub(crate) F);
+
+#[async_trait]
+impl<F, S> Provider for InMemory<F>
+where
+    F: Fn(&Request) -> S + Send + Sync + 'static,
+    S: IntoIterator<Item = Result<Delta, ProviderError>, IntoIter: Send + 'static>,
+{
+    fn name(&self) -> &'static str {
+        "memory"
+    }
+
+    async fn stream(&self, request: Request, _context: RequestContext) -> Result<DeltaStream, ProviderError> {
+        Ok(Box::pin(stream::iter((self.0)(&request))))
+    }
+}
+
+/// The model of a provider.
+pub(crate) fn model(provider: impl Provider) -> Model {
+    Model::new(Arc::new(provider), "bench")
+}
+
+/// A model that answers everything with one short text, in one delta.
+pub(crate) fn brief() -> Model {
+    model(InMemory(|_: &Request| text("Hello!")))
+}
+
+/// An answer of one text, in one delta.
+pub(crate) fn text(text: &str) -> [Result<Delta, ProviderError>; 3] {
+    [
+        Ok(Delta::Start { index: 0, block: BlockStart::Text }),
+        Ok(Delta::Extend { index: 0, part: Part::Text(text.to_owned()) }),
+        Ok(Delta::stop(StopReason::Stop)),
+    ]
+}
+
+/// An answer that uses the tool `echo`.
+pub(crate) fn tool_use(id: String) -> [Result<Delta, ProviderError>; 3] {
+    tool_use_at(0, id)
+}
+
+/// A tool use at this place of the answer, and the answer's end.
+pub(crate) fn tool_use_at(index: usize, id: String) -> [Result<Delta, ProviderError>; 3] {
+    [
+        Ok(Delta::Start { index, block: BlockStart::ToolUse { id: id.into(), name: "echo".to_owned() } }),
+        Ok(Delta::Extend { index, part: Part::Input(r#"{"text":"hi"}"#.to_owned()) }),
+        Ok(Delta::stop(StopReason::ToolUse)),
+    ]
+}

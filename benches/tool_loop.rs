@@ -1,0 +1,109 @@
+//! What a step of a tool loop costs, and whether that grows with the loop or with the history.
+//!
+//! Each step is a request to a model in memory, one tool use, its run and its result; the last step of a run
+//! is a text. CPU time of the whole process on a runtime of one thread, no subscriber.
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[allow(dead_code)]
+mod support;
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use omni_agent::{
+    agent::Agent,
+    message::{History, Message},
+    provider::Request,
+    tool::tool_fn,
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use support::{InMemory, cpu, head, median, on_this_thread, row, size};
+
+#[derive(Deserialize, JsonSchema)]
+struct Echo {
+    /// What to say.
+    text: String,
+}
+
+fn main() {
+    let runs = size(60, 2);
+    let lengths = [10, 100, 1000];
+    let mut steps = [const { Vec::new() }; 3];
+    let mut turns = [const { Vec::new() }; 3];
+    for _ in 0..runs {
+        for (figures, length) in steps.iter_mut().zip(lengths) {
+            figures.push(on_this_thread(each_step(length)));
+        }
+        for (figures, messages) in turns.iter_mut().zip([10, 1000, 10_000]) {
+            figures.push(on_this_thread(each_turn(messages)));
+        }
+    }
+    let steps = steps.map(median);
+    let turns = turns.map(median);
+    head(&format!("CPU, median of {runs}"));
+    row("a step, in a loop of 10", format!("{:.2} µs", steps[0]), "≤ 10 µs");
+    row("a step, in a loop of 100", format!("{:.2} µs", steps[1]), "≤ 10 µs");
+    row("a step, in a loop of 1,000", format!("{:.2} µs", steps[2]), "≤ 10 µs");
+    row("ratio, 100 to 10", format!("{:.2}", steps[1] / steps[0]), "≤ 1.1");
+    row("a turn on a history of 10 messages", format!("{:.2} µs", turns[0]), "—");
+    row("a turn on a history of 1,000 messages", format!("{:.2} µs", turns[1]), "—");
+    row("a turn on a history of 10,000 messages", format!("{:.2} µs", turns[2]), "—");
+    row("ratio, 10,000 to 10", format!("{:.2}", turns[2] / turns[0]), "about 1");
+}
+
+/// Microseconds that a step takes in runs of `length` steps.
+async fn each_step(length: usize) -> f64 {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let model = support::model(InMemory(move |_: &Request| {
+        let step = asked.fetch_add(1, Ordering::Relaxed) + 1;
+        if step.is_multiple_of(length) {
+            support::text("Done.")
+        } else {
+            support::tool_use(format!("call-{step}"))
+        }
+    }));
+    let echo = tool_fn("echo", "Gives back its input.", |echo: Echo, _| async move { Ok(echo.text) });
+    let agent = Agent::builder().model(model).tool(echo).start().await.expect("the agent starts");
+    let run = async || {
+        agent.prompt("Hi").await.expect("the agent is idle");
+        agent.wait_until_idle().await.expect("the agent lives");
+    };
+    let batch = 2000 / length;
+    for _ in 0..batch.div_ceil(4) {
+        run().await;
+    }
+    let before = cpu();
+    for _ in 0..batch {
+        run().await;
+    }
+    cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / (batch * length) as f64
+}
+
+/// Microseconds that a turn takes on a history of `messages`.
+async fn each_turn(messages: usize) -> f64 {
+    const BATCH: usize = 100;
+    let before = (0..messages)
+        .map(|index| if index % 2 == 0 { Message::user("Well?") } else { Message::assistant("Well.") });
+    let history: History = before.collect();
+    let builder = Agent::builder().model(support::brief()).history(history.clone());
+    let agent = builder.start().await.expect("the agent starts");
+    let mut used = std::time::Duration::ZERO;
+    for _ in 0..10 {
+        let history = history.clone();
+        let reset = agent.set_state(move |draft| {
+            draft.history = history;
+            Ok(())
+        });
+        reset.await.expect("the history is sound");
+        let before = cpu();
+        for _ in 0..BATCH {
+            agent.prompt("Hi").await.expect("the agent is idle");
+            agent.wait_until_idle().await.expect("the agent lives");
+        }
+        used += cpu().checked_sub(before).unwrap();
+    }
+    used.as_secs_f64() * 1e6 / (10 * BATCH) as f64
+}

@@ -1,0 +1,80 @@
+//! What a whole turn costs: a prompt, a model in memory that answers in one delta, the commit.
+//!
+//! CPU time of the whole process on a runtime of one thread; a fresh agent for each batch of turns.
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[allow(dead_code)]
+mod support;
+
+use omni_agent::{
+    agent::{Agent, Event},
+    subscription::Update,
+};
+use support::{head, median, on_this_thread, row, size};
+
+const BATCH: usize = 1000;
+
+fn main() {
+    let runs = size(60, 2);
+    let (mut prompted, mut asked, mut watched) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..runs {
+        prompted.push(on_this_thread(prompt()));
+        asked.push(on_this_thread(ask()));
+        watched.push(on_this_thread(watch()));
+    }
+    head(&format!("CPU of a turn, median of {runs} batches of {BATCH}"));
+    row("prompt, wait until idle; no subscriber", format!("{:.2} µs", median(prompted)), "≤ 4 µs");
+    row("ask; no subscriber", format!("{:.2} µs", median(asked)), "≤ 4 µs");
+    row("prompt, all events read by a subscriber", format!("{:.2} µs", median(watched)), "≤ 4 µs");
+}
+
+async fn agent() -> Agent {
+    let agent = Agent::builder().model(support::brief()).start().await.expect("the agent starts");
+    for _ in 0..100 {
+        agent.ask("Hi").await.expect("the model answers");
+    }
+    agent
+}
+
+/// CPU time of one round of `turn` in microseconds, from within a runtime.
+async fn each(mut turn: impl AsyncFnMut()) -> f64 {
+    let before = support::cpu();
+    for _ in 0..BATCH {
+        turn().await;
+    }
+    let used = support::cpu().checked_sub(before).unwrap();
+    used.as_secs_f64() * 1e6 / BATCH as f64
+}
+
+async fn prompt() -> f64 {
+    let agent = agent().await;
+    each(async || {
+        agent.prompt("Hi").await.expect("the agent is idle");
+        agent.wait_until_idle().await.expect("the agent lives");
+    })
+    .await
+}
+
+async fn ask() -> f64 {
+    let agent = agent().await;
+    each(async || {
+        agent.ask("Hi").await.expect("the model answers");
+    })
+    .await
+}
+
+async fn watch() -> f64 {
+    let agent = agent().await;
+    let mut events = agent.subscribe().await.expect("the agent lives");
+    each(async || {
+        agent.prompt("Hi").await.expect("the agent is idle");
+        loop {
+            match events.next().await {
+                Some(Update::Event(event)) if matches!(*event.event, Event::Turn(_)) => break,
+                Some(Update::Event(_)) => {}
+                other => panic!("a reader that keeps up gets events, not {other:?}"),
+            }
+        }
+    })
+    .await
+}

@@ -1,0 +1,240 @@
+//! Application events: `notify` and `handle_event`.
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{AgentCallbacks, AgentError, AppEvent, Event, Failure, Prompt, State, Status, ToolDecision},
+    testing::{Gate, Step},
+    tool::Decision,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    hooks::{Hooks, Log, Watched, failed, noting, reached, turns},
+    support::{names, scripted},
+};
+
+/// Notes numbers; texts become prompts.
+fn note_or_prompt(log: &Log<u32>) -> Hooks {
+    let log = log.clone();
+    Hooks::new().on_event(move |event, _| match event.downcast::<u32>() {
+        Ok(number) => {
+            log.push(*number);
+            None
+        }
+        Err(event) => event.downcast::<&'static str>().ok().map(|text| Prompt::new(*text)),
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn notify_idle_agent_reaches_handle_event_in_order() {
+    let (provider, builder) = scripted([]);
+    let log = Log::default();
+    let agent = Watched::start(builder.callbacks(note_or_prompt(&log))).await;
+    for number in 0..5_u32 {
+        agent.agent.notify(number).await.unwrap();
+    }
+    agent.agent.wait_until_idle().await.unwrap();
+    assert_eq!(log.all(), [0, 1, 2, 3, 4]);
+    assert!(provider.requests().is_empty());
+    agent.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_prompt_starts_a_run() {
+    let (_, builder) = scripted([Step::text("Done.")]);
+    let mut agent = Watched::start(builder.callbacks(note_or_prompt(&Log::default()))).await;
+    agent.agent.notify("The build is red.").await.unwrap();
+    let events = agent.end().await;
+    assert_eq!(names(&events)[..2], ["status(busy)", "message(user)"]);
+    assert_eq!(agent.history().await, ["user: The build is red.", "assistant: Done."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notify_busy_agent_waits_for_the_end_of_the_turn() {
+    let gate = Gate::new();
+    let (_, builder) = scripted([Step::new().gate(&gate).then_text(["One"]).stop()]);
+    let log = Log::default();
+    let mut agent = Watched::start(builder.callbacks(note_or_prompt(&log))).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    reached(&gate).await;
+    agent.agent.notify(1_u32).await.unwrap();
+    tokio::task::yield_now().await;
+    assert!(log.all().is_empty());
+    gate.open();
+    agent.end().await;
+    agent.agent.wait_until_idle().await.unwrap();
+    assert_eq!(log.all(), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn notify_paused_agent_waits_too() {
+    let (_, builder) = scripted([Step::tool_use("a", "look", json!({})), Step::text("One")]);
+    let log = Log::default();
+    let hooks = note_or_prompt(&log).deciding([("look", ToolDecision::Pause(Value::Null))]);
+    let mut agent = Watched::start(builder.tool(noting("look", &Log::default())).callbacks(hooks)).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    agent.until("pause").await;
+    agent.agent.notify(1_u32).await.unwrap();
+    assert_eq!(agent.agent.status().await.unwrap(), Status::Paused);
+    assert!(log.all().is_empty());
+    agent.agent.resume("a", Decision::Execute).await.unwrap();
+    agent.agent.wait_until_idle().await.unwrap();
+    assert_eq!(log.all(), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_between_two_turns_of_a_run_lets_it_go_on() {
+    let gate = Gate::new();
+    let first = Step::new().gate(&gate).then_text(["One"]).stop();
+    let (provider, builder) = scripted([first, Step::text("Two")]);
+    let log = Log::default();
+    let hooks = note_or_prompt(&log).continuing(["More"]);
+    let mut agent = Watched::start(builder.callbacks(hooks)).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    reached(&gate).await;
+    agent.agent.notify(1_u32).await.unwrap();
+    gate.open();
+    agent.until("turn(continue)").await;
+    agent.until("message(user)").await;
+    assert_eq!(log.all(), [1], "handled when the first turn was over");
+    agent.end().await;
+    assert_eq!(provider.requests().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_prompt_between_two_turns_takes_over_the_next() {
+    let gate = Gate::new();
+    let first = Step::new().gate(&gate).then_text(["One"]).stop();
+    let (_, builder) = scripted([first, Step::text("Two")]);
+    let mut hooks = note_or_prompt(&Log::default());
+    let mut go_on = true;
+    hooks = hooks.on_turn(move |_, _| {
+        if std::mem::take(&mut go_on) {
+            omni_agent::agent::TurnDecision::continue_with("More")
+        } else {
+            omni_agent::agent::TurnDecision::Stop
+        }
+    });
+    let mut agent = Watched::start(builder.max_steps(1).callbacks(hooks)).await;
+    agent.agent.prompt(Prompt::new("Hi").with_max_steps(9)).await.unwrap();
+    reached(&gate).await;
+    agent.agent.notify("Mail for you.").await.unwrap();
+    gate.open();
+    let events = agent.end().await;
+    assert_eq!(turns(&events).len(), 2);
+    assert_eq!(turns(&events)[1].step, 1, "it brings a count of its own");
+    let history = agent.history().await;
+    assert_eq!(history, ["user: Hi", "assistant: One", "user: Mail for you.", "assistant: Two"]);
+}
+
+/// Notes each event when it comes in, and holds it at a gate.
+struct Held(Gate, Log<&'static str>);
+
+#[async_trait]
+impl AgentCallbacks for Held {
+    async fn handle_event(&mut self, event: AppEvent, _: &mut State) -> Option<Prompt> {
+        let text = *event.downcast::<&'static str>().unwrap();
+        self.1.push(text);
+        self.0.pass().await;
+        text.starts_with('!').then(|| Prompt::new(text))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_while_handle_event_runs_is_taken_at_once_and_goes_on_after_it() {
+    let (provider, builder) = scripted([Step::text("One"), Step::text("Two")]);
+    let gate = Gate::new();
+    let mut agent = Watched::start(builder.callbacks(Held(gate.clone(), Log::default()))).await;
+    agent.agent.notify("!Mail").await.unwrap();
+    reached(&gate).await;
+    assert_eq!(agent.agent.status().await.unwrap(), Status::Idle);
+    let accepted = agent.agent.prompt("Hi").await.unwrap();
+    assert_eq!(accepted, omni_agent::agent::Accepted::Started);
+    assert_eq!(names(&agent.until("message(user)").await), ["status(busy)", "message(user)"]);
+    assert!(provider.requests().is_empty());
+    gate.open();
+    agent.end().await;
+    let history = agent.history().await;
+    assert_eq!(history, ["user: Hi", "assistant: One", "user: !Mail", "assistant: Two"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_while_handle_event_runs_drops_it_and_handles_the_next() {
+    let (_, builder) = scripted([]);
+    let (gate, log) = (Gate::new(), Log::default());
+    let agent = Watched::start(builder.callbacks(Held(gate.clone(), log.clone()))).await;
+    agent.agent.notify("first").await.unwrap();
+    agent.agent.notify("second").await.unwrap();
+    reached(&gate).await;
+    agent.agent.cancel().await.unwrap();
+    reached(&gate).await;
+    gate.open();
+    agent.agent.wait_until_idle().await.unwrap();
+    assert_eq!(log.all(), ["first", "second"]);
+    agent.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_unusable_prompt_is_an_error_event_and_the_agent_lives_on() {
+    let (_, builder) = scripted([Step::text("Hello")]);
+    let mut agent = Watched::start(builder.callbacks(note_or_prompt(&Log::default()))).await;
+    agent.agent.notify(" ").await.unwrap();
+    let event = agent.next().await;
+    let Event::Error { failure: Failure::Callback { callback, message }, .. } = &*event else {
+        panic!("{event:?}");
+    };
+    assert_eq!(callback, "handle_event");
+    assert!(message.contains("empty"), "{message}");
+    agent.run("Hi").await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_edits_the_configuration() {
+    let (provider, builder) = scripted([Step::text("Hello")]);
+    let hooks = Hooks::new().on_event(|_, state| {
+        state.config_mut().system = Some("Be kind.".into());
+        None
+    });
+    let mut agent = Watched::start(builder.callbacks(hooks)).await;
+    agent.agent.notify(()).await.unwrap();
+    agent.agent.wait_until_idle().await.unwrap();
+    let events = agent.run("Hi").await;
+    assert_eq!(names(&events)[0], "status(busy)", "and fires no event");
+    assert_eq!(provider.requests()[0].system.as_deref(), Some("Be kind."));
+}
+
+#[tokio::test(start_paused = true)]
+async fn notify_beyond_what_is_kept_is_an_error() {
+    let (_, builder) = scripted([]);
+    let (gate, log) = (Gate::new(), Log::default());
+    let agent = Watched::start(builder.callbacks(Held(gate.clone(), log.clone()))).await;
+    agent.agent.notify("held").await.unwrap();
+    reached(&gate).await;
+    let limit = loop {
+        match agent.agent.notify("waits").await {
+            Ok(()) => assert!(log.all().len() == 1),
+            Err(AgentError::TooManyEvents(limit)) => break limit,
+            Err(other) => panic!("{other:?}"),
+        }
+    };
+    (0..=limit).for_each(|_| gate.open());
+    agent.agent.wait_until_idle().await.unwrap();
+    assert_eq!(log.all().len(), limit + 1, "none of those it took is lost");
+}
+
+#[tokio::test(start_paused = true)]
+async fn notify_survives_a_run_that_fails() {
+    use omni_agent::provider::{ErrorKind, ProviderError};
+    let gate = Gate::new();
+    let broken = Step::new().gate(&gate).fail(ProviderError::new(ErrorKind::Auth, "no"));
+    let (_, builder) = scripted([broken]);
+    let log = Log::default();
+    let mut agent = Watched::start(builder.callbacks(note_or_prompt(&log))).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    reached(&gate).await;
+    agent.agent.notify(1_u32).await.unwrap();
+    gate.open();
+    failed(&agent.end().await);
+    agent.agent.wait_until_idle().await.unwrap();
+    assert_eq!(log.all(), [1]);
+}

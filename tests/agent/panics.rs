@@ -1,0 +1,394 @@
+//! The application's code breaks; the agent does not.
+
+use std::{
+    borrow::Cow,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentCallbacks, AgentError, ErrorDecision, Event, Failure, State, Status, TurnOutcome},
+    provider::{ErrorKind, Request},
+    subscription::EndReason,
+    testing::{Gate, Step},
+    tool::{Schema, Tool, ToolContext, ToolError, ToolOutput},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    rig::{Act, At, Deed, Misbehaving, Rogue, Spiteful, answered, closed, echo, echoing, set_out},
+    support::{names, run_events, scripted},
+};
+
+/// A run whose callback `at` does `act`, and what comes after it.
+async fn run_misbehaving(at: At, act: Act) {
+    let callbacks = Misbehaving { at, act, gate: Gate::new(), done: false };
+    let again = Step::text("Again.");
+    let agent = echoing([Step::text("First."), at.step(), again]).callbacks(callbacks);
+    // The first run is to be all right, but for the callback that every run comes by.
+    let first = !matches!(at, At::PrepareStep | At::HandleTurn);
+    let agent = agent.start().await.unwrap();
+    if first {
+        agent.ask("Before").await.unwrap();
+    }
+    let before = agent.state().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    set_out(&agent, at).await;
+
+    let events = run_events(&mut events).await;
+    let Event::Error { failure, .. } = &**events.last().unwrap() else { panic!("{at:?}: {events:?}") };
+    let Failure::Callback { callback, message } = failure else { panic!("{at:?}: {failure:?}") };
+    assert_eq!(callback, at.name());
+    match act {
+        Act::Panic => assert_eq!(message, "the callback broke"),
+        _ => assert!(message.contains("max_steps"), "{message}"),
+    }
+    let after = answered(agent.state()).await.unwrap();
+    assert!(after.history().same(before.history()), "{at:?}: the history is as before");
+    assert_eq!(after.config().system, None, "{at:?}: its edits are void");
+    assert_eq!(after.status(), Status::Idle, "{at:?}");
+    answered(agent.ask("Hello?")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_callback_panics_error_event_and_agent_lives_on() {
+    for at in At::ALL {
+        run_misbehaving(at, Act::Panic).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_callback_leaves_invalid_configuration_error_event_and_agent_lives_on() {
+    for at in At::ALL {
+        run_misbehaving(at, Act::Spoil).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_panics_at_rest_no_status_and_no_turn_told() {
+    let callbacks = Misbehaving { at: At::HandleEvent, act: Act::Panic, gate: Gate::new(), done: false };
+    let agent = echoing([]).callbacks(callbacks).start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    agent.notify(()).await.unwrap();
+    assert_eq!(names(&run_events(&mut events).await), ["error"]);
+}
+
+/// Records the failures that `handle_error` is told, and stops.
+struct Failures(Arc<Mutex<Vec<Failure>>>);
+
+#[async_trait]
+impl AgentCallbacks for Failures {
+    async fn handle_error(&mut self, failure: &Failure, _: &mut State) -> ErrorDecision {
+        self.0.lock().unwrap().push(failure.clone());
+        ErrorDecision::Stop
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_provider_fails_handle_error_is_told_and_agent_lives_on() {
+    for (deed, words) in [
+        (Deed::PanicInOpen, "open broke"),
+        (Deed::PanicInStream, "stream broke"),
+        (Deed::PanicInMidStream, "mid-stream broke"),
+        (Deed::FailInOpen, ""),
+    ] {
+        let told = Arc::<Mutex<Vec<_>>>::default();
+        let provider = Rogue::new(&[deed]);
+        let builder = Agent::builder().model(provider.model()).callbacks(Failures(Arc::clone(&told)));
+        let agent = builder.start().await.unwrap();
+        let mut events = agent.subscribe().await.unwrap();
+        agent.prompt("Hi").await.unwrap();
+        let run = run_events(&mut events).await;
+        let Event::Error { failure, response, .. } = &**run.last().unwrap() else { panic!("{run:?}") };
+        match failure {
+            Failure::ProviderPanicked { message } => assert_eq!(message, words),
+            Failure::Provider { error } => {
+                assert_eq!((deed, error.kind), (Deed::FailInOpen, ErrorKind::Unsupported));
+            }
+            other => panic!("{deed:?}: {other:?}"),
+        }
+        if deed == Deed::PanicInMidStream {
+            assert_eq!(response.message.as_ref().unwrap().text(), "Half", "the event says what is void");
+            assert_eq!(response.usage.output, 3);
+        }
+        assert_eq!(*told.lock().unwrap(), std::slice::from_ref(failure), "{deed:?}");
+        assert_eq!(agent.state().await.unwrap().history().len(), 0);
+        let answer = answered(agent.ask("Hello?")).await.unwrap();
+        assert_eq!(answer.text(), "Half");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_provider_panics_when_dropped_cancelled_and_agent_lives_on() {
+    for deed in [Deed::PanicOnDrop, Deed::PanicOnDropOfOpen] {
+        let provider = Rogue::new(&[deed]);
+        let agent = Agent::builder().model(provider.model()).start().await.unwrap();
+        let mut events = agent.subscribe().await.unwrap();
+        agent.prompt("Hi").await.unwrap();
+        provider.reached().await;
+        answered(agent.cancel()).await.unwrap();
+        let run = run_events(&mut events).await;
+        assert!(matches!(&**run.last().unwrap(), Event::Cancelled { .. }), "{deed:?}");
+        answered(agent.ask("Hello?")).await.unwrap();
+    }
+}
+
+/// A tool that breaks wherever it is told to, once it is told to.
+struct Brittle {
+    part: &'static str,
+    armed: Arc<AtomicBool>,
+    schema: Schema,
+}
+
+impl Brittle {
+    fn touch(&self, part: &str) {
+        assert!(!(self.part == part && self.armed.load(Ordering::SeqCst)), "{part} broke");
+    }
+}
+
+#[async_trait]
+impl Tool for Brittle {
+    fn name(&self) -> &'static str {
+        self.touch("name");
+        "brittle"
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        self.touch("description");
+        "Breaks.".into()
+    }
+
+    fn schema(&self) -> &Schema {
+        self.touch("schema");
+        &self.schema
+    }
+
+    fn has_handler(&self) -> bool {
+        self.touch("has_handler");
+        true
+    }
+
+    async fn call(&self, _: Value, _: ToolContext) -> Result<ToolOutput, ToolError> {
+        self.touch("call");
+        let _spite = (self.part == "drop").then_some(Spiteful);
+        Ok("whole".into())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_tool_panics_anywhere_error_result_and_run_goes_on() {
+    for part in ["name", "schema", "has_handler", "call", "drop"] {
+        let armed = Arc::new(AtomicBool::new(false));
+        let schema = Schema::new(json!({ "type": "object" })).unwrap();
+        let brittle = Brittle { part, armed: Arc::clone(&armed), schema };
+        let script = [
+            Step::new()
+                .then_tool_use("t1", "brittle", json!({}))
+                .then_tool_use("t2", "echo", json!({}))
+                .stop(),
+            Step::text("Never mind."),
+        ];
+        let agent = scripted(script).1.tool(echo()).tool(brittle).start().await.unwrap();
+        let mut events = agent.subscribe().await.unwrap();
+        armed.store(true, Ordering::SeqCst);
+        agent.prompt("Hi").await.unwrap();
+        let run = run_events(&mut events).await;
+        assert!(matches!(&**run.last().unwrap(), Event::Turn(TurnOutcome::Stop { .. })), "{part}: {run:?}");
+        let results: Vec<_> = run
+            .iter()
+            .filter_map(|event| match &**event {
+                Event::ToolResult { result, .. } => Some((result.tool_use_id.as_str(), result.is_error)),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(results[0], ("t1", true), "{part}");
+        if part != "name" {
+            assert_eq!(results[1], ("t2", false), "{part}");
+        }
+        answered(agent.snapshot()).await.unwrap();
+        armed.store(false, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn snapshot_tool_panics_when_described_answered() {
+    for part in ["name", "description", "schema", "has_handler"] {
+        let armed = Arc::new(AtomicBool::new(false));
+        let schema = Schema::new(json!({ "type": "object" })).unwrap();
+        let brittle = Brittle { part, armed: Arc::clone(&armed), schema };
+        let agent = scripted([]).1.tool(echo()).tool(brittle).start().await.unwrap();
+        armed.store(true, Ordering::SeqCst);
+        let tools = answered(agent.snapshot()).await.unwrap().state.tools;
+        assert_eq!(tools.len(), if part == "description" { 2 } else { 1 }, "{part}");
+        answered(agent.stop(Duration::from_secs(1))).await.unwrap();
+        armed.store(false, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_state_closure_panics_nothing_changes() {
+    let agent = echoing([Step::text("Hello!")]).start().await.unwrap();
+    let set = answered(agent.set_state(|draft| {
+        draft.config.system = Some("half".into());
+        panic!("the closure broke")
+    }))
+    .await;
+    let Err(AgentError::Panicked(_, words)) = set else { panic!("{set:?}") };
+    assert_eq!(words, "the closure broke");
+    assert_eq!(answered(agent.state()).await.unwrap().config().system, None);
+    answered(agent.ask("Hi")).await.unwrap();
+}
+
+/// A tool whose drop panics.
+struct SpitefulTool(Schema, Spiteful);
+
+#[async_trait]
+impl Tool for SpitefulTool {
+    fn name(&self) -> &'static str {
+        "spiteful"
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.0
+    }
+
+    async fn call(&self, _: Value, _: ToolContext) -> Result<ToolOutput, ToolError> {
+        Ok("".into())
+    }
+}
+
+fn spiteful_tool() -> SpitefulTool {
+    SpitefulTool(Schema::new(json!({ "type": "object" })).unwrap(), Spiteful)
+}
+
+/// Takes a tool whose drop panics into the configuration, or out of it.
+struct Tooling {
+    calls: usize,
+}
+
+#[async_trait]
+impl AgentCallbacks for Tooling {
+    async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
+        self.calls += 1;
+        match self.calls {
+            1 => state.config_mut().tools.insert(Arc::new(spiteful_tool())).unwrap(),
+            2 => assert!(state.config_mut().tools.remove("spiteful")),
+            _ => request.tools.insert(Arc::new(spiteful_tool())).unwrap(),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn values_of_the_application_panic_when_dropped_agent_lives_on() {
+    let script = (0..4).map(|_| Step::text("Hello!"));
+    let agent = echoing(script).callbacks(Tooling { calls: 0 }).start().await.unwrap();
+    // An event that nobody takes, one that is refused with its closure, and a tool that comes and goes.
+    answered(agent.notify(Spiteful)).await.unwrap();
+    answered(agent.wait_until_idle()).await.unwrap();
+    for _ in 0..3 {
+        answered(agent.ask("Hi")).await.unwrap();
+    }
+    let spite = Spiteful;
+    let set = answered(agent.set_state(move |draft| {
+        let _spite = &spite;
+        draft.config.tools.insert(Arc::new(spiteful_tool()))?;
+        draft.config.max_steps = Some(0);
+        Ok(())
+    }))
+    .await;
+    assert!(matches!(set, Err(AgentError::Panicked(..) | AgentError::ZeroSteps)), "{set:?}");
+    answered(agent.ask("Hi")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_state_refused_closure_panics_when_dropped_agent_lives_on() {
+    let scene = crate::predicament::Amid::Stream.agent().await;
+    let spite = Spiteful;
+    let set = answered(scene.agent.set_state(move |_| {
+        let _spite = &spite;
+        Ok(())
+    }))
+    .await;
+    assert!(matches!(set, Err(AgentError::Busy(_))));
+    answered(scene.agent.cancel()).await.unwrap();
+    answered(scene.agent.ask("Hi")).await.unwrap();
+}
+
+/// A callback that hangs, and whose future panics when it is dropped.
+struct Grudging(Gate);
+
+#[async_trait]
+impl AgentCallbacks for Grudging {
+    async fn prepare_step(&mut self, request: &mut Request, _: &mut State) {
+        if request.history.last().unwrap().text() == "Hi" {
+            let _spite = Spiteful;
+            self.0.pass().await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_callback_panics_when_dropped_agent_lives_on() {
+    let gate = Gate::new();
+    let agent = echoing([Step::text("Hello!")]).callbacks(Grudging(gate.clone())).start().await.unwrap();
+    agent.prompt("Hi").await.unwrap();
+    answered(gate.reached()).await;
+    answered(agent.cancel()).await.unwrap();
+    answered(agent.ask("Hello?")).await.unwrap();
+}
+
+/// Callbacks written by hand, whose methods panic before there is a future.
+struct Eager(Arc<AtomicUsize>);
+
+impl AgentCallbacks for Eager {
+    fn terminate<'a: 'c, 'b: 'c, 'd: 'c, 'c>(
+        &'a mut self,
+        _: &'b EndReason,
+        _: &'d State,
+    ) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'c>>
+    where
+        Self: 'c,
+    {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        panic!("terminate broke at once")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_terminate_panics_before_its_future_in_order() {
+    let calls = Arc::new(AtomicUsize::new(0));
+    let agent = echoing([]).callbacks(Eager(Arc::clone(&calls))).start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    answered(agent.stop(Duration::from_secs(1))).await.unwrap();
+    assert_eq!(calls.load(Ordering::SeqCst), 1);
+    assert_eq!(closed(&mut events).await.0, EndReason::Stopped);
+}
+
+/// Breaks in `init`.
+struct Stillborn;
+
+#[async_trait]
+impl AgentCallbacks for Stillborn {
+    async fn init(
+        &mut self,
+        _: &mut omni_agent::agent::Draft,
+        _: &State,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        panic!("init broke")
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_init_panics_error() {
+    let started = echoing([]).callbacks(Stillborn).start().await;
+    let Err(AgentError::Panicked("init", words)) = started else { panic!("{started:?}") };
+    assert_eq!(words, "init broke");
+}

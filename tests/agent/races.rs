@@ -1,0 +1,227 @@
+//! Many hands on one agent at once.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{
+        Accepted, Agent, AgentCallbacks, AgentError, Event, Prompt, Snapshot, State, Status, ToolDecision,
+        TurnOutcome,
+    },
+    message::{Message, Role, ToolUse},
+    subscription::Update,
+    testing::{ScriptedProvider, Step},
+    tool::Decision,
+};
+use serde_json::json;
+
+use crate::{rig::echo, support::ends_run};
+
+/// Pauses on every tool use.
+struct Pausing;
+
+#[async_trait]
+impl AgentCallbacks for Pausing {
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        ToolDecision::Pause(json!(null))
+    }
+}
+
+/// Follows an agent's events, applies them to a snapshot, and notes each prompt that began a turn or was
+/// carried back.
+async fn follow(agent: &Agent, stop: Arc<AtomicBool>) -> (Snapshot, Vec<String>) {
+    let mut events = agent.subscribe().await.unwrap();
+    let mut truth = (**events.snapshot().unwrap()).clone();
+    let mut places = Vec::new();
+    let mut in_run = false;
+    loop {
+        let update = match tokio::time::timeout(Duration::from_millis(50), events.next()).await {
+            Ok(update) => update.unwrap(),
+            Err(_) if stop.load(Ordering::SeqCst) => return (truth, places),
+            Err(_) => continue,
+        };
+        let Update::Event(numbered) = update else { panic!("{update:?}") };
+        assert_eq!(numbered.id.number, truth.last.number + 1);
+        let event = &*numbered.event;
+        match event {
+            Event::Message { message, .. } => {
+                in_run = true;
+                let text = message.text();
+                if message.role == Role::User && !text.is_empty() {
+                    places.push(text);
+                }
+            }
+            Event::Cancelled { staged, .. }
+            | Event::Error { staged, .. }
+            | Event::Turn(TurnOutcome::Stop { staged, .. }) => {
+                assert!(in_run, "a run ended twice");
+                if let Some(staged) = staged {
+                    places.push(text_of(staged));
+                }
+            }
+            _ => {}
+        }
+        if ends_run(event) {
+            in_run = false;
+        }
+        truth.apply(event);
+        truth.last = numbered.id;
+    }
+}
+
+fn text_of(prompt: &Prompt) -> String {
+    Message::user(prompt.content.clone()).text()
+}
+
+async fn race(round: u32) {
+    let script = (0..6).map(|n| match n % 2 {
+        0 => Step::new().then_text(["Well."]).then_tool_use("t1", "echo", json!({})).stop(),
+        _ => Step::text("Done."),
+    });
+    let provider = ScriptedProvider::new(script);
+    let agent =
+        Agent::builder().model(provider.model()).tool(echo()).callbacks(Pausing).start().await.unwrap();
+    let done = Arc::new(AtomicBool::new(false));
+    let following = tokio::spawn({
+        let (agent, done) = (agent.clone(), Arc::clone(&done));
+        async move { follow(&agent, done).await }
+    });
+    tokio::task::yield_now().await;
+
+    let prompt = |text: &'static str| {
+        let agent = agent.clone();
+        tokio::spawn(async move { agent.prompt(text).await })
+    };
+    let spin = |turns: u32| async move {
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+    };
+    let one = prompt("one");
+    let two = prompt("two");
+    let cancel = tokio::spawn({
+        let agent = agent.clone();
+        async move {
+            spin(round % 7).await;
+            if round.is_multiple_of(3) { agent.interrupt().await } else { agent.cancel().await }
+        }
+    });
+    let resume = tokio::spawn({
+        let agent = agent.clone();
+        async move {
+            spin(round % 5).await;
+            agent.resume("t1", Decision::Execute).await
+        }
+    });
+    let mut replaced = Vec::new();
+    for (prompted, text) in [(one, "one"), (two, "two")] {
+        match prompted.await.unwrap().unwrap() {
+            Accepted::Started | Accepted::Staged { replaced: None } => {}
+            Accepted::Staged { replaced: Some(old) } => {
+                assert_ne!(text_of(&old), text);
+                replaced.push(text_of(&old));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    match cancel.await.unwrap() {
+        Ok(()) | Err(AgentError::Idle) => {}
+        other => panic!("{other:?}"),
+    }
+    match resume.await.unwrap() {
+        Ok(()) | Err(AgentError::NotPaused(_)) => {}
+        other => panic!("{other:?}"),
+    }
+
+    // Whatever is left comes to its end.
+    let finish = async {
+        loop {
+            match agent.status().await.unwrap() {
+                Status::Idle => break,
+                Status::Paused => {
+                    if let Some(pause) = agent.snapshot().await.unwrap().pause {
+                        let _ = agent.resume(pause.tool_use.id, Decision::reject("no")).await;
+                    }
+                }
+                Status::Busy => tokio::task::yield_now().await,
+            }
+        }
+        agent.wait_until_idle().await.unwrap();
+    };
+    tokio::time::timeout(Duration::from_secs(20), finish).await.expect("the agent is stuck");
+
+    done.store(true, Ordering::SeqCst);
+    let (truth, mut places) = following.await.unwrap();
+    assert_eq!(truth, agent.snapshot().await.unwrap());
+    truth.state.history.check().unwrap();
+    places.extend(replaced);
+    places.sort();
+    // A prompt that began a turn, and one that was staged, each went to one place.
+    assert_eq!(places, ["one", "two"], "a prompt was lost, or taken twice");
+    agent.stop(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_prompts_a_cancel_and_a_resume_race_nothing_lost() {
+    let rounds: Vec<u32> = (0..300).collect();
+    for chunk in rounds.chunks(30) {
+        let races: Vec<_> = chunk.iter().map(|round| tokio::spawn(race(*round))).collect();
+        for race in races {
+            race.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handles_dropped_and_stopped_while_in_use_every_operation_answered() {
+    for round in 0..200_u32 {
+        let agent = ScriptedProvider::new([Step::text("Hello!")]);
+        let agent = Agent::builder().model(agent.model()).start().await.unwrap();
+        let mut events = agent.subscribe().await.unwrap();
+        let users: Vec<_> = (0..4)
+            .map(|user| {
+                let agent = agent.clone();
+                tokio::spawn(async move {
+                    let answer = match user {
+                        0 => agent.ask("Hi").await.map(|_| ()),
+                        1 => agent.wait_until_idle().await,
+                        2 => agent.snapshot().await.map(|_| ()),
+                        _ => agent.subscribe().await.map(|_| ()),
+                    };
+                    match answer {
+                        Ok(()) | Err(AgentError::Busy(_) | AgentError::Cancelled(_)) => {}
+                        // Never "killed": the reason is awaited if it is not there yet.
+                        Err(AgentError::Stopped(reason)) => {
+                            assert_eq!(reason, omni_agent::subscription::EndReason::Stopped);
+                        }
+                        Err(other) => panic!("{other:?}"),
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..round % 4 {
+            tokio::task::yield_now().await;
+        }
+        if round.is_multiple_of(2) {
+            agent.stop(Duration::from_secs(5)).await.unwrap();
+        }
+        drop(agent);
+        for user in users {
+            tokio::time::timeout(Duration::from_secs(20), user).await.expect("not answered").unwrap();
+        }
+        let end = tokio::time::timeout(Duration::from_secs(20), async {
+            loop {
+                if let Some(Update::Closed(end)) = events.next().await {
+                    break end;
+                }
+            }
+        });
+        assert!(end.await.expect("not closed").snapshot.is_some());
+    }
+}

@@ -1,0 +1,100 @@
+//! Each layer uses only those before it: a file imports from its own layer and from earlier ones.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// The layers in order. A layer is a file of `src` with the folder of the same name.
+const LAYERS: &[&str] = &["message", "tool", "provider", "subscription", "agent"];
+
+/// Beside the layers: may use all of them, and none of them uses it.
+const ASIDE: &[&str] = &["lib", "testing"];
+
+fn rust_files(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(rust_files(&path));
+        } else if path.extension().is_some_and(|extension| extension == "rs") {
+            files.push(path);
+        }
+    }
+    files
+}
+
+/// The layer that a file below `src` belongs to.
+fn layer_of(file: &Path, src: &Path) -> String {
+    let first = file.strip_prefix(src).unwrap().components().next().unwrap();
+    first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned()
+}
+
+/// The layers that a file names in `crate::…` paths, grouped imports included, outside comments.
+fn layers_named(source: &str) -> Vec<String> {
+    let code: String =
+        source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
+    let mut named = Vec::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        if let Some(group) = rest.strip_prefix('{') {
+            let mut depth = 0_usize;
+            let mut item = String::new();
+            for c in group.chars() {
+                match c {
+                    '{' => depth += 1,
+                    '}' if depth == 0 => break,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => named.push(std::mem::take(&mut item)),
+                    c if depth == 0 => item.push(c),
+                    _ => {}
+                }
+            }
+            named.push(item);
+        } else {
+            named.push(rest.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect());
+        }
+    }
+    let first = |path: String| path.trim().split("::").next().unwrap_or_default().to_owned();
+    named.into_iter().map(first).filter(|name| !name.is_empty()).collect()
+}
+
+#[test]
+fn every_file_uses_only_its_own_layer_and_earlier_ones() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut breaches = Vec::new();
+    for file in rust_files(&src) {
+        let layer = layer_of(&file, &src);
+        if ASIDE.contains(&layer.as_str()) {
+            continue;
+        }
+        let Some(own) = LAYERS.iter().position(|name| *name == layer) else {
+            breaches.push(format!("{}: {layer} is no layer; name it in this test", file.display()));
+            continue;
+        };
+        for named in layers_named(&fs::read_to_string(&file).unwrap()) {
+            match LAYERS.iter().position(|name| *name == named) {
+                Some(other) if other > own => breaches.push(format!("{}: uses {named}", file.display())),
+                None if ASIDE.contains(&named.as_str()) => {
+                    breaches.push(format!("{}: uses {named}", file.display()));
+                }
+                Some(_) | None => {}
+            }
+        }
+    }
+    assert!(breaches.is_empty(), "layers are broken:\n{}", breaches.join("\n"));
+}
+
+#[test]
+fn layers_named_finds_grouped_and_plain_paths() {
+    let source = "use crate::{agent::{Event, Status}, message::Message};\nfn f() -> crate::tool::Tool {} // crate::nothing";
+    assert_eq!(layers_named(source), ["agent", "message", "tool"]);
+}
+
+#[test]
+fn no_file_is_named_mod_rs() {
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    assert!(rust_files(&src).iter().all(|file| file.file_name().is_some_and(|name| name != "mod.rs")));
+}

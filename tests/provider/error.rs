@@ -1,0 +1,106 @@
+//! What an error tells.
+
+use std::{error::Error, io, time::Duration};
+
+use omni_agent::provider::{ErrorKind, ProviderError};
+use proptest::prelude::*;
+use serde_json::{from_value, json, to_value};
+
+const KINDS: [(ErrorKind, &str, bool); 12] = [
+    (ErrorKind::Auth, "auth", false),
+    (ErrorKind::RateLimit, "rate_limit", true),
+    (ErrorKind::Quota, "quota", false),
+    (ErrorKind::Overloaded, "overloaded", true),
+    (ErrorKind::InvalidRequest, "invalid_request", false),
+    (ErrorKind::ContextTooLong, "context_too_long", false),
+    (ErrorKind::Unsupported, "unsupported", false),
+    (ErrorKind::Timeout, "timeout", true),
+    (ErrorKind::Transport, "transport", true),
+    (ErrorKind::Decoding, "decoding", false),
+    (ErrorKind::Truncated, "truncated", true),
+    (ErrorKind::Service, "service", true),
+];
+
+#[test]
+fn error_of_each_kind_says_whether_a_retry_can_help() {
+    for (kind, name, transient) in KINDS {
+        let error = ProviderError::new(kind, "why");
+        assert_eq!((kind.is_transient(), error.retryable), (transient, transient), "{name}");
+        assert_eq!(error.clone().with_retryable(!transient).retryable, !transient);
+        assert_eq!(to_value(kind).unwrap(), json!(name));
+        assert_eq!(error.to_string(), format!("{kind}: why"));
+    }
+}
+
+#[test]
+fn display_tells_kind_status_and_message_but_not_the_cause() {
+    let cause = io::Error::other("the cause");
+    let error = ProviderError::new(ErrorKind::RateLimit, "slow down")
+        .with_status(429)
+        .with_body("the body")
+        .with_retry_after(Some(Duration::from_secs(2)))
+        .with_source(cause);
+    assert_eq!(error.to_string(), "rate limit reached (status 429): slow down");
+    assert_eq!(error.source().unwrap().to_string(), "the cause");
+    assert_eq!(ProviderError::new(ErrorKind::Timeout, "").to_string(), "timeout");
+    assert!(ProviderError::new(ErrorKind::Timeout, "").source().is_none());
+}
+
+#[test]
+fn serde_keeps_all_but_the_cause() {
+    let mut error = ProviderError::new(ErrorKind::RateLimit, "slow down")
+        .with_status(429)
+        .with_body("{}")
+        .with_retry_after(Some(Duration::from_millis(1_500)))
+        .with_source(io::Error::other("the cause"));
+    error.request_id = Some("req_1".into());
+    let value = to_value(&error).unwrap();
+    let expected = json!({
+        "kind": "rate_limit",
+        "message": "slow down",
+        "retryable": true,
+        "retry_after": { "secs": 1, "nanos": 500_000_000 },
+        "status": 429,
+        "body": "{}",
+        "request_id": "req_1",
+    });
+    assert_eq!(value, expected);
+    let read: ProviderError = from_value(value).unwrap();
+    assert_eq!(read, error, "compared without the cause");
+    assert!(read.source().is_none());
+    let bare = json!({ "kind": "auth", "message": "", "retryable": false });
+    assert_eq!(from_value::<ProviderError>(bare).unwrap(), ProviderError::new(ErrorKind::Auth, ""));
+}
+
+#[test]
+fn errors_that_differ_in_anything_told_are_not_equal() {
+    let error = || ProviderError::new(ErrorKind::Service, "a");
+    let mut identified = error();
+    identified.request_id = Some("b".into());
+    let others = [
+        ProviderError::new(ErrorKind::Timeout, "a"),
+        ProviderError::new(ErrorKind::Service, "b"),
+        error().with_retryable(false),
+        error().with_status(500),
+        error().with_body(""),
+        error().with_retry_after(Some(Duration::ZERO)),
+        identified,
+    ];
+    for other in others {
+        assert_ne!(other, error());
+    }
+    assert_eq!(error().with_source(io::Error::other("x")), error());
+}
+
+proptest! {
+    #[test]
+    fn with_body_keeps_as_much_as_fits_of_whole_characters(before in 0usize..8, c in any::<char>(), short in "\\PC{0,9}") {
+        let long = format!("{}{}", "x".repeat(before), c.to_string().repeat(ProviderError::BODY_LIMIT));
+        let body = ProviderError::new(ErrorKind::Service, "").with_body(&long).body.unwrap();
+        prop_assert!(long.starts_with(&body));
+        prop_assert!(body.len() <= ProviderError::BODY_LIMIT);
+        prop_assert!(body.len() + c.len_utf8() > ProviderError::BODY_LIMIT);
+        let body = ProviderError::new(ErrorKind::Service, "").with_body(&short).body.unwrap();
+        prop_assert_eq!(body, short);
+    }
+}

@@ -1,0 +1,401 @@
+//! Servers that fail, and servers that mean harm: each is a clear error, in time and in bounded memory.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::{fmt::Write, time::Duration};
+
+use futures_util::StreamExt;
+use omni_agent::provider::{
+    ErrorKind, Provider, ProviderError, RequestContext,
+    dialect::Framing,
+    http::{Endpoint, Limits, Timeouts},
+};
+use tokio::{net::TcpListener, time::Instant};
+
+use crate::{
+    plain::{Answer, Plain, ask, endpoint, read, request},
+    server::{Event, Gate, Reply, Server},
+};
+
+const TEXT: &str = "data: {\"text\":\"hi\"}\n\n";
+const KIB: usize = 1024;
+/// What the sockets' buffers can swallow on both sides, beyond what the client reads.
+const SOCKETS: usize = 48 * KIB * KIB;
+
+/// How one reply is taken.
+async fn outcome(reply: Reply) -> Answer {
+    let server = Server::start([reply]).await;
+    ask(&endpoint(&server.url())).await
+}
+
+fn small() -> Limits {
+    Limits { line: 64 * KIB, event: 128 * KIB, body: 256 * KIB, error_body: 32 * KIB }
+}
+
+#[tokio::test]
+async fn silence_before_the_answer_is_a_first_byte_timeout() {
+    let mut server = Server::start([Reply::headless().stall()]).await;
+    let endpoint = endpoint(&server.url());
+    let asking = tokio::spawn(async move { ask(&endpoint).await });
+    server.wait_for(Event::Stalled).await;
+    tokio::time::pause();
+    let start = Instant::now();
+    let error = asking.await.unwrap().error();
+    assert_eq!((error.kind, error.retryable), (ErrorKind::Timeout, true));
+    assert!(error.message.contains("300s") && error.message.contains("first-byte"), "{error}");
+    assert!(start.elapsed() <= Duration::from_secs(301));
+    server.wait_for(Event::Closed).await;
+}
+
+#[tokio::test]
+async fn silence_in_the_answer_is_a_between_chunks_timeout() {
+    for stalled in
+        [Reply::sse().stall(), Reply::sse().piece(TEXT).stall(), Reply::sse().piece("data: {").stall()]
+    {
+        let mut server = Server::start([stalled]).await;
+        let timeouts = Timeouts { between_chunks: Duration::from_secs(20), ..Timeouts::default() };
+        let endpoint = endpoint(&server.url()).with_timeouts(timeouts);
+        let stream = endpoint.stream(request(), RequestContext::detached()).await.unwrap();
+        server.wait_for(Event::Stalled).await;
+        tokio::time::pause();
+        let start = Instant::now();
+        let error = read(stream).await.error();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Timeout, true));
+        assert!(error.message.contains("20s") && error.message.contains("between-chunks"), "{error}");
+        assert!((20..=21).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
+        server.wait_for(Event::Closed).await;
+        tokio::time::resume();
+    }
+}
+
+#[tokio::test]
+async fn reader_that_takes_its_time_is_no_silence() {
+    let gate = Gate::new();
+    let reply = Reply::sse().piece(TEXT).gate(&gate).piece("data: {\"text\":\"!\",\"stop\":true}\n\n");
+    let mut server = Server::start([reply]).await;
+    let mut stream = endpoint(&server.url()).stream(request(), RequestContext::detached()).await.unwrap();
+    stream.next().await.unwrap().unwrap();
+    server.wait_for(Event::Stalled).await;
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_hours(1)).await;
+    gate.open();
+    tokio::time::resume();
+    assert_eq!(read(stream).await.text(), "hi!");
+}
+
+#[tokio::test]
+async fn silence_in_the_tls_handshake_is_a_connect_timeout() {
+    let mut server = Server::start([]).await;
+    let timeouts = Timeouts { connect: Duration::from_secs(3), ..Timeouts::default() };
+    let endpoint = endpoint(&server.url().replace("http:", "https:")).with_timeouts(timeouts);
+    let asking = tokio::spawn(async move { ask(&endpoint).await });
+    server.wait_for(Event::Connected).await;
+    tokio::time::pause();
+    let error = asking.await.unwrap().error();
+    assert_eq!((error.kind, error.retryable), (ErrorKind::Timeout, true));
+    assert!(error.message.contains("3s") && error.message.contains("connect timeout"), "{error}");
+}
+
+#[tokio::test]
+async fn plain_answer_to_a_tls_handshake_is_a_transport_error() {
+    let server = Server::start([]).await;
+    // A server that reads a request where there is none says nothing; one that closes says enough.
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("https://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { drop(listener.accept().await) });
+    let error = ask(&endpoint(&url)).await.error();
+    assert_eq!((error.kind, error.retryable), (ErrorKind::Transport, true));
+    drop(server);
+}
+
+#[tokio::test]
+async fn closed_port_is_a_transport_error_that_says_so() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    drop(listener);
+    let error = ask(&endpoint(&url)).await.error();
+    assert_eq!((error.kind, error.retryable), (ErrorKind::Transport, true));
+    assert!(error.message.contains("127.0.0.1") && error.message.contains("refused"), "{error}");
+    assert!(std::error::Error::source(&error).is_some());
+}
+
+#[tokio::test]
+async fn connection_lost_before_the_answer_is_a_transport_error() {
+    for reply in [
+        Reply::headless().close(),
+        Reply::headless().reset(),
+        Reply::headless().raw("HTTP/1.1 200 OK\r\ncontent-ty").close(),
+        Reply::headless().raw("what is this\r\n\r\n").close(),
+        Reply::sse().close(),
+        Reply::sse().piece(": hello\n\n").close(),
+    ] {
+        let error = outcome(reply).await.error();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Transport, true), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn connection_lost_after_content_is_a_truncated_answer() {
+    type Lose = fn(Reply) -> Reply;
+    for lose in [Reply::close as Lose, Reply::reset, |reply| reply.raw("zz\r\n").stall()] {
+        let gate = Gate::new();
+        let server = Server::start([lose(Reply::sse().piece(TEXT).gate(&gate))]).await;
+        let mut stream = endpoint(&server.url()).stream(request(), RequestContext::detached()).await.unwrap();
+        stream.next().await.unwrap().unwrap();
+        gate.open();
+        let answer = read(stream).await;
+        assert_eq!(answer.text, "hi");
+        let error = answer.error();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn clean_end_without_the_terminal_event_is_a_truncated_answer() {
+    for (reply, text) in [
+        (Reply::sse(), ""),
+        (Reply::sse().piece(TEXT), "hi"),
+        (Reply::sse().until_close().piece(TEXT), "hi"),
+        (Reply::sse().piece(TEXT).piece("data: {\"text\":\"lo"), "hi"),
+        (Reply::sse().piece(TEXT).piece("data: {\"text\":\"lost\"}\ndata: ,\n"), "hi"),
+        (Reply::sse().piece(TEXT).piece(&b"data: {\"text\":\"\xE2\x82"[..]), "hi"),
+        (Reply::json(200, "{\"text\":\"lo"), ""),
+        (Reply::json(200, "{\"text\":\"all\"}"), "all"),
+    ] {
+        let answer = outcome(reply).await;
+        assert_eq!(answer.text, text);
+        let error = answer.error();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn terminal_event_that_only_the_end_of_the_body_ends_is_taken() {
+    let reply = Reply::sse().piece(TEXT).piece("data: {\"text\":\"!\",\"stop\":true}");
+    assert_eq!(outcome(reply).await.text(), "hi!");
+}
+
+#[tokio::test]
+async fn endless_answers_are_decoding_errors_in_bounded_memory() {
+    let sse = Reply::sse;
+    let events = "data: {\"text\":\"\"}\n\n".repeat(200);
+    let x = || "x".repeat(4 * KIB);
+    let plain = || Endpoint::custom("plain", "", Plain(Framing::Sse));
+    let lines = || Endpoint::custom("plain", "", Plain(Framing::NdJson));
+    for (what, endpoint, reply) in [
+        ("a line", plain(), sse().piece("data: ").forever(x())),
+        ("a line", plain(), sse().piece(": ").forever(x())),
+        ("a line", lines(), Reply::ndjson().piece("{\"text\":\"").forever(x())),
+        ("an event", plain(), sse().forever(format!("data: {}\n", x()))),
+        ("the answer", plain(), sse().forever(format!(": {}\n\n", x()))),
+        ("the answer", plain(), sse().forever("\n".repeat(4 * KIB))),
+        ("the answer", plain(), sse().forever(events)),
+        ("the answer", lines(), Reply::ndjson().forever("{}\n".repeat(KIB))),
+        ("the answer", plain(), Reply::json(200, "[").forever(x())),
+    ] {
+        let mut server = Server::start([reply]).await;
+        let error = ask(&endpoint.with_base_url(server.url()).with_limits(small())).await.error();
+        assert_eq!(error.kind, ErrorKind::Decoding, "{what}");
+        assert!(error.message.starts_with(what) && !error.retryable, "{what}: {error}");
+        server.wait_for(Event::Closed).await;
+        assert!(server.sent() < small().body + SOCKETS, "{what}: {} bytes sent", server.sent());
+    }
+}
+
+#[tokio::test]
+async fn endless_head_is_a_transport_error_in_bounded_memory() {
+    let mut server =
+        Server::start([Reply::headless().raw("HTTP/1.1 200 OK\r\n").forever("x-more: more\r\n")]).await;
+    let error = ask(&endpoint(&server.url())).await.error();
+    assert_eq!(error.kind, ErrorKind::Transport);
+    server.wait_for(Event::Closed).await;
+    assert!(server.sent() < SOCKETS);
+}
+
+#[tokio::test]
+async fn endless_body_of_an_error_is_cut() {
+    let mut server = Server::start([Reply::new(500).forever("x".repeat(KIB))]).await;
+    let error = ask(&endpoint(&server.url()).with_limits(small())).await.error();
+    assert_eq!((error.kind, error.status), (ErrorKind::Service, Some(500)));
+    assert_eq!(error.body.unwrap().len(), ProviderError::BODY_LIMIT);
+    server.wait_for(Event::Closed).await;
+    assert!(server.sent() < small().error_body + SOCKETS);
+}
+
+#[tokio::test]
+async fn body_of_an_error_that_stalls_is_not_waited_for_long() {
+    let mut server = Server::start([Reply::new(529).piece("half an expl").stall()]).await;
+    let endpoint = endpoint(&server.url());
+    let asking = tokio::spawn(async move { ask(&endpoint).await });
+    server.wait_for(Event::Stalled).await;
+    tokio::time::pause();
+    let start = Instant::now();
+    let error = asking.await.unwrap().error();
+    assert!(start.elapsed() <= Duration::from_secs(11));
+    assert_eq!((error.kind, error.status), (ErrorKind::Overloaded, Some(529)));
+    assert_eq!(error.body.as_deref(), Some("half an expl"));
+}
+
+#[tokio::test]
+async fn error_status_gives_the_dialects_error_with_status_and_body() {
+    for (status, kind) in [
+        (400, ErrorKind::InvalidRequest),
+        (401, ErrorKind::Auth),
+        (404, ErrorKind::InvalidRequest),
+        (413, ErrorKind::InvalidRequest),
+        (429, ErrorKind::RateLimit),
+        (500, ErrorKind::Service),
+        (529, ErrorKind::Overloaded),
+    ] {
+        let error = outcome(Reply::json(status, "{\"why\":1}").header("request-id", "req_7")).await.error();
+        assert_eq!((error.kind, error.status), (kind, Some(status)));
+        assert_eq!(error.body.as_deref(), Some("{\"why\":1}"));
+        assert_eq!(error.request_id.as_deref(), Some("req_7"));
+        assert_eq!((error.retryable, error.retry_after), (kind.is_transient(), None));
+    }
+}
+
+#[tokio::test]
+async fn retry_after_is_read_in_every_form() {
+    let date = "Sun, 06 Nov 1994 08:49:37 GMT";
+    let later = "Sun, 06 Nov 1994 08:51:07 GMT";
+    for (headers, wait) in [
+        (&[("retry-after", "7")][..], Some(Duration::from_secs(7))),
+        (&[("retry-after", "0.5")], Some(Duration::from_millis(500))),
+        (&[("retry-after-ms", "1500"), ("retry-after", "2")], Some(Duration::from_millis(1500))),
+        (&[("retry-after-ms", "soon"), ("retry-after", "2")], Some(Duration::from_secs(2))),
+        (&[("date", date), ("retry-after", later)], Some(Duration::from_secs(90))),
+        (&[("date", later), ("retry-after", date)], Some(Duration::ZERO)),
+        (&[("retry-after", date)], Some(Duration::ZERO)),
+        (&[("retry-after", "-3")], None),
+        (&[("retry-after", "NaN")], None),
+        (&[("retry-after", "1e300")], None),
+        (&[("retry-after", "in a while")], None),
+    ] {
+        let reply = headers.iter().fold(Reply::new(429), |reply, (name, value)| reply.header(name, value));
+        assert_eq!(outcome(reply).await.error().retry_after, wait, "{headers:?}");
+    }
+}
+
+#[tokio::test]
+async fn service_that_knows_whether_a_retry_helps_is_believed() {
+    let error = outcome(Reply::new(400).header("x-should-retry", "true")).await.error();
+    assert!(error.retryable);
+    let error = outcome(Reply::new(500).header("x-should-retry", "false")).await.error();
+    assert!(!error.retryable);
+}
+
+#[tokio::test]
+async fn redirect_is_an_error_that_is_not_followed() {
+    let elsewhere = Server::start([]).await;
+    for status in [301, 302, 307, 308] {
+        let to = format!("{}/secret?token=abc", elsewhere.url());
+        let error = outcome(Reply::new(status).header("location", &to)).await.error();
+        assert_eq!((error.kind, error.status), (ErrorKind::InvalidRequest, Some(status)));
+        assert!(error.message.contains(&elsewhere.url()) && !error.message.contains("token"), "{error}");
+    }
+    assert_eq!(elsewhere.received().len(), 0);
+}
+
+#[tokio::test]
+async fn answer_of_a_type_without_events_is_a_decoding_error_that_shows_it() {
+    let page = "<html>Sign in to the network</html>";
+    for content_type in ["text/html; charset=utf-8", "TEXT/HTML", "image/png", "application/xml"] {
+        let reply =
+            Reply::new(200).header("content-type", content_type).header("x-request-id", "r").piece(page);
+        let error = outcome(reply).await.error();
+        assert_eq!((error.kind, error.status), (ErrorKind::Decoding, Some(200)), "{content_type}");
+        assert_eq!((error.body.as_deref(), error.request_id.as_deref()), (Some(page), Some("r")));
+    }
+    let error = outcome(Reply::sse().header("content-encoding", "gzip").piece("\u{1F}")).await.error();
+    assert_eq!(error.kind, ErrorKind::Decoding);
+    assert!(error.message.contains("gzip"), "{error}");
+}
+
+#[tokio::test]
+async fn error_object_in_place_of_a_stream_is_the_error_it_names() {
+    for content_type in ["application/json", "text/event-stream"] {
+        let body = "{\"error\":{\"message\":\"no\"}}";
+        let reply =
+            Reply::new(200).header("content-type", content_type).header("request-id", "r").piece(body);
+        let error = outcome(reply).await.error();
+        assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Service, Some(body)));
+        assert_eq!(error.request_id.as_deref(), Some("r"));
+    }
+}
+
+#[tokio::test]
+async fn error_in_the_stream_comes_after_what_was_before_it() {
+    let body = format!("{TEXT}data: {{\"text\":\"!\",\"error\":\"gone wrong\"}}\n\n{TEXT}");
+    let answer = outcome(Reply::sse().header("x-request-id", "r").piece(body)).await;
+    assert_eq!(answer.text, "hi!");
+    let error = answer.error();
+    assert_eq!((error.kind, &*error.message), (ErrorKind::Service, "gone wrong"));
+    assert_eq!(error.request_id.as_deref(), Some("r"));
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_text_and_events_that_are_no_json_are_decoding_errors() {
+    for bad in [&b"data: {\"text\":\"\xFF\"}\n\n"[..], b"data: what\n\n", b"data: {\"text\":\n\n"] {
+        let answer = outcome(Reply::sse().piece(TEXT).piece(bad).piece(TEXT)).await;
+        assert_eq!(answer.text, "hi");
+        let error = answer.error();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false));
+    }
+    for bad in ["{\"text\":no}", "[1, 2"] {
+        let error = outcome(Reply::json(200, bad)).await.error();
+        assert!(matches!(error.kind, ErrorKind::Decoding | ErrorKind::Truncated), "{error}");
+    }
+}
+
+/// All that an error shows of itself, its causes included.
+fn shown(error: &ProviderError) -> String {
+    let mut text = format!("{error} {error:?} {error:#?} {}", serde_json::to_string(error).unwrap());
+    let mut cause = std::error::Error::source(error);
+    while let Some(deeper) = cause {
+        write!(text, " {deeper} {deeper:?}").unwrap();
+        cause = deeper.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn key_and_secret_headers_that_a_server_echoes_never_show() {
+    let key = "sk-live-topsecret-0123456789\\\"x";
+    let escaped = key.replace('\\', "\\\\").replace('"', "\\\"");
+    let token = "hush-hush-token";
+    let echo = format!("key {escaped} token {token}");
+    let padded = |room: usize| format!("{}{key}{}", "x".repeat(room), "y".repeat(100));
+    let in_stream = |text: &str| {
+        let error = serde_json::json!({ "error": text }).to_string();
+        Reply::sse().piece(TEXT).piece(format!("data: {error}\n\n"))
+    };
+    let mut replies = vec![
+        Reply::json(401, &format!("{{\"error\":\"{echo}\"}}")).header("request-id", token),
+        Reply::new(500).piece(format!("{key} {token}")),
+        Reply::new(302).header("location", &format!("http://host/{token}/x")),
+        Reply::new(200).header("content-type", "text/html").piece(format!("<p>{key} {token}")),
+        Reply::json(200, &format!("{{\"error\":\"{echo}\"}}")),
+        Reply::new(200).header("content-type", &format!("x/{token}")).piece(key.to_owned()),
+        in_stream(&format!("{key} {token}")),
+        Reply::sse().piece(format!("data: {key}\n\n")),
+    ];
+    // An error's body is cut off somewhere; half of a key is too much.
+    for room in [0, 10, 15, 20, 27] {
+        replies.push(in_stream(&padded(ProviderError::BODY_LIMIT - room)));
+        replies.push(Reply::new(500).piece(padded(ProviderError::BODY_LIMIT - room)));
+    }
+    for reply in replies {
+        let server = Server::start([reply]).await;
+        let endpoint = endpoint(&server.url()).with_key(key).with_header("x-token", token);
+        let error = ask(&endpoint).await.error();
+        let shown = shown(&error);
+        for part in ["sk-live-topsecret", "topsecret", "hush-hush"] {
+            assert!(!shown.contains(part), "{part} in {shown}");
+        }
+        // It did go out.
+        let received = server.received().remove(0);
+        assert_eq!(received.header("authorization"), Some(&*format!("Bearer {key}")));
+        assert_eq!(received.header("x-token"), Some(token));
+    }
+}

@@ -1,0 +1,194 @@
+//! A model without an agent: whole answers, streams, and what a provider may ask meanwhile.
+
+use std::{
+    error::Error,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use async_trait::async_trait;
+use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
+use omni_agent::{
+    message::{History, Message, ToolUse, Usage},
+    provider::{
+        BlockStart, DecisionRequest, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Part, Provider,
+        ProviderError, Request, RequestContext, StopReason,
+    },
+    tool::Decision,
+};
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use crate::deltas::{data, end, extend, signature, start, text};
+
+/// Gives the same answer to every request.
+struct Scripted {
+    answer: Vec<Result<Delta, ProviderError>>,
+    requests: AtomicUsize,
+    last: Mutex<Option<Request>>,
+}
+
+impl Scripted {
+    fn new(answer: impl IntoIterator<Item = Result<Delta, ProviderError>>) -> Arc<Self> {
+        let (requests, last) = (AtomicUsize::new(0), Mutex::new(None));
+        Arc::new(Self { answer: answer.into_iter().collect(), requests, last })
+    }
+}
+
+#[async_trait]
+impl Provider for Scripted {
+    fn name(&self) -> &'static str {
+        "scripted"
+    }
+
+    async fn stream(&self, request: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        *self.last.lock().unwrap() = Some(request);
+        Ok(Box::pin(stream::iter(self.answer.clone())))
+    }
+}
+
+fn answer() -> Vec<Result<Delta, ProviderError>> {
+    let told = MessageDelta {
+        model: Some("m-2026".into()),
+        usage: Some(Usage { output: 5, ..Usage::default() }),
+        warnings: vec!["no such thing as top-p".into()],
+        ..MessageDelta::default()
+    };
+    let deltas = [
+        start(0, BlockStart::Thinking),
+        text(0, "hidden"),
+        signature(0, "s"),
+        end(0),
+        start(1, BlockStart::Text),
+        text(1, "Hel"),
+        text(1, ""),
+        start(2, BlockStart::Text),
+        text(2, "!"),
+        text(1, "lo"),
+        data(told),
+        Delta::stop(StopReason::Stop),
+    ];
+    deltas.into_iter().map(Ok).collect()
+}
+
+#[tokio::test]
+async fn generate_gives_the_whole_answer() {
+    let provider = Scripted::new(answer());
+    let model = Model::new(provider.clone(), "m");
+    let generated = model.generate(Request::prompt("hi").with_system("be brief")).await.unwrap();
+    assert_eq!(generated.message.text(), "Hello!");
+    assert_eq!(generated.stop_reason, StopReason::Stop);
+    assert_eq!(generated.usage.output, 5);
+    assert_eq!(generated.model.as_deref(), Some("m-2026"));
+    assert_eq!(generated.warnings, ["no such thing as top-p"]);
+    let request = provider.last.lock().unwrap().take().unwrap();
+    assert_eq!((&*request.model, request.system.as_deref()), ("m", Some("be brief")));
+    assert_eq!(request.history.last().unwrap().text(), "hi");
+}
+
+#[tokio::test]
+async fn stream_text_gives_the_text_as_it_comes_and_nothing_else() {
+    let model = Model::new(Scripted::new(answer()), "m");
+    let pieces: Vec<String> = model.stream_text(Request::prompt("hi")).try_collect().await.unwrap();
+    assert_eq!(pieces, ["Hel", "!", "lo"]);
+}
+
+#[tokio::test]
+async fn stream_text_of_an_answer_cut_off_ends_in_an_error() {
+    let mut cut = answer();
+    cut.pop();
+    let model = Model::new(Scripted::new(cut), "m");
+    let mut pieces = model.stream_text(Request::prompt("hi"));
+    for expected in ["Hel", "!", "lo"] {
+        assert_eq!(pieces.next().await.unwrap().unwrap(), expected);
+    }
+    assert_eq!(pieces.next().await.unwrap().unwrap_err().kind, ErrorKind::Truncated);
+    assert!(pieces.next().await.is_none());
+}
+
+#[tokio::test]
+async fn stream_text_of_an_answer_out_of_order_ends_in_an_error() {
+    let deltas = [start(0, BlockStart::Text), text(0, "a"), extend(0, Part::Input("{".into()))];
+    let model = Model::new(Scripted::new(deltas.map(Ok)), "m");
+    let pieces: Vec<_> = model.stream_text(Request::prompt("hi")).collect().await;
+    assert_eq!(pieces[0].as_deref(), Ok("a"));
+    assert_eq!(pieces[1].as_ref().unwrap_err().kind, ErrorKind::Decoding);
+    assert_eq!(pieces.len(), 2);
+}
+
+#[tokio::test]
+async fn generate_with_an_error_in_the_stream_fails_with_it() {
+    let error = ProviderError::new(ErrorKind::Overloaded, "later");
+    let deltas = [Ok(start(0, BlockStart::Text)), Ok(text(0, "a")), Err(error.clone())];
+    let model = Model::new(Scripted::new(deltas), "m");
+    assert_eq!(model.generate(Request::prompt("hi")).await, Err(error));
+}
+
+#[tokio::test]
+async fn generate_of_an_unlawful_history_sends_nothing() {
+    let provider = Scripted::new(answer());
+    let model = Model::new(provider.clone(), "m");
+    let open = History::from_iter([Message::assistant(ToolUse::new("a", "add", json!({})))]);
+    let error = model.generate(Request::new(open.clone())).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert_eq!(error.source().unwrap().to_string(), open.check_sendable().unwrap_err().to_string());
+    assert_eq!(provider.requests.load(Ordering::Relaxed), 0);
+    model.generate(Request::new(open.repair())).await.unwrap();
+}
+
+#[test]
+fn private_state_is_what_the_last_answer_that_has_it_says() {
+    let answer = |n: u8| {
+        let mut message = Message::assistant("hi");
+        message.provider_data.insert("backend".into(), json!(n));
+        message
+    };
+    let mut by_user = Message::user("hi");
+    by_user.provider_data.insert("backend".into(), json!("not mine"));
+    let history = History::from_iter([answer(1), answer(2), Message::assistant("without"), by_user]);
+    let request = Request::new(history);
+    assert_eq!(request.private_state("backend"), Some(&json!(2)));
+    assert_eq!(request.private_state("other"), None);
+}
+
+#[tokio::test]
+async fn decide_outside_an_agent_is_a_rejection() {
+    let tool_use = ToolUse::new("a", "add", json!({}));
+    let decision = RequestContext::detached().decide(tool_use.clone()).await;
+    assert!(matches!(decision, Decision::Reject(_)));
+    let (sender, receiver) = mpsc::channel(1);
+    drop(receiver);
+    let decision = RequestContext::new(sender).decide(tool_use).await;
+    assert!(matches!(decision, Decision::Reject(_)));
+}
+
+#[tokio::test]
+async fn decide_gives_the_answer_or_a_rejection_if_it_is_dropped() {
+    let (sender, mut receiver) = mpsc::channel::<DecisionRequest>(1);
+    let context = RequestContext::new(sender);
+    let tool_use = ToolUse::new("a", "add", json!({}));
+    let (decision, ()) = tokio::join!(context.decide(tool_use.clone()), async {
+        let question = receiver.recv().await.unwrap();
+        assert_eq!(question.tool_use, tool_use);
+        question.answer.send(Decision::Execute).unwrap();
+    });
+    assert_eq!(decision, Decision::Execute);
+    let (decision, ()) =
+        tokio::join!(context.decide(tool_use.clone()), async { drop(receiver.recv().await.unwrap()) });
+    assert!(matches!(decision, Decision::Reject(_)));
+}
+
+#[tokio::test]
+async fn decide_dropped_withdraws_the_question() {
+    let (sender, mut receiver) = mpsc::channel::<DecisionRequest>(1);
+    let context = RequestContext::new(sender);
+    let mut asking = Box::pin(context.decide(ToolUse::new("a", "add", json!({}))));
+    assert!((&mut asking).now_or_never().is_none());
+    let question = receiver.recv().await.unwrap();
+    assert!(!question.answer.is_closed());
+    drop(asking);
+    assert!(question.answer.is_closed());
+}

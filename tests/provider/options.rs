@@ -1,0 +1,214 @@
+//! Options: laid over one another, stored, and never telling secrets.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use omni_agent::provider::{
+    CacheHint, Effort, Options, OutputSchema, Secret, ThinkingMode, ToolChoice, UnsupportedAttachment,
+};
+use omni_agent::tool::Schema;
+use proptest::{collection::vec, prelude::*, sample::subsequence};
+use serde_json::{Value, from_value, json, to_value};
+
+const KEY: &str = "sk-telling-key";
+const HEADER: &str = "telling-header";
+
+/// Sets one option, to a value that depends on `n`.
+type Set = fn(Options, u8) -> Options;
+
+/// One for each option.
+const SETS: &[(&str, Set)] = &[
+    ("max_tokens", |o, n| o.with_max_tokens(n.into())),
+    ("temperature", |o, n| o.with_temperature(f64::from(n) / 2.0)),
+    ("top_p", |o, n| o.with_top_p(f64::from(n) / 4.0)),
+    ("stop_sequences", |o, n| o.with_stop_sequences([n.to_string()])),
+    ("thinking", |o, n| o.with_thinking(ThinkingMode::Budget(n.into()))),
+    ("tool_choice", |o, n| o.with_tool_choice(ToolChoice::Tool(n.to_string()))),
+    ("cache", |o, n| o.with_cache(if n % 2 == 0 { CacheHint::Short } else { CacheHint::Long })),
+    ("output", |o, n| {
+        let schema = json!({ "type": "object", "maxProperties": n });
+        o.with_output(OutputSchema::new("answer", Schema::new(schema).unwrap()))
+    }),
+    ("metadata", |o, n| o.with_metadata([("n", n)])),
+    ("timeout", |o, n| o.with_timeout(Duration::from_millis(n.into()))),
+    ("max_retries", |o, n| o.with_max_retries(n.into())),
+    ("unsupported_attachment", |o, n| {
+        o.with_unsupported_attachment(if n % 2 == 0 {
+            UnsupportedAttachment::Error
+        } else {
+            UnsupportedAttachment::Placeholder
+        })
+    }),
+    ("extra", |o, n| o.with_extra([("n", json!([n]))])),
+    ("api_key", |o, n| o.with_api_key(format!("{KEY}-{n}"))),
+    ("headers", |o, n| o.with_header("X-Name", format!("{HEADER}-{n}"))),
+];
+
+fn set(sets: &[usize], n: u8) -> Options {
+    sets.iter().fold(Options::default(), |options, &index| SETS[index].1(options, n))
+}
+
+/// The options as JSON, the secret ones too.
+fn revealed(options: &Options) -> Value {
+    let mut value = to_value(options).unwrap();
+    if let Some(key) = &options.api_key {
+        value["api_key"] = json!(key.reveal());
+    }
+    if let Some(headers) = &options.headers {
+        let headers: BTreeMap<_, _> = headers.iter().map(|(name, value)| (name, value.reveal())).collect();
+        value["headers"] = json!(headers);
+    }
+    value
+}
+
+fn some_sets() -> impl Strategy<Value = Vec<usize>> {
+    let all: Vec<usize> = (0..SETS.len()).collect();
+    (0..=SETS.len()).prop_flat_map(move |count| subsequence(all.clone(), count))
+}
+
+proptest! {
+    #[test]
+    fn overlaid_takes_each_option_from_the_upper_where_set(
+        lower in some_sets(), upper in some_sets(), n in any::<u8>(), m in any::<u8>(),
+    ) {
+        let both = revealed(&set(&lower, n).overlaid(&set(&upper, m)));
+        let (lower_value, upper_value) = (revealed(&set(&lower, n)), revealed(&set(&upper, m)));
+        for (index, (name, _)) in SETS.iter().enumerate() {
+            let expected = if upper.contains(&index) { &upper_value[name] } else { &lower_value[name] };
+            prop_assert_eq!(both.get(name).unwrap_or(&Value::Null), expected, "{}", name);
+        }
+    }
+
+    #[test]
+    fn serde_keeps_all_but_the_secrets(sets in some_sets(), n in any::<u8>()) {
+        let options = set(&sets, n);
+        let value = to_value(&options).unwrap();
+        let stored = value.as_object().unwrap();
+        for (index, (name, _)) in SETS.iter().enumerate() {
+            let secret = ["api_key", "headers"].contains(name);
+            prop_assert_eq!(stored.contains_key(*name), sets.contains(&index) && !secret, "{}", name);
+        }
+        prop_assert!(!value.to_string().contains("telling"));
+        let mut expected = options.clone();
+        (expected.api_key, expected.headers) = (None, None);
+        prop_assert_eq!(from_value::<Options>(value).unwrap(), expected);
+    }
+
+    #[test]
+    fn debug_never_shows_secrets(sets in some_sets(), n in any::<u8>()) {
+        let options = set(&sets, n);
+        for debug in [format!("{options:?}"), format!("{options:#?}")] {
+            prop_assert!(!debug.contains("telling"), "{debug}");
+        }
+    }
+
+    #[test]
+    fn is_empty_until_anything_is_set(sets in vec(0..SETS.len(), 0..3)) {
+        prop_assert_eq!(set(&sets, 1).is_empty(), sets.is_empty());
+        prop_assert_eq!(set(&sets, 1) == Options::default(), sets.is_empty());
+    }
+}
+
+#[test]
+fn options_encode_to_the_stored_format() {
+    let all: Vec<usize> = (0..SETS.len()).collect();
+    let value = json!({
+        "max_tokens": 3,
+        "temperature": 1.5,
+        "top_p": 0.75,
+        "stop_sequences": ["3"],
+        "thinking": { "budget": 3 },
+        "tool_choice": { "tool": "3" },
+        "cache": "long",
+        "output": { "name": "answer", "schema": { "type": "object", "maxProperties": 3 } },
+        "metadata": { "n": 3 },
+        "timeout": { "secs": 0, "nanos": 3_000_000 },
+        "max_retries": 3,
+        "unsupported_attachment": "placeholder",
+        "extra": { "n": [3] },
+    });
+    assert_eq!(to_value(set(&all, 3)).unwrap(), value);
+    assert_eq!(to_value(Options::default()).unwrap(), json!({}));
+}
+
+#[test]
+fn options_from_outside_take_no_secrets_and_tolerate_the_unknown() {
+    let value = json!({ "api_key": "k", "headers": { "a": "b" }, "max_tokens": 1, "later": true });
+    assert_eq!(from_value::<Options>(value).unwrap(), Options::default().with_max_tokens(1));
+}
+
+#[test]
+fn with_header_adds_to_the_others() {
+    let base = BTreeMap::from([("A".to_owned(), Secret::new("1")), ("B".to_owned(), Secret::new("2"))]);
+    let headers = Options::default()
+        .with_headers(base)
+        .with_header("B", "3")
+        .with_header("C", "4")
+        .headers
+        .clone()
+        .unwrap();
+    let values: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.reveal())).collect();
+    assert_eq!(values, [("A", "1"), ("B", "3"), ("C", "4")]);
+}
+
+#[test]
+fn with_thinking_takes_a_level() {
+    assert_eq!(
+        Options::default().with_thinking(Effort::High).thinking,
+        Some(ThinkingMode::Effort(Effort::High))
+    );
+    assert!(Effort::Minimal < Effort::Low && Effort::High < Effort::Max);
+}
+
+#[test]
+fn output_schema_of_a_type_has_a_name_that_services_take() {
+    #[derive(schemars::JsonSchema)]
+    #[schemars(rename = "Größe <of> a very long name that goes on and on and on, well beyond the limit")]
+    #[expect(dead_code, reason = "its schema is all that is used")]
+    struct Odd {
+        size: u32,
+    }
+
+    let output = OutputSchema::of::<Odd>();
+    assert_eq!(output.name.len(), 64);
+    assert!(output.name.starts_with("Gr__e__of__a_very"), "{}", output.name);
+    assert!(output.name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_'));
+    assert!(output.schema.as_value()["properties"]["size"].is_object());
+}
+
+#[test]
+fn secret_never_shows_itself() {
+    let secret = Secret::new(KEY);
+    assert_eq!(format!("{secret:?} {secret:#?}"), "[secret] [secret]");
+    assert_eq!(secret.reveal(), KEY);
+    assert_eq!(secret, Secret::from(KEY.to_owned()));
+}
+
+#[test]
+fn scrub_replaces_every_occurrence() {
+    let secret = Secret::new(KEY);
+    let scrubbed = secret.scrub(&format!("{KEY}: bad key '{KEY}'{KEY}"));
+    assert_eq!(scrubbed, "[secret]: bad key '[secret]'[secret]");
+    assert_eq!(secret.scrub("nothing here"), "nothing here");
+}
+
+#[test]
+fn scrub_replaces_the_value_as_json_writes_it() {
+    let secret = Secret::new(r#"pass"word\1"#);
+    let body = json!({ "given": secret.reveal() }).to_string();
+    assert_eq!(secret.scrub(&body), r#"{"given":"[secret]"}"#);
+}
+
+#[test]
+fn scrub_of_a_header_value_replaces_the_credentials_alone_too() {
+    let secret = Secret::new(format!("Bearer {KEY}"));
+    let scrubbed = secret.scrub(&format!("Authorization: Bearer {KEY} holds {KEY}"));
+    assert_eq!(scrubbed, "Authorization: [secret] holds [secret]");
+    assert_eq!(secret.scrub("no Bearer given"), "no Bearer given");
+}
+
+#[test]
+fn scrub_of_a_value_too_short_leaves_the_text() {
+    for short in ["", " ", "a", "error", "Bearer a", "x  "] {
+        assert_eq!(Secret::new(short).scrub("an error: Bear a b"), "an error: Bear a b", "{short:?}");
+    }
+}

@@ -1,0 +1,246 @@
+//! The endpoints of known services, over a socket, with their own wire formats.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::{
+    fmt::{self, Write},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures_util::StreamExt;
+use omni_agent::provider::{
+    Delta, ErrorKind, Model, Options, Part, Provider, ProviderError, Registry, Request, StopReason,
+    http::Endpoint,
+};
+
+use crate::server::{Reply, Server};
+
+const KEY: &str = "sk-test-topsecret-0123456789";
+
+const MESSAGES: &str = concat!(
+    "event: message_start\n",
+    r#"data: {"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","content":[],"#,
+    r#""model":"claude-test","stop_reason":null,"usage":{"input_tokens":3,"output_tokens":1}}}"#,
+    "\n\nevent: content_block_start\n",
+    r#"data: {"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+    "\n\nevent: ping\ndata: {\"type\":\"ping\"}\n\nevent: content_block_delta\n",
+    r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Grüß"}}"#,
+    "\n\nevent: content_block_delta\n",
+    r#"data: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":" dich"}}"#,
+    "\n\nevent: content_block_stop\n",
+    r#"data: {"type":"content_block_stop","index":0}"#,
+    "\n\nevent: message_delta\n",
+    r#"data: {"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":5}}"#,
+    "\n\nevent: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
+);
+
+const CHAT: &str = concat!(
+    r#"data: {"id":"c1","object":"chat.completion.chunk","model":"gpt-test","choices":[{"index":0,"#,
+    r#""delta":{"role":"assistant","content":""},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"id":"c1","model":"gpt-test","choices":[{"index":0,"delta":{"content":"Grüß"}}]}"#,
+    "\n\n",
+    r#"data: {"id":"c1","model":"gpt-test","choices":[{"index":0,"delta":{"content":" dich"}}]}"#,
+    "\n\n",
+    r#"data: {"id":"c1","model":"gpt-test","choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}"#,
+    "\n\n",
+    r#"data: {"id":"c1","model":"gpt-test","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}"#,
+    "\n\ndata: [DONE]\n\n",
+);
+
+/// Each service: its endpoint, a whole answer of it, and an error in place of the rest of one.
+fn services() -> [(Endpoint, &'static str, &'static str); 2] {
+    let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
+    let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;
+    [(Endpoint::anthropic(), MESSAGES, overloaded), (Endpoint::openai(), CHAT, failed)]
+}
+
+fn model(endpoint: Endpoint, server: &Server) -> Model {
+    Model::new(Arc::new(endpoint.with_base_url(server.url()).with_key(KEY)), "some-model")
+}
+
+fn once() -> Request {
+    Request::prompt("Hallo").with_options(Options::default().with_max_retries(0))
+}
+
+/// The text that arrived, and the error after it.
+async fn broken(endpoint: Endpoint, reply: Reply) -> (String, ProviderError) {
+    let server = Server::start([reply]).await;
+    let mut stream = model(endpoint, &server).stream(once());
+    let mut text = String::new();
+    while let Some(item) = stream.next().await {
+        match item {
+            Ok(Delta::Extend { part: Part::Text(more), .. }) => text += &more,
+            Ok(_) => {}
+            Err(error) => {
+                assert!(stream.next().await.is_none());
+                return (text, error);
+            }
+        }
+    }
+    panic!("no error after {text:?}");
+}
+
+#[tokio::test]
+async fn answer_arrives_whole_in_any_pieces() {
+    for (endpoint, body, _) in services() {
+        for size in [1, 5, 64, 10_000] {
+            let server = Server::start([Reply::sse().pieces(body.as_bytes(), size)]).await;
+            let answer = model(endpoint.clone(), &server).generate(once()).await.unwrap();
+            assert_eq!(answer.message.text(), "Grüß dich");
+            assert_eq!((answer.stop_reason, answer.usage.output), (StopReason::Stop, 5));
+        }
+    }
+}
+
+#[tokio::test]
+async fn request_goes_to_the_path_with_the_headers_of_the_service() {
+    let expected = [
+        ("POST /v1/messages", "x-api-key", KEY.to_owned()),
+        ("POST /v1/chat/completions", "authorization", format!("Bearer {KEY}")),
+    ];
+    for ((endpoint, body, _), (line, header, value)) in services().into_iter().zip(expected) {
+        let server = Server::start([Reply::sse().piece(body)]).await;
+        model(endpoint, &server).generate(once()).await.unwrap();
+        let received = server.received().remove(0);
+        assert_eq!(received.line, line);
+        assert_eq!(received.header(header), Some(&*value));
+        let version = received.header("anthropic-version");
+        assert_eq!(version.is_some(), line.contains("messages"));
+        assert_eq!(received.json()["model"], "some-model");
+        assert_eq!(received.json()["stream"], true);
+    }
+}
+
+#[tokio::test]
+async fn answer_cut_off_anywhere_is_truncated() {
+    for (endpoint, body, _) in services() {
+        let text_ends = body.find(" dich").unwrap();
+        for end in (text_ends - 30..text_ends + 60).step_by(7) {
+            let (text, error) =
+                broken(endpoint.clone(), Reply::sse().piece(body.as_bytes()[..end].to_vec())).await;
+            assert!("Grüß dich".starts_with(&text));
+            assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{end}: {error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn error_inside_of_the_stream_is_reported_after_the_text_before_it() {
+    for (endpoint, body, error_event) in services() {
+        let begin = body.find("Grüß").unwrap();
+        let begin = begin + body[begin..].find("\n\n").unwrap() + 2;
+        let reply = Reply::sse().header("x-request-id", "r7");
+        let reply = reply.piece(&body[..begin]).piece(format!("event: error\ndata: {error_event}\n\n"));
+        let (text, error) = broken(endpoint, reply).await;
+        assert_eq!(text, "Grüß");
+        assert!(matches!(error.kind, ErrorKind::Overloaded | ErrorKind::Service), "{error}");
+        assert!(error.retryable && error.message.contains("Overloaded"));
+        assert_eq!(error.request_id.as_deref(), Some("r7"));
+    }
+}
+
+#[tokio::test]
+async fn error_in_place_of_the_stream_is_the_error_it_names() {
+    for (endpoint, _, error_body) in services() {
+        let (_, error) = broken(endpoint, Reply::json(200, error_body)).await;
+        assert!(error.retryable && error.message.contains("Overloaded"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn wrong_key_is_an_auth_error_without_the_key() {
+    let body =
+        format!(r#"{{"error":{{"type":"authentication_error","message":"invalid x-api-key: {KEY}"}}}}"#);
+    for (endpoint, _, _) in services() {
+        let (_, error) = broken(endpoint, Reply::json(401, &body)).await;
+        assert_eq!((error.kind, error.status, error.retryable), (ErrorKind::Auth, Some(401), false));
+        assert!(error.message.contains("invalid x-api-key: [secret]"), "{error}");
+        assert!(!format!("{error:?}").contains("topsecret"));
+    }
+}
+
+#[tokio::test]
+async fn rate_limit_is_waited_for_and_the_request_repeated() {
+    for (endpoint, body, _) in services() {
+        let limited = Reply::json(429, r#"{"error":{"type":"rate_limit_error","message":"slow down"}}"#)
+            .header("retry-after-ms", "20");
+        let server = Server::start([limited, Reply::sse().piece(body)]).await;
+        let answer = model(endpoint, &server).generate(Request::prompt("Hallo")).await.unwrap();
+        assert_eq!(answer.message.text(), "Grüß dich");
+        let received = server.received();
+        assert_eq!(received.len(), 2);
+        assert_eq!(received[0].body, received[1].body);
+    }
+}
+
+#[tokio::test]
+async fn rate_limit_beyond_patience_is_reported_with_its_wait() {
+    for (endpoint, _, _) in services() {
+        let reply = Reply::json(429, r#"{"error":{"message":"slow down"}}"#).header("retry-after", "3600");
+        let server = Server::start([reply]).await;
+        let error = model(endpoint, &server).generate(Request::prompt("Hallo")).await.unwrap_err();
+        assert_eq!((error.kind, error.retry_after), (ErrorKind::RateLimit, Some(Duration::from_hours(1))));
+    }
+}
+
+#[test]
+fn default_registry_resolves_models_of_known_services() {
+    let registry = Registry::default();
+    assert_eq!(registry.providers().collect::<Vec<_>>(), ["anthropic", "openai"]);
+    for (endpoint, _, _) in services() {
+        let name = format!("{}:any-model", endpoint.name());
+        assert_eq!(registry.model(&name).unwrap().name(), name);
+    }
+}
+
+/// Writes down all that is logged.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<String>>);
+
+impl tracing::field::Visit for Log {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        span.record(&mut self.clone());
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, values: &tracing::span::Record<'_>) {
+        values.record(&mut self.clone());
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}
+
+#[tokio::test]
+async fn log_of_an_exchange_and_its_retry_shows_neither_key_nor_content() {
+    let log = Log::default();
+    let guard = tracing::subscriber::set_default(log.clone());
+    let echo = format!(r#"{{"error":{{"message":"slow down, {KEY}"}}}}"#);
+    let limited = Reply::json(429, &echo).header("retry-after-ms", "20").header("request-id", KEY);
+    let server = Server::start([limited, Reply::sse().piece(CHAT)]).await;
+    let endpoint = Endpoint::openai().with_header("x-token", "hush-hush-token");
+    model(endpoint, &server).generate(Request::prompt("private words")).await.unwrap();
+    drop(guard);
+    let log = log.0.lock().unwrap();
+    assert!(log.contains("openai") && log.contains("slow down"), "{log}");
+    for secret in ["topsecret", "hush", "private", "Grüß"] {
+        assert!(!log.contains(secret), "{secret} in {log}");
+    }
+}

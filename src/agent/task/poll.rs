@@ -14,7 +14,7 @@ use super::{
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
-    agent::{Event, Failure, command::Command, phase::Op},
+    agent::{Event, Failure, command::Command, core::Core, phase::Op},
     message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,

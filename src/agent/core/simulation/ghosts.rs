@@ -19,7 +19,13 @@ impl World {
     pub(super) fn ghost(&mut self) -> Check {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
-        let kind = self.rng.below(14);
+        let (mut op, mut kind) = (op, self.rng.below(14));
+        if let Phase::Streaming { question: Some(question), .. } = self.core.phase()
+            && self.rng.percent(50)
+        {
+            // Its callback has returned already, if it is paused.
+            (op, kind) = (question.op, self.rng.pick(&[6, 12]));
+        }
         let tool_use = ToolUse::new("a", "search", json!({}));
         let result = ToolResult::ok(&tool_use, Text::new("ghost"));
         let slot = self.rng.below(4);

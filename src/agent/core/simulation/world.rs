@@ -169,7 +169,9 @@ impl World {
         if self.rng.percent(5) {
             self.kept = Kept::new(&self.core, &self.config);
         }
-        if self.rng.percent(5) {
+        // While tools run and questions wait, more can go wrong.
+        let busy = self.tasks.is_some() || self.question.is_some();
+        if self.rng.percent(if busy { 25 } else { 5 }) {
             return self.ghost();
         }
         if self.rng.percent(self.commands) || !self.has_outcome() {

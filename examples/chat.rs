@@ -190,7 +190,11 @@ impl Chat {
                 }
                 staged
             }
-            Event::Cancelled { staged, .. } | Event::Error { staged, .. } => staged,
+            Event::Error { failure, staged, .. } => {
+                self.printer.line(&format!("error: {}", explain(failure)));
+                staged
+            }
+            Event::Cancelled { staged, .. } => staged,
             _ => return,
         };
         if let Some(prompt) = staged {

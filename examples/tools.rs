@@ -1,4 +1,5 @@
-//! Three kinds of tools: typed, closure and schema-only. Calls of one step run in parallel and report progress.
+//! Three kinds of tools: typed, closure and schema-only. Calls of one step run in parallel and report progress. At
+//! the end, an answer as a typed value.
 //!
 //! ```sh
 //! cargo run --example tools
@@ -73,6 +74,15 @@ struct Choice {
     question: String,
 }
 
+/// An answer as a value: its schema goes with the request, and the answer is checked against it.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "only shown")]
+struct Verdict {
+    /// The warmer city.
+    city: String,
+    degrees: i32,
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     match tools().await {
@@ -122,6 +132,13 @@ async fn tools() -> Result<(), Box<dyn Error>> {
             }
         }
     }
+
+    let question = "Which of the cities that you know of is the warmest?";
+    printer.line(&format!("\n> {question} (as a value)"));
+    match agent.ask_as::<Verdict>(question).await {
+        Ok(verdict) => printer.line(&format!("{verdict:?}")),
+        Err(error) => printer.line(&explain(&error)),
+    }
     agent.stop(Duration::from_secs(5)).await?;
     Ok(())
 }
@@ -138,7 +155,7 @@ async fn follow(
         match &*numbered.event {
             Event::Step(_) => start = Instant::now(),
             Event::Message { message, .. } => match message.tool_results().count() {
-                0 => {}
+                0 | 1 => {}
                 count => {
                     printer.note(&format!("[{count} results in {:.1} s]", start.elapsed().as_secs_f32()));
                 }

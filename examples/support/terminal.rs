@@ -96,7 +96,7 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// Shows one event. Those that say nothing to a reader are left out.
+    /// Shows one event. Those that say nothing to a reader are left out, and errors, which are the caller's.
     pub fn event(&mut self, event: &Event) {
         match event {
             Event::TextDelta { delta, .. } => self.write(&harmless(delta)),
@@ -115,7 +115,6 @@ impl Printer {
                 }
                 self.note(&usage_line(response));
             }
-            Event::Error { failure, .. } => self.line(&format!("error: {}", explain(failure))),
             Event::Cancelled { response, .. } => {
                 self.note(&format!("[cancelled; {} messages discarded]", response.messages.len()));
             }

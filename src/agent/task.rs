@@ -210,30 +210,19 @@ impl Task {
 
     /// Gives the core an input and performs what it wants done.
     fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        let mut effects = self.room_for_effects();
+        // The list of the step before, empty.
+        let mut effects =
+            self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default();
         let none = crate::tool::ToolSet::new();
         let env = Env {
-            now: Timestamp::now(),
+            now: &Timestamp::now,
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
-            turn_id: rand::random(),
+            turn_id: &rand::random,
         };
         let output = input(&mut self.core, &env, &mut effects);
         self.perform_all(effects);
         output
-    }
-
-    /// The same for an input that the world has no part in, like each delta of a stream: no time is told.
-    fn step_apart<T>(&mut self, input: impl FnOnce(&mut Core, &mut Vec<Effect>) -> T) -> T {
-        let mut effects = self.room_for_effects();
-        let output = input(&mut self.core, &mut effects);
-        self.perform_all(effects);
-        output
-    }
-
-    /// The list of the step before, empty, if one is kept.
-    fn room_for_effects(&mut self) -> Vec<Effect> {
-        self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default()
     }
 
     fn perform_all(&mut self, mut effects: Vec<Effect>) {

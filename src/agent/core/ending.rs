@@ -283,7 +283,7 @@ impl Core {
         if let Some(fold) = fold {
             response.usage += fold.usage();
             if !fold.blocks().is_empty() {
-                let partial = Arc::new(fold.cut(env.now));
+                let partial = Arc::new(fold.cut((env.now)()));
                 response.messages.push(Arc::clone(&partial));
                 response.message = Some(partial);
             }
@@ -300,7 +300,7 @@ impl Core {
         if matches!(self.phase, Phase::Idle) {
             return Err(AgentError::Idle);
         }
-        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(env.now));
+        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage((env.now)()));
         let worth_keeping =
             self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1) || salvaged.is_some();
         if !worth_keeping {

@@ -21,7 +21,12 @@ impl Core {
         if *waiting != op {
             return;
         }
-        let delta = self.waited.freshen(delta, op, fold, question.as_deref());
+        let delta = match delta {
+            Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
+                self.waited.freshen(delta, op, fold, question.as_deref())
+            }
+            other => other,
+        };
         match fold.apply(&delta) {
             Ok(()) => effects.extend(event_of(delta, fold).map(Effect::Emit)),
             Err(error) => self.stream_failed(op, error.into(), effects),
@@ -77,7 +82,7 @@ impl Core {
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
-        let folded = match fold.finish(env.now) {
+        let folded = match fold.finish((env.now)()) {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
         };

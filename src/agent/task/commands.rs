@@ -46,7 +46,7 @@ impl Task {
             Command::Notify(notify) => {
                 let (event, reply) = *notify;
                 self.notices.push_back(event);
-                let noted = self.step_apart(Core::notify);
+                let noted = self.step(|core, _, effects| core.notify(effects));
                 if noted.is_err() {
                     let_go(self.notices.pop_back());
                 }

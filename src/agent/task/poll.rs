@@ -14,7 +14,7 @@ use super::{
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
-    agent::{Event, Failure, command::Command, core::Core, phase::Op},
+    agent::{Event, Failure, command::Command, phase::Op},
     message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,
@@ -173,7 +173,7 @@ impl Task {
         {
             let op = *op;
             work.delay = None;
-            self.step_apart(|core, effects| core.delay_over(op, effects));
+            self.step(|core, _, effects| core.delay_over(op, effects));
             return Poll::Ready(());
         }
         if work.opening.is_some() {
@@ -203,7 +203,7 @@ impl Task {
         let_go(self.work().opening.take());
         match outcome {
             Ok(own) => self.opened(op, own),
-            Err(failure) => self.step_apart(|core, effects| core.stream_failed(op, failure, effects)),
+            Err(failure) => self.step(|core, _, effects| core.stream_failed(op, failure, effects)),
         }
         Poll::Ready(())
     }
@@ -216,7 +216,7 @@ impl Task {
             && question.poll_closed(cx).is_ready()
         {
             work.question = None;
-            self.step_apart(Core::question_withdrawn);
+            self.step(|core, _, effects| core.question_withdrawn(effects));
             return Poll::Ready(());
         }
         let (Some((op, _)), Some(questions)) = (&work.stream, &work.questions) else {
@@ -231,7 +231,7 @@ impl Task {
             return Poll::Pending;
         };
         work.question = Some(question.answer);
-        self.step_apart(|core, effects| core.asked(op, question.tool_use, effects));
+        self.step(|core, _, effects| core.asked(op, question.tool_use, effects));
         Poll::Ready(())
     }
 
@@ -242,9 +242,7 @@ impl Task {
         let op = *op;
         match guard("provider", || stream.as_mut().poll_next(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
-            Ok(Poll::Ready(Some(Ok(delta)))) => {
-                self.step_apart(|core, effects| core.delta(op, delta, effects));
-            }
+            Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, _, effects| core.delta(op, delta, effects)),
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {
                 let work = self.work();
@@ -254,14 +252,14 @@ impl Task {
             }
             Err(message) => {
                 let failure = Failure::ProviderPanicked { message };
-                self.step_apart(|core, effects| core.stream_failed(op, failure, effects));
+                self.step(|core, _, effects| core.stream_failed(op, failure, effects));
             }
         }
         Poll::Ready(())
     }
 
     fn stream_failed(&mut self, op: Op, error: ProviderError) {
-        self.step_apart(|core, effects| core.stream_failed(op, error.into(), effects));
+        self.step(|core, _, effects| core.stream_failed(op, error.into(), effects));
     }
 
     fn poll_tools(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -312,7 +310,7 @@ impl Task {
                 let work = self.work();
                 let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
                 work.request = Some((request, provider));
-                self.step_apart(|core, effects| core.prepared(op, effects));
+                self.step(|core, _, effects| core.prepared(op, effects));
             }
             Outcome::ToolUse(decision) => {
                 self.step(|core, env, effects| core.tool_decided(op, decision, env, effects));

@@ -188,7 +188,8 @@ impl World {
         self.clock += 1;
         let mut effects = Vec::new();
         let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
-        let env = Env { now: Timestamp(self.clock), config: &self.config, tools: &self.tools, turn_id };
+        let (now, turn_id) = (Timestamp(self.clock), move || turn_id);
+        let env = Env { now: &move || now, config: &self.config, tools: &self.tools, turn_id: &turn_id };
         let output = input(&mut self.core, &env, &mut effects);
         (output, effects)
     }

@@ -30,6 +30,7 @@
 //! | [`provider`] | one streaming request to a model, whoever serves it; wire formats and endpoints |
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
 //! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
+//! | [`tree`] | pure data: a branching conversation |
 //!
 //! # Features
 //!
@@ -57,3 +58,4 @@ pub mod subscription;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub mod tool;
+pub mod tree;

@@ -1,0 +1,218 @@
+use std::sync::Arc;
+
+/// Values a leaf holds, and children a branch holds.
+const WIDTH: usize = 32;
+const BITS: u32 = 5;
+
+/// A sequence whose clones share what they have in common: O(1) to clone, amortised O(1) to extend, and a
+/// value can be changed at any place. A change copies the leaf that holds it and the branches above, each at
+/// most once after a clone.
+// A radix trie of full leaves, with the last, growing leaf beside it: a push after a clone copies no branches.
+// An empty sequence owns no memory.
+pub(super) struct Chunks<T> {
+    root: Option<Tier<T>>,
+    tail: Option<Arc<Vec<T>>>,
+    len: usize,
+    /// Levels of branches above the leaves in `root`.
+    height: u32,
+}
+
+/// Slices, not vectors: what they hold is one pointer away.
+enum Tier<T> {
+    Branch(Arc<[Tier<T>]>),
+    Leaf(Arc<[T]>),
+}
+
+impl<T> Clone for Tier<T> {
+    fn clone(&self) -> Self {
+        match self {
+            Self::Branch(children) => Self::Branch(Arc::clone(children)),
+            Self::Leaf(values) => Self::Leaf(Arc::clone(values)),
+        }
+    }
+}
+
+/// The place, among the children of a branch `level` levels above the leaves, of the way to a leaf.
+const fn child(leaf: usize, level: u32) -> usize {
+    (leaf >> ((level - 1) * BITS)) % WIDTH
+}
+
+impl<T> Chunks<T> {
+    pub(super) const fn new() -> Self {
+        Self { root: None, tail: None, len: 0, height: 0 }
+    }
+
+    pub(super) const fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn get(&self, index: usize) -> Option<&T> {
+        self.leaf(index / WIDTH).get(index % WIDTH)
+    }
+
+    pub(super) fn last(&self) -> Option<&T> {
+        self.get(self.len.checked_sub(1)?)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &T> {
+        self.iter_from(0)
+    }
+
+    /// The values from `index` on.
+    pub(super) fn iter_from(&self, index: usize) -> impl Iterator<Item = &T> {
+        (index / WIDTH..=self.len / WIDTH).flat_map(|leaf| self.leaf(leaf)).skip(index % WIDTH)
+    }
+
+    /// The `index`th run of up to [`WIDTH`] values.
+    fn leaf(&self, index: usize) -> &[T] {
+        if index >= self.len / WIDTH {
+            let is_tail = index == self.len / WIDTH;
+            return self.tail.as_deref().filter(|_| is_tail).map_or(&[], Vec::as_slice);
+        }
+        let mut tier = self.root.as_ref();
+        let mut level = self.height;
+        loop {
+            match tier {
+                Some(Tier::Branch(children)) => {
+                    tier = children.get(child(index, level));
+                    level -= 1;
+                }
+                Some(Tier::Leaf(values)) => return values,
+                None => return &[],
+            }
+        }
+    }
+
+    /// Hands over every run of values in which this sequence may differ from `earlier`, as far as `earlier`
+    /// goes: the index of its first value, the values here, and those of `earlier`. Runs that both share are
+    /// passed over whole.
+    pub(super) fn differing<'a>(
+        &'a self,
+        earlier: &'a Self,
+        visit: &mut impl FnMut(usize, &'a [T], &'a [T]),
+    ) {
+        if let (Some(mut now), Some(before)) = (self.root.as_ref(), earlier.root.as_ref()) {
+            // What a sequence was before it grew a level is the first child of what it is now.
+            for _ in earlier.height..self.height {
+                if let Tier::Branch(children) = now {
+                    now = &children[0];
+                }
+            }
+            differing(now, before, 0, earlier.height, visit);
+        }
+        let (leaf, first) = (earlier.len / WIDTH, earlier.len / WIDTH * WIDTH);
+        let (now, before) = (self.leaf(leaf), earlier.leaf(leaf));
+        if !std::ptr::eq(now, before) {
+            visit(first, now, before);
+        }
+    }
+}
+
+fn differing<'a, T>(
+    now: &'a Tier<T>,
+    before: &'a Tier<T>,
+    first: usize,
+    height: u32,
+    visit: &mut impl FnMut(usize, &'a [T], &'a [T]),
+) {
+    match (now, before) {
+        (Tier::Branch(now), Tier::Branch(before)) if !Arc::ptr_eq(now, before) => {
+            for (child, (now, before)) in now.iter().zip(before.iter()).enumerate() {
+                differing(now, before, first + (child << (height * BITS)), height - 1, visit);
+            }
+        }
+        (Tier::Leaf(now), Tier::Leaf(before)) if !Arc::ptr_eq(now, before) => visit(first, now, before),
+        _ => {}
+    }
+}
+
+impl<T: Clone> Chunks<T> {
+    pub(super) fn push(&mut self, value: T) {
+        let tail = Arc::make_mut(self.tail.get_or_insert_default());
+        if tail.len() == tail.capacity() && tail.len() >= WIDTH / 2 {
+            // A tail that was copied has no room; doubling it would give it more than it can use.
+            tail.reserve_exact(WIDTH - tail.len());
+        }
+        tail.push(value);
+        if tail.len() == WIDTH {
+            let leaf = Tier::Leaf(std::mem::take(tail).into());
+            self.tail = None;
+            self.push_leaf(leaf);
+        }
+        self.len += 1;
+    }
+
+    /// Puts a full leaf behind those in `root`.
+    fn push_leaf(&mut self, leaf: Tier<T>) {
+        let index = self.len / WIDTH;
+        self.root = Some(match self.root.take() {
+            None => leaf,
+            Some(root) if index >> (self.height * BITS) == 0 => with_leaf(root, self.height, index, leaf),
+            Some(root) => {
+                let beside = chain(leaf, self.height);
+                self.height += 1;
+                Tier::Branch([root, beside].into())
+            }
+        });
+    }
+
+    pub(super) fn get_mut(&mut self, index: usize) -> Option<&mut T> {
+        let leaf = index / WIDTH;
+        if leaf >= self.len / WIDTH {
+            let is_tail = leaf == self.len / WIDTH;
+            let tail = self.tail.as_mut().filter(|_| is_tail)?;
+            return Arc::make_mut(tail).get_mut(index % WIDTH);
+        }
+        let mut tier = self.root.as_mut()?;
+        let mut level = self.height;
+        loop {
+            match tier {
+                Tier::Branch(children) => tier = Arc::make_mut(children).get_mut(child(leaf, level))?,
+                Tier::Leaf(values) => return Arc::make_mut(values).get_mut(index % WIDTH),
+            }
+            level -= 1;
+        }
+    }
+}
+
+/// A leaf alone below `height` branches.
+fn chain<T>(leaf: Tier<T>, height: u32) -> Tier<T> {
+    (0..height).fold(leaf, |tier, _| Tier::Branch([tier].into()))
+}
+
+/// `tier`, which stands `height` levels above the leaves, with its last leaf or its first beyond that.
+fn with_leaf<T>(tier: Tier<T>, height: u32, index: usize, leaf: Tier<T>) -> Tier<T> {
+    let Tier::Branch(children) = tier else {
+        return leaf;
+    };
+    let at = child(index, height);
+    let new = match children.get(at) {
+        Some(last) => with_leaf(last.clone(), height - 1, index, leaf),
+        None => chain(leaf, height - 1),
+    };
+    Tier::Branch(children[..at].iter().cloned().chain([new]).collect())
+}
+
+impl<T> Clone for Chunks<T> {
+    fn clone(&self) -> Self {
+        Self { root: self.root.clone(), tail: self.tail.clone(), len: self.len, height: self.height }
+    }
+}
+
+impl<T: PartialEq> PartialEq for Chunks<T> {
+    fn eq(&self, other: &Self) -> bool {
+        let mut equal = self.len == other.len;
+        if equal {
+            self.differing(other, &mut |_, ours, theirs| equal &= ours == theirs);
+        }
+        equal
+    }
+}
+
+impl<T: Clone> FromIterator<T> for Chunks<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(values: I) -> Self {
+        let mut chunks = Self::new();
+        values.into_iter().for_each(|value| chunks.push(value));
+        chunks
+    }
+}

@@ -1,0 +1,166 @@
+//! A tree from what was stored of it, checked, and its serialised form.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStruct};
+
+use super::{
+    Node, NodeId, Tree, TreeError,
+    links::{Ids, Links, Slot},
+};
+
+/// The largest id that can come from outside: all that pushes can add above it still fits a signed integer of
+/// 64 bits, the largest that databases have.
+const HIGHEST: u64 = (i64::MAX as u64) - (u32::MAX as u64);
+
+impl Tree {
+    /// A tree of these nodes, in whatever order, with this head.
+    ///
+    /// Each cursor is a node and its child; of several for one node the last counts, so that a log of changes
+    /// can be handed over as it is. A node without a cursor gets one to its newest child. On the path to the
+    /// head, cursors follow the path. Ids may have gaps; those of children may be below those of their parents.
+    ///
+    /// O(n) for nodes in the order of their ids, else O(n log n).
+    ///
+    /// ```
+    /// use omni_agent::message::Message;
+    /// use omni_agent::tree::{Node, NodeId, Tree, TreeError};
+    ///
+    /// let id = |number| NodeId::new(number).unwrap();
+    /// let nodes = [Node::new(id(1), None, Message::user("Hi")), Node::new(id(4), Some(id(2)), Message::user("Ho"))];
+    /// let error = Tree::hydrate(nodes, Some(id(4)), []).unwrap_err();
+    /// assert_eq!(error, TreeError::UnknownParent { id: id(4), parent: id(2) });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Any [`TreeError`] but `NotNext`. It names the node.
+    pub fn hydrate(
+        nodes: impl IntoIterator<Item = Node>,
+        head: Option<NodeId>,
+        cursors: impl IntoIterator<Item = (NodeId, NodeId)>,
+    ) -> Result<Self, TreeError> {
+        let mut nodes: Vec<Node> = nodes.into_iter().collect();
+        if !nodes.is_sorted_by_key(Node::id) {
+            nodes.sort_by_key(Node::id);
+        }
+        if let Some(pair) = nodes.windows(2).find(|pair| pair[0].id() == pair[1].id()) {
+            return Err(TreeError::DuplicateId { id: pair[0].id() });
+        }
+        if let Some(last) = nodes.last().filter(|last| last.id().get() > HIGHEST) {
+            return Err(TreeError::IdTooLarge { id: last.id() });
+        }
+
+        let mut tree = Self { ids: Ids::of(nodes.iter().map(Node::id)), ..Self::new() };
+        tree.usage = nodes.iter().filter_map(Node::usage).copied().sum();
+        tree.nodes = nodes.into_iter().collect();
+        for index in 0..tree.len() {
+            let node = tree.at(Slot::new(index));
+            let parent = tree.parent_slot(node)?;
+            tree.links.push(Links::alone(Slot::new(index), parent));
+        }
+        if let Some(slot) = tree.find_cycle() {
+            return Err(TreeError::Cycle { id: tree.at(slot).id() });
+        }
+        for index in 0..tree.len() {
+            tree.adopt(Slot::new(index));
+        }
+        tree.settle(head, cursors)?;
+        Ok(tree)
+    }
+
+    /// Where the parent stands that `node` names.
+    pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<Slot>, TreeError> {
+        let unknown = |parent| TreeError::UnknownParent { id: node.id(), parent };
+        node.parent().map(|parent| self.slot(parent).ok_or_else(|| unknown(parent))).transpose()
+    }
+
+    /// Sets these cursors, in their order, and then the head.
+    pub(super) fn settle(
+        &mut self,
+        head: Option<NodeId>,
+        cursors: impl IntoIterator<Item = (NodeId, NodeId)>,
+    ) -> Result<(), TreeError> {
+        for (id, child) in cursors {
+            let parent = self.slot(id).ok_or(TreeError::UnknownNode { id })?;
+            let cursor = self.slot(child).filter(|child| self.links(*child).parent == Some(parent));
+            if cursor.is_none() {
+                return Err(TreeError::NotAChild { id, child });
+            }
+            if self.links(parent).cursor != cursor {
+                self.links_mut(parent).cursor = cursor;
+            }
+        }
+        match head {
+            None => self.clear(),
+            Some(id) => self.move_to(self.slot(id).ok_or(TreeError::UnknownHead { id })?),
+        }
+        Ok(())
+    }
+
+    /// A node that is its own ancestor. O(n), and without recursion, however deep the tree.
+    fn find_cycle(&self) -> Option<Slot> {
+        let parent = |slot: Slot| self.links(slot).parent;
+        let slots = || (0..self.len()).map(Slot::new);
+        if slots().all(|slot| parent(slot).is_none_or(|parent| parent.index() < slot.index())) {
+            // So it is in every tree that was pushed.
+            return None;
+        }
+        // From which node each was met first on the way up.
+        let mut met_from: Vec<Option<Slot>> = vec![None; self.len()];
+        for start in slots() {
+            let mut at = Some(start);
+            while let Some(slot) = at {
+                match met_from[slot.index()] {
+                    None => met_from[slot.index()] = Some(start),
+                    Some(from) if from == start => return Some(slot),
+                    Some(_) => break,
+                }
+                at = parent(slot);
+            }
+        }
+        None
+    }
+}
+
+impl Serialize for Tree {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Nodes<'a>(&'a Tree);
+
+        impl Serialize for Nodes<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_seq(self.0.nodes())
+            }
+        }
+
+        struct Cursors<'a>(&'a Tree);
+
+        impl Serialize for Cursors<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_seq(self.0.cursors())
+            }
+        }
+
+        let mut fields = serializer.serialize_struct("Tree", 3)?;
+        fields.serialize_field("nodes", &Nodes(self))?;
+        fields.serialize_field("head", &self.head())?;
+        fields.serialize_field("cursors", &Cursors(self))?;
+        fields.end()
+    }
+}
+
+impl<'de> Deserialize<'de> for Tree {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(rename = "Tree")]
+        struct Stored {
+            nodes: Vec<Node>,
+            head: Option<NodeId>,
+            // Pairs, no map: the keys of a JSON map are strings, which do not become numbers again inside a
+            // tagged enum.
+            #[serde(default)]
+            cursors: Vec<(NodeId, NodeId)>,
+        }
+
+        let Stored { nodes, head, cursors } = Stored::deserialize(deserializer)?;
+        Self::hydrate(nodes, head, cursors).map_err(serde::de::Error::custom)
+    }
+}

@@ -1,0 +1,84 @@
+use std::{fmt, num::NonZeroU64, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+use crate::message::{Message, Usage};
+
+/// Names a node of a [`Tree`](super::Tree): 1, 2, 3… in the order in which nodes were pushed. Serialised as
+/// that number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct NodeId(NonZeroU64);
+
+impl NodeId {
+    /// The id with this number; `None` for 0, which names no node.
+    pub const fn new(number: u64) -> Option<Self> {
+        match NonZeroU64::new(number) {
+            Some(number) => Some(Self(number)),
+            None => None,
+        }
+    }
+
+    /// The id's number.
+    pub const fn get(self) -> u64 {
+        self.0.get()
+    }
+
+    /// The id of the node pushed after `highest`.
+    pub(super) fn after(highest: Option<Self>) -> Self {
+        let number = highest.map_or(Some(NonZeroU64::MIN), |highest| highest.0.checked_add(1));
+        Self(number.expect("hydration leaves room above the highest id"))
+    }
+}
+
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A message at its place in a [`Tree`](super::Tree). Cheap to clone: message and usage are shared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Node {
+    id: NodeId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    parent: Option<NodeId>,
+    message: Arc<Message>,
+    // Few nodes have one, and it is larger than the rest of the node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    usage: Option<Arc<Usage>>,
+}
+
+impl Node {
+    /// A node without usage. Nodes are made by [`Tree::push`](super::Tree::push); this is for
+    /// [`Tree::hydrate`](super::Tree::hydrate).
+    pub fn new(id: NodeId, parent: Option<NodeId>, message: impl Into<Arc<Message>>) -> Self {
+        Self { id, parent, message: message.into(), usage: None }
+    }
+
+    /// The same node with the usage of the turn that it ends.
+    pub fn with_usage(mut self, usage: Usage) -> Self {
+        self.usage = Some(Arc::new(usage));
+        self
+    }
+
+    /// The node's id.
+    pub const fn id(&self) -> NodeId {
+        self.id
+    }
+
+    /// The node that this one follows; `None` for a root.
+    pub const fn parent(&self) -> Option<NodeId> {
+        self.parent
+    }
+
+    /// What was said.
+    pub const fn message(&self) -> &Arc<Message> {
+        &self.message
+    }
+
+    /// What the turn took, on the last assistant node of each turn.
+    pub fn usage(&self) -> Option<&Usage> {
+        self.usage.as_deref()
+    }
+}

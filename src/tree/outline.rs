@@ -1,0 +1,165 @@
+//! A tree as people look at it.
+
+use std::fmt;
+
+use super::{Node, Tree, links::Slot};
+use crate::message::{Content, Message};
+
+/// Characters of a message that a line shows at most.
+const WORDS: usize = 60;
+
+/// Characters of a text that are looked at: blanks count here.
+const LOOK: usize = 1000;
+
+/// Branchings that a line is indented by at most; of those beyond, the nearest are shown.
+const LEVELS: usize = 20;
+
+impl fmt::Display for Tree {
+    /// An outline, one line a node: id, role and the first words. `*` marks the path, `>` the head. Only
+    /// branches indent, siblings of one another are joined by a line. O(n).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut path = self.iter().peekable();
+        // For each branching above the line, whether the way through it leads by the youngest sibling.
+        let mut levels = Vec::new();
+        let mut at = self.roots().next().and_then(|root| self.slot(root.id()));
+        let mut line_end = "";
+        while let Some(slot) = at {
+            let node = self.at(slot);
+            if !self.is_alone(slot) {
+                levels.push(self.is_newest(slot));
+            }
+            let mark = match path.next_if(|next| next.id() == node.id()) {
+                None => ' ',
+                Some(_) if path.peek().is_none() => '>',
+                Some(_) => '*',
+            };
+            write!(f, "{line_end}{mark} ")?;
+            indent(f, &levels, !self.is_alone(slot))?;
+            line(f, node)?;
+            line_end = "\n";
+            at = self.after(slot, &mut levels);
+        }
+        Ok(())
+    }
+}
+
+impl Tree {
+    fn is_alone(&self, slot: Slot) -> bool {
+        self.links(slot).next == slot
+    }
+
+    fn is_newest(&self, slot: Slot) -> bool {
+        self.newest_beside(slot) == Some(slot)
+    }
+
+    /// The node that follows in the outline: the first child, or else the next sibling of the nearest node
+    /// above that has one. Leaves the levels that end on the way.
+    fn after(&self, slot: Slot, levels: &mut Vec<bool>) -> Option<Slot> {
+        if let Some(newest) = self.links(slot).newest {
+            return Some(self.links(newest).next);
+        }
+        let mut slot = slot;
+        loop {
+            if !self.is_alone(slot) {
+                levels.pop();
+            }
+            if !self.is_newest(slot) {
+                return Some(self.links(slot).next);
+            }
+            slot = self.links(slot).parent?;
+        }
+    }
+}
+
+fn indent(f: &mut fmt::Formatter<'_>, levels: &[bool], opens: bool) -> fmt::Result {
+    let hidden = levels.len().saturating_sub(LEVELS);
+    if hidden > 0 {
+        f.write_str("… ")?;
+    }
+    for (index, newest) in levels.iter().enumerate().skip(hidden) {
+        f.write_str(match (opens && index + 1 == levels.len(), newest) {
+            (true, false) => "├─ ",
+            (true, true) => "└─ ",
+            (false, false) => "│  ",
+            (false, true) => "   ",
+        })?;
+    }
+    Ok(())
+}
+
+fn line(f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
+    write!(f, "{} {}", node.id(), node.message().role)?;
+    let words = first_words(node.message());
+    if words.is_empty() { Ok(()) } else { write!(f, ": {words}") }
+}
+
+/// The beginning of a message on one line. Looks at no more of the message than it takes.
+fn first_words(message: &Message) -> String {
+    let mut words = Words::default();
+    for block in &message.content {
+        match block {
+            Content::Text(text) => words.text(&text.text),
+            Content::Thinking(_) => words.word("[thinking]"),
+            Content::Attachment(attachment) => words.label(&attachment.media_type, ""),
+            Content::ToolUse(tool_use) => words.label("uses ", &tool_use.name),
+            Content::ToolResult(result) if result.is_error => words.word("[error]"),
+            Content::ToolResult(_) => words.word("[result]"),
+            Content::ProviderItem(item) => words.label(&item.format, " item"),
+        }
+        if words.is_full {
+            break;
+        }
+    }
+    words.line
+}
+
+#[derive(Default)]
+struct Words {
+    line: String,
+    chars: usize,
+    is_full: bool,
+}
+
+impl Words {
+    /// Words of any kind. Control characters part words too: a terminal would obey them.
+    fn text(&mut self, text: &str) {
+        let end = text.char_indices().nth(LOOK).map_or(text.len(), |(end, _)| end);
+        for word in text[..end].split(|c: char| c.is_whitespace() || c.is_control()) {
+            self.word(word);
+            if self.is_full {
+                break;
+            }
+        }
+    }
+
+    /// A label made of two parts, in brackets.
+    fn label(&mut self, first: &str, second: &str) {
+        let parts = first.chars().chain(second.chars()).filter(|c| !c.is_control());
+        let label: String = parts.take(WORDS).collect();
+        self.word(&format!("[{label}]"));
+    }
+
+    /// One word, cut if it does not fit and begins the line, left out if it does not fit elsewhere.
+    fn word(&mut self, word: &str) {
+        if word.is_empty() || self.is_full {
+            return;
+        }
+        let room = (WORDS - self.chars).saturating_sub(usize::from(self.chars > 0));
+        let chars = word.chars().take(WORDS + 1).count();
+        if self.chars > 0 && room > 0 {
+            self.line.push(' ');
+            self.chars += 1;
+        }
+        if chars <= room {
+            self.line.push_str(word);
+            self.chars += chars;
+            return;
+        }
+        if self.chars == 0 {
+            self.line.extend(word.chars().take(room));
+        }
+        self.line.truncate(self.line.trim_end().len());
+        self.line.push('…');
+        self.is_full = true;
+    }
+}

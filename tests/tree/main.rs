@@ -1,0 +1,11 @@
+//! The tree layer through its public API.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod changes;
+mod hydrate;
+mod model;
+mod outline;
+mod rules;
+mod serde;
+mod support;

@@ -1,0 +1,65 @@
+//! Short ways to build trees.
+
+use std::sync::Arc;
+
+use omni_agent::{
+    message::{Message, Timestamp, Usage},
+    tree::{Node, NodeId, Tree, TreeError},
+};
+
+pub(crate) fn id(number: u64) -> NodeId {
+    NodeId::new(number).unwrap()
+}
+
+/// A message without a time of its own, so that equal ones are equal.
+pub(crate) fn timeless(mut message: Message) -> Arc<Message> {
+    message.timestamp = Timestamp(0);
+    Arc::new(message)
+}
+
+pub(crate) fn user(text: &str) -> Arc<Message> {
+    timeless(Message::user(text))
+}
+
+pub(crate) fn assistant(text: &str) -> Arc<Message> {
+    timeless(Message::assistant(text))
+}
+
+pub(crate) fn tokens(input: u64, output: u64) -> Usage {
+    Usage { input, output, ..Usage::default() }
+}
+
+/// A user node, to hydrate from.
+pub(crate) fn node(number: u64, parent: u64) -> Node {
+    Node::new(id(number), NodeId::new(parent), user(&number.to_string()))
+}
+
+pub(crate) fn numbers<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<u64> {
+    nodes.into_iter().map(|node| node.id().get()).collect()
+}
+
+/// A tree of user messages from pairs of id and parent (0 for none), with this head (0 for none).
+pub(crate) fn hydrate(pairs: &[(u64, u64)], head: u64, cursors: &[(u64, u64)]) -> Result<Tree, TreeError> {
+    let nodes = pairs.iter().map(|(number, parent)| node(*number, *parent));
+    let cursors = cursors.iter().map(|(parent, child)| (id(*parent), id(*child)));
+    Tree::hydrate(nodes, NodeId::new(head), cursors)
+}
+
+/// 1 ─┬─ 2 ── 3 ── 4
+///    ├─ 5 ─┬─ 6
+///    │     └─ 7
+///    └─ 8              and 9, another root. The path is empty.
+pub(crate) fn branching() -> Tree {
+    let mut tree = Tree::new();
+    for (parent, count) in [(0, 1), (1, 3), (1, 1), (5, 1), (5, 1), (1, 1), (0, 1)] {
+        match NodeId::new(parent) {
+            Some(parent) => tree.navigate(parent).unwrap(),
+            None => tree.clear(),
+        }
+        for _ in 0..count {
+            tree.push(user(&(tree.len() + 1).to_string()));
+        }
+    }
+    tree.clear();
+    tree
+}

@@ -2,7 +2,7 @@
 //!
 //! Wall time, on a runtime of one thread: all that has to happen first is counted, other tasks' work and the
 //! events before it that the subscriber still has to read included.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod support;
@@ -31,7 +31,7 @@ struct Endless {
 
 #[async_trait]
 impl Provider for Endless {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "endless"
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Model, system prompt and tools are shared, as an application shares them. The figures are differences of
 //! resident memory. The messages of the first turn are measured apart, as a second copy of all of them.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod support;

@@ -3,7 +3,7 @@
 //!
 //! Wall time, since that is what the promise says, with the CPU that a run took in the client beside it. The
 //! server is another process and takes its share of the same cores.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod server;
@@ -88,7 +88,7 @@ async fn measure(model: &Model, at_once: usize) -> (f64, f64) {
     race(model, &tools, at_once, time / 10).await;
     let (before, began) = (cpu(), Instant::now());
     let runs = race(model, &tools, at_once, time).await as f64;
-    (runs / began.elapsed().as_secs_f64(), (cpu() - before).as_secs_f64() * 1e6 / runs)
+    (runs / began.elapsed().as_secs_f64(), cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / runs)
 }
 
 /// Runs agents for this long; how many.

@@ -3,7 +3,7 @@
 //!
 //! CPU time of the client alone: the server is another process. Each round runs every contender once, so that
 //! the machine's moods hit all of them; the ratios are medians of the rounds' ratios.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod server;
@@ -96,7 +96,9 @@ async fn compare(server: &Server, format: Format, chunks: &str, rounds: usize, t
         read_model(&model).await;
         let after_model = cpu();
         if round > 0 {
-            let ms = |from: std::time::Duration, to: std::time::Duration| (to - from).as_secs_f64() * 1e3;
+            let ms = |from: std::time::Duration, to: std::time::Duration| {
+                to.checked_sub(from).unwrap().as_secs_f64() * 1e3
+            };
             bytes.push(ms(before, after_bytes));
             raw.push(ms(after_bytes, after_raw));
             ours.push(ms(after_raw, after_agent));

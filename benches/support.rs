@@ -54,7 +54,7 @@ pub(crate) fn percentile(figures: &mut [f64], part: f64) -> f64 {
 pub(crate) fn cpu_each(count: usize, work: impl FnOnce()) -> f64 {
     let before = cpu();
     work();
-    (cpu() - before).as_secs_f64() * 1e6 / count as f64
+    cpu().saturating_sub(before).as_secs_f64() * 1e6 / count as f64
 }
 
 /// A runtime on this thread alone.
@@ -84,7 +84,7 @@ where
     F: Fn(&Request) -> S + Send + Sync + 'static,
     S: IntoIterator<Item = Result<Delta, ProviderError>, IntoIter: Send + 'static>,
 {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "memory"
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Each step is a request to a model in memory, one tool use, its run and its result; the last step of a run
 //! is a text. CPU time of the whole process on a runtime of one thread, no subscriber.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod support;
@@ -59,7 +59,11 @@ async fn each_step(length: usize) -> f64 {
     let asked = Arc::new(AtomicUsize::new(0));
     let model = support::model(InMemory(move |_: &Request| {
         let step = asked.fetch_add(1, Ordering::Relaxed) + 1;
-        if step % length == 0 { support::text("Done.") } else { support::tool_use(format!("call-{step}")) }
+        if step.is_multiple_of(length) {
+            support::text("Done.")
+        } else {
+            support::tool_use(format!("call-{step}"))
+        }
     }));
     let echo = tool_fn("echo", "Gives back its input.", |echo: Echo, _| async move { Ok(echo.text) });
     let agent = Agent::builder().model(model).tool(echo).start().await.expect("the agent starts");
@@ -75,7 +79,7 @@ async fn each_step(length: usize) -> f64 {
     for _ in 0..batch {
         run().await;
     }
-    (cpu() - before).as_secs_f64() * 1e6 / (batch * length) as f64
+    cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / (batch * length) as f64
 }
 
 /// Microseconds that a turn takes on a history of `messages`.
@@ -83,7 +87,7 @@ async fn each_turn(messages: usize) -> f64 {
     const BATCH: usize = 100;
     let before = (0..messages)
         .map(|index| if index % 2 == 0 { Message::user("Well?") } else { Message::assistant("Well.") });
-    let history = History::from_iter(before);
+    let history: History = before.collect();
     let builder = Agent::builder().model(support::brief()).history(history.clone());
     let agent = builder.start().await.expect("the agent starts");
     let mut used = std::time::Duration::ZERO;
@@ -99,7 +103,7 @@ async fn each_turn(messages: usize) -> f64 {
             agent.prompt("Hi").await.expect("the agent is idle");
             agent.wait_until_idle().await.expect("the agent lives");
         }
-        used += cpu() - before;
+        used += cpu().checked_sub(before).unwrap();
     }
     used.as_secs_f64() * 1e6 / (10 * BATCH) as f64
 }

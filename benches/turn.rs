@@ -1,7 +1,7 @@
 //! What a whole turn costs: a prompt, a model in memory that answers in one delta, the commit.
 //!
 //! CPU time of the whole process on a runtime of one thread; a fresh agent for each batch of turns.
-#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod support;
@@ -42,7 +42,7 @@ async fn each(mut turn: impl AsyncFnMut()) -> f64 {
     for _ in 0..BATCH {
         turn().await;
     }
-    let used = support::cpu() - before;
+    let used = support::cpu().checked_sub(before).unwrap();
     used.as_secs_f64() * 1e6 / BATCH as f64
 }
 

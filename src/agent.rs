@@ -318,11 +318,18 @@ impl Agent {
 
     /// Sends a command and awaits its answer.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
-        let (reply, answer) = oneshot::channel();
-        if self.commands.send(command(reply)).await.is_ok()
-            && let Ok(answer) = answer.await
-        {
-            return Ok(answer);
+        let (reply, mut answer) = oneshot::channel();
+        if self.commands.send(command(reply)).await.is_ok() {
+            // A command that comes in just as the receiver goes away stays in the channel for as long as there
+            // is a handle, and its reply with it: the answer alone may be waited for in vain.
+            let answer = tokio::select! {
+                biased;
+                answer = &mut answer => answer.ok(),
+                () = self.commands.closed() => answer.try_recv().ok(),
+            };
+            if let Some(answer) = answer {
+                return Ok(answer);
+            }
         }
         Err(AgentError::Stopped(self.shared.ended().await.reason))
     }
@@ -346,13 +353,19 @@ impl Source<Snapshot, Event> for WeakAgent {
         let weak = self.clone();
         Box::pin(async move {
             if let Some(agent) = weak.upgrade() {
-                let (reply, attachment) = oneshot::channel();
+                let (reply, mut attachment) = oneshot::channel();
                 let sent = agent.commands.send(Command::Subscribe(Box::new((after, reply)))).await;
                 drop(agent);
-                if sent.is_ok()
-                    && let Ok(attachment) = attachment.await
-                {
-                    return Ok(attachment);
+                if sent.is_ok() {
+                    // As in `call`, but without a handle.
+                    let attachment = tokio::select! {
+                        biased;
+                        attachment = &mut attachment => attachment.ok(),
+                        _ = weak.shared.ended() => attachment.try_recv().ok(),
+                    };
+                    if let Some(attachment) = attachment {
+                        return Ok(attachment);
+                    }
                 }
             }
             Err(weak.shared.ended().await)

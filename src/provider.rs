@@ -21,6 +21,7 @@ mod secret;
 use std::{pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
+pub(crate) use context::Questions;
 pub use context::{DecisionRequest, RequestContext};
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};
@@ -28,7 +29,7 @@ pub use fold::{Fold, Folded, PartialBlock};
 use futures_core::Stream;
 pub use model::{Generated, Model, TextStream};
 pub use options::{
-    CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
+    CacheHint, Effort, OptionFields, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };
 pub use registry::{Registry, RegistryError};
 pub use request::Request;

@@ -284,7 +284,7 @@ struct Live<E> {
     /// The newest events. What waits in the channel is among them, so that their bytes bound both.
     ring: VecDeque<(Numbered<E>, usize)>,
     bytes: usize,
-    /// Events and bytes since the actor last let its readers run.
+    /// Events and bytes since the actor last looked whether its readers keep up.
     unread: usize,
     unread_bytes: usize,
 }
@@ -341,21 +341,30 @@ impl<E: Send + Sync + 'static> Feed<E> {
         Some(Attachment { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
     }
 
-    /// Whether so much went out without a break that a prompt reader could be overrun: the actor is to let
-    /// its readers run.
-    pub(crate) fn is_flooded(&self) -> bool {
-        self.live.as_ref().is_some_and(|live| {
-            live.unread >= live.limits.lag / 2 || live.unread_bytes >= (live.limits.bytes / 4).max(1)
-        })
-    }
-
-    /// The actor lets everyone else run, its readers among them.
-    pub(crate) fn rested(&mut self) {
-        if let Some(live) = &mut self.live {
+    /// Whether the actor is to let its readers run: so much went out since this was last asked for, and still
+    /// waits, that a prompt reader could be overrun. That the actor waits for something itself does not mean
+    /// that its readers run meanwhile.
+    pub(crate) fn is_flooded(&mut self) -> bool {
+        let Some(live) = &mut self.live else {
+            return false;
+        };
+        let many = live.limits.lag / 4;
+        if live.unread_bytes >= (live.limits.bytes / 4).max(1) {
+            // Also where nobody waits in the channel: it may have been replaced, and its readers be on their way.
             (live.unread, live.unread_bytes) = (0, 0);
+            return true;
         }
+        if live.unread >= many {
+            live.unread = 0;
+            return live.sender.len() >= many;
+        }
+        false
     }
 }
+
+/// Events that the ring keeps whatever they weigh: as many as an actor may send at once, before its readers can
+/// run.
+const AT_ONCE: usize = 16;
 
 impl<E: Send + Sync + 'static> Live<E> {
     fn new(limits: FeedLimits) -> Self {
@@ -387,7 +396,7 @@ impl<E: Send + Sync + 'static> Live<E> {
 
     /// Gives up old events until half the room for bytes is free, so that this happens rarely.
     fn make_room(&mut self) {
-        while self.bytes > self.limits.bytes / 2 && self.ring.len() > 1 {
+        while self.bytes > self.limits.bytes / 2 && self.ring.len() > AT_ONCE {
             self.drop_oldest();
         }
         // Some reader is behind what is left, and the channel keeps for it what the ring gave up. A new

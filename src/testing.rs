@@ -48,7 +48,7 @@ use crate::{
 ///
 /// A step that is refused, or that breaks off before it brought content, with an error that a retry may help
 /// against, is repeated as [`RetryPolicy`](crate::provider::RetryPolicy) says: the repetition takes the next
-/// step of the script. Set [`Options::max_retries`](crate::provider::Options::max_retries) to 0 for a test
+/// step of the script. Set [`Options::max_retries`](crate::provider::OptionFields::max_retries) to 0 for a test
 /// that is to see the error at once.
 #[derive(Clone)]
 pub struct ScriptedProvider {

@@ -15,6 +15,11 @@ pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type Outcome<T> = Result<T, AgentError>;
 pub(super) type Edit = Box<dyn FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
 
+/// A stop's deadline, and where its outcome goes.
+pub(super) type Stop = Box<(Duration, Reply<Outcome<()>>)>;
+/// A place in the stream of events, on its way to a subscriber.
+pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
+
 pub(super) enum Command {
     Prompt(Box<(Prompt, Reply<Outcome<Accepted>>)>),
     Ask(Box<(Prompt, Reply<Outcome<Arc<Response>>>)>),
@@ -26,9 +31,9 @@ pub(super) enum Command {
     State(Reply<Box<State>>),
     Status(Reply<Status>),
     Snapshot(Reply<Box<Snapshot>>),
-    Subscribe(Box<(Option<EventId>, Reply<Attachment<Snapshot, Event>>)>),
+    Subscribe(Box<(Option<EventId>, AttachmentReply)>),
     WaitIdle(Reply<()>),
-    Stop(Box<(Duration, Reply<Outcome<()>>)>),
+    Stop(Stop),
 }
 
 const _: () = assert!(size_of::<Command>() <= 16, "commands are at most 16 bytes");

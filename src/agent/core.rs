@@ -32,14 +32,14 @@ use crate::{
 
 /// What the core may know of the world at one input.
 pub(super) struct Env<'a> {
-    /// The time, for messages made now.
-    pub(super) now: Timestamp,
+    /// The time, for messages made now. Most inputs make none, deltas above all.
+    pub(super) now: &'a dyn Fn() -> Timestamp,
     /// The configuration in force.
     pub(super) config: &'a Config,
     /// The tools that the current request offered.
     pub(super) tools: &'a ToolSet,
     /// Fresh randomness, should a turn begin.
-    pub(super) turn_id: u128,
+    pub(super) turn_id: &'a dyn Fn() -> u128,
 }
 
 /// What the shell is to do.
@@ -304,7 +304,7 @@ impl Core {
     ) {
         let limit = origin.prompt.turn_timeout.or(env.config.turn_timeout);
         let mut turn = Box::new(Turn {
-            id: env.turn_id,
+            id: (env.turn_id)(),
             origin,
             working: Working::new(&self.history),
             step,
@@ -371,7 +371,7 @@ impl Core {
         if let Some(prompt) = prompt
             && let Err(error) = self.prompt_from_event(prompt, env, effects)
         {
-            return self.call_failed(op, &Call::HandleEvent, error.to_string(), env, effects);
+            return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), env, effects);
         }
         let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
             unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
@@ -454,9 +454,9 @@ fn add_message(turn: &mut Turn, message: Message, effects: &mut Effects) {
 }
 
 fn user_message(content: Vec<Content>, env: &Env<'_>) -> Message {
-    Message { role: Role::User, content, timestamp: env.now, provider_data: serde_json::Map::new() }
+    Message { role: Role::User, content, timestamp: (env.now)(), provider_data: serde_json::Map::new() }
 }
 
-fn callback_failure(call: &Call, message: String) -> Failure {
-    Failure::Callback { callback: call.name().to_owned(), message }
+fn callback_failure(callback: &str, message: String) -> Failure {
+    Failure::Callback { callback: callback.to_owned(), message }
 }

@@ -259,6 +259,7 @@ impl<'de> Deserialize<'de> for Working {
 
 impl Phase {
     /// What the agent tells of itself in this phase.
+    #[cfg(any(test, debug_assertions))]
     pub(crate) fn status(&self) -> Status {
         match self {
             Self::Idle | Self::Noticing { then: Then::Rest, .. } => Status::Idle,

@@ -46,16 +46,15 @@ pub struct Pause {
 }
 
 impl Snapshot {
-    /// All messages: committed, pending, and what is streaming in.
+    /// All messages, committed and pending. The answer that is streaming in is in `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.state.history.iter().chain(&self.pending)
     }
 
     /// Takes the next event in, so that the snapshot is the truth after it.
     ///
-    /// Some of it fires no event, and shows in the next snapshot: what callbacks change in the configuration; a
-    /// prompt that is staged; signatures and redacted thinking, before their block ends; and that a service
-    /// that paused its answer is asked to go on, which counts as a step when the next message comes.
+    /// What callbacks change in the configuration, and a prompt that is staged, fire no event; they show in the
+    /// next snapshot.
     pub fn apply(&mut self, event: &Event) {
         match event {
             Event::TextStart { .. } => self.start(Text::default().into()),

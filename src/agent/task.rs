@@ -1,6 +1,7 @@
 //! The shell around the core: one tokio task that owns an agent. It performs effects, feeds their outcomes
 //! back, and decides nothing.
 
+mod breath;
 mod calls;
 mod commands;
 mod ending;
@@ -18,7 +19,7 @@ use tokio_util::sync::PollSender;
 
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
-    command::{Command, Reply},
+    command::{Command, Reply, Stop},
     core::{Call, Core, Effect, Env},
     phase::Op,
 };
@@ -28,6 +29,7 @@ use crate::{
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
+use breath::Breath;
 use calls::let_go;
 use work::Work;
 
@@ -101,6 +103,8 @@ pub(super) struct Task {
     drop_call: bool,
     /// Inputs taken since the agent last let other tasks run.
     inputs: usize,
+    /// Others run first.
+    breath: Option<Arc<Breath>>,
     last_words: LastWords,
 }
 
@@ -143,7 +147,7 @@ enum Exit {
     /// The callback that ran is done, or is to be dropped.
     Returned,
     /// The agent ends.
-    End(EndReason, Option<Box<(Duration, Reply<Result<(), AgentError>>)>>),
+    End(EndReason, Option<Stop>),
 }
 
 impl Task {
@@ -171,46 +175,58 @@ impl Task {
             wanted: None,
             drop_call: false,
             inputs: 0,
+            breath: None,
             last_words: LastWords(shared),
         }
     }
 
     /// Runs until the agent ends.
-    pub(super) async fn run(
+    // No `async fn`: it would hold its arguments twice, and this is most of what an idle agent takes.
+    #[expect(clippy::manual_async_fn, reason = "for its size")]
+    pub(super) fn run(
         mut self,
         mut callbacks: Box<dyn AgentCallbacks>,
         mut commands: mpsc::Receiver<Command>,
-    ) {
-        let (reason, stop) = loop {
-            let call = match self.drive(&mut commands, None).await {
-                Exit::Call(call) => call,
-                Exit::Returned => continue,
-                Exit::End(reason, stop) => break (reason, stop),
+    ) -> impl Future<Output = ()> + Send {
+        async move {
+            let (reason, stop) = loop {
+                let call = match self.drive(&mut commands, None).await {
+                    Exit::Call(call) => call,
+                    Exit::Returned => continue,
+                    Exit::End(reason, stop) => break (reason, stop),
+                };
+                let (op, callback) = (call.op, call.call.name());
+                let mut running = self.call(&mut *callbacks, *call);
+                let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
+                let_go(running);
+                if let Exit::End(reason, stop) = exit {
+                    break (reason, stop);
+                }
             };
-            let Wanted { op, call, event } = *call;
-            let mut running = self.call(&mut *callbacks, call.clone(), event);
-            let exit = self.drive(&mut commands, Some((op, &call, &mut running))).await;
-            let_go(running);
-            if let Exit::End(reason, stop) = exit {
-                break (reason, stop);
-            }
-        };
-        self.finish(&mut *callbacks, commands, reason, stop).await;
-        let_go(callbacks);
+            Box::pin(self.finish(&mut *callbacks, commands, reason, stop)).await;
+            let_go(callbacks);
+        }
     }
 
     /// Gives the core an input and performs what it wants done.
     fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        let mut effects = Vec::new();
+        // The list of the step before, empty.
+        let mut effects =
+            self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default();
         let none = crate::tool::ToolSet::new();
         let env = Env {
-            now: Timestamp::now(),
+            now: &Timestamp::now,
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
-            turn_id: rand::random(),
+            turn_id: &rand::random,
         };
         let output = input(&mut self.core, &env, &mut effects);
-        for effect in effects {
+        self.perform_all(effects);
+        output
+    }
+
+    fn perform_all(&mut self, mut effects: Vec<Effect>) {
+        for effect in effects.drain(..) {
             self.perform(effect);
         }
         #[cfg(debug_assertions)]
@@ -221,8 +237,9 @@ impl Task {
         }
         if self.core.is_at_rest() {
             let_go(self.work.take());
+        } else if let Some(work) = &mut self.work {
+            work.effects = effects;
         }
-        output
     }
 
     fn perform(&mut self, effect: Effect) {

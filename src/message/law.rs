@@ -251,6 +251,12 @@ pub(crate) fn answer_open_tool_uses(
     history: &History,
     content: Blocks,
 ) -> Result<Vec<Content>, HistoryError> {
+    let is_plain = |block: &Content| !matches!(block, Content::ToolUse(_) | Content::ToolResult(_));
+    if history.open_tool_uses().next().is_none()
+        && content.0.iter().all(|block| is_plain(block) && misplaced(Role::User, block).is_none())
+    {
+        return Ok(content.0);
+    }
     let index = history.len();
     let mut answers: HashMap<&ToolUseId, Option<ToolResult>> =
         history.open_tool_uses().map(|tool_use| (&tool_use.id, None)).collect();

@@ -1,6 +1,10 @@
-use std::sync::{
-    Arc,
-    atomic::{AtomicBool, AtomicUsize, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    task::{Context, Poll, Waker},
 };
 
 use tokio::sync::{mpsc, oneshot};
@@ -19,11 +23,82 @@ pub struct RequestContext {
 
 #[derive(Debug)]
 struct Asking {
-    decisions: mpsc::Sender<DecisionRequest>,
+    to: To,
     /// Whether anything was ever asked: the request can't be repeated unseen then.
     asked: AtomicBool,
     /// Questions without an answer yet.
     open: AtomicUsize,
+}
+
+#[derive(Debug)]
+enum To {
+    Channel(mpsc::Sender<DecisionRequest>),
+    Desk(Mutex<Desk>),
+}
+
+/// Where questions wait for an agent. Hardly any request asks one, and a channel for each would be the most
+/// expensive part of a short turn.
+#[derive(Debug, Default)]
+struct Desk {
+    waiting: VecDeque<DecisionRequest>,
+    agent: Option<Waker>,
+    closed: bool,
+}
+
+impl Desk {
+    /// Lays a question down, unless nobody is there any more.
+    fn put(&mut self, question: DecisionRequest) -> Option<Waker> {
+        if !self.closed {
+            self.waiting.retain(|question| !question.answer.is_closed());
+            self.waiting.push_back(question);
+        }
+        self.agent.take()
+    }
+}
+
+/// The other end of a request's context, for an agent. Once it is dropped, questions are answered with a
+/// rejection.
+#[derive(Debug)]
+pub(crate) struct Questions(Arc<Asking>);
+
+impl Questions {
+    /// The oldest question that was not taken yet.
+    pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<DecisionRequest> {
+        let mut desk = self.desk();
+        if let Some(question) = desk.waiting.pop_front() {
+            return Poll::Ready(question);
+        }
+        match &mut desk.agent {
+            Some(agent) => agent.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    fn desk(&self) -> MutexGuard<'_, Desk> {
+        match &self.0.to {
+            To::Desk(desk) => lock(desk),
+            To::Channel(_) => unreachable!("questions are taken from a desk"),
+        }
+    }
+}
+
+impl Drop for Questions {
+    fn drop(&mut self) {
+        // What it held is dropped when the lock is free again.
+        let _left = std::mem::replace(&mut *self.desk(), Desk { closed: true, ..Desk::default() });
+    }
+}
+
+/// A lock that a panic does not spoil: nothing behind it is ever half changed.
+fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
+    desk.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Asking {
+    fn new(to: To) -> Self {
+        Self { to, asked: AtomicBool::new(false), open: AtomicUsize::new(0) }
+    }
 }
 
 /// Counts a question as open for as long as it lives.
@@ -54,8 +129,13 @@ pub struct DecisionRequest {
 impl RequestContext {
     /// A context whose questions are answered by whoever reads the channel's other end.
     pub fn new(decisions: mpsc::Sender<DecisionRequest>) -> Self {
-        let asking = Asking { decisions, asked: AtomicBool::new(false), open: AtomicUsize::new(0) };
-        Self { asking: Some(Arc::new(asking)) }
+        Self { asking: Some(Arc::new(Asking::new(To::Channel(decisions)))) }
+    }
+
+    /// A context for an agent, and where its questions come out.
+    pub(crate) fn with_questions() -> (Self, Questions) {
+        let asking = Arc::new(Asking::new(To::Desk(Mutex::default())));
+        (Self { asking: Some(Arc::clone(&asking)) }, Questions(asking))
     }
 
     /// A context for a request outside an agent: questions are answered with a rejection.
@@ -78,8 +158,17 @@ impl RequestContext {
         asking.asked.store(true, Ordering::Relaxed);
         let _open = Open::new(&asking.open);
         let (answer, decision) = oneshot::channel();
-        if asking.decisions.send(DecisionRequest { tool_use, answer }).await.is_err() {
-            return Decision::reject("the conversation has ended");
+        let question = DecisionRequest { tool_use, answer };
+        match &asking.to {
+            To::Channel(decisions) => {
+                if decisions.send(question).await.is_err() {
+                    return Decision::reject("the conversation has ended");
+                }
+            }
+            To::Desk(desk) => {
+                let agent = lock(desk).put(question);
+                agent.into_iter().for_each(Waker::wake);
+            }
         }
         decision.await.unwrap_or_else(|_| Decision::reject("the question was dropped"))
     }

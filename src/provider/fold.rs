@@ -253,8 +253,10 @@ impl Fold {
             let cut = !whole && (index + 1 == count || !block.ended);
             block.finish(cut)
         });
-        let message =
-            Message { role: Role::Assistant, content: content.collect(), timestamp: now, provider_data };
+        // A message may be kept for long, and a block has room to grow.
+        let mut content: Vec<Content> = content.collect();
+        content.shrink_to_fit();
+        let message = Message { role: Role::Assistant, content, timestamp: now, provider_data };
         Ok(Folded { message, stop_reason, usage: usage.unwrap_or_default(), model, warnings })
     }
 

@@ -20,7 +20,7 @@ pub use key::Auth;
 
 /// How long an endpoint waits for a service. Each is an error of kind
 /// [`Timeout`](super::ErrorKind::Timeout) that names itself. The limit for a whole exchange is
-/// [`Options::timeout`](super::Options::timeout).
+/// [`Options::timeout`](super::OptionFields::timeout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
     /// For a connection, TLS included.

@@ -1,11 +1,91 @@
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+    time::Duration,
+};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use super::Secret;
 use crate::tool::Schema;
+
+/// How to answer. What is `None` is the service's own default.
+///
+/// Its fields are those of [`OptionFields`]: read and set them as its own. It is cheap to clone, since clones
+/// share their fields until one is changed, and takes the room of a pointer where nothing is set.
+///
+/// What a service can't honour is mapped to its nearest, and reported in the response's warnings. Neither
+/// the key nor headers are ever serialised, and their values are never shown.
+///
+/// ```
+/// use omni_agent::provider::{Effort, Options};
+///
+/// let mut options = Options::default()
+///     .with_max_tokens(2_000)
+///     .with_thinking(Effort::Low)
+///     .with_stop_sequences(["END"])
+///     .with_extra([("seed", 7)])
+///     .with_header("X-Tenant", "acme");
+/// options.temperature = Some(0.2);
+/// let hurried = options.overlaid(&Options::default().with_max_tokens(100));
+/// assert_eq!(hurried.max_tokens, Some(100));
+/// assert_eq!(hurried.stop_sequences, options.stop_sequences);
+/// ```
+// An agent keeps its options for life, and each prompt brings its own, nearly always empty: in place, the
+// fields would take some 350 bytes in every one of them, and be moved with it.
+#[derive(Clone, Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Options(#[serde(with = "shared")] Option<Arc<OptionFields>>);
+
+impl Deref for Options {
+    type Target = OptionFields;
+
+    fn deref(&self) -> &OptionFields {
+        self.0.as_deref().unwrap_or(&OptionFields::NONE)
+    }
+}
+
+impl DerefMut for Options {
+    fn deref_mut(&mut self) -> &mut OptionFields {
+        Arc::make_mut(self.0.get_or_insert_default())
+    }
+}
+
+impl PartialEq for Options {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        (**self).fmt(f)
+    }
+}
+
+/// The fields as they are written down, whether they are shared or not.
+mod shared {
+    use super::{Arc, Deserialize, Deserializer, OptionFields, Serialize, Serializer};
+
+    #[expect(clippy::ref_option, reason = "serde calls it so")]
+    pub(super) fn serialize<S: Serializer>(
+        fields: &Option<Arc<OptionFields>>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        fields.as_deref().unwrap_or(&OptionFields::NONE).serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Arc<OptionFields>>, D::Error> {
+        let fields = OptionFields::deserialize(deserializer)?;
+        Ok((fields != OptionFields::NONE).then(|| Arc::new(fields)))
+    }
+}
 
 macro_rules! options {
     ($(#[$outer:meta])* pub struct $name:ident {
@@ -15,8 +95,13 @@ macro_rules! options {
         pub struct $name { $($(#[$meta])* pub $field: Option<$type>,)+ }
 
         impl $name {
+            /// Nothing is set.
+            const NONE: Self = Self { $($field: None,)+ };
+        }
+
+        impl Options {
             $(
-                #[doc = concat!("The same options with [`", stringify!($field), "`](Self::", stringify!($field), ") set.")]
+                #[doc = concat!("The same options with [`", stringify!($field), "`](", stringify!($name), "::", stringify!($field), ") set.")]
                 pub fn $with(mut self, $value: $arg) -> Self {
                     self.$field = Some($to);
                     self
@@ -25,7 +110,10 @@ macro_rules! options {
 
             /// These options, with each that `over` sets in its place, whole: nothing is merged.
             pub fn overlaid(&self, over: &Self) -> Self {
-                Self { $($field: over.$field.clone().or_else(|| self.$field.clone()),)+ }
+                if over.0.is_none() {
+                    return self.clone();
+                }
+                Self(Some(Arc::new($name { $($field: over.$field.clone().or_else(|| self.$field.clone()),)+ })))
             }
 
             /// Whether nothing is set.
@@ -37,28 +125,11 @@ macro_rules! options {
 }
 
 options! {
-/// How to answer. What is `None` is the service's own default.
-///
-/// What a service can't honour is mapped to its nearest, and reported in the response's warnings. Neither
-/// the key nor headers are ever serialised, and their values are never shown.
-///
-/// ```
-/// use omni_agent::provider::{Effort, Options};
-///
-/// let options = Options::default()
-///     .with_max_tokens(2_000)
-///     .with_thinking(Effort::Low)
-///     .with_stop_sequences(["END"])
-///     .with_extra([("seed", 7)])
-///     .with_header("X-Tenant", "acme");
-/// let hurried = options.overlaid(&Options::default().with_max_tokens(100));
-/// assert_eq!(hurried.max_tokens, Some(100));
-/// assert_eq!(hurried.stop_sequences, options.stop_sequences);
-/// ```
+/// The fields of [`Options`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
-pub struct Options {
+pub struct OptionFields {
     /// The most tokens to generate, reasoning included.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_tokens: u32 = with_max_tokens(count: u32) => count;

@@ -30,7 +30,7 @@ pub struct Request {
     /// The tools on offer.
     pub tools: ToolSet,
     /// How to answer.
-    pub options: Arc<Options>,
+    pub options: Options,
 }
 
 impl Request {
@@ -58,7 +58,7 @@ impl Request {
 
     /// The same request with options.
     pub fn with_options(mut self, options: Options) -> Self {
-        self.options = Arc::new(options);
+        self.options = options;
         self
     }
 

@@ -1,6 +1,5 @@
 use std::{
     any::{Any, TypeId},
-    collections::HashMap,
     fmt,
     sync::Arc,
 };
@@ -126,24 +125,35 @@ impl ToolContext {
 /// let extensions = Extensions::default().with(Tenant(7));
 /// assert_eq!(extensions.get::<Tenant>().map(|tenant| tenant.0), Some(7));
 /// ```
+// A list: there are few, and every agent has some. A map would take several times the room.
 #[derive(Clone, Default)]
-pub struct Extensions(Option<Arc<HashMap<TypeId, Arc<dyn Any + Send + Sync>>>>);
+pub struct Extensions(Option<Arc<[Entry]>>);
+
+type Entry = (TypeId, Arc<dyn Any + Send + Sync>);
 
 impl Extensions {
     /// The same values and this one, in place of one of its type.
-    pub fn with<T: Send + Sync + 'static>(mut self, value: T) -> Self {
-        Arc::make_mut(self.0.get_or_insert_default()).insert(TypeId::of::<T>(), Arc::new(value));
-        self
+    pub fn with<T: Send + Sync + 'static>(self, value: T) -> Self {
+        let id = TypeId::of::<T>();
+        let others = self.entries().iter().filter(|(other, _)| *other != id).cloned();
+        let value: Arc<dyn Any + Send + Sync> = Arc::new(value);
+        Self(Some(others.chain([(id, value)]).collect()))
+    }
+
+    fn entries(&self) -> &[Entry] {
+        self.0.as_deref().unwrap_or_default()
     }
 
     /// The value of this type, if there is one.
     pub fn get<T: Send + Sync + 'static>(&self) -> Option<&T> {
-        self.0.as_ref()?.get(&TypeId::of::<T>())?.downcast_ref()
+        let id = TypeId::of::<T>();
+        let (_, value) = self.entries().iter().find(|(other, _)| *other == id)?;
+        value.downcast_ref()
     }
 }
 
 impl fmt::Debug for Extensions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Extensions").field("values", &self.0.as_ref().map_or(0, |map| map.len())).finish()
+        f.debug_struct("Extensions").field("values", &self.entries().len()).finish()
     }
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, brief, declared, noting, reached, tokens},
+    hooks::{Hooks, Log, Watched, brief, declared, in_time, noting, reached, tokens},
     support::scripted,
 };
 
@@ -46,7 +46,7 @@ async fn ask_while_busy_or_paused_is_an_error_and_disturbs_nothing() {
     let paused = agent.agent.ask("Me too").await.unwrap_err();
     assert!(matches!(paused, AgentError::Busy(Status::Paused)), "{paused:?}");
     agent.agent.resume("a", Decision::Execute).await.unwrap();
-    assert_eq!(first.await.unwrap().unwrap().text(), "Done");
+    assert_eq!(in_time(first).await.unwrap().unwrap().text(), "Done");
     agent.end().await;
     assert_eq!(agent.history().await.len(), 4);
 }
@@ -78,7 +78,7 @@ async fn ask_resolves_before_a_staged_prompt_takes_over() {
     reached(&first).await;
     agent.prompt("And now").await.unwrap();
     first.open();
-    let response = asked.await.unwrap().unwrap();
+    let response = in_time(asked).await.unwrap().unwrap();
     assert_eq!((response.text().as_str(), response.messages.len()), ("Mine", 2));
     reached(&second).await;
     assert_eq!(agent.status().await.unwrap(), Status::Busy);
@@ -97,7 +97,7 @@ async fn ask_cancelled_is_an_error_with_what_was_discarded() {
     let asked = tokio::spawn(async move { handle.ask("Hi").await });
     reached(&gate).await;
     agent.cancel().await.unwrap();
-    let error = asked.await.unwrap().unwrap_err();
+    let error = in_time(asked).await.unwrap().unwrap_err();
     let AgentError::Cancelled(response) = error else { panic!("{error:?}") };
     assert_eq!((response.text().as_str(), response.usage), ("Well", tokens(3)));
     assert_eq!(response.stop_reason, StopReason::Cancelled);
@@ -112,7 +112,7 @@ async fn ask_interrupted_gives_what_was_kept() {
     let asked = tokio::spawn(async move { handle.ask("Hi").await });
     reached(&gate).await;
     agent.interrupt().await.unwrap();
-    let response = asked.await.unwrap().unwrap();
+    let response = in_time(asked).await.unwrap().unwrap();
     assert_eq!((response.text().as_str(), &response.stop_reason), ("Well", &StopReason::Interrupted));
 }
 
@@ -155,7 +155,7 @@ async fn ask_dropped_does_not_cancel_the_run() {
     let asked = tokio::spawn(async move { handle.ask("Hi").await });
     reached(&gate).await;
     asked.abort();
-    assert!(asked.await.unwrap_err().is_cancelled());
+    assert!(in_time(asked).await.unwrap_err().is_cancelled());
     gate.open();
     agent.end().await;
     assert_eq!(agent.history().await, ["user: Hi", "assistant: Done"]);

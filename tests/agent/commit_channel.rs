@@ -62,7 +62,7 @@ async fn run_receiver_slow_every_event_in_order_as_subscribers_see_them() {
 async fn run_no_room_agent_waits() {
     let (agent, mut receiver) = cramped([Step::new().then_text((0..50).map(|_| "x")).stop()]).await;
     agent.prompt("Hi").await.unwrap();
-    tokio::time::sleep(Duration::from_secs(60)).await;
+    tokio::time::sleep(Duration::from_mins(1)).await;
     let snapshot = answered(agent.snapshot()).await.unwrap();
     // The prompt's two events were made at once; nothing went on from there.
     assert_eq!((snapshot.last.number, snapshot.status), (2, Status::Busy));
@@ -211,7 +211,7 @@ async fn stop_outbox_never_drains_terminate_runs_and_deadline_told() {
 async fn stop_receiver_reads_late_gets_every_event_and_the_end() {
     let (agent, mut receiver) = cramped([Step::text("Hello!")]).await;
     agent.prompt("Hi").await.unwrap();
-    let stopping = tokio::spawn(async move { agent.stop(Duration::from_secs(60)).await });
+    let stopping = tokio::spawn(async move { agent.stop(Duration::from_mins(1)).await });
     tokio::time::sleep(Duration::from_secs(1)).await;
     let events = receive(&mut receiver, 1, 4).await;
     assert_eq!(names(&events), ["status(busy)", "message(user)", "status(idle)", "cancelled"]);

@@ -140,6 +140,57 @@ async fn interrupt_tools_run_aborted_and_all_answered_as_interrupted() {
     agent.ask("Go on").await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn run_tool_done_work_that_it_started_elsewhere_is_not_cancelled() {
+    let told = Arc::new(AtomicBool::new(false));
+    let tool = {
+        let told = Arc::clone(&told);
+        tool_fn("start", "Starts a job.", move |_: Value, context: ToolContext| {
+            let told = Arc::clone(&told);
+            async move {
+                tokio::spawn(async move {
+                    context.cancelled().await;
+                    told.store(true, Ordering::SeqCst);
+                });
+                Ok("started")
+            }
+        })
+    };
+    let script = [Step::tool_use("t1", "start", json!({})), Step::text("Done.")];
+    let agent = scripted(script).1.tool(tool).start().await.unwrap();
+    agent.ask("Hi").await.unwrap();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!told.load(Ordering::SeqCst), "its call was neither cancelled nor dropped");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancel_tool_never_awaits_sees_it_in_its_context() {
+    let begun = Gate::new();
+    let (tell, told) = tokio::sync::oneshot::channel();
+    let tell = std::sync::Mutex::new(Some(tell));
+    let tool = {
+        let begun = begun.clone();
+        tool_fn("busy", "Computes.", move |_: Value, context: ToolContext| {
+            let (begun, tell) = (begun.clone(), tell.lock().unwrap().take());
+            async move {
+                begun.open();
+                let start = std::time::Instant::now();
+                while !context.is_cancelled() && start.elapsed() < Duration::from_secs(10) {
+                    std::thread::yield_now();
+                }
+                let _ = tell.unwrap().send(context.is_cancelled());
+                Ok("")
+            }
+        })
+    };
+    let script = [Step::tool_use("t1", "busy", json!({}))];
+    let agent = scripted(script).1.tool_limits(no_timeout()).tool(tool).start().await.unwrap();
+    agent.prompt("Hi").await.unwrap();
+    begun.pass().await;
+    agent.cancel().await.unwrap();
+    assert!(told.await.unwrap());
+}
+
 /// Runs a step that stays open, interrupts it, and gives the message that was kept of it.
 async fn interrupted(step: Step) -> (Agent, Arc<Response>, Vec<String>) {
     let gate = Gate::new();

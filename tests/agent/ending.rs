@@ -84,7 +84,7 @@ async fn last_handle_dropped_terminate_hangs_cut_off() {
     let mut events = agent.subscribe().await.unwrap();
     let start = Instant::now();
     drop(agent);
-    let end = tokio::time::timeout(Duration::from_secs(60), events.next()).await.unwrap();
+    let end = tokio::time::timeout(Duration::from_mins(1), events.next()).await.unwrap();
     assert!(matches!(end, Some(omni_agent::subscription::Update::Closed(_))));
     assert_eq!(terminating.calls().len(), 1);
     assert!(start.elapsed() >= limit);
@@ -136,7 +136,7 @@ async fn stop_twice_at_once_both_told_and_terminated_once() {
     let gate = Gate::new();
     let terminating = Terminating { gate: Some(gate.clone()), ..Terminating::default() };
     let agent = echoing([]).callbacks(terminating.clone()).start().await.unwrap();
-    let minute = Duration::from_secs(60);
+    let minute = Duration::from_mins(1);
     let (first, second, ()) = tokio::join!(agent.stop(minute), agent.stop(minute), async {
         gate.reached().await;
         gate.open();
@@ -152,7 +152,7 @@ async fn stop_again_with_a_nearer_deadline_nearer_counts() {
     let agent = echoing([]).callbacks(terminating).start().await.unwrap();
     let patient = tokio::spawn({
         let agent = agent.clone();
-        async move { agent.stop(Duration::from_secs(3600)).await }
+        async move { agent.stop(Duration::from_hours(1)).await }
     });
     tokio::time::sleep(Duration::from_secs(1)).await;
     let start = Instant::now();
@@ -171,7 +171,7 @@ async fn operations_while_terminate_runs_stopped() {
     let mut early = agent.subscribe().await.unwrap();
     let stopping = tokio::spawn({
         let agent = agent.clone();
-        async move { agent.stop(Duration::from_secs(3600)).await }
+        async move { agent.stop(Duration::from_hours(1)).await }
     });
     answered(gate.reached()).await;
     for _ in 0..100 {
@@ -250,9 +250,9 @@ async fn stop_from_a_tool_agent_ends_and_tool_dropped() {
 /// Uses its agent from within: what `init` finds, and whether the agent can be asked from a callback.
 #[derive(Clone, Default)]
 struct Inward {
-    in_init: Arc<AtomicBool>,
-    in_terminate: Arc<AtomicBool>,
-    in_step: Arc<Mutex<Option<Status>>>,
+    init: Arc<AtomicBool>,
+    terminate: Arc<AtomicBool>,
+    step: Arc<Mutex<Option<Status>>>,
 }
 
 #[async_trait]
@@ -262,17 +262,17 @@ impl AgentCallbacks for Inward {
         _: &mut Draft,
         state: &State,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        self.in_init.store(state.agent().upgrade().is_some(), Ordering::SeqCst);
+        self.init.store(state.agent().upgrade().is_some(), Ordering::SeqCst);
         Ok(())
     }
 
     async fn prepare_step(&mut self, _: &mut Request, state: &mut State) {
         let agent = state.agent().upgrade().unwrap();
-        *self.in_step.lock().unwrap() = Some(agent.status().await.unwrap());
+        *self.step.lock().unwrap() = Some(agent.status().await.unwrap());
     }
 
     async fn terminate(&mut self, _: &EndReason, state: &State) {
-        self.in_terminate.store(state.agent().upgrade().is_some(), Ordering::SeqCst);
+        self.terminate.store(state.agent().upgrade().is_some(), Ordering::SeqCst);
     }
 }
 
@@ -280,9 +280,9 @@ impl AgentCallbacks for Inward {
 async fn weak_handle_upgrades_from_the_start_until_the_last_handle_is_gone() {
     let inward = Inward::default();
     let agent = echoing([Step::text("Hello!")]).callbacks(inward.clone()).start().await.unwrap();
-    assert!(!inward.in_init.load(Ordering::SeqCst), "nothing runs yet in init");
+    assert!(!inward.init.load(Ordering::SeqCst), "nothing runs yet in init");
     answered(agent.ask("Hi")).await.unwrap();
-    assert_eq!(*inward.in_step.lock().unwrap(), Some(Status::Busy));
+    assert_eq!(*inward.step.lock().unwrap(), Some(Status::Busy));
     let weak = agent.downgrade();
     let upgraded = weak.upgrade().unwrap();
     drop(agent);
@@ -291,7 +291,7 @@ async fn weak_handle_upgrades_from_the_start_until_the_last_handle_is_gone() {
     drop(upgraded);
     assert!(weak.upgrade().is_none());
     closed(&mut events).await;
-    assert!(!inward.in_terminate.load(Ordering::SeqCst));
+    assert!(!inward.terminate.load(Ordering::SeqCst));
 }
 
 /// A provider whose instance never closes, or breaks when it does.
@@ -299,7 +299,7 @@ struct Clinging(bool);
 
 #[async_trait]
 impl Provider for Clinging {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "clinging"
     }
 
@@ -317,7 +317,7 @@ impl Provider for Clinging {
 
     async fn close(&self) {
         assert!(!self.0, "close broke");
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

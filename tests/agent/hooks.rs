@@ -219,10 +219,14 @@ impl Watched {
     }
 }
 
-/// Waits until somebody stands at the gate; the test fails if nobody comes within an hour of paused time.
+/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(std::time::Duration::from_hours(1), future).await.expect("nothing came")
+}
+
+/// Waits until somebody stands at the gate.
 pub(crate) async fn reached(gate: &Gate) {
-    let hour = std::time::Duration::from_hours(1);
-    tokio::time::timeout(hour, gate.reached()).await.expect("nobody came to the gate");
+    in_time(gate.reached()).await;
 }
 
 /// A message in short.

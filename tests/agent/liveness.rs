@@ -46,7 +46,7 @@ struct Endless;
 
 #[async_trait]
 impl Provider for Endless {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "endless"
     }
 
@@ -88,7 +88,7 @@ struct Instant;
 
 #[async_trait]
 impl Provider for Instant {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "instant"
     }
 

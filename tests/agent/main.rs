@@ -10,6 +10,7 @@ mod decisions;
 mod ending;
 mod errors;
 mod event_data;
+mod flood;
 mod hooks;
 mod joining;
 mod limits;

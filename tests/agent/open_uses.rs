@@ -110,7 +110,7 @@ async fn prompt_with_results_that_answer_nothing_is_refused_and_nothing_is_lost(
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     let orphan = |error: AgentError, id: &str| match error {
         AgentError::InvalidPrompt(HistoryError::OrphanResult { id: named, .. }) => {
-            assert_eq!(named.as_str(), id)
+            assert_eq!(named.as_str(), id);
         }
         other => panic!("{other:?}"),
     };

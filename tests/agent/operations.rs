@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{Accepted, AgentError, Event, Status},
+    agent::{Accepted, AgentError, Event, Status, TurnOutcome},
     message::ToolUseId,
     provider::StopReason,
     subscription::{EndReason, Update},
@@ -108,8 +108,9 @@ async fn interrupt_whatever_goes_on_ends_the_run_and_agent_lives_on() {
                 | Amid::Callback(At::HandleToolUse | At::HandleToolResult | At::HandleTurn)
         );
         let (response, staged) = match &*end {
-            Event::Turn(omni_agent::agent::TurnOutcome::Stop { response, staged }) => (response, staged),
-            Event::Cancelled { response, staged } => (response, staged),
+            Event::Turn(TurnOutcome::Stop { response, staged }) | Event::Cancelled { response, staged } => {
+                (response, staged)
+            }
             other => panic!("{amid:?}: {other:?}"),
         };
         let reason = if keeps { StopReason::Interrupted } else { StopReason::Cancelled };

@@ -115,7 +115,7 @@ async fn run_provider_fails_handle_error_is_told_and_agent_lives_on() {
             assert_eq!(response.message.as_ref().unwrap().text(), "Half", "the event says what is void");
             assert_eq!(response.usage.output, 3);
         }
-        assert_eq!(*told.lock().unwrap(), [failure.clone()], "{deed:?}");
+        assert_eq!(*told.lock().unwrap(), std::slice::from_ref(failure), "{deed:?}");
         assert_eq!(agent.state().await.unwrap().history().len(), 0);
         let answer = answered(agent.ask("Hello?")).await.unwrap();
         assert_eq!(answer.text(), "Half");
@@ -152,7 +152,7 @@ impl Brittle {
 
 #[async_trait]
 impl Tool for Brittle {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         self.touch("name");
         "brittle"
     }
@@ -248,7 +248,7 @@ struct SpitefulTool(Schema, Spiteful);
 
 #[async_trait]
 impl Tool for SpitefulTool {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "spiteful"
     }
 

@@ -1,25 +1,20 @@
 //! Many hands on one agent at once.
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Accepted, Agent, AgentCallbacks, AgentError, Event, Prompt, Snapshot, State, Status, ToolDecision,
-        TurnOutcome,
+        Accepted, Agent, AgentCallbacks, AgentError, AgentSubscription, Event, Prompt, Snapshot, State,
+        Status, ToolDecision, TurnOutcome,
     },
     message::{Message, Role, ToolUse},
-    subscription::Update,
+    subscription::{EventId, Update},
     testing::{ScriptedProvider, Step},
     tool::Decision,
 };
 use serde_json::json;
+use tokio::sync::oneshot;
 
 use crate::{rig::echo, support::ends_run};
 
@@ -35,16 +30,19 @@ impl AgentCallbacks for Pausing {
 
 /// Follows an agent's events, applies them to a snapshot, and notes each prompt that began a turn or was
 /// carried back.
-async fn follow(agent: &Agent, stop: Arc<AtomicBool>) -> (Snapshot, Vec<String>) {
-    let mut events = agent.subscribe().await.unwrap();
+async fn follow(mut events: AgentSubscription, last: oneshot::Receiver<EventId>) -> (Snapshot, Vec<String>) {
     let mut truth = (**events.snapshot().unwrap()).clone();
     let mut places = Vec::new();
     let mut in_run = false;
-    loop {
-        let update = match tokio::time::timeout(Duration::from_millis(50), events.next()).await {
-            Ok(update) => update.unwrap(),
-            Err(_) if stop.load(Ordering::SeqCst) => return (truth, places),
-            Err(_) => continue,
+    let mut last = std::pin::pin!(last);
+    let mut end = None;
+    while end.is_none_or(|end| truth.last < end) {
+        let update = tokio::select! {
+            update = events.next() => update.unwrap(),
+            last = &mut last, if end.is_none() => {
+                end = Some(last.unwrap());
+                continue;
+            }
         };
         let Update::Event(numbered) = update else { panic!("{update:?}") };
         assert_eq!(numbered.id.number, truth.last.number + 1);
@@ -73,6 +71,7 @@ async fn follow(agent: &Agent, stop: Arc<AtomicBool>) -> (Snapshot, Vec<String>)
         truth.apply(event);
         truth.last = numbered.id;
     }
+    (truth, places)
 }
 
 fn text_of(prompt: &Prompt) -> String {
@@ -87,12 +86,8 @@ async fn race(round: u32) {
     let provider = ScriptedProvider::new(script);
     let agent =
         Agent::builder().model(provider.model()).tool(echo()).callbacks(Pausing).start().await.unwrap();
-    let done = Arc::new(AtomicBool::new(false));
-    let following = tokio::spawn({
-        let (agent, done) = (agent.clone(), Arc::clone(&done));
-        async move { follow(&agent, done).await }
-    });
-    tokio::task::yield_now().await;
+    let (tell_last, last) = oneshot::channel();
+    let following = tokio::spawn(follow(agent.subscribe().await.unwrap(), last));
 
     let prompt = |text: &'static str| {
         let agent = agent.clone();
@@ -156,9 +151,10 @@ async fn race(round: u32) {
     };
     tokio::time::timeout(Duration::from_secs(20), finish).await.expect("the agent is stuck");
 
-    done.store(true, Ordering::SeqCst);
+    let end = agent.snapshot().await.unwrap();
+    tell_last.send(end.last).unwrap();
     let (truth, mut places) = following.await.unwrap();
-    assert_eq!(truth, agent.snapshot().await.unwrap());
+    assert_eq!(truth, end);
     truth.state.history.check().unwrap();
     places.extend(replaced);
     places.sort();

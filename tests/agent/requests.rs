@@ -26,7 +26,7 @@ async fn prepare_step_changes_the_request_and_nothing_else() {
             history.push(Message::user("It is Tuesday."));
             request.history = history;
             request.system = Some("Be brief.".into());
-            request.options = Arc::new(Options::default().with_max_tokens(5));
+            request.options = Options::default().with_max_tokens(5);
             request.tools.insert(Arc::new(declared("extra"))).unwrap();
         }
     });

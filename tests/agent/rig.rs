@@ -36,7 +36,7 @@ pub async fn answered<T>(operation: impl Future<Output = T>) -> T {
 
 /// Asserts that an operation is not done in an hour of paused time.
 pub async fn unanswered<T>(operation: impl Future<Output = T>) {
-    let hour = Duration::from_secs(3600);
+    let hour = Duration::from_hours(1);
     assert!(tokio::time::timeout(hour, operation).await.is_err(), "the operation should have waited");
 }
 
@@ -275,7 +275,7 @@ impl Rogue {
 
 #[async_trait]
 impl Provider for Rogue {
-    fn name(&self) -> &str {
+    fn name(&self) -> &'static str {
         "rogue"
     }
 

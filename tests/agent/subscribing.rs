@@ -159,7 +159,9 @@ async fn next_dropped_while_resyncing_nothing_lost() {
 async fn read_flood(events: &mut AgentSubscription) {
     let mut last = events.last_id().number;
     loop {
-        let Some(Update::Event(numbered)) = events.next().await else { panic!("an event was lost") };
+        let Some(Update::Event(numbered)) = events.next().await else {
+            panic!("an event was lost after {last}")
+        };
         assert_eq!(numbered.id.number, last + 1);
         last += 1;
         if ends_run(&numbered.event) {

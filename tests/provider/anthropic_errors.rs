@@ -55,6 +55,17 @@ fn decode_errors_in_other_envelopes_are_errors() {
 }
 
 #[test]
+fn decode_bare_error_in_event_named_error_is_that_error() {
+    // As llama.cpp sends it: the type is not the event's.
+    for extra in ["", r#","delta":7"#] {
+        let data = format!(r#"{{"code":500,"message":"No match","type":"server_error"{extra}}}"#);
+        let error = failure("error", &data);
+        assert_eq!((error.kind, error.status), (ErrorKind::Service, Some(500)), "{error:?}");
+        assert!(error.message.contains("No match"), "{error}");
+    }
+}
+
+#[test]
 fn decode_error_before_message_start_is_that_error() {
     let overloaded = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
     assert_eq!(decode(&[overloaded]).unwrap_err().kind, ErrorKind::Overloaded);

@@ -139,8 +139,13 @@ fn options_from_outside_take_no_secrets_and_tolerate_the_unknown() {
 #[test]
 fn with_header_adds_to_the_others() {
     let base = BTreeMap::from([("A".to_owned(), Secret::new("1")), ("B".to_owned(), Secret::new("2"))]);
-    let headers =
-        Options::default().with_headers(base).with_header("B", "3").with_header("C", "4").headers.unwrap();
+    let headers = Options::default()
+        .with_headers(base)
+        .with_header("B", "3")
+        .with_header("C", "4")
+        .headers
+        .clone()
+        .unwrap();
     let values: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.reveal())).collect();
     assert_eq!(values, [("A", "1"), ("B", "3"), ("C", "4")]);
 }

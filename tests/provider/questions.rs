@@ -54,7 +54,7 @@ async fn total_timeout_stands_still_while_somebody_decides() {
     let (provider, mut stream, mut questions) = ask(script, options);
     tokio::spawn(async move {
         let question = questions.recv().await.unwrap();
-        tokio::time::sleep(Duration::from_secs(3600)).await;
+        tokio::time::sleep(Duration::from_hours(1)).await;
         question.answer.send(Decision::Execute).unwrap();
     });
     while let Some(item) = stream.next().await {

@@ -277,7 +277,7 @@ async fn run_timeout_is_five_seconds_unless_set() {
 async fn run_timeout_by_name_goes_by_the_name() {
     let slow = |name: &str| {
         tool_fn(name, "Slow.", |_: Value, _| async {
-            tokio::time::sleep(Duration::from_secs(3_600)).await;
+            tokio::time::sleep(Duration::from_hours(1)).await;
             Ok("done")
         })
     };

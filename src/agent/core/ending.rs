@@ -71,7 +71,7 @@ impl Core {
                     .map_err(|e| e.to_string())
             };
             if let Err(message) = checked {
-                let failure = callback_failure(&Call::HandleTurn(response), message);
+                let failure = callback_failure(Call::HandleTurn(response).name(), message);
                 return self.fail(turn, failure, Remains::default(), env, effects);
             }
         }
@@ -178,7 +178,7 @@ impl Core {
     pub(in crate::agent) fn call_failed(
         &mut self,
         op: Op,
-        call: &Call,
+        callback: &'static str,
         message: String,
         env: &Env<'_>,
         effects: &mut Effects,
@@ -194,7 +194,7 @@ impl Core {
             return;
         }
         effects.push(Effect::Abort);
-        self.end_in_error(callback_failure(call, message), env, effects);
+        self.end_in_error(callback_failure(callback, message), env, effects);
     }
 
     /// The run ends in an error.
@@ -283,7 +283,7 @@ impl Core {
         if let Some(fold) = fold {
             response.usage += fold.usage();
             if !fold.blocks().is_empty() {
-                let partial = Arc::new(fold.cut(env.now));
+                let partial = Arc::new(fold.cut((env.now)()));
                 response.messages.push(Arc::clone(&partial));
                 response.message = Some(partial);
             }
@@ -300,7 +300,7 @@ impl Core {
         if matches!(self.phase, Phase::Idle) {
             return Err(AgentError::Idle);
         }
-        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(env.now));
+        let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage((env.now)()));
         let worth_keeping =
             self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1) || salvaged.is_some();
         if !worth_keeping {

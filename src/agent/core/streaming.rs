@@ -21,7 +21,12 @@ impl Core {
         if *waiting != op {
             return;
         }
-        let delta = self.waited.freshen(delta, op, fold, question.as_deref());
+        let delta = match delta {
+            Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
+                self.waited.freshen(delta, op, fold, question.as_deref())
+            }
+            other => other,
+        };
         match fold.apply(&delta) {
             Ok(()) => effects.extend(event_of(delta, fold).map(Effect::Emit)),
             Err(error) => self.stream_failed(op, error.into(), effects),
@@ -77,7 +82,7 @@ impl Core {
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
-        let folded = match fold.finish(env.now) {
+        let folded = match fold.finish((env.now)()) {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
         };
@@ -99,12 +104,9 @@ impl Core {
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
         let uses: Vec<ToolUse> = answer.iter().flat_map(|message| message.tool_uses().cloned()).collect();
-        let mut step = Response {
-            usage,
-            warnings,
-            messages: prompted_by.into_iter().chain(answer).collect(),
-            ..respond(&turn, stop_reason.clone(), env)
-        };
+        let messages = prompted_by.into_iter().chain(answer).collect();
+        let mut step =
+            Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), env) };
         parse_output(&mut step, &turn, env);
         effects.push(Effect::Emit(Event::Step(Arc::new(step))));
         self.answered(turn, stop_reason, uses, env, effects);
@@ -191,7 +193,16 @@ pub(super) fn close_tool_uses(
 
 /// A response that covers the turn so far.
 pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
-    let messages: Vec<Arc<Message>> = turn.working.pending().cloned().collect();
+    respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, env)
+}
+
+/// A response of these messages of the turn.
+fn respond_with(
+    turn: &Turn,
+    messages: Vec<Arc<Message>>,
+    stop_reason: StopReason,
+    env: &Env<'_>,
+) -> Response {
     let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
         model: turn.model.clone().unwrap_or_else(|| env.config.model.id().to_string()),

@@ -9,12 +9,9 @@ use std::{
 
 use futures_util::FutureExt;
 
-use super::Task;
+use super::{Task, Wanted};
 use crate::{
-    agent::{
-        AgentCallbacks, AppEvent, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision,
-        core::Call,
-    },
+    agent::{AgentCallbacks, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision, core::Call},
     message::ToolResult,
     provider::Request,
 };
@@ -35,21 +32,48 @@ pub(super) enum Outcome {
     ToolResult(ToolResult),
     Turn(TurnDecision),
     Error(ErrorDecision),
-    Event(Option<Prompt>),
+    Event(Option<Box<Prompt>>),
 }
 
 impl Task {
-    /// Calls a callback with a copy of the state.
+    /// Calls a callback with a copy of the state. Each has a future of its own, no larger than it must be.
     pub(super) fn call<'a>(
         &self,
         callbacks: &'a mut dyn AgentCallbacks,
-        call: Call,
-        event: Option<AppEvent>,
+        Wanted { call, event, .. }: Wanted,
     ) -> Running<'a> {
-        let state = self.state();
-        let request = matches!(call, Call::PrepareStep).then(|| Box::new(self.request()));
-        let future = invoke(callbacks, call, state, request, event);
-        Box::pin(AssertUnwindSafe(future).catch_unwind().map(|returned| returned.map_err(words)))
+        let mut state = self.state();
+        let before = Arc::clone(&state.config);
+        match call {
+            Call::PrepareStep => {
+                let mut request = Box::new(self.request());
+                contain(async move {
+                    prepare(callbacks, &mut request, &mut state).await;
+                    Returned { outcome: Outcome::Prepared(request), before, after: state.config }
+                })
+            }
+            Call::HandleToolUse(tool_use) => contain(async move {
+                let decision = callbacks.handle_tool_use(&tool_use, &mut state).await;
+                Returned { outcome: Outcome::ToolUse(decision), before, after: state.config }
+            }),
+            Call::HandleToolResult(result) => contain(async move {
+                let result = callbacks.handle_tool_result(result, &mut state).await;
+                Returned { outcome: Outcome::ToolResult(result), before, after: state.config }
+            }),
+            Call::HandleTurn(response) => contain(async move {
+                let decision = callbacks.handle_turn(&response, &mut state).await;
+                Returned { outcome: Outcome::Turn(decision), before, after: state.config }
+            }),
+            Call::HandleError(failure) => contain(async move {
+                let decision = callbacks.handle_error(&failure, &mut state).await;
+                Returned { outcome: Outcome::Error(decision), before, after: state.config }
+            }),
+            Call::HandleEvent => contain(async move {
+                let event = event.expect("handle_event comes with an event");
+                let prompt = callbacks.handle_event(event, &mut state).await;
+                Returned { outcome: Outcome::Event(prompt.map(Box::new)), before, after: state.config }
+            }),
+        }
     }
 
     /// The next request, before `prepare_step` sees it.
@@ -62,11 +86,7 @@ impl Task {
         request.model = Arc::clone(self.config.model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();
-        request.options = Arc::new(if own.is_empty() {
-            self.config.options.clone()
-        } else {
-            self.config.options.overlaid(own)
-        });
+        request.options = self.config.options.overlaid(own);
         request
     }
 
@@ -92,39 +112,17 @@ impl Task {
     }
 }
 
-async fn invoke(
-    callbacks: &mut dyn AgentCallbacks,
-    call: Call,
-    mut state: State,
-    request: Option<Box<Request>>,
-    event: Option<AppEvent>,
-) -> Returned {
-    let before = Arc::clone(&state.config);
-    let outcome = match call {
-        Call::PrepareStep => {
-            let mut request = request.expect("prepare_step comes with a request");
-            let unchanged = request.history.clone();
-            callbacks.prepare_step(&mut request, &mut state).await;
-            if !request.history.same(&unchanged) && request.history.check_sendable().is_err() {
-                tracing::debug!("prepare_step left a history that can't be sent; it is repaired");
-                request.history = request.history.repair();
-            }
-            Outcome::Prepared(request)
-        }
-        Call::HandleToolUse(tool_use) => {
-            Outcome::ToolUse(callbacks.handle_tool_use(&tool_use, &mut state).await)
-        }
-        Call::HandleToolResult(result) => {
-            Outcome::ToolResult(callbacks.handle_tool_result(result, &mut state).await)
-        }
-        Call::HandleTurn(response) => Outcome::Turn(callbacks.handle_turn(&response, &mut state).await),
-        Call::HandleError(failure) => Outcome::Error(callbacks.handle_error(&failure, &mut state).await),
-        Call::HandleEvent => {
-            let event = event.expect("handle_event comes with an event");
-            Outcome::Event(callbacks.handle_event(event, &mut state).await)
-        }
-    };
-    Returned { outcome, before, after: state.config }
+fn contain<'a>(callback: impl Future<Output = Returned> + Send + 'a) -> Running<'a> {
+    Box::pin(AssertUnwindSafe(callback).catch_unwind().map(|returned| returned.map_err(words)))
+}
+
+async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, state: &mut State) {
+    let unchanged = request.history.clone();
+    callbacks.prepare_step(request, state).await;
+    if !request.history.same(&unchanged) && request.history.check_sendable().is_err() {
+        tracing::debug!("prepare_step left a history that can't be sent; it is repaired");
+        request.history = request.history.repair();
+    }
 }
 
 /// Drops what holds the application's code or values, whatever their own drop does.

@@ -9,6 +9,7 @@ use super::{
 use crate::agent::{
     AgentError, Draft, Event,
     command::{Command, Edit},
+    core::Core,
 };
 
 impl Task {
@@ -37,10 +38,10 @@ impl Task {
                 let _ = reply.send(self.step(|core, env, effects| core.resume(&id, decision, env, effects)));
             }
             Command::Cancel(reply) => {
-                drop(reply.send(self.step(|core, env, effects| core.cancel(env, effects))))
+                drop(reply.send(self.step(Core::cancel)));
             }
             Command::Interrupt(reply) => {
-                drop(reply.send(self.step(|core, env, effects| core.interrupt(env, effects))));
+                drop(reply.send(self.step(Core::interrupt)));
             }
             Command::Notify(notify) => {
                 let (event, reply) = *notify;

@@ -5,7 +5,6 @@ use std::{
     panic::AssertUnwindSafe,
     sync::Arc,
     task::Poll,
-    time::Duration,
 };
 
 use futures_util::FutureExt;
@@ -18,12 +17,11 @@ use super::{
 use crate::{
     agent::{
         AgentCallbacks, AgentError,
-        command::{Command, Reply},
+        command::{Command, Stop},
+        core::Core,
     },
     subscription::{End, EndReason},
 };
-
-type Stop = Box<(Duration, Reply<Result<(), AgentError>>)>;
 
 impl Task {
     /// Cancels the turn in flight, lets `terminate` run, and leaves the last snapshot behind.
@@ -35,7 +33,7 @@ impl Task {
         stop: Option<Stop>,
     ) {
         // Nothing is left to be cancelled if the agent is idle.
-        let _ = self.step(|core, env, effects| core.cancel(env, effects));
+        let _ = self.step(Core::cancel);
         let_go(self.work.take());
         let_go(self.wanted.take());
         self.notices.drain(..).for_each(let_go);

@@ -2,7 +2,6 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::pin,
     sync::Arc,
     task::{Context, Poll, Waker},
 };
@@ -11,10 +10,11 @@ use tokio::sync::mpsc;
 
 use super::{
     Exit, Task,
+    breath::Breath,
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
-    agent::{Event, Failure, command::Command, core::Call, phase::Op},
+    agent::{Event, Failure, command::Command, phase::Op},
     message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,
@@ -25,7 +25,7 @@ const COMMANDS_IN_A_ROW: usize = 32;
 /// Inputs taken in one poll before other tasks get theirs.
 const INPUTS_IN_A_ROW: usize = 256;
 
-type InFlight<'a, 'b> = Option<(Op, &'a Call, &'a mut Running<'b>)>;
+type InFlight<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
 
 /// How far serving commands came.
 enum Served {
@@ -40,13 +40,13 @@ enum Served {
 impl Task {
     /// Serves commands and moves everything on until a callback is wanted, the one in flight is done, or the
     /// agent ends.
-    pub(super) async fn drive(
-        &mut self,
-        commands: &mut mpsc::Receiver<Command>,
-        mut call: InFlight<'_, '_>,
-    ) -> Exit {
+    pub(super) fn drive<'a, 'b>(
+        &'a mut self,
+        commands: &'a mut mpsc::Receiver<Command>,
+        mut call: InFlight<'a, 'b>,
+    ) -> impl Future<Output = Exit> + use<'a, 'b> {
         self.drop_call = false;
-        poll_fn(|cx| self.poll(cx, commands, &mut call)).await
+        poll_fn(move |cx| self.poll(cx, commands, &mut call))
     }
 
     fn poll(
@@ -55,29 +55,39 @@ impl Task {
         commands: &mut mpsc::Receiver<Command>,
         call: &mut InFlight<'_, '_>,
     ) -> Poll<Exit> {
+        let mut all_served = false;
         loop {
             // Counted across callbacks: with a provider and callbacks that never wait, nothing else would
             // ever let other tasks run.
-            if self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded() {
-                // A wake of its own would put the task before a future that the runtime blocks on, which may be
-                // the reader; tokio's way of yielding puts it behind everyone.
-                let _ = pin!(tokio::task::yield_now()).poll(cx);
-                self.feed.rested();
-                return self.wait();
+            if self.breath.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
+                self.breath = Some(Breath::begin());
+                self.inputs = 0;
             }
             self.inputs += 1;
-            let more = match self.poll_commands(cx, commands) {
-                Served::All => false,
-                Served::Some => true,
-                Served::End(exit) => return Poll::Ready(exit),
-            };
+            // Once the channel knows whom to wake, it is enough to look.
+            if !all_served || !commands.is_empty() {
+                match self.poll_commands(cx, commands) {
+                    Served::All => all_served = true,
+                    Served::Some => all_served = false,
+                    Served::End(exit) => return Poll::Ready(exit),
+                }
+            }
             if call.is_some() && self.drop_call {
                 return Poll::Ready(Exit::Returned);
             }
             self.tell_idle_waiters();
+            if let Some(breath) = &self.breath {
+                if breath.poll(cx).is_pending() {
+                    if !all_served {
+                        continue;
+                    }
+                    return self.wait();
+                }
+                self.breath = None;
+            }
             if self.poll_outbox(cx).is_pending() {
                 // No room: commands are all that is served.
-                if more {
+                if !all_served {
                     continue;
                 }
                 return self.wait();
@@ -88,13 +98,13 @@ impl Task {
             {
                 return Poll::Ready(Exit::Call(wanted));
             }
-            if let Some((op, call, running)) = call
+            if let Some((op, callback, running)) = call
                 && let Poll::Ready(returned) = running.as_mut().poll(cx)
             {
-                self.returned(*op, call, returned);
+                self.returned(*op, callback, returned);
                 return Poll::Ready(Exit::Returned);
             }
-            if self.poll_work(cx).is_pending() && !more {
+            if self.poll_work(cx).is_pending() && all_served {
                 return self.wait();
             }
         }
@@ -209,25 +219,20 @@ impl Task {
             self.step(|core, _, effects| core.question_withdrawn(effects));
             return Poll::Ready(());
         }
-        let (Some((op, _)), Some(questions)) = (&work.stream, &mut work.questions) else {
+        let (Some((op, _)), Some(questions)) = (&work.stream, &work.questions) else {
             return Poll::Pending;
         };
         let op = *op;
         if !self.core.can_be_asked() {
             return Poll::Pending;
         }
-        match questions.poll_recv(cx) {
-            Poll::Ready(Some(question)) => {
-                work.question = Some(question.answer);
-                self.step(|core, _, effects| core.asked(op, question.tool_use, effects));
-                Poll::Ready(())
-            }
-            Poll::Ready(None) => {
-                work.questions = None;
-                Poll::Pending
-            }
-            Poll::Pending => Poll::Pending,
-        }
+        // One question at a time is taken; the others wait.
+        let Poll::Ready(question) = questions.poll_next(cx) else {
+            return Poll::Pending;
+        };
+        work.question = Some(question.answer);
+        self.step(|core, _, effects| core.asked(op, question.tool_use, effects));
+        Poll::Ready(())
     }
 
     fn poll_stream(&mut self, cx: &mut Context<'_>) -> Poll<()> {
@@ -288,14 +293,14 @@ impl Task {
     }
 
     /// A callback is done.
-    fn returned(&mut self, op: Op, call: &Call, returned: Result<Returned, String>) {
+    fn returned(&mut self, op: Op, callback: &'static str, returned: Result<Returned, String>) {
         let adopted = returned.and_then(|Returned { outcome, before, after }| {
             self.adopt(&before, after).map(|()| (outcome, before))
         });
         let (outcome, before) = match adopted {
             Ok(adopted) => adopted,
             Err(message) => {
-                return self.step(|core, env, effects| core.call_failed(op, call, message, env, effects));
+                return self.step(|core, env, effects| core.call_failed(op, callback, message, env, effects));
             }
         };
         let provider = Arc::clone(before.model.provider());
@@ -320,7 +325,9 @@ impl Task {
                 self.step(|core, env, effects| core.error_decided(op, decision, env, effects));
             }
             Outcome::Event(prompt) => {
-                self.step(|core, env, effects| core.event_handled(op, prompt, env, effects));
+                self.step(|core, env, effects| {
+                    core.event_handled(op, prompt.map(|prompt| *prompt), env, effects);
+                });
             }
         }
     }

@@ -12,10 +12,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Instance, Task, calls::let_go};
 use crate::{
-    agent::phase::{Op, ToolCall},
+    agent::{
+        core::Effect,
+        phase::{Op, ToolCall},
+    },
     message::ToolResult,
     provider::{
-        DecisionRequest, Delta, DeltaStream, MessageDelta, Provider, ProviderError, Request, RequestContext,
+        Delta, DeltaStream, MessageDelta, Provider, ProviderError, Questions, Request, RequestContext,
         RetryPolicy,
     },
     tool::{Decision, Progress, ToolContext, ToolSet},
@@ -34,12 +37,14 @@ pub(super) struct Work {
     /// The provider makes an instance for this conversation.
     pub(super) opening: Option<(Op, Opening)>,
     pub(super) stream: Option<(Op, DeltaStream)>,
-    pub(super) questions: Option<mpsc::Receiver<DecisionRequest>>,
+    pub(super) questions: Option<Questions>,
     /// Where the answer to the provider's question goes.
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
+    /// Room for the effects of the next step.
+    pub(super) effects: Vec<Effect>,
 }
 
 /// The tools that run.
@@ -53,7 +58,11 @@ pub(super) struct Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        self.cancellation.cancel();
+        // Tools that never await can only learn of the abort from their context. If all are done, nothing is
+        // cancelled: work that they have left behind may go on.
+        if !self.set.is_empty() {
+            self.cancellation.cancel();
+        }
     }
 }
 
@@ -128,10 +137,8 @@ impl Task {
             return;
         };
         let provider = instance.own.clone().unwrap_or(of);
-        // One question at a time is taken; the others wait in the provider.
-        let (questions, receiver) = mpsc::channel(1);
-        work.questions = Some(receiver);
-        let context = RequestContext::new(questions);
+        let (context, questions) = RequestContext::with_questions();
+        work.questions = Some(questions);
         // Without a name of the service's own, an answer is taken for one of the configured model.
         let other = (request.model != *self.config.model.id()).then(|| request.model.to_string());
         let mut answer = RetryPolicy::default().stream(provider, *request, context);

@@ -24,7 +24,7 @@ const NAME: &str = "anthropic_messages";
 /// else is private to the service, such as the tools that it runs itself, becomes opaque items.
 ///
 /// Claude 4.7 and later hide the text of their thinking unless `thinking.display` asks for it; set it through
-/// [`Options::extra`](crate::provider::Options::extra).
+/// [`Options::extra`](crate::provider::OptionFields::extra).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnthropicMessages;
 

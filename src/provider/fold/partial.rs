@@ -1,7 +1,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::message::Content;
+use crate::message::{Content, Text, Thinking};
 
 /// A block that may still grow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,8 +27,16 @@ impl PartialBlock {
     /// The block of an answer that came to its end. Where the answer may have been cut within this block, no
     /// input is not taken for an empty one.
     pub(super) fn finish(self, cut: bool) -> Content {
-        let Content::ToolUse(mut tool_use) = self.content else {
-            return self.content;
+        let mut tool_use = match self.content {
+            Content::ToolUse(tool_use) => tool_use,
+            mut other => {
+                if let Content::Text(Text { text, .. }) | Content::Thinking(Thinking { text, .. }) =
+                    &mut other
+                {
+                    text.shrink_to_fit();
+                }
+                return other;
+            }
         };
         if cut || !is_blank(&self.input) {
             match parse_input(&self.input) {

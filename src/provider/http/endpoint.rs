@@ -176,7 +176,7 @@ impl Endpoint {
     }
 
     /// The same endpoint with one more hook on the JSON body, which runs after those before it and before
-    /// [`Options::extra`](crate::provider::Options::extra) is laid over it.
+    /// [`Options::extra`](crate::provider::OptionFields::extra) is laid over it.
     pub fn with_body_hook(
         mut self,
         hook: impl Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync + 'static,

@@ -89,9 +89,9 @@ pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Ch
     }
     let mut next = content.next();
     for block in blocks {
-        if next.is_some_and(|next| block.becomes(next)) {
-            let ends = matches!(block.kind, Kind::Text | Kind::Thinking | Kind::ToolUse(..));
-            ensure!(!ends || block.ended.is_some(), "{next:?} is kept and has not ended");
+        // Whether an item has ended, no event tells.
+        let whole = block.ended.is_some() || matches!(block.kind, Kind::Attachment(_) | Kind::Item(_));
+        if whole && next.is_some_and(|next| block.becomes(next)) {
             let unsigned = matches!(next, Some(Content::Thinking(thinking)) if !thinking.is_signed());
             ensure!(!unsigned, "unsigned thinking is kept");
             next = content.next();

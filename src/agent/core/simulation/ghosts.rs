@@ -8,7 +8,6 @@ use super::{Check, commands::random_decision, ensure, world::World};
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
-        core::Call,
         phase::{Op, Phase},
     },
     message::{Text, ToolResult, ToolUse},
@@ -20,7 +19,13 @@ impl World {
     pub(super) fn ghost(&mut self) -> Check {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
-        let kind = self.rng.below(14);
+        let (mut op, mut kind) = (op, self.rng.below(14));
+        if let Phase::Streaming { question: Some(question), .. } = self.core.phase()
+            && self.rng.percent(50)
+        {
+            // Its callback has returned already, if it is paused.
+            (op, kind) = (question.op, self.rng.pick(&[6, 12]));
+        }
         let tool_use = ToolUse::new("a", "search", json!({}));
         let result = ToolResult::ok(&tool_use, Text::new("ghost"));
         let slot = self.rng.below(4);
@@ -58,7 +63,7 @@ impl World {
             9 => core.turn_decided(op, TurnDecision::continue_with("ghost"), env, effects),
             10 => core.error_decided(op, ErrorDecision::RetryAfter(Duration::from_secs(1)), env, effects),
             11 => core.delay_over(op, effects),
-            12 => core.call_failed(op, &Call::PrepareStep, "ghost".into(), env, effects),
+            12 => core.call_failed(op, "prepare_step", "ghost".into(), env, effects),
             _ => core.event_handled(op, Some(Prompt::new("ghost")), env, effects),
         });
         ensure!(effects.is_empty(), "a ghost has effects: {effects:?}");

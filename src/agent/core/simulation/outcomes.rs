@@ -75,7 +75,8 @@ impl World {
             if matches!(call, Call::HandleEvent) {
                 self.model.input = Input::EventFails;
             }
-            return self.input(|core, env, effects| core.call_failed(op, &call, "boom".into(), env, effects));
+            return self
+                .input(|core, env, effects| core.call_failed(op, call.name(), "boom".into(), env, effects));
         }
         match call {
             Call::PrepareStep => {

@@ -89,9 +89,9 @@ impl Stream {
 
     fn start(&mut self, rng: &mut Rng) -> Delta {
         let (kind, block) = match rng.below(20) {
-            0..7 => (Kind::Text, BlockStart::Text),
-            7..11 => (Kind::Thinking, BlockStart::Thinking),
-            11..18 => {
+            0..6 => (Kind::Text, BlockStart::Text),
+            6..9 => (Kind::Thinking, BlockStart::Thinking),
+            9..18 => {
                 let (id, name) = (rng.pick(&IDS).into(), rng.pick(&NAMES).to_owned());
                 (Kind::ToolUse, BlockStart::ToolUse { id, name })
             }

@@ -169,7 +169,9 @@ impl World {
         if self.rng.percent(5) {
             self.kept = Kept::new(&self.core, &self.config);
         }
-        if self.rng.percent(5) {
+        // While tools run and questions wait, more can go wrong.
+        let busy = self.tasks.is_some() || self.question.is_some();
+        if self.rng.percent(if busy { 25 } else { 5 }) {
             return self.ghost();
         }
         if self.rng.percent(self.commands) || !self.has_outcome() {
@@ -186,7 +188,8 @@ impl World {
         self.clock += 1;
         let mut effects = Vec::new();
         let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
-        let env = Env { now: Timestamp(self.clock), config: &self.config, tools: &self.tools, turn_id };
+        let (now, turn_id) = (Timestamp(self.clock), move || turn_id);
+        let env = Env { now: &move || now, config: &self.config, tools: &self.tools, turn_id: &turn_id };
         let output = input(&mut self.core, &env, &mut effects);
         (output, effects)
     }

@@ -113,7 +113,8 @@ impl MessagesDecoder {
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
             "error" => Err(service_error(data)),
-            _ if event.error.is_some() => Err(service_error(data)),
+            // Some servers name the event so and send the bare error, whose type is a word of their own.
+            _ if name == "error" || event.error.is_some() => Err(service_error(data)),
             _ => Ok(()),
         }
     }
@@ -130,7 +131,8 @@ impl MessagesDecoder {
             };
         };
         let kind = event.get("type").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(name);
-        if kind == "error" || (!wire::is_known(kind) && event.get("error").is_some_and(|it| !it.is_null())) {
+        let has_error = || name == "error" || event.get("error").is_some_and(|it| !it.is_null());
+        if kind == "error" || (!wire::is_known(kind) && has_error()) {
             return Err(service_error(data));
         }
         if !wire::is_known(kind) {

@@ -18,7 +18,7 @@ const MAX_TOKENS: u32 = 4096;
 const MIN_BUDGET: u32 = 1024;
 
 pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
-    let options = &*request.options;
+    let options = &request.options;
     let cache = options.cache.map(|hint| match hint {
         CacheHint::Short => json!({"type": "ephemeral"}),
         CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),

@@ -1,0 +1,152 @@
+//! An agent that works on its own: it goes on until it calls its completion tool, within a limit of requests.
+//!
+//! ```sh
+//! cargo run --example autonomous
+//! cargo run --example autonomous -- 'Find out which file in `src` has the most lines.'
+//! ```
+//!
+//! The completion tool has no handler, so that its call ends the turn; its input is the result, checked and typed.
+//! If the model stops without it, `handle_turn` sends it on.
+
+#![allow(clippy::print_stderr, reason = "this talks to the terminal")]
+
+#[path = "support/support.rs"]
+mod support;
+
+use std::{error::Error, fs, path::Path, process::ExitCode, time::Duration};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentCallbacks, Event, Response, State, TurnDecision, TurnOutcome},
+    message::Role,
+    provider::{Model, Options, StopReason},
+    subscription::Update,
+    tool::{SchemaTool, ToolContext, ToolError, tool_fn},
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use support::{Printer, explain};
+
+/// How the work ends.
+#[derive(Debug, Deserialize, JsonSchema)]
+struct Finish {
+    /// What was found out, for the user.
+    summary: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct FilePath {
+    /// Relative to the working directory.
+    path: String,
+}
+
+/// The tools only read, and only below the working directory.
+fn inside(path: &str) -> Result<&Path, ToolError> {
+    let path = Path::new(path);
+    let up = path
+        .components()
+        .any(|part| !matches!(part, std::path::Component::Normal(_) | std::path::Component::CurDir));
+    if up { Err(ToolError::new("stay below the working directory")) } else { Ok(path) }
+}
+
+async fn list_files(input: FilePath, _: ToolContext) -> Result<String, ToolError> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(inside(&input.path)?)? {
+        let entry = entry?;
+        let slash = if entry.file_type()?.is_dir() { "/" } else { "" };
+        names.push(format!("{}{slash}", entry.file_name().to_string_lossy()));
+    }
+    names.sort();
+    Ok(names.join(" "))
+}
+
+async fn count_lines(input: FilePath, _: ToolContext) -> Result<String, ToolError> {
+    let text = fs::read_to_string(inside(&input.path)?)?;
+    Ok(format!("{} has {} lines", input.path, text.lines().count()))
+}
+
+/// Sends the model on until it has called `finish`.
+struct UntilFinished;
+
+#[async_trait]
+impl AgentCallbacks for UntilFinished {
+    async fn handle_turn(&mut self, response: &Response, _: &mut State) -> TurnDecision {
+        match response.stop_reason {
+            // It stopped by itself. The limit of requests holds for this too: there is no endless loop.
+            StopReason::Stop => {
+                TurnDecision::continue_with("Go on. When you are done, call finish with a summary.")
+            }
+            _ => TurnDecision::Stop,
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match autonomous().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn autonomous() -> Result<(), Box<dyn Error>> {
+    let picked = support::pick_model().await?;
+    let goals = support::prompts(
+        &picked.words,
+        &["Find out how large this library is: list_files in `src`, then count_lines of `src/lib.rs`."],
+    );
+    for goal in goals {
+        work(&picked.model, &picked.options, &goal).await?;
+    }
+    Ok(())
+}
+
+async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dyn Error>> {
+    let agent = Agent::builder()
+        .model(model.clone())
+        .options(options.clone())
+        .system(
+            "Work on the user's goal with your tools, without asking back. Call finish when it is reached.",
+        )
+        .tool(tool_fn("list_files", "Lists the files of a directory.", list_files))
+        .tool(tool_fn("count_lines", "Counts the lines of a text file.", count_lines))
+        .tool(SchemaTool::of::<Finish>("finish", "Ends the work. Call it alone, when the goal is reached."))
+        .callbacks(UntilFinished)
+        .max_steps(12)
+        .start()
+        .await?;
+    let mut events = agent.subscribe().await?;
+    let mut printer = Printer::default();
+    agent.prompt(goal).await?;
+    while let Some(update) = events.next().await {
+        let Update::Event(numbered) = update else { continue };
+        printer.event(&numbered.event);
+        match &*numbered.event {
+            // The goal, and each time that `handle_turn` sends the model on.
+            Event::Message { message, step } if message.role == Role::User && !message.text().is_empty() => {
+                printer.note(&format!("[request {step}] {}", message.text()));
+            }
+            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+                printer.line(&outcome(response));
+                break;
+            }
+            Event::Error { failure, .. } => return Err(failure.clone().into()),
+            _ => {}
+        }
+    }
+    agent.stop(Duration::from_secs(5)).await?;
+    Ok(())
+}
+
+/// The result, if the model finished.
+fn outcome(response: &Response) -> String {
+    let finish = response.open_tool_uses.iter().find(|tool_use| tool_use.name == "finish");
+    match finish.map(|tool_use| serde_json::from_value::<Finish>(tool_use.input.clone())) {
+        Some(Ok(finish)) => format!("finished: {}", finish.summary),
+        Some(Err(error)) => format!("finished, but not as it should: {error}"),
+        None => format!("not finished ({}); the last words were: {}", response.stop_reason, response.text()),
+    }
+}

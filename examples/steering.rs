@@ -1,0 +1,141 @@
+//! Steering an agent while it works: a prompt that waits for its turn, an interrupt, a cancel, and a callback
+//! that trims what is sent.
+//!
+//! ```sh
+//! cargo run --example steering
+//! ```
+
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
+
+#[path = "support/support.rs"]
+mod support;
+
+use std::{error::Error, process::ExitCode, time::Duration};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Accepted, Agent, AgentCallbacks, AgentError, AgentSubscription, Event, State, TurnOutcome},
+    provider::Request,
+    subscription::Update,
+};
+use support::{Printer, explain};
+
+/// Sends only the end of a long conversation. The agent's history stays whole; had the cut separated a tool use
+/// from its result, it would be repaired before it is sent.
+struct Trim {
+    keep: usize,
+}
+
+#[async_trait]
+impl AgentCallbacks for Trim {
+    async fn prepare_step(&mut self, request: &mut Request, _: &mut State) {
+        let all = request.history.len();
+        if all > self.keep {
+            request.history = request.history.iter().skip(all - self.keep).cloned().collect();
+        }
+        println!("{}", support::dim(&format!("\n[sending {} of {all} messages]", request.history.len())));
+    }
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match steering().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn steering() -> Result<(), Box<dyn Error>> {
+    let picked = support::pick_model().await?;
+    let prompts = support::prompts(&picked.words, &["Count from 1 to 60.", "Now count only to 5."]);
+    let task = prompts.first().map_or("", String::as_str);
+    let correction = prompts.get(1).map_or("Now count only to 5.", String::as_str);
+    let agent = Agent::builder()
+        .model(picked.model)
+        .options(picked.options.with_max_tokens(2000))
+        .callbacks(Trim { keep: 3 })
+        .start()
+        .await?;
+    let mut events = agent.subscribe().await?;
+    let mut printer = Printer::default();
+
+    printer.line("\n1. A prompt that comes while the agent works waits for the end of the turn.");
+    printer.line(&format!("> {task}"));
+    agent.prompt(task).await?;
+    let works = follow(&mut events, &mut printer, Some(10)).await?;
+    printer.line(&format!("> {correction}"));
+    let accepted = agent.prompt(correction).await?;
+    printer.note(&format!("[{accepted:?}]"));
+    if works && accepted == Accepted::Started {
+        // A quick model: the first run had ended, unseen, and this is another one.
+        follow(&mut events, &mut printer, None).await?;
+    }
+    follow(&mut events, &mut printer, None).await?;
+    let before = history(&agent).await?;
+
+    printer.line("\n2. An interrupt keeps what has come.");
+    printer.line(&format!("> {task}"));
+    agent.prompt(task).await?;
+    if follow(&mut events, &mut printer, Some(10)).await? {
+        unless_idle(agent.interrupt().await)?;
+        follow(&mut events, &mut printer, None).await?;
+    }
+    let kept = history(&agent).await?;
+    printer.note(&format!("[the history has grown from {before} to {kept} messages]"));
+
+    printer.line("\n3. A cancel discards it: the history is as it was before the turn.");
+    printer.line(&format!("> {task}"));
+    agent.prompt(task).await?;
+    if follow(&mut events, &mut printer, Some(10)).await? {
+        unless_idle(agent.cancel().await)?;
+        follow(&mut events, &mut printer, None).await?;
+    }
+    printer.note(&format!("[the history has {} messages]", history(&agent).await?));
+
+    printer.line("\n4. And it goes on from there.");
+    printer.line(&format!("> {correction}"));
+    agent.prompt(correction).await?;
+    follow(&mut events, &mut printer, None).await?;
+    agent.stop(Duration::from_secs(5)).await?;
+    Ok(())
+}
+
+/// Shows events until the run ends, or until so many pieces of text have come. Whether the run goes on.
+async fn follow(
+    events: &mut AgentSubscription,
+    printer: &mut Printer,
+    pieces: Option<usize>,
+) -> Result<bool, Box<dyn Error>> {
+    let mut came = 0;
+    while let Some(update) = events.next().await {
+        let Update::Event(numbered) = update else { continue };
+        printer.event(&numbered.event);
+        match &*numbered.event {
+            Event::TextDelta { .. } => {
+                came += 1;
+                if pieces == Some(came) {
+                    return Ok(true);
+                }
+            }
+            Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } => return Ok(false),
+            Event::Error { failure, .. } => return Err(failure.clone().into()),
+            _ => {}
+        }
+    }
+    Err("the agent has ended".into())
+}
+
+/// A run that ends by itself, just before it is stopped, is no mistake.
+fn unless_idle(stopped: Result<(), AgentError>) -> Result<(), AgentError> {
+    match stopped {
+        Err(AgentError::Idle) => Ok(()),
+        other => other,
+    }
+}
+
+async fn history(agent: &Agent) -> Result<usize, Box<dyn Error>> {
+    Ok(agent.state().await?.history().len())
+}

@@ -1,0 +1,211 @@
+//! A model that is none: it answers offline, streams, and calls tools when it is asked to, so that everything in
+//! the examples can be seen without a key. Also a small example of a `Provider`.
+//!
+//! It calls a tool whose name it reads (`get_weather Oslo`), or a word of whose name it reads together with all
+//! that the tool needs ("What is the weather in Oslo and in Rome?"). "Then" begins another step.
+
+mod call;
+
+use std::{env, time::Duration};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, stream};
+use omni_agent::{
+    message::{Content, History, Message, Role, ToolUseId, Usage},
+    provider::{
+        BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Part, Provider, ProviderError, Request,
+        RequestContext, StopReason, ThinkingMode,
+    },
+};
+use tokio::time::sleep;
+
+use call::Call;
+
+/// The demo model.
+pub(super) struct Demo {
+    /// Between two words.
+    pause: Duration,
+}
+
+impl Default for Demo {
+    fn default() -> Self {
+        let millis = env::var("DEMO_PAUSE_MS").ok().and_then(|millis| millis.parse().ok());
+        Self { pause: Duration::from_millis(millis.unwrap_or(30)) }
+    }
+}
+
+/// A block of an answer.
+enum Block {
+    Thinking(String),
+    Text(String),
+    ToolUse(Call),
+}
+
+#[async_trait]
+impl Provider for Demo {
+    fn name(&self) -> &'static str {
+        "demo"
+    }
+
+    async fn stream(&self, request: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+        if Turn::of(&request.history).asked.trim() == "fail" {
+            return Err(ProviderError::new(ErrorKind::Service, "you asked the demo model to fail"));
+        }
+        let blocks = answer(&request);
+        let mut usage =
+            Usage { input: request.history.iter().map(|m| tokens(&m.text())).sum(), ..Usage::default() };
+        usage.input += request.system.as_deref().map_or(0, tokens);
+        // As services do: an answer that is interrupted has its input counted.
+        let usage_so_far = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
+        let mut deltas = vec![Delta::Message(Box::new(usage_so_far))];
+        let mut stop = StopReason::Stop;
+        for (index, block) in blocks.into_iter().enumerate() {
+            let (block, parts) = match block {
+                Block::Text(text) => {
+                    usage.output += tokens(&text);
+                    (BlockStart::Text, words(&text).map(Part::Text).collect())
+                }
+                Block::Thinking(text) => {
+                    usage.output += tokens(&text);
+                    usage.reasoning += tokens(&text);
+                    (BlockStart::Thinking, words(&text).map(Part::Text).collect())
+                }
+                Block::ToolUse(call) => {
+                    stop = StopReason::ToolUse;
+                    // The history's length makes ids distinct over the conversation.
+                    let id = ToolUseId::from(format!("demo-{}-{index}", request.history.len()));
+                    let input = call.input.to_string();
+                    usage.output += tokens(&input);
+                    (BlockStart::ToolUse { id, name: call.name }, vec![Part::Input(input)])
+                }
+            };
+            deltas.push(Delta::Start { index, block });
+            deltas.extend(Vec::into_iter(parts).map(|part| Delta::Extend { index, part }));
+            deltas.push(Delta::End { index });
+        }
+        // Without a stop reason, an answer is taken for truncated.
+        deltas.push(Delta::Message(Box::new(MessageDelta {
+            usage: Some(usage),
+            stop_reason: Some(stop),
+            ..MessageDelta::default()
+        })));
+        let pause = self.pause;
+        Ok(Box::pin(stream::iter(deltas).then(move |delta| async move {
+            if matches!(delta, Delta::Extend { .. }) {
+                sleep(pause).await;
+            }
+            Ok(delta)
+        })))
+    }
+}
+
+/// What the demo model knows of the turn: it has no other memory than the history.
+struct Turn {
+    /// The text of the last user message that has one.
+    asked: String,
+    /// The results since then.
+    results: Vec<String>,
+    /// Its own answers since then.
+    steps: usize,
+    /// Whether it has said something before.
+    met: bool,
+}
+
+impl Turn {
+    fn of(history: &History) -> Self {
+        let mut turn = Self { asked: String::new(), results: Vec::new(), steps: 0, met: false };
+        for message in history {
+            let text = message.text();
+            match message.role {
+                Role::Assistant => {
+                    turn.steps += 1;
+                    turn.met = true;
+                }
+                Role::User if text.is_empty() => turn.results.extend(results(message)),
+                Role::User => turn = Self { asked: text, results: Vec::new(), steps: 0, met: turn.met },
+            }
+        }
+        turn
+    }
+}
+
+fn results(message: &Message) -> impl Iterator<Item = String> {
+    message.tool_results().map(|result| {
+        let word = if result.is_error { "was of no use:" } else { "says" };
+        format!("{} {word} {}", result.name, result.text())
+    })
+}
+
+fn answer(request: &Request) -> Vec<Block> {
+    let turn = Turn::of(&request.history);
+    let all: Vec<String> = request.history.iter().flat_map(|message| results(message)).collect();
+    let calls = call::find(request, &turn.asked, turn.steps, &all.join("; "));
+    let mut blocks = Vec::new();
+    if !matches!(request.options.thinking, None | Some(ThinkingMode::Off)) {
+        let plan = match calls.as_slice() {
+            [] if !turn.results.is_empty() => "The tools have answered. I pass on what they say.".to_owned(),
+            [] => "I see no tool to call in that. I answer with words.".to_owned(),
+            calls => {
+                let names: Vec<&str> = calls.iter().map(|call| call.name.as_str()).collect();
+                format!("I read that as: call {}.", names.join(" and "))
+            }
+        };
+        blocks.push(Block::Thinking(plan));
+    }
+    if !calls.is_empty() {
+        blocks.extend(calls.into_iter().map(Block::ToolUse));
+        return blocks;
+    }
+    let text = match &request.options.output {
+        Some(output) => call::sample(output.schema.as_value(), "made up").to_string(),
+        None if !turn.results.is_empty() => format!("Here is what I got: {}", turn.results.join("; ")),
+        None => talk(request, &turn),
+    };
+    blocks.push(Block::Text(text));
+    blocks
+}
+
+/// An answer in words.
+fn talk(request: &Request, turn: &Turn) -> String {
+    let lower = turn.asked.to_lowercase();
+    let mut numbers =
+        lower.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u32>().ok());
+    if let (true, Some(last)) = (lower.contains("count"), numbers.next_back()) {
+        let numbers: Vec<String> = (1..=last.min(1000)).map(|number| number.to_string()).collect();
+        return numbers.join(" ");
+    }
+    let seen = request.history.iter().filter(|message| message.role == Role::User).count();
+    let pictures = request
+        .history
+        .last()
+        .is_some_and(|message| message.content.iter().any(|block| matches!(block, Content::Attachment(_))));
+    let mut text = if turn.met {
+        format!("This is message {seen} that I see from you: “{}”.", turn.asked.trim())
+    } else {
+        format!(
+            "I am no LLM, only a demo model that comes with the examples. I can't answer; I repeat what you say \
+             (“{}”) and call tools when I read their names.",
+            turn.asked.trim()
+        )
+    };
+    if pictures {
+        text.push_str(" I can't see pictures.");
+    }
+    let names: Vec<&str> = request.tools.iter().map(|tool| tool.name()).collect();
+    if !names.is_empty() && !turn.met {
+        text.push_str(" Mine here: ");
+        text.push_str(&names.join(", "));
+        text.push('.');
+    }
+    text
+}
+
+/// Words with the white space after them.
+fn words(text: &str) -> impl Iterator<Item = String> {
+    text.split_inclusive(char::is_whitespace).map(str::to_owned)
+}
+
+/// Nobody counts a demo's tokens: words will do.
+fn tokens(text: &str) -> u64 {
+    u64::try_from(text.split_whitespace().count()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,148 @@
+//! Which model an example talks to.
+
+use std::{env, error::Error, sync::Arc, time::Duration};
+
+use omni_agent::provider::{Effort, Model, Options, Provider, Registry, http::Endpoint};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+
+use super::demo::Demo;
+
+/// Services whose key may be in the environment, and a current model of each. Any other model of theirs can be
+/// named with `--model`.
+const SERVICES: [(&str, &str); 2] =
+    [("ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5"), ("OPENAI_API_KEY", "openai:gpt-5.2")];
+
+/// Local servers, and the ports that they use unless told otherwise.
+const SERVERS: [(&str, u16); 3] = [("ollama", 11434), ("llama.cpp", 8080), ("lmstudio", 1234)];
+
+const USAGE: &str = "\
+Options:
+  --model PROVIDER:ID   the model, for instance anthropic:claude-sonnet-5 or demo:parrot
+  --base-url URL        where PROVIDER is, if it is not known: any server that speaks as OpenAI does,
+                        with the key in PROVIDER_API_KEY if it wants one
+  anything else         what to say to the model, in place of the lines of a piped standard input
+
+Without --model: a service whose key is in the environment (ANTHROPIC_API_KEY, OPENAI_API_KEY), else a local
+server on its usual port (Ollama, llama.cpp, LM Studio), else a demo model, which is no LLM.";
+
+/// A model and what goes with it.
+pub struct Picked {
+    /// The model.
+    pub model: Model,
+    /// Options that suit it.
+    pub options: Options,
+    /// What the command line says besides.
+    pub words: Vec<String>,
+}
+
+/// The command line is wrong, or asks for help.
+#[derive(Debug)]
+struct Usage(String);
+
+impl std::fmt::Display for Usage {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)
+    }
+}
+
+impl Error for Usage {}
+
+/// Picks a model and says which and why.
+pub async fn pick_model() -> Result<Picked, Box<dyn Error>> {
+    let (mut name, mut base_url, mut words) = (None, None, Vec::new());
+    let mut arguments = env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        let mut value =
+            || arguments.next().ok_or_else(|| Usage(format!("{argument} needs a value\n\n{USAGE}")));
+        match argument.as_str() {
+            "--model" => name = Some(value()?),
+            "--base-url" => base_url = Some(value()?),
+            "--help" | "-h" => {
+                println!("{USAGE}");
+                std::process::exit(0);
+            }
+            flag if flag.starts_with('-') => {
+                return Err(Usage(format!("{flag} is no option\n\n{USAGE}")).into());
+            }
+            _ => words.push(argument),
+        }
+    }
+    let (model, options, why) = match (name, base_url) {
+        (Some(name), Some(url)) => (model_at(&name, &url)?, Options::default(), "as you said".to_owned()),
+        (Some(name), None) => (model_named(&name)?, thoughtful(), "as you said".to_owned()),
+        (None, Some(_)) => {
+            return Err(Usage("--base-url needs a --model PROVIDER:ID to go with it".to_owned()).into());
+        }
+        (None, None) => find().await?,
+    };
+    eprintln!("{}", super::dim(&format!("[model {model}: {why}; --help tells how to choose another]")));
+    Ok(Picked { model, options, words })
+}
+
+/// A model by its name, among those that need no address.
+pub fn model_named(name: &str) -> Result<Model, Box<dyn Error>> {
+    let mut registry = Registry::default();
+    registry.register(Arc::new(Demo::default()));
+    registry.model(name).map_err(|error| {
+        Usage(format!("{error}\nA server of your own needs its address: --model NAME:MODEL --base-url URL"))
+            .into()
+    })
+}
+
+/// A model at an address. A provider that is known keeps its wire format there.
+fn model_at(name: &str, url: &str) -> Result<Model, Box<dyn Error>> {
+    let Some((provider, id)) =
+        name.split_once(':').filter(|(provider, id)| !provider.is_empty() && !id.is_empty())
+    else {
+        return Err(Usage(format!("{name:?} is no model name; write PROVIDER:ID")).into());
+    };
+    let known = Endpoint::all().into_iter().find(|endpoint| endpoint.name() == provider);
+    let endpoint = match known {
+        Some(endpoint) => endpoint.with_base_url(url),
+        None => Endpoint::openai_compatible(provider, url)
+            .with_key_variable(format!("{}_API_KEY", provider.to_ascii_uppercase().replace(['-', '.'], "_"))),
+    };
+    Ok(Model::new(Arc::new(endpoint.with_optional_key()), id))
+}
+
+async fn find() -> Result<(Model, Options, String), Box<dyn Error>> {
+    for (variable, name) in SERVICES {
+        if env::var(variable).is_ok_and(|key| !key.trim().is_empty()) {
+            return Ok((model_named(name)?, thoughtful(), format!("{variable} is set")));
+        }
+    }
+    for (provider, port) in SERVERS {
+        let model = timeout(Duration::from_millis(500), first_model(port)).await;
+        if let Ok(Some(id)) = model {
+            let model = model_at(&format!("{provider}:{id}"), &format!("http://127.0.0.1:{port}"))?;
+            return Ok((model, Options::default(), format!("a server answers on port {port}")));
+        }
+    }
+    let why = "there is no key in the environment and no local server. It is no LLM".to_owned();
+    Ok((Model::new(Arc::new(Demo::default()), "parrot"), thoughtful(), why))
+}
+
+/// Some reasoning, to see it. Not for local models: several servers refuse it for those that can't.
+fn thoughtful() -> Options {
+    Options::default().with_thinking(Effort::Low)
+}
+
+/// The first model that a local server offers. HTTP by hand: one request does not need a client.
+async fn first_model(port: u16) -> Option<String> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).await.ok()?;
+    let request =
+        format!("GET /v1/models HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nAccept: application/json\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.ok()?;
+    let mut answer = Vec::new();
+    stream.take(1 << 20).read_to_end(&mut answer).await.ok()?;
+    let answer = String::from_utf8(answer).ok()?;
+    let (_, body) = answer.split_once("\r\n\r\n")?;
+    let models: Value = serde_json::from_str(body).ok()?;
+    let mut ids = models["data"].as_array()?.iter().filter_map(|model| model["id"].as_str());
+    ids.find(|id| !id.contains("embed")).map(str::to_owned)
+}

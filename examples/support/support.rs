@@ -1,0 +1,12 @@
+//! What the examples share: picking a model, the terminal, and a demo model for when there is none. Nothing in
+//! here is needed to use the library; read the examples first.
+
+#![allow(dead_code, unused_imports, reason = "each example uses a part of it")]
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
+
+mod demo;
+mod model;
+mod terminal;
+
+pub use model::{Picked, model_named, pick_model};
+pub use terminal::{Interrupts, Lines, Printer, dim, explain, prompts};

@@ -1,0 +1,228 @@
+//! Reading lines and Ctrl-C, showing events and errors.
+
+use std::{
+    env,
+    error::Error,
+    io::{self, BufRead, IsTerminal, Write},
+    thread,
+};
+
+use omni_agent::{
+    agent::{AgentError, Event, Failure, Response, TurnOutcome},
+    message::ToolResult,
+    provider::{ErrorKind, ProviderError},
+};
+use tokio::sync::mpsc;
+
+/// The lines of the standard input.
+pub struct Lines {
+    lines: mpsc::Receiver<String>,
+    /// Whether a person types them.
+    pub interactive: bool,
+}
+
+impl Lines {
+    /// Reads on a thread of its own: a read can't be cancelled, and must not keep the runtime from ending.
+    pub fn new() -> Self {
+        let (sender, lines) = mpsc::channel(1);
+        thread::spawn(move || {
+            for line in io::stdin().lock().lines().map_while(Result::ok) {
+                if sender.blocking_send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        Self { lines, interactive: io::stdin().is_terminal() }
+    }
+
+    /// The next line; `None` at the end of the input.
+    pub async fn next(&mut self) -> Option<String> {
+        self.lines.recv().await
+    }
+}
+
+/// The Ctrl-Cs.
+pub struct Interrupts(mpsc::Receiver<()>);
+
+impl Interrupts {
+    /// From now on, Ctrl-C no longer ends the process.
+    pub fn new() -> Self {
+        let (sender, receiver) = mpsc::channel(1);
+        tokio::spawn(async move {
+            while tokio::signal::ctrl_c().await.is_ok() && sender.send(()).await.is_ok() {}
+        });
+        Self(receiver)
+    }
+
+    /// The next one.
+    pub async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            // There are no signals here.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+/// What to say to the model: the words of the command line, else the lines of a piped standard input, else
+/// `default`.
+pub fn prompts(words: &[String], default: &[&str]) -> Vec<String> {
+    let mut prompts = Vec::new();
+    if !words.is_empty() {
+        prompts.push(words.join(" "));
+    } else if !io::stdin().is_terminal() {
+        let lines = io::stdin().lock().lines().map_while(Result::ok);
+        prompts.extend(lines.filter(|line| !line.trim().is_empty()));
+    }
+    if prompts.is_empty() {
+        prompts.extend(default.iter().map(|&prompt| prompt.to_owned()));
+    }
+    prompts
+}
+
+/// Grey text, where the terminal can show it.
+pub fn dim(text: &str) -> String {
+    if io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none() {
+        format!("\x1b[2m{text}\x1b[0m")
+    } else {
+        text.to_owned()
+    }
+}
+
+/// Shows events as they come.
+#[derive(Default)]
+pub struct Printer {
+    /// Whether the line on the screen has been begun.
+    in_line: bool,
+}
+
+impl Printer {
+    /// Shows one event. Those that say nothing to a reader are left out, and errors, which are the caller's.
+    pub fn event(&mut self, event: &Event) {
+        match event {
+            Event::TextDelta { delta, .. } => self.write(&harmless(delta)),
+            Event::ThinkingDelta { delta, .. } => self.write(&dim(&harmless(delta))),
+            Event::TextEnd { .. } | Event::ThinkingEnd { .. } => self.end_line(),
+            // As JSON, which also keeps control characters of the model's from the terminal.
+            Event::ToolUseEnd { content, .. } => self.note(&format!("→ {} {}", content.name, content.input)),
+            Event::ToolProgress { data, .. } => self.note(&format!("  … {data}")),
+            Event::ToolResult { result, .. } => self.note(&result_line(result)),
+            Event::Retry { failure, delay, .. } => {
+                self.note(&format!("! {}\n  What came is void; again in {delay:?}.", explain(failure)));
+            }
+            Event::Turn(TurnOutcome::Stop { response, .. } | TurnOutcome::Continue { response }) => {
+                for warning in &response.warnings {
+                    self.note(&format!("! {warning}"));
+                }
+                self.note(&usage_line(response));
+            }
+            Event::Cancelled { response, .. } => {
+                self.note(&format!("[cancelled; {} messages discarded]", response.messages.len()));
+            }
+            _ => {}
+        }
+    }
+
+    /// Shows a text on a line of its own.
+    pub fn line(&mut self, text: &str) {
+        self.end_line();
+        println!("{text}");
+    }
+
+    /// As [`line`](Self::line), in grey.
+    pub fn note(&mut self, text: &str) {
+        self.line(&dim(text));
+    }
+
+    /// Shows the prompt.
+    pub fn prompt(&mut self, text: &str) {
+        self.end_line();
+        self.write(text);
+        self.in_line = false;
+    }
+
+    fn write(&mut self, text: &str) {
+        print!("{text}");
+        // Nothing can be done about a terminal that is gone.
+        let _ = io::stdout().flush();
+        self.in_line = !text.ends_with('\n');
+    }
+
+    fn end_line(&mut self) {
+        if std::mem::take(&mut self.in_line) {
+            println!();
+        }
+    }
+}
+
+/// Without the control characters by which a text could take over the terminal.
+fn harmless(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
+}
+
+fn result_line(result: &ToolResult) -> String {
+    let text = harmless(&result.text());
+    let short: String = text.chars().take(400).collect();
+    let more = if short.len() < text.len() { " …" } else { "" };
+    let failed = if result.is_error { " failed" } else { "" };
+    format!("← {}{failed}: {}{more}", result.name, short.trim_end().replace('\n', "\n    "))
+}
+
+fn usage_line(response: &Response) -> String {
+    let (usage, model, stop) = (response.usage, &response.model, &response.stop_reason);
+    let cached = if usage.cache_read > 0 { format!(" ({} cached)", usage.cache_read) } else { String::new() };
+    match usage.total() {
+        // Most services tell at the end of an answer, which an interrupted one does not reach.
+        0 => format!("[{model}: {stop}]"),
+        _ => format!("[{model}: {} tokens in{cached}, {} out; {stop}]", usage.prompt(), usage.output),
+    }
+}
+
+/// An error with its causes, and what can be done about it.
+pub fn explain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut kind = None;
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let words = error.to_string();
+        if !text.contains(&words) {
+            text.push_str(": ");
+            text.push_str(&words);
+        }
+        kind = kind.or_else(|| kind_of(error));
+        cause = error.source();
+    }
+    if let Some(advice) = kind.and_then(advice) {
+        text.push_str("\n  ");
+        text.push_str(advice);
+    }
+    text
+}
+
+fn kind_of(error: &(dyn Error + 'static)) -> Option<ErrorKind> {
+    if let Some(error) = error.downcast_ref::<ProviderError>() {
+        return Some(error.kind);
+    }
+    match error.downcast_ref::<Failure>().or(match error.downcast_ref::<AgentError>() {
+        Some(AgentError::Failed(failure, _)) => Some(failure),
+        _ => None,
+    }) {
+        Some(Failure::Provider { error }) => Some(error.kind),
+        _ => None,
+    }
+}
+
+fn advice(kind: ErrorKind) -> Option<&'static str> {
+    Some(match kind {
+        ErrorKind::Auth => "Check the key in the environment, or choose another model with --model.",
+        ErrorKind::RateLimit | ErrorKind::Overloaded | ErrorKind::Service => {
+            "Wait a little, and say it again."
+        }
+        ErrorKind::Quota => "The account has to be topped up, or choose another model with --model.",
+        ErrorKind::ContextTooLong => "The conversation is too long for this model; begin a new one.",
+        ErrorKind::Unsupported => "Leave that out, or choose another model with --model.",
+        ErrorKind::Timeout | ErrorKind::Transport | ErrorKind::Truncated => {
+            "Is the service up, and the network? Then say it again."
+        }
+        _ => return None,
+    })
+}

@@ -1,0 +1,192 @@
+//! Three kinds of tools: typed, closure and schema-only. Calls of one step run in parallel and report progress. At
+//! the end, an answer as a typed value.
+//!
+//! ```sh
+//! cargo run --example tools
+//! cargo run --example tools -- 'What is the weather in Lima, and what is 12 times 12?'
+//! ```
+
+#![allow(clippy::print_stderr, reason = "this talks to the terminal")]
+
+#[path = "support/support.rs"]
+mod support;
+
+use std::{borrow::Cow, error::Error, process::ExitCode, sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::{Agent, AgentSubscription, Event, Prompt, Response, TurnOutcome},
+    message::{Content, ToolResult, ToolUse},
+    subscription::Update,
+    tool::{SchemaTool, ToolContext, ToolError, ToolOutput, Typed, TypedTool, tool_fn},
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+use support::{Lines, Printer, explain};
+use tokio::time::{Instant, sleep};
+
+/// A typed tool has state of its own, and an input whose schema is derived. Its doc comments are what the model
+/// reads.
+struct Weather {
+    delay: Duration,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Place {
+    /// The city, in English.
+    city: String,
+}
+
+impl TypedTool for Weather {
+    type Input = Place;
+
+    fn name(&self) -> &str {
+        "get_weather"
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        "The weather in a city, now.".into()
+    }
+
+    async fn call(&self, place: Place, context: ToolContext) -> Result<ToolOutput, ToolError> {
+        if place.city.is_empty() {
+            // An error is for the model: it reads it and can do better.
+            return Err(ToolError::new("the city has no name"));
+        }
+        for done in [0, 50] {
+            context.progress(json!({ "city": place.city, "percent": done })).await;
+            sleep(self.delay / 2).await;
+        }
+        let degrees = place.city.bytes().map(u32::from).sum::<u32>() % 30;
+        Ok(json!({ "city": place.city, "degrees": degrees }).into())
+    }
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Factors {
+    a: f64,
+    b: f64,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Choice {
+    /// What the user has to decide.
+    question: String,
+}
+
+/// An answer as a value: its schema goes with the request, and the answer is checked against it.
+#[derive(Debug, Deserialize, JsonSchema)]
+#[expect(dead_code, reason = "only shown")]
+struct Verdict {
+    /// The warmer city.
+    city: String,
+    degrees: i32,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match tools().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn tools() -> Result<(), Box<dyn Error>> {
+    let picked = support::pick_model().await?;
+    let agent = Agent::builder()
+        .model(picked.model)
+        .options(picked.options)
+        .system("Use the tools. Call all that you need at once.")
+        .tool(Typed::new(Weather { delay: Duration::from_secs(1) }))
+        // A closure is enough for a small tool.
+        .tool(tool_fn("multiply", "Multiplies two numbers.", |input: Factors, _| async move {
+            Ok((input.a * input.b).to_string())
+        }))
+        // A schema-only tool has no handler: the turn stops, and the application answers in its own time.
+        .tool(SchemaTool::of::<Choice>("ask_user", "Asks the user a question and waits for the answer."))
+        .max_steps(10)
+        .start()
+        .await?;
+    let mut events = agent.subscribe().await?;
+
+    let prompts = support::prompts(
+        &picked.words,
+        &[
+            "Use get_weather for Oslo and for Rome, and multiply 6 by 7.",
+            "Find out which city I like better: ask_user \"Oslo or Rome?\"",
+        ],
+    );
+    let mut printer = Printer::default();
+    let mut lines = Lines::new();
+    for prompt in prompts {
+        printer.line(&format!("\n> {prompt}"));
+        let mut next = Some(Prompt::from(prompt));
+        while let Some(prompt) = next.take() {
+            agent.prompt(prompt).await?;
+            let response = follow(&mut events, &mut printer).await?;
+            if !response.open_tool_uses.is_empty() {
+                next = Some(answer(&response, &mut printer, &mut lines).await);
+            }
+        }
+    }
+
+    let question = "Which of the cities that you know of is the warmest?";
+    printer.line(&format!("\n> {question} (as a value)"));
+    match agent.ask_as::<Verdict>(question).await {
+        Ok(verdict) => printer.line(&format!("{verdict:?}")),
+        Err(error) => printer.line(&explain(&error)),
+    }
+    agent.stop(Duration::from_secs(5)).await?;
+    Ok(())
+}
+
+/// Shows a run and returns its last response.
+async fn follow(
+    events: &mut AgentSubscription,
+    printer: &mut Printer,
+) -> Result<Arc<Response>, Box<dyn Error>> {
+    let mut start = Instant::now();
+    while let Some(update) = events.next().await {
+        let Update::Event(numbered) = update else { continue };
+        printer.event(&numbered.event);
+        match &*numbered.event {
+            Event::Step(_) => start = Instant::now(),
+            Event::Message { message, .. } => match message.tool_results().count() {
+                0 | 1 => {}
+                count => {
+                    printer.note(&format!("[{count} results in {:.1} s]", start.elapsed().as_secs_f32()));
+                }
+            },
+            Event::Turn(TurnOutcome::Stop { response, .. }) => return Ok(Arc::clone(response)),
+            Event::Error { failure, .. } => return Err(failure.clone().into()),
+            _ => {}
+        }
+    }
+    Err("the agent has ended".into())
+}
+
+/// Answers the tool uses that the turn left open: a prompt of tool results. The results of the step that were
+/// decided already go with them.
+async fn answer(response: &Response, printer: &mut Printer, lines: &mut Lines) -> Prompt {
+    let mut results: Vec<Content> = response.decided.iter().cloned().map(Content::from).collect();
+    for tool_use in &response.open_tool_uses {
+        results.push(ask(tool_use, printer, lines).await.into());
+    }
+    Prompt::new(results)
+}
+
+async fn ask(tool_use: &ToolUse, printer: &mut Printer, lines: &mut Lines) -> ToolResult {
+    // Nobody has checked this input: the agent does that for tools that it runs.
+    let Ok(choice) = serde_json::from_value::<Choice>(tool_use.input.clone()) else {
+        return ToolResult::error(tool_use, "The question is missing.");
+    };
+    printer.line(&format!("{:?}", choice.question));
+    let answer = if lines.interactive { lines.next().await } else { None };
+    match answer {
+        Some(answer) => ToolResult::ok(tool_use, answer),
+        None => ToolResult::ok(tool_use, "The user is not there; decide yourself."),
+    }
+}

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# Runs the live tests against a small real model on this machine, which it sets up, starts and stops. Where the
+# model can't be had, it says why and succeeds; a server that was up before stays up.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit
+
+was_up=no
+if scripts/local-model.sh status >/dev/null 2>&1; then
+    was_up=yes
+elif [[ -z ${OMNI_LOCAL_CHAT_PORT:-}${OMNI_LOCAL_TOOLS_PORT:-} ]]; then
+    # Somebody else may have a server on the usual ports.
+    base=$((20000 + RANDOM % 10000))
+    export OMNI_LOCAL_CHAT_PORT=$base OMNI_LOCAL_TOOLS_PORT=$((base + 1))
+fi
+
+urls=$(scripts/local-model.sh start)
+code=$?
+case $code in
+0) ;;
+3 | 4)
+    echo "live tests skipped: the local model can't be had here, for the reason above"
+    exit 0
+    ;;
+*)
+    echo "live tests failed: the local model did not start (exit code $code)" >&2
+    exit 1
+    ;;
+esac
+if [[ $was_up == no ]]; then
+    trap 'scripts/local-model.sh stop' EXIT
+fi
+
+eval "$urls"
+timeout --kill-after=10 1800 cargo test --test live

@@ -1,0 +1,238 @@
+//! Both wire formats against a small real model, served by llama.cpp on this machine.
+//!
+//! `scripts/live-test.sh` sets everything up and runs this. Without a server it says that it was skipped.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod server;
+
+use std::{
+    net::{Ipv4Addr, TcpListener},
+    sync::Arc,
+    time::Duration,
+};
+
+use omni_agent::{
+    agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event, Failure, TurnOutcome},
+    message::Role,
+    provider::{ErrorKind, Options, ProviderError, StopReason, ToolChoice},
+    subscription::Update,
+    tool::{ToolContext, ToolError, tool_fn},
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use server::{Format, Live};
+
+/// Runs a scenario on each wire format, one after the other: the server is small.
+macro_rules! on_both_formats {
+    ($($test:ident => $scenario:ident;)+) => {$(
+        #[tokio::test]
+        async fn $test() {
+            let Some(live) = Live::get().await else { return };
+            for format in [Format::ChatCompletions, Format::Messages] {
+                let scenario = tokio::time::timeout(Duration::from_mins(2), $scenario(&live, format));
+                assert!(scenario.await.is_ok(), "{format:?} took longer than two minutes");
+            }
+        }
+    )+};
+}
+
+on_both_formats! {
+    prompt_real_model_streams_the_answer => stream;
+    tool_choice_required_real_model_calls_tool_and_takes_its_result => tool_round_trip;
+    ask_as_real_model_gives_value_or_says_why_not => output_schema;
+    cancel_mid_stream_frees_the_server => cancel;
+    prompt_longer_than_context_is_context_too_long => overflow;
+    error_inside_stream_is_service_error => error_in_stream;
+    request_to_dead_server_is_transport_error => dead_server;
+}
+
+/// Short, and as much the same each time as a model can be.
+fn options(max_tokens: u32) -> Options {
+    Options::default().with_max_tokens(max_tokens).with_temperature(0.0).with_max_retries(0)
+}
+
+fn agent(live: &Live, format: Format, max_tokens: u32) -> AgentBuilder {
+    Agent::builder().model(format.model(&live.chat)).options(options(max_tokens))
+}
+
+async fn next(events: &mut AgentSubscription) -> Arc<Event> {
+    match events.next().await {
+        Some(Update::Event(numbered)) => numbered.event,
+        other => panic!("expected an event, got {other:?}"),
+    }
+}
+
+/// The error of the provider that a run failed with.
+fn provider_error(result: Result<impl std::fmt::Debug, AgentError>) -> ProviderError {
+    match result {
+        Err(AgentError::Failed(Failure::Provider { error }, _)) => error,
+        other => panic!("expected a failed request, got {other:?}"),
+    }
+}
+
+async fn stream(live: &Live, format: Format) {
+    let agent = agent(live, format, 24).system("You are a storyteller.").start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    agent.prompt("Tell me a long story about a mountain.").await.unwrap();
+    let (mut text, mut pieces) = (String::new(), 0);
+    let response = loop {
+        match &*next(&mut events).await {
+            Event::TextDelta { delta, .. } => {
+                text.push_str(delta);
+                pieces += 1;
+            }
+            Event::Turn(TurnOutcome::Stop { response, .. }) => break Arc::clone(response),
+            Event::Error { failure, .. } => panic!("{format:?}: {failure:?}"),
+            _ => {}
+        }
+    };
+    assert!(pieces > 5, "{format:?}: {pieces} pieces");
+    assert_eq!(text, response.text());
+    assert_eq!(response.stop_reason, StopReason::Length);
+    assert_eq!(response.usage.output, 24);
+    assert!(response.usage.prompt() > 10, "{format:?}: {:?}", response.usage);
+
+    let history = agent.state().await.unwrap().history().clone();
+    assert_eq!(history.len(), 2);
+    assert_eq!(history.check(), Ok(()));
+    // A second turn: the service takes back what it said.
+    let again = agent.ask("Go on.").await.unwrap();
+    assert!(!again.text().is_empty());
+}
+
+#[derive(Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+enum City {
+    Oslo,
+    Rome,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Place {
+    /// One of the cities that have a weather station.
+    city: City,
+}
+
+async fn tool_round_trip(live: &Live, format: Format) {
+    let weather =
+        tool_fn("get_weather", "The weather in a city.", |place: Place, _: ToolContext| async move {
+            Ok::<_, ToolError>(match place.city {
+                City::Oslo => "3 degrees and rain",
+                City::Rome => "19 degrees and sun",
+            })
+        });
+    // The model has to call a tool each time. The second request carries the result of the first call; its own
+    // calls are beyond the limit.
+    let options = options(40).with_tool_choice(ToolChoice::Required);
+    let model = format.model(&live.tools);
+    let builder = Agent::builder().model(model).options(options).tool(weather).max_steps(2);
+    let agent = builder.start().await.unwrap();
+    let response = agent.ask("What is the weather in Rome?").await.unwrap();
+
+    assert_eq!(
+        (response.step, &response.stop_reason),
+        (2, &StopReason::MaxSteps),
+        "{format:?}: {response:?}"
+    );
+    let roles: Vec<Role> = response.messages.iter().map(|message| message.role).collect();
+    assert_eq!(roles, [Role::User, Role::Assistant, Role::User, Role::Assistant, Role::User]);
+    let [_, first, results, second, refused] = &response.messages[..] else { unreachable!() };
+    // The server binds the model to the schema: what it calls, it calls right. But it knows no end, so that its
+    // last call may have been cut off.
+    for message in [first, second] {
+        let whole: Vec<_> = message.tool_uses().filter(|call| call.malformed.is_none()).collect();
+        assert!(!whole.is_empty(), "{format:?}: {message:?}");
+        for call in whole {
+            let city = call.input["city"].as_str();
+            assert!(
+                call.name == "get_weather" && matches!(city, Some("oslo" | "rome")),
+                "{format:?}: {call:?}"
+            );
+        }
+    }
+    assert!(results.tool_results().any(|result| !result.is_error && result.text().contains("degrees")));
+    assert!(refused.tool_results().all(|result| result.is_error));
+    assert_eq!(agent.state().await.unwrap().history().check(), Ok(()));
+}
+
+#[derive(Debug, Deserialize, JsonSchema)]
+struct Forecast {
+    #[expect(dead_code, reason = "being there is enough")]
+    sunny: bool,
+    #[schemars(range(min = 0, max = 40))]
+    degrees: u8,
+}
+
+async fn output_schema(live: &Live, format: Format) {
+    let agent = agent(live, format, 100).start().await.unwrap();
+    match (agent.ask_as::<Forecast>("What will the weather be in Rome?").await, format) {
+        (Ok(forecast), _) => assert!(forecast.degrees <= 40),
+        // llama.cpp takes no schema in this format. The answer is there all the same, with what is wrong with it.
+        (Err(AgentError::Output(why, response)), Format::Messages) => {
+            assert!(!response.text().is_empty());
+            assert_eq!(response.output_error.as_ref(), Some(&why));
+        }
+        (Err(error), _) => panic!("{format:?}: {error:?}"),
+    }
+}
+
+async fn cancel(live: &Live, format: Format) {
+    // As many as the server answers at once. A request more would wait for minutes, were they not ended.
+    let mut busy = Vec::new();
+    for _ in 0..2 {
+        let agent = agent(live, format, 3000).start().await.unwrap();
+        let mut events = agent.subscribe().await.unwrap();
+        agent.prompt("Write down all numbers from one to a thousand, in words.").await.unwrap();
+        for _ in 0..3 {
+            while !matches!(*next(&mut events).await, Event::TextDelta { .. }) {}
+        }
+        busy.push((agent, events));
+    }
+    for (agent, _) in &busy {
+        agent.cancel().await.unwrap();
+    }
+    for (agent, events) in &mut busy {
+        let discarded = loop {
+            if let Event::Cancelled { response, .. } = &*next(events).await {
+                break Arc::clone(response);
+            }
+        };
+        assert!(!discarded.text().is_empty());
+        assert!(agent.state().await.unwrap().history().is_empty());
+    }
+    let (agent, _) = &busy[0];
+    let prompt = omni_agent::agent::Prompt::new("Say hello.").with_options(options(3));
+    let answer = tokio::time::timeout(Duration::from_secs(20), agent.ask(prompt)).await;
+    assert!(!answer.expect("the server is still at work on what was cancelled").unwrap().text().is_empty());
+}
+
+async fn overflow(live: &Live, format: Format) {
+    let agent = agent(live, format, 10).start().await.unwrap();
+    let error = provider_error(agent.ask("word ".repeat(9000)).await);
+    assert_eq!(
+        (error.kind, error.status, error.retryable),
+        (ErrorKind::ContextTooLong, Some(400), false),
+        "{error:?}"
+    );
+    assert!(agent.state().await.unwrap().history().is_empty());
+    assert!(!agent.ask("Say hello.").await.unwrap().text().is_empty());
+}
+
+async fn error_in_stream(live: &Live, format: Format) {
+    // This server's template knows tools only: what the model says without any can't be read, and the server
+    // says so in a stream that began with status 200.
+    let agent = Agent::builder().model(format.model(&live.tools)).options(options(16)).start().await.unwrap();
+    let error = provider_error(agent.ask("Say hello.").await);
+    assert_eq!(error.kind, ErrorKind::Service, "{format:?}: {error:?}");
+    assert!(error.message.contains("does not match"), "{format:?}: {error:?}");
+    assert!(agent.state().await.unwrap().history().is_empty());
+}
+
+async fn dead_server(_: &Live, format: Format) {
+    let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port();
+    let model = format.model(&format!("http://127.0.0.1:{port}"));
+    let agent = Agent::builder().model(model).options(options(10)).start().await.unwrap();
+    let error = provider_error(agent.ask("Hello?").await);
+    assert_eq!((error.kind, error.status, error.retryable), (ErrorKind::Transport, None, true), "{error:?}");
+}

@@ -1,0 +1,58 @@
+//! The servers to test against, if there are any.
+
+use std::{
+    env,
+    io::Write,
+    sync::{Arc, Once},
+};
+
+use omni_agent::provider::{Model, http::Endpoint};
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// The base URLs of the servers. Held by one test at a time.
+pub(crate) struct Live {
+    /// Serves the model as it is.
+    pub(crate) chat: String,
+    /// Serves the model with a template for tools, and with nothing else.
+    pub(crate) tools: String,
+    _turn: SemaphorePermit<'static>,
+}
+
+static TURN: Semaphore = Semaphore::const_new(1);
+static SKIPPED: Once = Once::new();
+
+impl Live {
+    /// The servers, or `None` and a line that says how to have them.
+    pub(crate) async fn get() -> Option<Self> {
+        let url = |name| env::var(name).ok().filter(|url| !url.is_empty());
+        let (Some(chat), Some(tools)) = (url("OMNI_LIVE_CHAT_URL"), url("OMNI_LIVE_TOOLS_URL")) else {
+            // Not by a macro: the line shows though the test passes.
+            SKIPPED.call_once(|| {
+                let line = "live tests skipped: OMNI_LIVE_CHAT_URL and OMNI_LIVE_TOOLS_URL are not set; \
+                            run scripts/live-test.sh, or eval \"$(scripts/local-model.sh start)\" before cargo test\n";
+                let _ = std::io::stderr().write_all(line.as_bytes());
+            });
+            return None;
+        };
+        let turn = TURN.acquire().await.expect("the semaphore is never closed");
+        Some(Self { chat, tools, _turn: turn })
+    }
+}
+
+/// A wire format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Format {
+    ChatCompletions,
+    Messages,
+}
+
+impl Format {
+    /// The model behind a base URL, spoken to in this format.
+    pub(crate) fn model(self, url: &str) -> Model {
+        let endpoint = match self {
+            Self::ChatCompletions => Endpoint::openai_compatible("local", url),
+            Self::Messages => Endpoint::anthropic_compatible("local", url),
+        };
+        Model::new(Arc::new(endpoint), "smollm2-135m")
+    }
+}

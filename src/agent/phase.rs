@@ -6,7 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeSeq};
 use serde_json::Value;
 
-use super::{Failure, Prompt, Response, Status};
+#[cfg(any(test, debug_assertions))]
+use super::Status;
+use super::{Failure, Prompt, Response};
 use crate::{
     message::{Blocks, History, Message, ToolResult, ToolUse, Usage},
     provider::Fold,

@@ -33,6 +33,7 @@ mod command;
 mod core;
 mod error;
 mod event;
+mod owner;
 mod phase;
 mod response;
 mod snapshot;
@@ -54,6 +55,7 @@ pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnD
 use command::{Command, Reply};
 pub use error::{AgentError, Failure};
 pub use event::{Event, Status, TurnOutcome};
+pub use owner::{HistoryOwner, Moment};
 pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -216,7 +218,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] unless the agent is idle; what makes the copy invalid; what `edit` returned.
+    /// [`AgentError::Busy`] unless the agent is idle; what makes the copy invalid; what `edit` returned;
+    /// [`AgentError::HistoryOwned`] if it changes a history that has an [owner](HistoryOwner).
     pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
     where
         F: FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -343,6 +346,28 @@ impl WeakAgent {
         }
         Some(Agent { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
     }
+
+    /// Sends a command and awaits its answer, without a handle meanwhile. An agent that has not begun is waited
+    /// for in vain.
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
+        if let Some(agent) = self.upgrade() {
+            let (reply, mut answer) = oneshot::channel();
+            let sent = agent.commands.send(command(reply)).await;
+            drop(agent);
+            if sent.is_ok() {
+                // As in `Agent::call`, where the channel tells of the end.
+                let answer = tokio::select! {
+                    biased;
+                    answer = &mut answer => answer.ok(),
+                    _ = self.shared.ended() => answer.try_recv().ok(),
+                };
+                if let Some(answer) = answer {
+                    return Ok(answer);
+                }
+            }
+        }
+        Err(self.shared.ended().await)
+    }
 }
 
 impl Source<Snapshot, Event> for WeakAgent {
@@ -351,25 +376,7 @@ impl Source<Snapshot, Event> for WeakAgent {
         after: Option<EventId>,
     ) -> Pin<Box<dyn Future<Output = Result<Attachment<Snapshot, Event>, End<Snapshot>>> + Send>> {
         let weak = self.clone();
-        Box::pin(async move {
-            if let Some(agent) = weak.upgrade() {
-                let (reply, mut attachment) = oneshot::channel();
-                let sent = agent.commands.send(Command::Subscribe(Box::new((after, reply)))).await;
-                drop(agent);
-                if sent.is_ok() {
-                    // As in `call`, but without a handle.
-                    let attachment = tokio::select! {
-                        biased;
-                        attachment = &mut attachment => attachment.ok(),
-                        _ = weak.shared.ended() => attachment.try_recv().ok(),
-                    };
-                    if let Some(attachment) = attachment {
-                        return Ok(attachment);
-                    }
-                }
-            }
-            Err(weak.shared.ended().await)
-        })
+        Box::pin(async move { weak.call(|reply| Command::Subscribe(Box::new((after, reply)))).await })
     }
 }
 

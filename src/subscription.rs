@@ -4,8 +4,11 @@
 //! it gets an [`Update::Resync`] with a fresh snapshot and goes on from there. At the end comes
 //! [`Update::Closed`]. Subscriptions keep nothing alive.
 
+mod breath;
+
 use std::{collections::VecDeque, fmt, future::Future, pin::Pin, str::FromStr, sync::Arc};
 
+pub(crate) use breath::Breath;
 use futures_core::Stream;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::broadcast::{self, error::RecvError};
@@ -111,6 +114,15 @@ pub enum EndReason {
     /// Its last handle was dropped.
     #[error("its last handle was dropped")]
     HandlesDropped,
+    /// Nobody had it open and nothing went on, for as long as it waits then.
+    #[error("nobody had it open and nothing went on")]
+    Idle,
+    /// Its agent ended.
+    #[error("its agent ended")]
+    AgentEnded,
+    /// Another writer took its conversation over in the store.
+    #[error("another writer took the conversation over in the store")]
+    LostPlace,
     /// Its task was killed, with its runtime say.
     #[error("its task was killed")]
     Killed,

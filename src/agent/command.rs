@@ -4,9 +4,11 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
-use super::{Accepted, AgentError, AppEvent, Draft, Event, Prompt, Response, Snapshot, State, Status};
+use super::{
+    Accepted, AgentError, AppEvent, Draft, Event, Moment, Prompt, Response, Snapshot, State, Status,
+};
 use crate::{
-    message::ToolUseId,
+    message::{History, Message, ToolUseId},
     subscription::{Attachment, EventId},
     tool::Decision,
 };
@@ -33,6 +35,10 @@ pub(super) enum Command {
     Snapshot(Reply<Box<Snapshot>>),
     Subscribe(Box<(Option<EventId>, AttachmentReply)>),
     WaitIdle(Reply<()>),
+    Moment(Reply<Moment>),
+    SetHistory(Box<(History, Reply<Outcome<EventId>>)>),
+    PromptOn(Box<(History, Prompt, Reply<Outcome<EventId>>)>),
+    Answer(Box<(History, Arc<Message>, Reply<Outcome<EventId>>)>),
     Stop(Stop),
 }
 

@@ -1,7 +1,6 @@
 //! The shell around the core: one tokio task that owns an agent. It performs effects, feeds their outcomes
 //! back, and decides nothing.
 
-mod breath;
 mod calls;
 mod commands;
 mod ending;
@@ -26,10 +25,9 @@ use super::{
 use crate::{
     message::{History, Timestamp},
     provider::Provider,
-    subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
+    subscription::{Attachment, Breath, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
-use breath::Breath;
 use calls::let_go;
 use work::Work;
 
@@ -45,6 +43,8 @@ pub(super) struct Setup {
     pub(super) tool_limits: ToolLimits,
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
+    /// Whether only the owner changes the history.
+    pub(super) owned: bool,
 }
 
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
@@ -127,8 +127,8 @@ struct Instance {
 
 /// The lossless way out.
 struct Commit {
-    sender: PollSender<Delivery>,
-    outbox: VecDeque<Delivery>,
+    sender: PollSender<Box<Delivery>>,
+    outbox: VecDeque<Box<Delivery>>,
 }
 
 /// Leaves word that the task was killed, unless it ended in order.
@@ -157,7 +157,7 @@ impl Task {
         setup: Setup,
         weak: WeakAgent,
         shared: Arc<Shared>,
-        commit: Option<mpsc::Sender<Delivery>>,
+        commit: Option<mpsc::Sender<Box<Delivery>>>,
     ) -> Self {
         Self {
             core: Core::new(history),
@@ -294,7 +294,7 @@ impl Task {
         let weight = if self.feed.is_listened_to() { event.weight() } else { 0 };
         let event = self.feed.publish(Arc::new(event), weight);
         if let Some(commit) = &mut self.commit {
-            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config) });
+            commit.outbox.push_back(Box::new(Delivery { event, config: Arc::clone(&self.config) }));
         }
     }
 

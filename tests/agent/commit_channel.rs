@@ -25,13 +25,13 @@ use crate::{
 };
 
 /// An agent with room for one event, and its receiver.
-async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<Delivery>) {
+async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<Box<Delivery>>) {
     let (sender, receiver) = mpsc::channel(1);
     (echoing(steps).commit_channel(sender).start().await.unwrap(), receiver)
 }
 
 /// Receives all events up to the one numbered `last`, and checks that none is missing.
-async fn receive(receiver: &mut mpsc::Receiver<Delivery>, from: u64, last: u64) -> Vec<Arc<Event>> {
+async fn receive(receiver: &mut mpsc::Receiver<Box<Delivery>>, from: u64, last: u64) -> Vec<Arc<Event>> {
     let mut events = Vec::new();
     for number in from..=last {
         let delivery = answered(receiver.recv()).await.unwrap();

@@ -49,7 +49,7 @@ on_both_formats! {
 
 /// Short, and as much the same each time as a model can be.
 fn options(max_tokens: u32) -> Options {
-    Options::default().with_max_tokens(max_tokens).with_temperature(0.0).with_max_retries(0)
+    Options::default().with_max_tokens(max_tokens).with_temperature(0.0)
 }
 
 fn agent(live: &Live, format: Format, max_tokens: u32) -> AgentBuilder {

@@ -10,6 +10,7 @@ use omni_agent::provider::{
     http::{Auth, Endpoint},
 };
 use serde_json::{Map, Value, json};
+use tokio::{runtime, time::timeout};
 
 use crate::{
     plain::{Plain, ask, ask_for, endpoint, read, request},
@@ -391,4 +392,27 @@ fn connection_of_a_runtime_that_is_gone_is_not_used_again() {
     for _ in 0..2 {
         assert_eq!(runtime().block_on(ask(&endpoint)).text(), "hi");
     }
+}
+
+#[test]
+fn request_after_one_of_another_runtime_opens_its_own_connection() {
+    let background = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = background.block_on(Server::start([answer(), answer()]));
+    let url = server.url();
+    let ask_once = || async {
+        let asked = timeout(Duration::from_secs(5), ask(&endpoint(&url))).await;
+        let text = asked.expect("the connection of a runtime that stands still was used").text();
+        // Time for the connection to go back to its pool.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        text
+    };
+    // The first runtime is there still, with its connection, but nobody drives it.
+    let [first, second] =
+        [(); 2].map(|()| runtime::Builder::new_current_thread().enable_all().build().unwrap());
+    assert_eq!(first.block_on(ask_once()), "hi");
+    assert_eq!(second.block_on(ask_once()), "hi");
+    let connections: Vec<usize> = server.received().iter().map(|received| received.connection).collect();
+    assert_ne!(connections[0], connections[1]);
 }

@@ -18,6 +18,7 @@ mod ends;
 mod ghosts;
 mod model;
 mod outcomes;
+mod owner;
 mod random;
 mod regressions;
 mod stream;

@@ -6,10 +6,14 @@ use super::{
     MAX_OUTBOX, Task,
     calls::{guard, let_go},
 };
-use crate::agent::{
-    AgentError, Draft, Event,
-    command::{Command, Edit},
-    core::Core,
+use crate::{
+    agent::{
+        AgentError, Draft, Event, Moment,
+        command::{Command, Edit},
+        core::{Core, Effect, Env},
+    },
+    message::History,
+    subscription::EventId,
 };
 
 impl Task {
@@ -72,6 +76,21 @@ impl Task {
                 }
                 self.idle_waiters.push(reply);
             }
+            Command::Moment(reply) => drop(reply.send(self.moment())),
+            Command::SetHistory(set) => {
+                let (history, reply) = *set;
+                let _ = reply.send(self.set_history(history));
+            }
+            Command::PromptOn(prompt) => {
+                let (base, prompt, reply) = *prompt;
+                let begun = self.begin_on(|core, env, effects| core.prompt_on(base, prompt, env, effects));
+                let _ = reply.send(begun);
+            }
+            Command::Answer(answer) => {
+                let (base, message, reply) = *answer;
+                let begun = self.begin_on(|core, env, effects| core.answer(base, message, env, effects));
+                let _ = reply.send(begun);
+            }
             Command::Stop(_) => unreachable!("a stop ends the loop that serves commands"),
         }
     }
@@ -97,7 +116,8 @@ impl Task {
         let edited = guard("set_state", || edit(&mut draft))
             .map_err(|words| AgentError::Panicked("the closure of set_state", words))
             .and_then(|edited| edited.map_err(|error| AgentError::Refused(error.into())))
-            .and_then(|()| draft.check(&before));
+            .and_then(|()| draft.check(&before))
+            .and_then(|()| if self.setup.owned { draft.keep_history(&before) } else { Ok(()) });
         if let Err(error) = edited {
             let_go(draft);
             return Err(error);
@@ -106,5 +126,30 @@ impl Task {
         self.core.set_history(draft.history.clone());
         self.emit(Event::State(Arc::new(self.config.view(draft.history))));
         Ok(())
+    }
+
+    // ---- for the history's owner ----
+
+    fn moment(&self) -> Moment {
+        Moment { last: self.feed.last(), status: self.core.status() }
+    }
+
+    fn set_history(&mut self, history: History) -> Result<EventId, AgentError> {
+        self.ensure_room()?;
+        self.step(|core, env, effects| core.replace_history(history, env, effects))?;
+        Ok(self.feed.last())
+    }
+
+    /// Begins a run on another history; gives the id of the `state` event that tells of that.
+    fn begin_on(
+        &mut self,
+        begin: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> Result<(), AgentError>,
+    ) -> Result<EventId, AgentError> {
+        self.ensure_room()?;
+        let mut first = self.feed.last();
+        self.step(begin)?;
+        // The event is the first one that the core has told.
+        first.number += 1;
+        Ok(first)
     }
 }

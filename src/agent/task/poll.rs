@@ -10,14 +10,13 @@ use tokio::sync::mpsc;
 
 use super::{
     Exit, Task,
-    breath::Breath,
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
     agent::{Event, Failure, command::Command, phase::Op},
     message::ToolResult,
     provider::ProviderError,
-    subscription::EndReason,
+    subscription::{Breath, EndReason},
 };
 
 /// Commands served in a row before everything else gets its turn.

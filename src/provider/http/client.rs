@@ -1,23 +1,31 @@
-//! The HTTP clients that all endpoints share, with their connection pools.
+//! The HTTP clients that all endpoints of a runtime share, with their connection pools.
+//!
+//! A connection is driven by a task of the runtime that opened it. Taken from the pool by another runtime, it would hang
+//! while its own is not running, and break when its own ends: so each runtime has clients of its own.
 
 use std::{
-    collections::BTreeMap,
-    sync::{Arc, LazyLock, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
 use reqwest::{Client, Url, redirect};
 use rustls::{ClientConfig, RootCertStore, crypto::ring, version::TLS13};
 use rustls_platform_verifier::BuilderVerifierExt;
+use tokio::runtime;
 
 use crate::provider::{ErrorKind, ProviderError};
 
-/// One client for each kind of connection in use.
-static CLIENTS: LazyLock<Mutex<BTreeMap<Kind, Client>>> = LazyLock::new(Mutex::default);
+/// The clients in use, the latest last. A process has one or two kinds of connection, and mostly one runtime.
+static CLIENTS: Mutex<Vec<(Kind, Client)>> = Mutex::new(Vec::new());
 
-/// What connections differ in. A process has one or two kinds.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// Clients that are kept, at most. Nobody tells when a runtime ends, and each test may have one. A client that is dropped
+/// here loses its idle connections; the answers in flight have it still.
+const MAX_CLIENTS: usize = 32;
+
+/// What connections differ in.
+#[derive(Clone, Copy, PartialEq, Eq)]
 struct Kind {
+    runtime: runtime::Id,
     connect: Duration,
     /// To this machine: never by way of a proxy.
     local: bool,
@@ -30,13 +38,17 @@ struct Kind {
 ///
 /// [`ErrorKind::Transport`] if TLS can't be set up, say without any root certificate on the system.
 pub(super) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
-    let kind = Kind { connect, local: is_local(url), tls: url.scheme() == "https" };
+    let runtime = runtime::Handle::current().id();
+    let kind = Kind { runtime, connect, local: is_local(url), tls: url.scheme() == "https" };
     let mut clients = CLIENTS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(client) = clients.get(&kind) {
-        return Ok(client.clone());
+    let client = match clients.iter().position(|(other, _)| *other == kind) {
+        Some(place) => clients.remove(place).1,
+        None => build(kind)?,
+    };
+    if clients.len() == MAX_CLIENTS {
+        clients.remove(0);
     }
-    let client = build(kind)?;
-    clients.insert(kind, client.clone());
+    clients.push((kind, client.clone()));
     Ok(client)
 }
 

@@ -277,6 +277,7 @@ impl World {
 
     /// A callback is called at the right moment, with the right arguments.
     fn check_call(&mut self, call: &Call) -> Check {
+        ensure!(self.model.owed.is_none(), "{call:?} before the history of before the run is back");
         match call {
             Call::PrepareStep => {
                 let turn = self.core.phase().turn().ok_or("a step without a turn")?;

@@ -52,9 +52,11 @@ compile_error!(
     "omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`"
 );
 
+mod actor;
 pub mod agent;
 pub mod message;
 pub mod provider;
+pub mod session;
 pub mod store;
 pub mod subscription;
 #[cfg(feature = "test-util")]

@@ -1,0 +1,42 @@
+//! What a handle sends to its task. At most 16 bytes each: tokio allocates a channel's slots in blocks of 32.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::oneshot;
+
+use super::{SessionError, SessionEvent, SessionSnapshot};
+use crate::{
+    agent::Prompt,
+    subscription::{Attachment, EventId},
+    tree::{NodeId, Tree},
+};
+
+pub(super) type Reply<T> = oneshot::Sender<T>;
+pub(super) type Outcome<T> = Result<T, SessionError>;
+/// A stop's deadline, and where its outcome goes.
+pub(super) type Stop = Box<(Duration, Reply<Outcome<()>>)>;
+/// A place in the stream of events, on its way to a subscriber.
+pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
+
+/// What is not in the store.
+pub(super) struct Unsaved {
+    /// How many messages; it may be the path or the state alone.
+    pub(super) nodes: usize,
+    pub(super) error: Option<String>,
+}
+
+pub(super) enum Command {
+    Branch(Box<(Option<NodeId>, Prompt, Reply<Outcome<()>>)>),
+    Regenerate(Box<(NodeId, Reply<Outcome<()>>)>),
+    Navigate(Box<(Option<NodeId>, Reply<Outcome<()>>)>),
+    SetTitle(Box<(Option<Arc<str>>, Reply<()>)>),
+    Title(Reply<Option<Arc<str>>>),
+    Tree(Reply<Tree>),
+    Snapshot(Reply<Box<SessionSnapshot>>),
+    Subscribe(Box<(Option<EventId>, AttachmentReply)>),
+    Flush(Reply<()>),
+    Unsaved(Reply<Option<Unsaved>>),
+    Stop(Stop),
+}
+
+const _: () = assert!(size_of::<Command>() <= 16, "commands are at most 16 bytes");

@@ -1,0 +1,259 @@
+//! The shell around the core: one tokio task that owns a session. It takes events, commands and outcomes of writes,
+//! performs what the core wants done, and decides nothing.
+
+mod commands;
+mod ending;
+mod writing;
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    sync::{Notify, mpsc},
+    task::JoinHandle,
+    time::{Sleep, sleep},
+};
+
+use super::{
+    SessionEvent, SessionSnapshot,
+    command::{Command, Stop},
+    core::{Core, Effect, Env},
+};
+use crate::{
+    actor::{Breath, Fate},
+    agent::{Agent, AgentError, Delivery, HistoryOwner, Snapshot, Status, WeakAgent},
+    store::{ConversationId, Store, StoreError, Version, WriteId},
+    subscription::{End, EndReason, EventId, Feed, FeedLimits},
+};
+
+/// What does not change in a session's life.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setup {
+    pub(super) idle_shutdown: Option<Duration>,
+    pub(super) unsaved_limit: usize,
+    pub(super) write_timeout: Duration,
+    pub(super) end_timeout: Duration,
+    pub(super) feed_limits: FeedLimits,
+}
+
+/// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) id: ConversationId,
+    pub(super) setup: Setup,
+    /// Set when the agent is there: handles go to it directly where the session has no say.
+    pub(super) agent: std::sync::OnceLock<WeakAgent>,
+    pub(super) fate: Fate<SessionSnapshot>,
+    pub(super) started: AtomicBool,
+    /// Whether new prompts are refused since the store is behind.
+    pub(super) is_behind: AtomicBool,
+    pub(super) controllers: AtomicUsize,
+    /// The last controller has left.
+    pub(super) left: Notify,
+}
+
+/// A session's task.
+pub(super) struct Task {
+    pub(super) core: Core,
+    pub(super) agent: Agent,
+    pub(super) owner: HistoryOwner,
+    pub(super) deliveries: mpsc::Receiver<Box<Delivery>>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) feed: Feed<SessionEvent>,
+    pub(super) shared: Arc<Shared>,
+    /// The write that is under way.
+    pub(super) write: Option<JoinHandle<Result<Version, StoreError>>>,
+    /// When a write that failed is repeated.
+    pub(super) retry: Option<Pin<Box<Sleep>>>,
+    /// When the session ends because nobody wants it.
+    pub(super) idle: Option<Pin<Box<Sleep>>>,
+    pub(super) flushes: Vec<Flush>,
+    pub(super) is_lost: bool,
+    /// Dropped with the rest, whatever ends the task.
+    pub(super) _last_words: LastWords,
+}
+
+/// Leaves word that the task was killed, unless it ended in order.
+pub(super) struct LastWords(pub(super) Arc<Shared>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
+    }
+}
+
+/// Somebody waits until what was unsaved is in the store.
+pub(super) struct Flush {
+    wanted: u64,
+    reply: super::command::Reply<()>,
+}
+
+/// Why a session ends, and who stopped it.
+type Exit = (EndReason, Option<Stop>);
+
+/// What the task takes next.
+enum Input {
+    Command(Option<Command>),
+    Written(Result<Version, StoreError>),
+    Delivery(Option<Box<Delivery>>),
+    Left,
+    Retry,
+    IdleTimeOver,
+}
+
+impl Task {
+    /// Runs until the session ends.
+    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+        let (reason, stop) = loop {
+            if self.is_lost {
+                break (EndReason::LostPlace, None);
+            }
+            if self.feed.is_flooded() {
+                Breath::begin().over().await;
+            }
+            if let Some(exit) = self.turn(&mut commands).await {
+                break exit;
+            }
+        };
+        Box::pin(self.finish(commands, reason, stop)).await;
+    }
+
+    /// Takes one input.
+    async fn turn(&mut self, commands: &mut mpsc::Receiver<Command>) -> Option<Exit> {
+        let input = tokio::select! {
+            biased;
+            command = commands.recv() => Input::Command(command),
+            outcome = writing::outcome(&mut self.write) => Input::Written(outcome),
+            delivery = self.deliveries.recv() => Input::Delivery(delivery),
+            () = self.shared.left.notified() => Input::Left,
+            () = passed(&mut self.retry) => Input::Retry,
+            () = passed(&mut self.idle) => Input::IdleTimeOver,
+        };
+        match input {
+            Input::Command(Some(command)) => return Box::pin(self.serve(command)).await,
+            Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
+            Input::Written(outcome) => self.written(outcome),
+            Input::Delivery(Some(delivery)) => self.take(*delivery),
+            Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
+            Input::Left => self.consider_idle_shutdown(),
+            Input::Retry => self.save(),
+            Input::IdleTimeOver => {
+                if Box::pin(self.is_unwanted()).await {
+                    return Some((EndReason::Idle, None));
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes the agent's next event.
+    pub(super) fn take(&mut self, delivery: Delivery) {
+        let Delivery { event, config, .. } = delivery;
+        self.step(|core, env, effects| core.event(event.id, event.event, &config, env, effects));
+    }
+
+    /// Takes what the agent has told up to `last`.
+    async fn take_until(&mut self, last: EventId) -> Result<(), AgentError> {
+        while self.core.seen().number < last.number {
+            match self.deliveries.recv().await {
+                Some(delivery) => self.take(*delivery),
+                None => return Err(AgentError::Stopped(EndReason::Killed)),
+            }
+            if self.feed.is_flooded() {
+                Breath::begin().over().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Comes to where the agent is, and tells what it is doing there.
+    async fn catch_up(&mut self) -> Result<Status, AgentError> {
+        let moment = self.owner.moment().await?;
+        self.take_until(moment.last).await?;
+        Ok(moment.status)
+    }
+
+    /// The agent and the session at one moment.
+    async fn snapshot(&mut self) -> Result<SessionSnapshot, AgentError> {
+        let agent = self.agent.snapshot().await?;
+        self.take_until(agent.last).await?;
+        Ok(self.snapshot_with(agent))
+    }
+
+    fn snapshot_with(&self, agent: Snapshot) -> SessionSnapshot {
+        SessionSnapshot {
+            last: self.feed.last(),
+            id: self.shared.id.clone(),
+            title: self.core.title().cloned(),
+            tree: self.core.tree().clone(),
+            agent,
+            unsaved: self.core.unsaved(),
+            store: self.core.report().cloned(),
+        }
+    }
+
+    /// Gives the core an input and performs what it wants done.
+    pub(super) fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
+        let mut effects = Vec::new();
+        let env = Env { write_id: &WriteId::generate, unsaved_limit: self.shared.setup.unsaved_limit };
+        let output = input(&mut self.core, &env, &mut effects);
+        for effect in effects {
+            self.perform(effect);
+        }
+        #[cfg(debug_assertions)]
+        if let Err(breach) = self.core.check() {
+            unreachable!("an invariant of the core is broken: {breach}");
+        }
+        output
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Emit(event) if self.feed.is_listened_to() => {
+                let weight = event.weight();
+                self.feed.publish(Arc::new(event), weight);
+            }
+            Effect::Emit(_) => self.feed.skip(),
+            Effect::Write(job) => self.begin_write(job),
+            Effect::RetryIn(wait) => self.retry = Some(Box::pin(sleep(wait))),
+            Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
+            Effect::Idle => self.consider_idle_shutdown(),
+            Effect::Lost => self.is_lost = true,
+        }
+    }
+
+    /// A controller has left, or the agent has become idle: if both are so, the time runs, from now.
+    fn consider_idle_shutdown(&mut self) {
+        if let Some(wait) = self.shared.setup.idle_shutdown
+            && self.core.status() == Status::Idle
+            && !self.is_controlled()
+        {
+            self.idle = Some(Box::pin(sleep(wait)));
+        }
+    }
+
+    /// The time is over: whether nobody has come and nothing has begun meanwhile.
+    async fn is_unwanted(&mut self) -> bool {
+        self.idle = None;
+        let status = self.catch_up().await;
+        matches!(status, Ok(Status::Idle)) && !self.is_controlled()
+    }
+
+    fn is_controlled(&self) -> bool {
+        self.shared.controllers.load(Ordering::Acquire) > 0
+    }
+}
+
+/// Waits for a timer, for ever if there is none.
+async fn passed(timer: &mut Option<Pin<Box<Sleep>>>) {
+    match timer {
+        Some(timer) => timer.as_mut().await,
+        None => std::future::pending().await,
+    }
+}

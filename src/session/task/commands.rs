@@ -1,0 +1,133 @@
+//! Serving the handle's commands.
+
+use super::{Exit, Flush, Task};
+use crate::{
+    agent::{AgentError, Prompt, Status},
+    session::{
+        SessionError, SessionEvent, SessionSnapshot, StoreReport,
+        command::{Command, Unsaved},
+        core::{Base, Core, Move},
+    },
+    subscription::{Attachment, EndReason, EventId},
+    tree::NodeId,
+};
+
+impl Task {
+    /// Serves a command, where the agent is now: what it has told before comes first.
+    ///
+    /// If the agent has ended, so does the session, and nothing is answered.
+    pub(super) async fn serve(&mut self, command: Command) -> Option<Exit> {
+        // An answer that nobody waits for any more is dropped.
+        match command {
+            Command::Stop(stop) => return Some((EndReason::Stopped, Some(stop))),
+            Command::Unsaved(reply) => drop(reply.send(self.unsaved())),
+            Command::Title(reply) => drop(reply.send(self.core.title().cloned())),
+            Command::SetTitle(set) => {
+                let (title, reply) = *set;
+                self.step(|core, env, effects| core.set_title(title, env, effects));
+                let _ = reply.send(());
+            }
+            Command::Tree(reply) => {
+                if self.catch_up().await.is_ok() {
+                    let _ = reply.send(self.core.tree().clone());
+                }
+            }
+            Command::Snapshot(reply) => {
+                if let Ok(snapshot) = self.snapshot().await {
+                    let _ = reply.send(Box::new(snapshot));
+                }
+            }
+            Command::Subscribe(subscribe) => {
+                let (after, reply) = *subscribe;
+                if !reply.is_closed()
+                    && let Ok(attachment) = self.attach(after).await
+                {
+                    let _ = reply.send(attachment);
+                }
+            }
+            Command::Flush(reply) => {
+                if self.catch_up().await.is_ok() {
+                    self.save();
+                    self.flushes.retain(|flush| !flush.reply.is_closed());
+                    self.flushes.push(Flush { wanted: self.core.wanted(), reply });
+                    self.answer_flushes();
+                }
+            }
+            Command::Branch(branch) => {
+                let (node, prompt, reply) = *branch;
+                let begun = self.branch(|core| core.branch_below(node), Some(prompt)).await;
+                let _ = reply.send(begun);
+            }
+            Command::Regenerate(regenerate) => {
+                let (node, reply) = *regenerate;
+                let begun = self.branch(|core| core.regenerate(node), None).await;
+                let _ = reply.send(begun);
+            }
+            Command::Navigate(navigate) => {
+                let (node, reply) = *navigate;
+                let moved = self.navigate(node).await;
+                let _ = reply.send(moved);
+            }
+        }
+        None
+    }
+
+    /// Begins a run on a branch.
+    async fn branch(
+        &mut self,
+        from: impl FnOnce(&Core) -> Result<Base, SessionError>,
+        prompt: Option<Prompt>,
+    ) -> Result<(), SessionError> {
+        self.catch_up().await?;
+        self.core.ensure_idle()?;
+        let Base { history, message, then } = from(&self.core)?;
+        let with = match (message, prompt) {
+            (Some(message), _) => self.owner.answer(history, message).await?,
+            (None, prompt) => self.owner.prompt(history, prompt.unwrap_or_default()).await?,
+        };
+        self.follow(with, then).await
+    }
+
+    async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), SessionError> {
+        if self.catch_up().await? != Status::Idle {
+            self.core.ensure_idle()?;
+        }
+        let Some(Base { history, then, .. }) = self.core.navigate(node)? else {
+            return Ok(());
+        };
+        let with = self.owner.set(history).await?;
+        self.follow(with, then).await
+    }
+
+    /// The agent has moved; so does the session, when it comes to the event that tells.
+    async fn follow(
+        &mut self,
+        with: EventId,
+        then: Move,
+    ) -> Result<(), SessionError> {
+        self.core.moved(with, then);
+        Ok(self.take_until(with).await?)
+    }
+
+    /// A place in the stream of events: after `after` if all that follows it is still there, else now.
+    async fn attach(
+        &mut self,
+        after: Option<EventId>,
+    ) -> Result<Attachment<SessionSnapshot, SessionEvent>, AgentError> {
+        let limits = self.shared.setup.feed_limits;
+        if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {
+            return Ok(attachment);
+        }
+        let snapshot = self.snapshot().await?;
+        Ok(self.feed.join(limits, snapshot))
+    }
+
+    /// What is not in the store, if anything is not.
+    pub(super) fn unsaved(&self) -> Option<Unsaved> {
+        if self.core.is_safe(self.core.wanted()) {
+            return None;
+        }
+        let error = self.core.report().and_then(StoreReport::error).map(str::to_owned);
+        Some(Unsaved { nodes: self.core.unsaved().len(), error })
+    }
+}

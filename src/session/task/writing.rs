@@ -1,0 +1,72 @@
+//! Writing to the store, beside the session.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{task::JoinHandle, time::timeout};
+
+use super::Task;
+use crate::{
+    session::core::{Core, Job},
+    store::{ConversationId, Store, StoreError, Version},
+};
+
+type Written = Result<Version, StoreError>;
+
+impl Task {
+    /// Performs a write in a task of its own: a store that blocks, hangs or panics is not to harm the session.
+    pub(super) fn begin_write(&mut self, job: Arc<Job>) {
+        self.retry = None;
+        let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
+        let limit = self.shared.setup.write_timeout;
+        self.write = Some(tokio::spawn(async move {
+            match timeout(limit, perform(&*store, &id, &job)).await {
+                Ok(written) => written,
+                Err(_) => Err(StoreError::failed(format!("writing conversation {id}"), TookTooLong(limit))),
+            }
+        }));
+    }
+
+    /// The write under way is done.
+    pub(super) fn written(&mut self, outcome: Written) {
+        self.write = None;
+        self.step(|core, env, effects| core.written(outcome, env, effects));
+        self.answer_flushes();
+    }
+
+    /// Writes what is unsaved, unless that goes on already.
+    pub(super) fn save(&mut self) {
+        self.retry = None;
+        self.step(Core::save);
+    }
+
+    /// Tells those who wait that what they wait for is safe.
+    pub(super) fn answer_flushes(&mut self) {
+        let core = &self.core;
+        for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
+            let _ = flush.reply.send(());
+        }
+    }
+}
+
+async fn perform(store: &dyn Store, id: &ConversationId, job: &Job) -> Written {
+    match job {
+        Job::Create(write, state) => store.create(id, *write, state).await,
+        Job::Commit(write, commit) => store.commit(id, write, commit).await,
+        Job::State(write, change) => store.save_state(id, write, change).await,
+    }
+}
+
+/// What became of the write under way; waits for ever if there is none.
+pub(super) async fn outcome(write: &mut Option<JoinHandle<Written>>) -> Written {
+    let Some(write) = write else {
+        return std::future::pending().await;
+    };
+    match write.await {
+        Ok(written) => written,
+        Err(error) => Err(StoreError::failed("the store's own code", error)),
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the store did not answer within {0:?}")]
+struct TookTooLong(Duration);

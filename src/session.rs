@@ -65,8 +65,8 @@ pub use event::{SavedPart, SessionEvent, StoreReport};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::SessionSnapshot;
-pub use subscription::{Guard, Mode, SessionSubscription};
 use subscription::Hold;
+pub use subscription::{Guard, Mode, SessionSubscription};
 use task::Shared;
 use tokio::sync::mpsc;
 
@@ -377,8 +377,8 @@ impl Session {
         mode: Mode,
     ) -> Result<SessionSubscription, SessionError> {
         // Counted before the snapshot is taken: the session does not end in between.
-        let hold = (mode == Mode::Controller)
-            .then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
+        let hold =
+            (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
         let attachment = self.call(|reply| Command::Subscribe(Box::new((after, reply)))).await?;
         let source = Box::new(self.downgrade());
         let events = if after.is_some() {
@@ -498,9 +498,9 @@ impl WeakSession {
         let closed = || self.shared.fate.end().map(|end| end.reason.clone());
         match self.commands.upgrade() {
             Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
-            None => Err(SessionError::Ended(
-                closed().unwrap_or(crate::subscription::EndReason::HandlesDropped),
-            )),
+            None => {
+                Err(SessionError::Ended(closed().unwrap_or(crate::subscription::EndReason::HandlesDropped)))
+            }
         }
     }
 }
@@ -532,9 +532,7 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
 
 /// A place in the stream of events, being asked for.
 type Attaching = Pin<
-    Box<
-        dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send,
-    >,
+    Box<dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send>,
 >;
 
 impl fmt::Debug for Session {

@@ -22,6 +22,13 @@ pub(super) type Stop = Box<(Duration, Reply<Outcome<()>>)>;
 /// A place in the stream of events, on its way to a subscriber.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
+/// What the history's owner wants: another history, or a run on another one.
+pub(super) enum Change {
+    Set(History),
+    Prompt(History, Prompt),
+    Answer(History, Arc<Message>),
+}
+
 pub(super) enum Command {
     Prompt(Box<(Prompt, Reply<Outcome<Accepted>>)>),
     Ask(Box<(Prompt, Reply<Outcome<Arc<Response>>>)>),
@@ -36,9 +43,8 @@ pub(super) enum Command {
     Subscribe(Box<(Option<EventId>, AttachmentReply)>),
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
-    SetHistory(Box<(History, Reply<Outcome<EventId>>)>),
-    PromptOn(Box<(History, Prompt, Reply<Outcome<EventId>>)>),
-    Answer(Box<(History, Arc<Message>, Reply<Outcome<EventId>>)>),
+    Change(Box<(Option<EventId>, Change, Reply<Outcome<EventId>>)>),
+    Retire(Reply<bool>),
     Stop(Stop),
 }
 

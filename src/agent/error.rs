@@ -20,6 +20,9 @@ pub enum AgentError {
     /// The operation needs an idle agent.
     #[error("the agent is {0:?}; wait until it is idle, or cancel")]
     Busy(Status),
+    /// More has happened than the history's owner knew of.
+    #[error("more has happened in the agent since that event; look at it again")]
+    Moved,
     /// There is no run to cancel or interrupt.
     #[error("the agent is idle; there is nothing to stop")]
     Idle,

@@ -4,7 +4,7 @@ use std::{fmt, sync::Arc};
 
 use super::{
     AgentError, Prompt, Snapshot, Status, WeakAgent,
-    command::{Command, Outcome, Reply},
+    command::{Change, Command},
 };
 use crate::{
     message::{History, Message},
@@ -46,13 +46,14 @@ impl HistoryOwner {
         self.agent.call(Command::Moment).await.map_err(stopped)
     }
 
-    /// Replaces the history and fires a `state` event, whose id it gives.
+    /// Replaces the history and fires a `state` event, whose id it gives. With `at`, only if that is the last event
+    /// that was told: the owner has seen it, and nothing happened since.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] unless the agent is idle; [`AgentError::InvalidHistory`].
-    pub async fn set(&self, history: History) -> Result<EventId, AgentError> {
-        self.change(|reply| Command::SetHistory(Box::new((history, reply)))).await
+    /// [`AgentError::Busy`] unless the agent is idle; [`AgentError::Moved`]; [`AgentError::InvalidHistory`].
+    pub async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
+        self.change(at, Change::Set(history)).await
     }
 
     /// Begins a run on another history, in one step. The first event is a `state` with `base`, whose id this
@@ -64,11 +65,15 @@ impl HistoryOwner {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] unless the agent is idle; [`AgentError::InvalidHistory`] for `base`; for the prompt
-    /// as [`Agent::prompt`](super::Agent::prompt).
-    pub async fn prompt(&self, base: History, prompt: impl Into<Prompt>) -> Result<EventId, AgentError> {
-        let prompt = prompt.into();
-        self.change(|reply| Command::PromptOn(Box::new((base, prompt, reply)))).await
+    /// As [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`; for the prompt as
+    /// [`Agent::prompt`](super::Agent::prompt).
+    pub async fn prompt(
+        &self,
+        at: Option<EventId>,
+        base: History,
+        prompt: impl Into<Prompt>,
+    ) -> Result<EventId, AgentError> {
+        self.change(at, Change::Prompt(base, prompt.into())).await
     }
 
     /// As [`prompt`](Self::prompt), with `message` as it is, its time included, so that it is answered anew.
@@ -77,14 +82,26 @@ impl HistoryOwner {
     ///
     /// As [`prompt`](Self::prompt), and [`AgentError::NotAPrompt`] unless it is a user message without tool
     /// results.
-    pub async fn answer(&self, base: History, message: Arc<Message>) -> Result<EventId, AgentError> {
-        self.change(|reply| Command::Answer(Box::new((base, message, reply)))).await
+    pub async fn answer(
+        &self,
+        at: Option<EventId>,
+        base: History,
+        message: Arc<Message>,
+    ) -> Result<EventId, AgentError> {
+        self.change(at, Change::Answer(base, message)).await
     }
 
-    async fn change(
-        &self,
-        command: impl FnOnce(Reply<Outcome<EventId>>) -> Command,
-    ) -> Result<EventId, AgentError> {
+    /// Ends the agent if nothing goes on and nothing waits to, not even an application event; tells whether it did.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Stopped`] if it has ended already.
+    pub async fn retire(&self) -> Result<bool, AgentError> {
+        self.agent.call(Command::Retire).await.map_err(stopped)
+    }
+
+    async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
+        let command = |reply| Command::Change(Box::new((at, change, reply)));
         self.agent.call(command).await.map_err(stopped)?
     }
 }

@@ -330,7 +330,7 @@ impl Task {
 
     /// Tells those who wait that the agent is idle, if it is.
     fn tell_idle_waiters(&mut self) {
-        if !self.idle_waiters.is_empty() && self.core.is_settled() && !self.is_blocked() {
+        if !self.idle_waiters.is_empty() && self.is_settled() {
             for waiter in self.idle_waiters.drain(..) {
                 let _ = waiter.send(());
             }

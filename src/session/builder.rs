@@ -206,8 +206,7 @@ impl SessionBuilder {
         });
         let session = Session { commands, shared };
         let weak: WeakSession = session.downgrade();
-        let (agent, owner) =
-            agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
+        let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
         let state = agent.state().await?;
         let seen = owner.moment().await?.last;
         let core = core(Arc::clone(&state.config), seen);
@@ -245,6 +244,7 @@ impl Starting {
             write: None,
             retry: None,
             idle: None,
+            idle_when_saved: false,
             flushes: Vec::new(),
             is_lost: false,
         };

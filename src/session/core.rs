@@ -347,11 +347,6 @@ impl Core {
         self.moving = Some(Box::new((with, then)));
     }
 
-    /// Refuses what only an idle session may do.
-    pub(super) fn ensure_idle(&self) -> Result<(), SessionError> {
-        if self.status == Status::Idle { Ok(()) } else { Err(SessionError::Busy(self.status)) }
-    }
-
     /// Gives the conversation a title, or none.
     pub(super) fn set_title(&mut self, title: Option<Arc<str>>, env: &Env<'_>, effects: &mut Effects) {
         if self.title == title {

@@ -93,6 +93,7 @@ impl From<AgentError> for SessionError {
     fn from(error: AgentError) -> Self {
         match error {
             AgentError::Busy(status) => Self::Busy(status),
+            AgentError::Stopped(reason) => Self::Ended(reason),
             other => Self::Agent(other),
         }
     }

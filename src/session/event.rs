@@ -2,7 +2,11 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{agent::Event, store::Version, tree::{Changes, NodeId}};
+use crate::{
+    agent::Event,
+    store::Version,
+    tree::{Changes, NodeId},
+};
 
 /// What happens in a session: all that happens in its agent, and what the session adds.
 ///

@@ -32,6 +32,9 @@ use crate::{
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
 };
 
+/// How soon it is looked again, at the earliest, whether an agent that handles an event is done.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// What does not change in a session's life.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Setup {
@@ -73,6 +76,8 @@ pub(super) struct Task {
     pub(super) retry: Option<Pin<Box<Sleep>>>,
     /// When the session ends because nobody wants it.
     pub(super) idle: Option<Pin<Box<Sleep>>>,
+    /// The session would have ended, had it not had something to save.
+    pub(super) idle_when_saved: bool,
     pub(super) flushes: Vec<Flush>,
     pub(super) is_lost: bool,
     /// Dropped with the rest, whatever ends the task.
@@ -238,11 +243,27 @@ impl Task {
         }
     }
 
-    /// The time is over: whether nobody has come and nothing has begun meanwhile.
+    /// The time is over: whether nobody has come and nothing has begun meanwhile, and all is saved. The agent has ended
+    /// then.
     async fn is_unwanted(&mut self) -> bool {
         self.idle = None;
-        let status = self.catch_up().await;
-        matches!(status, Ok(Status::Idle)) && !self.is_controlled()
+        if self.catch_up().await.is_err() || self.is_controlled() {
+            return false;
+        }
+        if !self.is_saved() {
+            self.idle_when_saved = true;
+            return false;
+        }
+        let retired = matches!(self.owner.retire().await, Ok(true));
+        if !retired && self.core.status() == Status::Idle {
+            // An application's event is handled, which may bring a turn or not.
+            self.idle = self.shared.setup.idle_shutdown.map(|wait| Box::pin(sleep(wait.max(LOOK_AGAIN))));
+        }
+        retired
+    }
+
+    fn is_saved(&self) -> bool {
+        self.core.is_safe(self.core.wanted())
     }
 
     fn is_controlled(&self) -> bool {

@@ -77,7 +77,7 @@ async fn prompt_on_base_state_told_first_under_the_given_id() {
     let (provider, builder) = scripted([Step::text("Leaf")]);
     let (mut agent, owner) = owned(builder).await;
     let mut events = agent.agent.subscribe().await.unwrap();
-    let id = owner.prompt(base(), "Hi").await.unwrap();
+    let id = owner.prompt(None, base(), "Hi").await.unwrap();
     let (first, event) = numbered(&mut events).await;
     assert_eq!(first, id);
     let Event::State(state) = &*event else { panic!("{event:?}") };
@@ -93,7 +93,7 @@ async fn prompt_on_base_state_told_first_under_the_given_id() {
 async fn prompt_on_base_brings_its_options_and_limits() {
     let (provider, builder) = scripted([Step::tool_use("t1", "echo", json!({}))]);
     let (mut agent, owner) = owned(builder.tool(echo())).await;
-    owner.prompt(base(), Prompt::new("Hi").with_max_steps(1)).await.unwrap();
+    owner.prompt(None, base(), Prompt::new("Hi").with_max_steps(1)).await.unwrap();
     let response = crate::hooks::stopped(&agent.end().await);
     assert_eq!(response.stop_reason, omni_agent::provider::StopReason::MaxSteps);
     assert_eq!(provider.requests().len(), 1);
@@ -104,9 +104,9 @@ async fn prompt_on_base_with_open_tool_uses_answers_them() {
     let (provider, builder) = scripted([Step::text("Seen"), Step::text("Well")]);
     let (mut agent, owner) = owned(builder).await;
     let result = ToolResult::ok(&ToolUse::new("open", "look", json!({})), "a cat");
-    owner.prompt(open_ended(), vec![Content::from(result)]).await.unwrap();
+    owner.prompt(None, open_ended(), vec![Content::from(result)]).await.unwrap();
     agent.end().await;
-    owner.prompt(open_ended(), "Never mind").await.unwrap();
+    owner.prompt(None, open_ended(), "Never mind").await.unwrap();
     agent.end().await;
     let closing = |index: usize| sent(&provider.requests()[index]).pop().unwrap();
     assert_eq!(
@@ -120,7 +120,7 @@ async fn answer_message_taken_as_it_is() {
     let (provider, builder) = scripted([Step::text("Anew")]);
     let (mut agent, owner) = owned(builder).await;
     let message = Arc::clone(before().first().unwrap());
-    let id = owner.answer(History::new(), Arc::clone(&message)).await.unwrap();
+    let id = owner.answer(None, History::new(), Arc::clone(&message)).await.unwrap();
     assert_eq!(id, EventId { number: 1, ..id });
     let events = agent.end().await;
     let Event::Message { message: told, .. } = &*events[2] else { panic!("{:?}", names(&events)) };
@@ -135,7 +135,7 @@ async fn answer_message_taken_as_it_is() {
 async fn answer_cancelled_history_of_before_is_back() {
     let (_, builder) = scripted([Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
-    owner.answer(History::new(), Arc::new(Message::user("Old"))).await.unwrap();
+    owner.answer(None, History::new(), Arc::new(Message::user("Old"))).await.unwrap();
     agent.agent.cancel().await.unwrap();
     rolled_back(&mut agent, "cancelled").await;
     agent.check().await;
@@ -152,7 +152,7 @@ async fn misbehaving(at: At, act: Act) -> (Watched, HistoryOwner, Gate) {
     let callbacks = Misbehaving { at, act, gate: gate.clone(), done: false };
     let builder = echoing([at.step(), Step::text("Again.")]).callbacks(callbacks);
     let (agent, owner) = owned(builder).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     (agent, owner, gate)
 }
 
@@ -194,7 +194,7 @@ async fn stop_before_the_first_commit_last_snapshot_has_the_history_of_before() 
         let last = agent.agent.end().unwrap().snapshot.unwrap();
         assert_eq!(briefs(&last.state.history), BEFORE, "{at:?}");
         assert_eq!(last.state.history, agent.view.state.history, "{at:?}");
-        let after = answered(owner.set(base())).await;
+        let after = answered(owner.set(None, base())).await;
         assert!(matches!(after, Err(AgentError::Stopped(EndReason::Stopped))), "{after:?}");
     }
 }
@@ -207,7 +207,7 @@ async fn failure_before_the_first_commit_history_of_before_is_back() {
         let (_, builder) = scripted([step, Step::text("Again.")]);
         let (mut agent, owner) = owned(builder).await;
         let prompt = Prompt::new("Hi").with_turn_timeout(Duration::from_secs(9));
-        owner.prompt(base(), prompt).await.unwrap();
+        owner.prompt(None, base(), prompt).await.unwrap();
         rolled_back(&mut agent, "error").await;
         agent.check().await;
     }
@@ -217,7 +217,7 @@ async fn failure_before_the_first_commit_history_of_before_is_back() {
 async fn interrupt_nothing_to_keep_history_of_before_is_back() {
     let (_, builder) = scripted([Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     agent.agent.interrupt().await.unwrap();
     rolled_back(&mut agent, "cancelled").await;
 }
@@ -226,7 +226,7 @@ async fn interrupt_nothing_to_keep_history_of_before_is_back() {
 async fn cancel_staged_prompt_carried_back_and_not_begun_on_either_history() {
     let (_, builder) = scripted([Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     agent.agent.prompt("staged").await.unwrap();
     agent.agent.cancel().await.unwrap();
     let events: Vec<_> =
@@ -250,7 +250,7 @@ async fn notify_waiting_when_the_run_is_cancelled_sees_the_history_of_before() {
     });
     let (provider, builder) = scripted([Step::new().hang(), Step::text("Noted")]);
     let (mut agent, owner) = owned(builder.callbacks(hooks)).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     agent.agent.notify("an event").await.unwrap();
     agent.agent.cancel().await.unwrap();
     rolled_back(&mut agent, "cancelled").await;
@@ -268,7 +268,7 @@ async fn cancel_run_begun_while_handle_event_hangs_history_of_before_is_back() {
     let (mut agent, owner) = owned(echoing([Step::text("Again.")]).callbacks(callbacks)).await;
     agent.agent.notify("an event").await.unwrap();
     reached(&gate).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     agent.until("message(user)").await;
     agent.agent.cancel().await.unwrap();
     rolled_back(&mut agent, "cancelled").await;
@@ -281,7 +281,7 @@ async fn cancel_run_begun_while_handle_event_hangs_history_of_before_is_back() {
 async fn interrupt_with_something_to_keep_commits_on_the_base() {
     let (_, builder) = scripted([Step::new().then_text(["Half"]).hang()]);
     let (mut agent, owner) = owned(builder).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     agent.until("text_delta").await;
     agent.agent.interrupt().await.unwrap();
     agent.end().await;
@@ -307,7 +307,7 @@ async fn cut_second(staged: bool, cut: Cut) {
     let (_, builder) = scripted([Step::new().gate(&gate).then_text(["Leaf"]).stop(), second]);
     let hooks = if staged { Hooks::new() } else { Hooks::new().continuing(["More"]) };
     let (mut agent, owner) = owned(builder.callbacks(hooks)).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     reached(&gate).await;
     if staged {
         agent.agent.prompt("More").await.unwrap();
@@ -326,7 +326,7 @@ async fn cut_second(staged: bool, cut: Cut) {
     let now = owner.moment().await.unwrap();
     assert_eq!((now.last, now.status), (subscription.last_id(), Status::Idle));
     // The next event is that of the next operation: no state event came in between.
-    let id = owner.set(before()).await.unwrap();
+    let id = owner.set(None, before()).await.unwrap();
     assert_eq!(name(&*agent.next().await), "state", "{staged} {cut:?}");
     assert_eq!(id.number, now.last.number + 1);
 }
@@ -347,7 +347,7 @@ async fn cancel_or_failure_in_a_staged_prompts_turn_first_turn_stays() {
 async fn cancel_of_an_ordinary_run_after_one_on_a_base_takes_nothing_back() {
     let (_, builder) = scripted([Step::text("Leaf"), Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     agent.end().await;
     agent.agent.prompt("And").await.unwrap();
     agent.agent.cancel().await.unwrap();
@@ -362,7 +362,7 @@ async fn set_idle_agent_replaced_and_told_under_the_given_id() {
     let (_, builder) = scripted([]);
     let (mut agent, owner) = owned(builder).await;
     let mut events = agent.agent.subscribe().await.unwrap();
-    let id = owner.set(base()).await.unwrap();
+    let id = owner.set(None, base()).await.unwrap();
     let (told, event) = numbered(&mut events).await;
     assert_eq!((told, name(&event).as_str()), (id, "state"));
     agent.until("state").await;
@@ -375,9 +375,9 @@ async fn assert_busy(agent: &Watched, owner: &HistoryOwner, status: Status) {
     let snapshot = answered(agent.agent.snapshot()).await.unwrap();
     let message = Arc::new(Message::user("Hi"));
     for refused in [
-        answered(owner.set(base())).await,
-        answered(owner.prompt(base(), "Hi")).await,
-        answered(owner.answer(base(), message)).await,
+        answered(owner.set(None, base())).await,
+        answered(owner.prompt(None, base(), "Hi")).await,
+        answered(owner.answer(None, base(), message)).await,
     ] {
         assert!(matches!(refused, Err(AgentError::Busy(now)) if now == status), "{refused:?}");
     }
@@ -426,8 +426,8 @@ async fn owner_no_room_in_the_commit_channel_answered_and_told_in_order() {
     let (sender, mut receiver) = mpsc::channel(1);
     let builder = scripted([Step::text("Leaf")]).1.history(before()).commit_channel(sender);
     let (agent, owner) = builder.start_owned().await.unwrap();
-    let set = answered(owner.set(History::new())).await.unwrap();
-    let begun = answered(owner.prompt(base(), "Hi")).await.unwrap();
+    let set = answered(owner.set(None, History::new())).await.unwrap();
+    let begun = answered(owner.prompt(None, base(), "Hi")).await.unwrap();
     let moment = answered(owner.moment()).await.unwrap();
     assert_eq!((set.number, begun.number, moment.last.number), (1, 2, 4));
     assert_eq!(moment.status, Status::Busy);
@@ -460,20 +460,20 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
     let (_agent, owner) = builder.start_owned().await.unwrap();
     let mut set = 0;
     let refused = loop {
-        match answered(owner.set(base())).await {
+        match answered(owner.set(None, base())).await {
             Ok(id) => set = id.number,
             Err(error) => break error,
         }
         assert!(set < 10_000, "the events that wait are not bounded");
     };
     assert!(matches!(refused, AgentError::CommitBehind(_)), "{refused:?}");
-    let refused = answered(owner.prompt(base(), "Hi")).await;
+    let refused = answered(owner.prompt(None, base(), "Hi")).await;
     assert!(matches!(refused, Err(AgentError::CommitBehind(_))), "{refused:?}");
     assert_eq!(answered(owner.moment()).await.unwrap().last.number, set);
     for _ in 0..set {
         answered(receiver.recv()).await.unwrap();
     }
-    answered(owner.set(before())).await.unwrap();
+    answered(owner.set(None, before())).await.unwrap();
 }
 
 /// Whether `done` failed for this reason.
@@ -493,17 +493,20 @@ async fn prompt_or_base_invalid_refused_and_nothing_told() {
     let no_prompt: Reason = |error| matches!(error, AgentError::NotAPrompt);
     let zero: Reason = |error| matches!(error, AgentError::ZeroSteps);
     let attempts = [
-        (owner.set(unlawful()).await, invalid_history),
-        (owner.prompt(unlawful(), "Hi").await, invalid_history),
-        (owner.answer(unlawful(), user(vec!["Hi".into()])).await, invalid_history),
-        (owner.prompt(base(), " ").await, empty),
-        (owner.answer(base(), user(vec![" ".into()])).await, empty),
-        (owner.prompt(base(), Prompt::new("Hi").with_max_steps(0)).await, zero),
-        (owner.prompt(base(), vec![Content::from(stray())]).await, invalid_prompt),
-        (owner.answer(open_ended(), user(vec!["Hi".into()])).await, invalid_prompt),
-        (owner.answer(base(), user(vec![ToolUse::new("a", "look", json!({})).into()])).await, invalid_prompt),
-        (owner.answer(base(), user(vec![stray().into()])).await, no_prompt),
-        (owner.answer(base(), Arc::new(Message::assistant("Hi"))).await, no_prompt),
+        (owner.set(None, unlawful()).await, invalid_history),
+        (owner.prompt(None, unlawful(), "Hi").await, invalid_history),
+        (owner.answer(None, unlawful(), user(vec!["Hi".into()])).await, invalid_history),
+        (owner.prompt(None, base(), " ").await, empty),
+        (owner.answer(None, base(), user(vec![" ".into()])).await, empty),
+        (owner.prompt(None, base(), Prompt::new("Hi").with_max_steps(0)).await, zero),
+        (owner.prompt(None, base(), vec![Content::from(stray())]).await, invalid_prompt),
+        (owner.answer(None, open_ended(), user(vec!["Hi".into()])).await, invalid_prompt),
+        (
+            owner.answer(None, base(), user(vec![ToolUse::new("a", "look", json!({})).into()])).await,
+            invalid_prompt,
+        ),
+        (owner.answer(None, base(), user(vec![stray().into()])).await, no_prompt),
+        (owner.answer(None, base(), Arc::new(Message::assistant("Hi"))).await, no_prompt),
     ];
     for (place, (attempt, reason)) in attempts.iter().enumerate() {
         let error = attempt.as_ref().unwrap_err();
@@ -568,7 +571,7 @@ async fn owner_kept_agent_dropped_ends_and_tells_why() {
     drop(agent);
     let moment = answered(owner.moment()).await;
     assert!(matches!(moment, Err(AgentError::Stopped(EndReason::HandlesDropped))), "{moment:?}");
-    let set = answered(owner.set(base())).await;
+    let set = answered(owner.set(None, base())).await;
     assert!(matches!(set, Err(AgentError::Stopped(EndReason::HandlesDropped))), "{set:?}");
 }
 
@@ -576,7 +579,7 @@ async fn owner_kept_agent_dropped_ends_and_tells_why() {
 async fn snapshot_in_a_run_on_a_base_and_the_events_after_it_give_the_truth() {
     let (_, builder) = scripted([Step::new().then_text(["Half"]).hang()]);
     let (mut agent, owner) = owned(builder).await;
-    owner.prompt(base(), "Hi").await.unwrap();
+    owner.prompt(None, base(), "Hi").await.unwrap();
     agent.until("text_delta").await;
     let mut view: Snapshot = agent.agent.snapshot().await.unwrap();
     agent.agent.cancel().await.unwrap();

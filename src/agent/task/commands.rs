@@ -9,10 +9,9 @@ use super::{
 use crate::{
     agent::{
         AgentError, Draft, Event, Moment,
-        command::{Command, Edit},
-        core::{Core, Effect, Env},
+        command::{Change, Command, Edit},
+        core::Core,
     },
-    message::History,
     subscription::EventId,
 };
 
@@ -77,21 +76,13 @@ impl Task {
                 self.idle_waiters.push(reply);
             }
             Command::Moment(reply) => drop(reply.send(self.moment())),
-            Command::SetHistory(set) => {
-                let (history, reply) = *set;
-                let _ = reply.send(self.set_history(history));
+            Command::Change(change) => {
+                let (at, change, reply) = *change;
+                let _ = reply.send(self.change(at, change));
             }
-            Command::PromptOn(prompt) => {
-                let (base, prompt, reply) = *prompt;
-                let begun = self.begin_on(|core, env, effects| core.prompt_on(base, prompt, env, effects));
-                let _ = reply.send(begun);
+            Command::Stop(_) | Command::Retire(_) => {
+                unreachable!("the loop that serves commands looks at them")
             }
-            Command::Answer(answer) => {
-                let (base, message, reply) = *answer;
-                let begun = self.begin_on(|core, env, effects| core.answer(base, message, env, effects));
-                let _ = reply.send(begun);
-            }
-            Command::Stop(_) => unreachable!("a stop ends the loop that serves commands"),
         }
     }
 
@@ -134,22 +125,26 @@ impl Task {
         Moment { last: self.feed.last(), status: self.core.status() }
     }
 
-    fn set_history(&mut self, history: History) -> Result<EventId, AgentError> {
+    /// Does what the history's owner wants; gives the id of the `state` event that tells of it.
+    fn change(&mut self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
+        self.core.ensure_idle()?;
+        let mut with = self.feed.last();
+        if at.is_some_and(|at| at != with) {
+            return Err(AgentError::Moved);
+        }
         self.ensure_room()?;
-        self.step(|core, env, effects| core.replace_history(history, env, effects))?;
-        Ok(self.feed.last())
+        self.step(|core, env, effects| match change {
+            Change::Set(history) => core.replace_history(history, env, effects),
+            Change::Prompt(base, prompt) => core.prompt_on(base, prompt, env, effects),
+            Change::Answer(base, message) => core.answer(base, message, env, effects),
+        })?;
+        // The event is the first one that the core has told.
+        with.number += 1;
+        Ok(with)
     }
 
-    /// Begins a run on another history; gives the id of the `state` event that tells of that.
-    fn begin_on(
-        &mut self,
-        begin: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> Result<(), AgentError>,
-    ) -> Result<EventId, AgentError> {
-        self.ensure_room()?;
-        let mut first = self.feed.last();
-        self.step(begin)?;
-        // The event is the first one that the core has told.
-        first.number += 1;
-        Ok(first)
+    /// Whether the agent may end for want of anything to do.
+    pub(super) fn is_settled(&self) -> bool {
+        self.core.is_settled() && !self.is_blocked()
     }
 }

@@ -11,7 +11,7 @@ use futures_util::FutureExt;
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
-    Task,
+    Commit, Task,
     calls::{let_go, words},
 };
 use crate::{
@@ -83,12 +83,30 @@ impl Task {
         })
         .await;
         let_go(orderly);
+        self.hand_over_outbox();
         let_go(own);
         let_go(state);
         // Subscribers learn of the end before those who stopped the agent go on.
         let_go(self);
         for stop in waiting {
             let _ = stop.1.send(if in_time { Ok(()) } else { Err(AgentError::Deadline(limit)) });
+        }
+    }
+}
+
+impl Task {
+    /// The events that are left still come, when the channel's receiver gets to them.
+    fn hand_over_outbox(&mut self) {
+        if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
+            let Commit { mut sender, outbox } = *commit;
+            tokio::spawn(async move {
+                for delivery in outbox {
+                    if poll_fn(|cx| sender.poll_reserve(cx)).await.is_err() {
+                        return;
+                    }
+                    let _ = sender.send_item(delivery);
+                }
+            });
         }
     }
 }

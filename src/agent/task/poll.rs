@@ -122,6 +122,13 @@ impl Task {
                 Poll::Ready(Some(Command::Stop(stop))) => {
                     return Served::End(Exit::End(EndReason::Stopped, Some(stop)));
                 }
+                Poll::Ready(Some(Command::Retire(reply))) => {
+                    let settled = self.is_settled();
+                    let _ = reply.send(settled);
+                    if settled {
+                        return Served::End(Exit::End(EndReason::Idle, None));
+                    }
+                }
                 Poll::Ready(Some(command)) => self.serve(command),
                 Poll::Ready(None) => return Served::End(Exit::End(EndReason::HandlesDropped, None)),
                 Poll::Pending => return Served::All,

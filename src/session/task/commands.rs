@@ -75,38 +75,57 @@ impl Task {
     /// Begins a run on a branch.
     async fn branch(
         &mut self,
-        from: impl FnOnce(&Core) -> Result<Base, SessionError>,
+        from: impl Fn(&Core) -> Result<Base, SessionError>,
         prompt: Option<Prompt>,
     ) -> Result<(), SessionError> {
-        self.catch_up().await?;
-        self.core.ensure_idle()?;
-        let Base { history, message, then } = from(&self.core)?;
-        let with = match (message, prompt) {
-            (Some(message), _) => self.owner.answer(history, message).await?,
-            (None, prompt) => self.owner.prompt(history, prompt.unwrap_or_default()).await?,
-        };
-        self.follow(with, then).await
+        loop {
+            let at = self.catch_up_idle().await?;
+            let Base { history, message, then } = from(&self.core)?;
+            let begun = match (message, prompt.clone()) {
+                (Some(message), _) => self.owner.answer(at, history, message).await,
+                (None, prompt) => self.owner.prompt(at, history, prompt.unwrap_or_default()).await,
+            };
+            if let Some(done) = self.follow(begun, then).await {
+                return done;
+            }
+        }
     }
 
     async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), SessionError> {
-        if self.catch_up().await? != Status::Idle {
-            self.core.ensure_idle()?;
+        loop {
+            let at = self.catch_up_idle().await?;
+            let Some(Base { history, then, .. }) = self.core.navigate(node)? else {
+                return Ok(());
+            };
+            let moved = self.owner.set(at, history).await;
+            if let Some(done) = self.follow(moved, then).await {
+                return done;
+            }
         }
-        let Some(Base { history, then, .. }) = self.core.navigate(node)? else {
-            return Ok(());
-        };
-        let with = self.owner.set(history).await?;
-        self.follow(with, then).await
     }
 
-    /// The agent has moved; so does the session, when it comes to the event that tells.
+    /// Comes to where the agent is, which has to be idle there. Gives the last event, to build on.
+    async fn catch_up_idle(&mut self) -> Result<Option<EventId>, SessionError> {
+        match self.catch_up().await? {
+            Status::Idle => Ok(Some(self.core.seen())),
+            status => Err(SessionError::Busy(status)),
+        }
+    }
+
+    /// The agent has moved: so does the session, when it comes to the event that tells. `None` if something else happened
+    /// before, and all is to be looked at again.
     async fn follow(
         &mut self,
-        with: EventId,
+        moved: Result<EventId, AgentError>,
         then: Move,
-    ) -> Result<(), SessionError> {
+    ) -> Option<Result<(), SessionError>> {
+        let with = match moved {
+            Ok(with) => with,
+            Err(AgentError::Moved) => return None,
+            Err(error) => return Some(Err(error.into())),
+        };
         self.core.moved(with, then);
-        Ok(self.take_until(with).await?)
+        Some(self.take_until(with).await.map_err(SessionError::from))
     }
 
     /// A place in the stream of events: after `after` if all that follows it is still there, else now.
@@ -124,7 +143,7 @@ impl Task {
 
     /// What is not in the store, if anything is not.
     pub(super) fn unsaved(&self) -> Option<Unsaved> {
-        if self.core.is_safe(self.core.wanted()) {
+        if self.is_saved() {
             return None;
         }
         let error = self.core.report().and_then(StoreReport::error).map(str::to_owned);

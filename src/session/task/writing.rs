@@ -31,6 +31,9 @@ impl Task {
         self.write = None;
         self.step(|core, env, effects| core.written(outcome, env, effects));
         self.answer_flushes();
+        if self.is_saved() && std::mem::take(&mut self.idle_when_saved) {
+            self.consider_idle_shutdown();
+        }
     }
 
     /// Writes what is unsaved, unless that goes on already.

@@ -66,6 +66,24 @@ impl<S> Fate<S> {
     }
 }
 
+/// Sends a command and awaits its answer without keeping the actor alive meanwhile; `None` if it gives none any more.
+pub(crate) async fn call_weakly<C, T, S>(
+    commands: Option<mpsc::Sender<C>>,
+    fate: &Fate<S>,
+    command: impl FnOnce(oneshot::Sender<T>) -> C,
+) -> Option<T> {
+    let (reply, mut answer) = oneshot::channel();
+    let commands = commands?;
+    commands.send(command(reply)).await.ok()?;
+    drop(commands);
+    // As in `call`, where the channel tells of the end.
+    tokio::select! {
+        biased;
+        answer = &mut answer => answer.ok(),
+        _ = fate.closed() => answer.try_recv().ok(),
+    }
+}
+
 /// Sends a command and awaits its answer; `None` if the actor gives none any more.
 pub(crate) async fn call<C, T>(
     commands: &mpsc::Sender<C>,

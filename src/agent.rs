@@ -62,9 +62,10 @@ use serde::de::DeserializeOwned;
 pub use snapshot::{Pause, Snapshot};
 pub use state::{Config, Draft, Prompt, State, StateView};
 use task::Shared;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::{
+    actor,
     message::ToolUseId,
     provider::OutputSchema,
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
@@ -311,7 +312,7 @@ impl Agent {
 
     /// How the agent ended, with its last snapshot; `None` while it lives.
     pub fn end(&self) -> Option<End<Snapshot>> {
-        self.shared.end().cloned()
+        self.shared.fate.end().cloned()
     }
 
     /// A handle that does not keep the agent alive.
@@ -321,20 +322,10 @@ impl Agent {
 
     /// Sends a command and awaits its answer.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
-        let (reply, mut answer) = oneshot::channel();
-        if self.commands.send(command(reply)).await.is_ok() {
-            // A command that comes in just as the receiver goes away stays in the channel for as long as there
-            // is a handle, and its reply with it: the answer alone may be waited for in vain.
-            let answer = tokio::select! {
-                biased;
-                answer = &mut answer => answer.ok(),
-                () = self.commands.closed() => answer.try_recv().ok(),
-            };
-            if let Some(answer) = answer {
-                return Ok(answer);
-            }
+        match actor::call(&self.commands, command).await {
+            Some(answer) => Ok(answer),
+            None => Err(AgentError::Stopped(self.shared.fate.closed().await)),
         }
-        Err(AgentError::Stopped(self.shared.ended().await.reason))
     }
 }
 
@@ -350,23 +341,11 @@ impl WeakAgent {
     /// Sends a command and awaits its answer, without a handle meanwhile. An agent that has not begun is waited
     /// for in vain.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
-        if let Some(agent) = self.upgrade() {
-            let (reply, mut answer) = oneshot::channel();
-            let sent = agent.commands.send(command(reply)).await;
-            drop(agent);
-            if sent.is_ok() {
-                // As in `Agent::call`, where the channel tells of the end.
-                let answer = tokio::select! {
-                    biased;
-                    answer = &mut answer => answer.ok(),
-                    _ = self.shared.ended() => answer.try_recv().ok(),
-                };
-                if let Some(answer) = answer {
-                    return Ok(answer);
-                }
-            }
+        let commands = self.upgrade().map(|agent| agent.commands);
+        match actor::call_weakly(commands, &self.shared.fate, command).await {
+            Some(answer) => Ok(answer),
+            None => Err(self.shared.fate.ended().await),
         }
-        Err(self.shared.ended().await)
     }
 }
 
@@ -382,7 +361,7 @@ impl Source<Snapshot, Event> for WeakAgent {
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("ended", &self.shared.end().is_some()).finish_non_exhaustive()
+        f.debug_struct("Agent").field("ended", &self.shared.fate.end().is_some()).finish_non_exhaustive()
     }
 }
 

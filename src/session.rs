@@ -509,23 +509,12 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
     fn attach(&self, after: Option<EventId>) -> Attaching {
         let weak = self.clone();
         Box::pin(async move {
-            if let Some(Session { commands, .. }) = weak.upgrade() {
-                let (reply, mut attachment) = tokio::sync::oneshot::channel();
-                let sent = commands.send(Command::Subscribe(Box::new((after, reply)))).await;
-                // Nothing is kept alive by waiting.
-                drop(commands);
-                if sent.is_ok() {
-                    let attachment = tokio::select! {
-                        biased;
-                        attachment = &mut attachment => attachment.ok(),
-                        _ = weak.shared.fate.ended() => attachment.try_recv().ok(),
-                    };
-                    if let Some(attachment) = attachment {
-                        return Ok(attachment);
-                    }
-                }
+            let commands = weak.upgrade().map(|session| session.commands);
+            let subscribe = |reply| Command::Subscribe(Box::new((after, reply)));
+            match actor::call_weakly(commands, &weak.shared.fate, subscribe).await {
+                Some(attachment) => Ok(attachment),
+                None => Err(weak.shared.fate.ended().await),
             }
-            Err(weak.shared.fate.ended().await)
         })
     }
 }

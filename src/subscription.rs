@@ -4,11 +4,8 @@
 //! it gets an [`Update::Resync`] with a fresh snapshot and goes on from there. At the end comes
 //! [`Update::Closed`]. Subscriptions keep nothing alive.
 
-mod breath;
-
 use std::{collections::VecDeque, fmt, future::Future, pin::Pin, str::FromStr, sync::Arc};
 
-pub(crate) use breath::Breath;
 use futures_core::Stream;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::broadcast::{self, error::RecvError};

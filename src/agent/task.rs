@@ -9,11 +9,11 @@ mod work;
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, OnceLock},
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
-use tokio::sync::{Notify, mpsc, oneshot};
+use tokio::sync::{mpsc, oneshot};
 use tokio_util::sync::PollSender;
 
 use super::{
@@ -23,9 +23,10 @@ use super::{
     phase::Op,
 };
 use crate::{
+    actor::{Breath, Fate},
     message::{History, Timestamp},
     provider::Provider,
-    subscription::{Attachment, Breath, End, EndReason, EventId, Feed, FeedLimits},
+    subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
 use calls::let_go;
@@ -50,36 +51,8 @@ pub(super) struct Setup {
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    end: OnceLock<End<Snapshot>>,
-    ended: Notify,
-    pub(super) started: std::sync::atomic::AtomicBool,
-}
-
-impl Shared {
-    /// How the agent ended, if it has.
-    pub(super) fn end(&self) -> Option<&End<Snapshot>> {
-        self.end.get()
-    }
-
-    /// Waits for the agent's end. Its channels close a moment before or after it, so whoever finds one of
-    /// them closed asks here for the reason.
-    pub(super) async fn ended(&self) -> End<Snapshot> {
-        loop {
-            // Made before the look, so that an end in between is not missed.
-            let ended = self.ended.notified();
-            if let Some(end) = self.end.get() {
-                return end.clone();
-            }
-            ended.await;
-        }
-    }
-
-    /// Tells how the agent ended; the first word counts.
-    fn set_end(&self, end: End<Snapshot>) {
-        if self.end.set(end).is_ok() {
-            self.ended.notify_waiters();
-        }
-    }
+    pub(super) fate: Fate<Snapshot>,
+    pub(super) started: AtomicBool,
 }
 
 /// An agent's task.
@@ -136,7 +109,7 @@ struct LastWords(Arc<Shared>);
 
 impl Drop for LastWords {
     fn drop(&mut self) {
-        self.0.set_end(End { reason: EndReason::Killed, snapshot: None });
+        self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
     }
 }
 

@@ -38,7 +38,7 @@ impl Task {
         let_go(self.wanted.take());
         self.notices.drain(..).for_each(let_go);
         let snapshot = Some(Arc::new(self.snapshot()));
-        self.last_words.0.set_end(End { reason: reason.clone(), snapshot });
+        self.last_words.0.fate.seal(End { reason: reason.clone(), snapshot });
         self.idle_waiters.clear();
 
         let state = self.state();

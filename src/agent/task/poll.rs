@@ -13,10 +13,11 @@ use super::{
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
+    actor::Breath,
     agent::{Event, Failure, command::Command, phase::Op},
     message::ToolResult,
     provider::ProviderError,
-    subscription::{Breath, EndReason},
+    subscription::EndReason,
 };
 
 /// Commands served in a row before everything else gets its turn.

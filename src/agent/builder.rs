@@ -4,11 +4,13 @@ use std::{
     time::Duration,
 };
 
+use futures_sink::Sink;
+use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
     Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, State, Status, WeakAgent,
-    task::{Setup, Shared, Task},
+    task::{Outlet, Setup, Shared, Task},
 };
 use crate::{
     message::History,
@@ -37,7 +39,7 @@ pub struct AgentBuilder {
     tool_limits: ToolLimits,
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
-    commit: Option<mpsc::Sender<Box<Delivery>>>,
+    commit: Option<Outlet>,
 }
 
 /// A configuration saved earlier.
@@ -200,10 +202,14 @@ impl AgentBuilder {
         self
     }
 
-    /// A channel that gets every event, in order. The agent waits for its room, and answers all operations
-    /// meanwhile. If the receiver is dropped, the agent goes on without it.
-    pub fn commit_channel(mut self, sender: mpsc::Sender<Box<Delivery>>) -> Self {
-        self.commit = Some(sender);
+    /// A channel that gets every event, in order: a bounded one, such as that of `futures-channel`, or tokio's as a
+    /// `PollSender`. The agent waits for its room, and answers all operations meanwhile. If the receiver is dropped, the
+    /// agent goes on without it.
+    pub fn commit_channel<S>(mut self, sink: S) -> Self
+    where
+        S: Sink<Delivery> + Send + 'static,
+    {
+        self.commit = Some(Box::pin(sink.sink_map_err(drop)));
         self
     }
 

@@ -9,12 +9,13 @@ mod work;
 
 use std::{
     collections::VecDeque,
+    pin::Pin,
     sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
+use futures_sink::Sink;
 use tokio::sync::{mpsc, oneshot};
-use tokio_util::sync::PollSender;
 
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
@@ -98,10 +99,13 @@ struct Instance {
     own: Option<Arc<dyn Provider>>,
 }
 
+/// Where every event goes, in order.
+pub(super) type Outlet = Pin<Box<dyn Sink<Delivery, Error = ()> + Send>>;
+
 /// The lossless way out.
 struct Commit {
-    sender: PollSender<Box<Delivery>>,
-    outbox: VecDeque<Box<Delivery>>,
+    sink: Outlet,
+    outbox: VecDeque<Delivery>,
 }
 
 /// Leaves word that the task was killed, unless it ended in order.
@@ -130,7 +134,7 @@ impl Task {
         setup: Setup,
         weak: WeakAgent,
         shared: Arc<Shared>,
-        commit: Option<mpsc::Sender<Box<Delivery>>>,
+        commit: Option<Outlet>,
     ) -> Self {
         Self {
             core: Core::new(history),
@@ -138,8 +142,7 @@ impl Task {
             setup: Arc::new(setup),
             weak,
             feed: Feed::new(rand::random()),
-            commit: commit
-                .map(|sender| Box::new(Commit { sender: PollSender::new(sender), outbox: VecDeque::new() })),
+            commit: commit.map(|sink| Box::new(Commit { sink, outbox: VecDeque::new() })),
             notices: VecDeque::new(),
             asker: None,
             idle_waiters: Vec::new(),
@@ -267,7 +270,7 @@ impl Task {
         let weight = if self.feed.is_listened_to() { event.weight() } else { 0 };
         let event = self.feed.publish(Arc::new(event), weight);
         if let Some(commit) = &mut self.commit {
-            commit.outbox.push_back(Box::new(Delivery { event, config: Arc::clone(&self.config) }));
+            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config) });
         }
     }
 

@@ -12,11 +12,11 @@ use tokio::sync::{Notify, mpsc};
 use super::{
     Session, SessionError, WeakSession,
     core::Core,
-    task::{LastWords, Setup, Shared, Task},
+    task::{Deliveries, LastWords, Setup, Shared, Task},
 };
 use crate::{
     actor::Fate,
-    agent::{Agent, AgentBuilder, Config, Delivery, HistoryOwner},
+    agent::{Agent, AgentBuilder, Config, HistoryOwner},
     store::{ConversationId, Store, WriteId},
     subscription::{EventId, Feed, FeedLimits},
     tree::Tree,
@@ -193,7 +193,7 @@ impl SessionBuilder {
     ) -> Result<Starting, SessionError> {
         let Self { store, agent, setup, .. } = self;
         let (commands, receiver) = mpsc::channel(COMMANDS);
-        let (sender, deliveries) = mpsc::channel(DELIVERIES);
+        let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
         let shared = Arc::new(Shared {
             id: id.clone(),
             setup,
@@ -220,7 +220,7 @@ struct Starting {
     receiver: mpsc::Receiver<super::command::Command>,
     agent: Agent,
     owner: HistoryOwner,
-    deliveries: mpsc::Receiver<Box<Delivery>>,
+    deliveries: Deliveries,
     core: Core,
     store: Arc<dyn Store>,
 }
@@ -232,7 +232,7 @@ impl Starting {
         // Nobody else sets it.
         let _ = shared.agent.set(agent.downgrade());
         shared.started.store(true, Ordering::Release);
-        let task = Task {
+        let task = Box::new(Task {
             core,
             agent,
             owner,
@@ -247,7 +247,7 @@ impl Starting {
             idle_when_saved: false,
             flushes: Vec::new(),
             is_lost: false,
-        };
+        });
         tokio::spawn(task.run(receiver));
         session
     }

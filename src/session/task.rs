@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::StreamExt;
 use tokio::{
     sync::{Notify, mpsc},
     task::JoinHandle,
@@ -61,12 +62,15 @@ pub(super) struct Shared {
     pub(super) left: Notify,
 }
 
+/// What the agent tells: every event, in order. It takes no room while nothing waits.
+pub(super) type Deliveries = futures_channel::mpsc::Receiver<Delivery>;
+
 /// A session's task.
 pub(super) struct Task {
     pub(super) core: Core,
     pub(super) agent: Agent,
     pub(super) owner: HistoryOwner,
-    pub(super) deliveries: mpsc::Receiver<Box<Delivery>>,
+    pub(super) deliveries: Deliveries,
     pub(super) store: Arc<dyn Store>,
     pub(super) feed: Feed<SessionEvent>,
     pub(super) shared: Arc<Shared>,
@@ -106,15 +110,15 @@ type Exit = (EndReason, Option<Stop>);
 enum Input {
     Command(Option<Command>),
     Written(Result<Version, StoreError>),
-    Delivery(Option<Box<Delivery>>),
+    Delivery(Option<Delivery>),
     Left,
     Retry,
     IdleTimeOver,
 }
 
 impl Task {
-    /// Runs until the session ends.
-    pub(super) async fn run(mut self, mut commands: mpsc::Receiver<Command>) {
+    /// Runs until the session ends. Boxed, or an idle session would hold it twice.
+    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
         let (reason, stop) = loop {
             if self.is_lost {
                 break (EndReason::LostPlace, None);
@@ -135,7 +139,7 @@ impl Task {
             biased;
             command = commands.recv() => Input::Command(command),
             outcome = writing::outcome(&mut self.write) => Input::Written(outcome),
-            delivery = self.deliveries.recv() => Input::Delivery(delivery),
+            delivery = self.deliveries.next() => Input::Delivery(delivery),
             () = self.shared.left.notified() => Input::Left,
             () = passed(&mut self.retry) => Input::Retry,
             () = passed(&mut self.idle) => Input::IdleTimeOver,
@@ -144,7 +148,7 @@ impl Task {
             Input::Command(Some(command)) => return Box::pin(self.serve(command)).await,
             Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
             Input::Written(outcome) => self.written(outcome),
-            Input::Delivery(Some(delivery)) => self.take(*delivery),
+            Input::Delivery(Some(delivery)) => self.take(delivery),
             Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
             Input::Left => self.consider_idle_shutdown(),
             Input::Retry => self.save(),
@@ -166,8 +170,8 @@ impl Task {
     /// Takes what the agent has told up to `last`.
     async fn take_until(&mut self, last: EventId) -> Result<(), AgentError> {
         while self.core.seen().number < last.number {
-            match self.deliveries.recv().await {
-                Some(delivery) => self.take(*delivery),
+            match self.deliveries.next().await {
+                Some(delivery) => self.take(delivery),
                 None => return Err(AgentError::Stopped(EndReason::Killed)),
             }
             if self.feed.is_flooded() {

@@ -15,6 +15,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio_util::sync::PollSender;
 
 use crate::{
     hooks::{Hooks, Log, Watched, brief, reached, sent},
@@ -424,7 +425,7 @@ async fn owner_while_the_agent_streams_or_is_paused_refused_and_moment_told() {
 #[tokio::test(start_paused = true)]
 async fn owner_no_room_in_the_commit_channel_answered_and_told_in_order() {
     let (sender, mut receiver) = mpsc::channel(1);
-    let builder = scripted([Step::text("Leaf")]).1.history(before()).commit_channel(sender);
+    let builder = scripted([Step::text("Leaf")]).1.history(before()).commit_channel(PollSender::new(sender));
     let (agent, owner) = builder.start_owned().await.unwrap();
     let set = answered(owner.set(None, History::new())).await.unwrap();
     let begun = answered(owner.prompt(None, base(), "Hi")).await.unwrap();
@@ -456,7 +457,7 @@ async fn owner_no_room_in_the_commit_channel_answered_and_told_in_order() {
 #[tokio::test(start_paused = true)]
 async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
     let (sender, mut receiver) = mpsc::channel(1);
-    let builder = scripted([]).1.commit_channel(sender);
+    let builder = scripted([]).1.commit_channel(PollSender::new(sender));
     let (_agent, owner) = builder.start_owned().await.unwrap();
     let mut set = 0;
     let refused = loop {

@@ -7,7 +7,7 @@ use std::{
     task::Poll,
 };
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, SinkExt};
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
@@ -98,13 +98,12 @@ impl Task {
     /// The events that are left still come, when the channel's receiver gets to them.
     fn hand_over_outbox(&mut self) {
         if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
-            let Commit { mut sender, outbox } = *commit;
+            let Commit { mut sink, outbox } = *commit;
             tokio::spawn(async move {
                 for delivery in outbox {
-                    if poll_fn(|cx| sender.poll_reserve(cx)).await.is_err() {
+                    if sink.send(delivery).await.is_err() {
                         return;
                     }
-                    let _ = sender.send_item(delivery);
                 }
             });
         }

@@ -144,18 +144,22 @@ impl Task {
             return Poll::Ready(());
         };
         while !commit.outbox.is_empty() {
-            match commit.sender.poll_reserve(cx) {
+            match commit.sink.as_mut().poll_ready(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {
                     if let Some(delivery) = commit.outbox.pop_front() {
-                        // The room is reserved, and a receiver that left in between wants nothing.
-                        let _ = commit.sender.send_item(delivery);
+                        // There is room, and a receiver that left in between wants nothing.
+                        let _ = commit.sink.as_mut().start_send(delivery);
                     }
                 }
-                Poll::Ready(Err(_)) => {
+                Poll::Ready(Err(())) => {
                     let_go(self.commit.take());
                     return Poll::Ready(());
                 }
+            }
+            if commit.outbox.is_empty() {
+                // A channel has nothing to flush; another sink may do it in its own time.
+                let _ = commit.sink.as_mut().poll_flush(cx);
             }
         }
         Poll::Ready(())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::StreamExt;
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
@@ -20,7 +21,7 @@ use crate::{
 impl Task {
     /// Stops the agent, saves what is unsaved, and leaves the last snapshot behind.
     pub(super) async fn finish(
-        mut self,
+        mut self: Box<Self>,
         mut commands: mpsc::Receiver<Command>,
         reason: EndReason,
         stop: Option<Stop>,
@@ -82,8 +83,8 @@ impl Task {
         loop {
             tokio::select! {
                 biased;
-                delivery = self.deliveries.recv() => match delivery {
-                    Some(delivery) => self.take(*delivery),
+                delivery = self.deliveries.next() => match delivery {
+                    Some(delivery) => self.take(delivery),
                     None => break,
                 },
                 outcome = writing::outcome(&mut self.write) => self.written(outcome),

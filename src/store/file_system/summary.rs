@@ -165,17 +165,16 @@ fn summarise_all(folder: &Path, ids: &[ConversationId]) -> Result<Vec<Summary>, 
 /// What is wrong with this one conversation, if that is all that is wrong: not with the folder, say, or for want of
 /// descriptors.
 fn problem(error: &StoreError) -> Option<String> {
-    const INPUT_OUTPUT: i32 = 5;
+    // What has no stable kind yet: an input or output error, links in a circle (Linux and others), a file system that
+    // needs repair.
+    const OF_ONE_FILE: [i32; 4] = [5, 40, 62, 117];
 
     let (StoreError::Failed { source, .. } | StoreError::Denied { source, .. }) = error else {
         return None;
     };
     let system = source.downcast_ref::<io::Error>()?;
-    let own = match system.kind() {
-        io::ErrorKind::PermissionDenied => true,
-        // Too many links, or links in a circle, have no name of their own yet.
-        _ => cfg!(unix) && matches!(system.raw_os_error(), Some(INPUT_OUTPUT | 40 | 62)),
-    };
+    let own = system.kind() == io::ErrorKind::PermissionDenied
+        || (cfg!(unix) && system.raw_os_error().is_some_and(|code| OF_ONE_FILE.contains(&code)));
     own.then(|| format!("{error}: {system}"))
 }
 

@@ -7,7 +7,7 @@
 //! | file | what it is |
 //! | --- | --- |
 //! | `ID.jsonl` | the log: all there is to know |
-//! | `ID.summary.json` | what a list shows, so that it need not open the log; made again when it is missing or old |
+//! | `ID.summary.json` | what a list shows, so that it need not open the log; made again when it is missing, or when the log has another length than it says |
 //!
 //! A name that ends in `.new` belongs to a file that was about to take the place of another. What else is in the
 //! folder is left alone. Files are for their owner only (mode 0600 on Unix), as is the folder if the store
@@ -48,7 +48,8 @@
 //! [damage](StoreError::Damaged), and the error names file and line.
 //!
 //! State, titles and moves in the tree that later lines replaced stay in the log until loading finds that they
-//! outweigh the nodes; then the log is written anew, synced, and renamed into place.
+//! outweigh the nodes; then the log is written anew, synced, and renamed into place. The new one is locked before that,
+//! and until the folder is synced. A log that belongs to another user, or that a link leads to, stays as it is.
 //!
 //! # Versions of the format
 //!
@@ -97,6 +98,9 @@ use super::{
 
 /// Keeps conversations in a folder, for applications on one machine. Processes may share the folder. Clones
 /// share everything.
+///
+/// It needs a tokio runtime of either kind, with its timer: files are used on the runtime's blocking threads, and
+/// another's lock is waited for.
 ///
 /// The module's documentation has the layout and the format.
 ///
@@ -189,12 +193,20 @@ fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError
     if folder.exists() {
         return place::check_folder(folder);
     }
+    let there = folder.ancestors().skip(1).find(|ancestor| ancestor.exists());
     let mut builder = DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder).map_err(|error| place::failed("creating", folder, error))?;
-    folder.parent().map_or(Ok(()), |parent| place::sync_folder(parent, durability))
+    // Each folder that is new is an entry in the one above it.
+    for above in folder.ancestors().skip(1) {
+        place::sync_folder(above, durability)?;
+        if Some(above) == there {
+            break;
+        }
+    }
+    Ok(())
 }
 
 /// The first pause before another try to get a lock, and the longest: each is twice as long as the one before.
@@ -348,10 +360,10 @@ impl Store for FileSystemStore {
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.at(id, |place, inner| {
+        self.at(id, |place, _| {
             // What looks like damage may have been a torn line that a writer was just replacing.
-            let loaded = load(place, inner.durability).or_else(|error| match error {
-                StoreError::Damaged { .. } => load(place, inner.durability),
+            let loaded = load(place).or_else(|error| match error {
+                StoreError::Damaged { .. } => load(place),
                 error => Err(error),
             });
             loaded?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
@@ -361,7 +373,7 @@ impl Store for FileSystemStore {
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
         self.at(id, |place, _| {
-            summary::summarise(place)?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
+            summary::summarise(place, &mut 0)?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
         })
         .await
     }
@@ -372,7 +384,7 @@ impl Store for FileSystemStore {
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let deleted = self.locked(id, false, |place, _, durability| write::delete(place, durability));
+        let deleted = self.locked(id, false, write::delete);
         if deleted.await?.is_none() {
             // A crash may have removed the log and nothing else.
             self.at(id, |place, _| place.remove_beside()).await?;
@@ -381,7 +393,7 @@ impl Store for FileSystemStore {
     }
 }
 
-fn load(place: &Place<'_>, durability: Durability) -> Result<Option<Stored>, StoreError> {
+fn load(place: &Place<'_>) -> Result<Option<Stored>, StoreError> {
     let Some(file) = log::open(place)? else {
         return Ok(None);
     };
@@ -391,7 +403,7 @@ fn load(place: &Place<'_>, durability: Durability) -> Result<Option<Stored>, Sto
     let Some(replay) = read::replay(&log)? else {
         return Ok(None);
     };
-    compact::tidy(&log, &replay, durability);
+    compact::tidy(&log, &replay);
     Ok(Some(replay.stored))
 }
 

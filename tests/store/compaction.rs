@@ -202,3 +202,67 @@ async fn commits_beside_compactions_are_all_there() {
     let log = fs::read_to_string(folder.log(&id("a"))).unwrap();
     assert!(!log.lines().next().unwrap().ends_with("\"compactions\":0}}"), "there was none");
 }
+
+/// As a crash between the new log and its summary would leave it.
+#[tokio::test]
+async fn list_after_compaction_without_its_summary_does_not_believe_the_old_one() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let id = id("a");
+    let mut version = create(&store, &id).await;
+    for round in 0..300 {
+        let title = StateChange::Title(Some(format!("old {round} {}", "x".repeat(500))));
+        version = store.save_state(&id, &Write::on(version), &title).await.unwrap();
+    }
+    let size = || fs::metadata(folder.log(&id)).unwrap().len();
+    let old = size();
+    // No more summaries can be saved.
+    fs::create_dir(folder.path().join("a.summary.json.new")).unwrap();
+    store.load(&id).await.unwrap();
+    let compacted = size();
+    assert!(compacted < old / 2, "{old} bytes became {compacted}");
+
+    // A title so long that the log is as long as the old one was.
+    let title = |len: u64| StateChange::title("n".repeat(usize::try_from(len).unwrap()));
+    version = store.save_state(&id, &Write::on(version), &title(1)).await.unwrap();
+    let line = size() - compacted;
+    let rest = old - size() - (line - 1);
+    version = store.save_state(&id, &Write::on(version), &title(rest)).await.unwrap();
+    assert_eq!(size(), old, "else this test shows nothing");
+    let summary = store.list(Page::default()).await.unwrap().remove(0);
+    assert_eq!((summary.version, summary.title), (version, Some("n".repeat(usize::try_from(rest).unwrap()))));
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn compaction_keeps_the_permissions_of_the_log() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+
+    let grown = grown(500).await;
+    let log = grown.folder.log(&id("a"));
+    let before = size(&grown);
+    fs::set_permissions(&log, fs::Permissions::from_mode(0o640)).unwrap();
+    let others = chown(&log, Some(65_534), Some(65_534)).is_ok();
+    assert_eq!(grown.store.load(&id("a")).await.unwrap(), grown.stored);
+    let metadata = fs::metadata(&log).unwrap();
+    assert_eq!(metadata.mode() & 0o777, 0o640);
+    if others {
+        // A new file would be ours, and its owner could not read it any more.
+        assert_eq!((metadata.uid(), metadata.len()), (65_534, before));
+    } else {
+        assert!(metadata.len() < before / 2);
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn compaction_of_a_log_behind_a_link_leaves_the_link() {
+    let grown = grown(500).await;
+    let (log, target) = (grown.folder.log(&id("a")), grown.folder.path().join("elsewhere"));
+    fs::rename(&log, &target).unwrap();
+    std::os::unix::fs::symlink(&target, &log).unwrap();
+    assert_eq!(grown.store.load(&id("a")).await.unwrap(), grown.stored);
+    assert!(fs::symlink_metadata(&log).unwrap().is_symlink());
+    commit(&grown.store, &id("a"), grown.stored.version, 5000, "after").await;
+    assert!(fs::read_to_string(&target).unwrap().contains("after"));
+}

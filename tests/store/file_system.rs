@@ -165,6 +165,20 @@ async fn list_without_summaries_makes_them_again() {
 }
 
 #[tokio::test]
+async fn list_after_commits_brings_summaries_up_to_date() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let version = create(&store, &id("a")).await;
+    let old = fs::read_to_string(folder.summary(&id("a"))).unwrap();
+    let version = commit(&store, &id("a"), version, 1, "Hi").await;
+    assert_eq!(fs::read_to_string(folder.summary(&id("a"))).unwrap(), old, "a commit writes the log alone");
+    let listed = store.list(Page::default()).await.unwrap();
+    let new = fs::read_to_string(folder.summary(&id("a"))).unwrap();
+    assert!(new.contains(&format!("\"version\":{version}")), "{new}");
+    assert_eq!(store.list(Page::default()).await.unwrap(), listed);
+}
+
+#[tokio::test]
 async fn list_with_summary_from_before_the_title_shows_the_title() {
     let folder = Folder::new();
     let store = folder.store().await;

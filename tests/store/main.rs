@@ -6,6 +6,7 @@ mod contents;
 mod faults;
 mod file_system;
 mod golden;
+mod hostile;
 mod ids;
 mod kill;
 mod memory;

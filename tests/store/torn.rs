@@ -54,20 +54,55 @@ async fn log_cut_at_every_byte_of_its_last_commit_drops_it_whole() {
 #[tokio::test]
 async fn log_with_a_last_line_never_filled_drops_it_whole() {
     let folder = Folder::new();
-    let (log, begins) = log(&folder).await;
+    log(&folder).await;
     let store = folder.quick_store().await;
-    let last = begins[4];
-    // A file system may give a file its length, and parts of its blocks, before a power cut.
-    for (from, to) in
-        [(last, log.len()), (last + 10, log.len()), (last, log.len() - 1), (last + 60, last + 70)]
-    {
+    let version = store.load(&id("a")).await.unwrap().version;
+    let last = fs::read(folder.log(&id("a"))).unwrap().len();
+    commit(&store, &id("a"), version, 4, &"a text over several sectors ".repeat(100)).await;
+    let log = fs::read(folder.log(&id("a"))).unwrap();
+    // A file system may give a file its length, and some of its sectors, before a power cut.
+    let sector = (last + 1).next_multiple_of(512);
+    for zeros in [
+        vec![(last, log.len())],
+        vec![(last, sector)],
+        vec![(last, sector + 1024)],
+        vec![(sector, sector + 512)],
+        vec![(sector + 512, log.len())],
+        vec![(last, sector), (sector + 512, sector + 1024)],
+    ] {
         let mut torn = log.clone();
-        torn[from..to].fill(0);
+        for (from, to) in &zeros {
+            torn[*from..*to].fill(0);
+        }
         put(&folder, &torn);
         let stored = store.load(&id("a")).await.unwrap();
-        assert_eq!(stored.nodes.len(), 2, "bytes {from} to {to}");
-        commit(&store, &id("a"), stored.version, 3, "anew").await;
-        assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 3);
+        assert_eq!(stored.nodes.len(), 3, "bytes {zeros:?}");
+        commit(&store, &id("a"), stored.version, 4, "anew").await;
+        assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 4);
+    }
+}
+
+#[tokio::test]
+async fn log_with_zeros_in_its_last_line_that_no_crash_leaves_is_damaged() {
+    let folder = Folder::new();
+    let (log, begins) = log(&folder).await;
+    let store = folder.quick_store().await;
+    let version = store.load(&id("a")).await.unwrap().version;
+    for at in begins[4]..log.len() {
+        // Alone in its sector: that is how one looks that was never written.
+        if (at == begins[4] && (at + 1) % 512 == 0) || (at + 1 == log.len() && at % 512 == 0) {
+            continue;
+        }
+        let mut damaged = log.clone();
+        damaged[at] = 0;
+        put(&folder, &damaged);
+        let loaded = store.load(&id("a")).await;
+        assert!(
+            matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with("line 5")),
+            "byte {at}: {loaded:?}"
+        );
+        let written = store.commit(&id("a"), &Write::on(version), &says(4, "more")).await;
+        assert!(matches!(written, Err(StoreError::Damaged { .. })), "byte {at}: {written:?}");
     }
 }
 

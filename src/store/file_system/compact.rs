@@ -19,7 +19,7 @@ const WORTHWHILE: u64 = 64 * 1024;
 
 /// After a log was read: writes it anew if the lines without nodes have outgrown those with, and brings the
 /// summary up to date. Another's lock, and a medium that can't be written to, put that off to another time.
-pub(super) fn tidy(log: &Log<'_>, replay: &Replay, durability: Durability) {
+pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     let header = log.header.compacted();
     let lines = outgrown(replay).then(|| compacted(log, &header, replay)).flatten();
     let title = &replay.stored.state.title;
@@ -28,23 +28,27 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay, durability: Durability) {
         return;
     }
     let tidied = (|| {
-        if !try_lock(log.place, log.file)? || log.place.is_gone(log.file)? || log.len()? != replay.end {
+        if !try_lock(log.place, log.file)? || log.place.is_gone(log.file)? || !is_current(log, replay)? {
             return Ok(());
         }
-        let summary = match lines {
-            Some((first, last)) => {
-                let len = replace(log, replay, &first, &last, durability)?;
-                SummaryFile::new(&header, &replay.last, title.clone(), len)
-            }
-            None => current,
-        };
-        summary::save(log.place, &summary);
+        if let Some((first, last)) = lines {
+            let (_locked, len) = replace(log, replay, &first, &last)?;
+            summary::save(log.place, &SummaryFile::new(&header, &replay.last, title.clone(), len));
+        } else {
+            summary::save(log.place, &current);
+        }
         log.file.unlock().map_err(|error| log.place.failed("unlocking", error))
     })();
     if let Err(error) = tidied {
         let error: &dyn std::error::Error = &error;
         tracing::debug!(error, "a log was not compacted");
     }
+}
+
+/// Whether the log still ends where it was read to, with the same write.
+fn is_current(log: &Log<'_>, replay: &Replay) -> Result<bool, StoreError> {
+    let tail = log.tail()?;
+    Ok(log.len()? == replay.end && tail.is_some_and(|tail| tail.stamp == replay.last))
 }
 
 fn outgrown(replay: &Replay) -> bool {
@@ -65,16 +69,12 @@ fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>
     (last.len() as u64 <= replay.spare_bytes / 2).then(|| (header.encode(), last))
 }
 
-/// Puts the new log in the place of the old one; gives its length.
-fn replace(
-    log: &Log<'_>,
-    replay: &Replay,
-    first: &[u8],
-    last: &[u8],
-    durability: Durability,
-) -> Result<u64, StoreError> {
+/// Puts the new log in the place of the old one; gives it, locked, and its length.
+fn replace(log: &Log<'_>, replay: &Replay, first: &[u8], last: &[u8]) -> Result<(File, u64), StoreError> {
+    // A summary is known by the length of its log, which the new one may reach a second time.
+    log.place.remove_summary()?;
     let mut len = 0;
-    let replaced = log.place.replace_log(durability, |new| {
+    let replaced = log.place.replace_log(log.file, |new| {
         new.write_all(first)?;
         for span in &replay.kept {
             let mut old: &File = log.file;
@@ -88,7 +88,8 @@ fn replace(
         len = new.stream_position()?;
         Ok(())
     });
-    replaced.map_err(|error| log.place.failed("compacting", error))?;
-    log.place.sync_folder(durability)?;
-    Ok(len)
+    let new = replaced.map_err(|error| log.place.failed("compacting", error))?;
+    // Before anybody can write to it: a write that is acknowledged must not be in a log without a name.
+    log.place.sync_folder(Durability::Machine)?;
+    Ok((new, len))
 }

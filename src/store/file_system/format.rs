@@ -61,7 +61,7 @@ impl Header {
 
     /// The first line of the log that this one's is compacted to.
     pub(super) fn compacted(&self) -> Self {
-        Self { compactions: self.compactions + 1, ..self.clone() }
+        Self { compactions: self.compactions.saturating_add(1), ..self.clone() }
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {

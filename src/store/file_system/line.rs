@@ -39,8 +39,8 @@ pub(super) fn finish(mut line: Vec<u8>) -> Vec<u8> {
     line
 }
 
-/// The record in a line, which comes with its line feed, if it has one.
-pub(super) fn record(line: &[u8]) -> Result<&[u8], Fault> {
+/// The record in a line, which comes with its line feed, if it has one, and begins at `at` in its file.
+pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     let (content, ended) = match line.strip_suffix(b"\n") {
         Some(content) => (content, true),
         None => (line, false),
@@ -51,13 +51,33 @@ pub(super) fn record(line: &[u8]) -> Result<&[u8], Fault> {
         // All but the line feed.
         Ok(_) => Err(Fault { torn: true, problem: "it does not end in a line feed" }),
         Err(Flaw::Short) if !ended => Err(Fault { torn: true, problem: "it breaks off" }),
-        // JSON has no zero bytes: a block that was given to the file and never filled has nothing else. But
-        // what goes on behind its length is two lines that were whole, without the line feed between them.
-        Err(Flaw::Short | Flaw::Frame | Flaw::Sum) if content.contains(&0) => {
+        Err(_) if never_filled(line, at) => {
             Err(Fault { torn: true, problem: "it has bytes that were never written" })
         }
         Err(flaw) => Err(Fault { torn: false, problem: flaw.problem() }),
     }
+}
+
+/// The least that a disk writes at once.
+const SECTOR: u64 = 512;
+
+/// Whether a line has zeros as a power cut leaves them. JSON has none, but space that was given to the file and
+/// never filled has nothing else: whole sectors, or what of one belongs to the line. Any other zero is a byte that was
+/// something else once.
+fn never_filled(line: &[u8], at: u64) -> bool {
+    let edge = |place: usize| place == 0 || place == line.len() || (at + place as u64).is_multiple_of(SECTOR);
+    let mut found = false;
+    let mut place = 0;
+    while let Some(begin) = line[place..].iter().position(|byte| *byte == 0).map(|zero| place + zero) {
+        let rest = &line[begin..];
+        let end = begin + rest.iter().position(|byte| *byte != 0).unwrap_or(rest.len());
+        if !edge(begin) || !edge(end) {
+            return false;
+        }
+        found = true;
+        place = end;
+    }
+    found
 }
 
 /// How long the line that begins here says it is, the line feed included.

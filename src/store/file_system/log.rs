@@ -44,10 +44,13 @@ pub(super) enum Lock {
 
 /// Bytes that are read from either end of a log at first: most lines fit.
 const FIRST_READ: u64 = 4096;
+/// How often a log may move away between opening and locking it before that counts as locked: a file system that
+/// tells another file each time must keep nobody here for ever.
+const MOVES: usize = 16;
 
 /// Opens and locks the log, without waiting; with `create`, an empty one if there is none.
 pub(super) fn lock(place: &Place<'_>, create: bool) -> Result<Lock, StoreError> {
-    loop {
+    for _ in 0..MOVES {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(create);
         private(&mut options);
@@ -67,6 +70,7 @@ pub(super) fn lock(place: &Place<'_>, create: bool) -> Result<Lock, StoreError> 
             return Ok(Lock::Held(file));
         }
     }
+    Ok(Lock::Taken)
 }
 
 /// Opens the log to read it, if there is one.
@@ -95,7 +99,7 @@ impl<'a> Log<'a> {
     pub(super) fn open(place: &'a Place<'a>, file: &'a File) -> Result<Option<Self>, StoreError> {
         let first = first_line(place, file)?;
         let name = place.line(1);
-        let header = match line::record(&first) {
+        let header = match line::record(&first, 0) {
             Ok(record) => Header::parse(record, &name)?,
             Err(Fault { torn: true, .. }) if len(place, file)? == first.len() as u64 => return Ok(None),
             Err(Fault { problem, .. }) => return Err(StoreError::damaged(name, problem)),
@@ -123,17 +127,17 @@ impl<'a> Log<'a> {
         let mut torn = false;
         while end > self.start {
             let (from, last) = self.last_line(end)?;
-            match line::record(&last) {
+            match line::record(&last, from) {
                 Ok(record) => {
-                    let damaged = |problem| StoreError::damaged(self.place.log_name(), problem);
-                    let (stamp, _) = Stamp::parse(record).map_err(damaged)?;
+                    let (stamp, _) =
+                        Stamp::parse(record).map_err(|problem| self.damaged_at(from, problem))?;
                     return Ok(Some(Tail { end: from + last.len() as u64, torn, stamp }));
                 }
                 Err(fault) if fault.torn && !torn => {
                     torn = true;
                     end = from;
                 }
-                Err(fault) => return Err(self.damaged_at(from, fault)),
+                Err(fault) => return Err(self.damaged_at(from, fault.problem)),
             }
         }
         Ok(None)
@@ -158,11 +162,11 @@ impl<'a> Log<'a> {
     }
 
     /// Names the line that begins at `at` by its number.
-    fn damaged_at(&self, at: u64, fault: Fault) -> StoreError {
+    fn damaged_at(&self, at: u64, problem: impl Into<String>) -> StoreError {
         match read(self.place, self.file, 0, at) {
             Ok(before) => {
                 let number = before.split(|byte| *byte == b'\n').count();
-                StoreError::damaged(self.place.line(number), fault.problem)
+                StoreError::damaged(self.place.line(number), problem)
             }
             Err(error) => error,
         }

@@ -70,12 +70,9 @@ impl<'a> Place<'a> {
 
     /// Whether the open log is no longer the one that its name leads to.
     pub(super) fn is_gone(&self, log: &File) -> Result<bool, StoreError> {
-        #[cfg(unix)]
-        let gone = log.metadata().map(|metadata| std::os::unix::fs::MetadataExt::nlink(&metadata) == 0);
-        // Without a count of names: another file has another creation time.
-        #[cfg(not(unix))]
+        // Whether it has any name is not enough: a backup may have given it a second one.
         let gone = log.metadata().and_then(|open| match fs::metadata(self.log()) {
-            Ok(named) => Ok(open.created()? != named.created()?),
+            Ok(named) => Ok(!is_same(&open, &named)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
             Err(error) => Err(error),
         });
@@ -84,22 +81,30 @@ impl<'a> Place<'a> {
 
     /// Puts a new summary in the place of the old one. It may be lost in a crash: it can be made again.
     pub(super) fn replace_summary(&self, content: &[u8]) -> io::Result<()> {
-        self.replace(SUMMARY, |file| file.write_all(content))
+        self.replace(SUMMARY, |file| file.write_all(content)).map(drop)
     }
 
-    /// Puts a new log in the place of the old one, in one step.
+    /// Puts a new log in the place of the old one, in one step. The new one is locked before it can be found, and stays so
+    /// until the file is closed.
     pub(super) fn replace_log(
         &self,
-        durability: Durability,
+        old: &File,
         write: impl FnOnce(&mut File) -> io::Result<()>,
-    ) -> io::Result<()> {
+    ) -> io::Result<File> {
+        if fs::symlink_metadata(self.log())?.is_symlink() {
+            return Err(io::Error::other("a new log would take the place of a link to it"));
+        }
+        let old = old.metadata()?;
         self.replace(LOG, |file| {
+            keep_owner(&old, file)?;
+            file.try_lock()?;
             write(file)?;
-            durability.sync(file)
+            // However little the store is to survive: what is replaced may have been on disk for long.
+            file.sync_all()
         })
     }
 
-    fn replace(&self, suffix: &str, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
+    fn replace(&self, suffix: &str, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
         // Only who holds the conversation's lock comes here, so one name is enough; what an earlier crash
         // left under it is overwritten.
         let new = self.file(&format!("{suffix}{NEW}"));
@@ -108,12 +113,18 @@ impl<'a> Place<'a> {
         private(&mut options);
         let replaced = options.open(&new).and_then(|mut file| {
             write(&mut file)?;
-            fs::rename(&new, self.file(suffix))
+            fs::rename(&new, self.file(suffix))?;
+            Ok(file)
         });
         if replaced.is_err() {
             let _ = fs::remove_file(&new);
         }
         replaced
+    }
+
+    /// Removes the summary.
+    pub(super) fn remove_summary(&self) -> Result<(), StoreError> {
+        remove(&self.summary())
     }
 
     /// Removes the summary, and whatever a crash left beside the log.
@@ -127,6 +138,33 @@ impl<'a> Place<'a> {
     pub(super) fn remove_log(&self) -> Result<(), StoreError> {
         remove(&self.log())
     }
+}
+
+#[cfg(unix)]
+fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+
+    (a.dev(), a.ino()) == (b.dev(), b.ino())
+}
+
+/// Without numbers of files: another has another creation time.
+#[cfg(not(unix))]
+fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
+    a.created().is_ok_and(|a| b.created().is_ok_and(|b| a == b))
+}
+
+/// Gives a file that is to replace another the permissions of that one.
+fn keep_owner(old: &fs::Metadata, new: &File) -> io::Result<()> {
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::MetadataExt;
+
+        let made = new.metadata()?;
+        if (old.uid(), old.gid()) != (made.uid(), made.gid()) {
+            return Err(io::Error::other("a new log would have another owner"));
+        }
+    }
+    new.set_permissions(old.permissions())
 }
 
 fn remove(path: &Path) -> Result<(), StoreError> {

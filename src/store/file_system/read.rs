@@ -44,7 +44,7 @@ impl<'a> Lines<'a> {
         self.span = self.span.end..self.span.end + len as u64;
         let line = self.at..self.at + len;
         self.at += len;
-        let found = line::record(&self.buffer[line.clone()]).map(<[u8]>::len);
+        let found = line::record(&self.buffer[line.clone()], self.span.start).map(<[u8]>::len);
         match found {
             Ok(len) => Ok(Some(&self.buffer[line][line::PREFIX..][..len])),
             Err(fault) if fault.torn && self.at == self.buffer.len() && !self.fill()? => Ok(None),
@@ -119,7 +119,7 @@ pub(super) fn replay(log: &Log<'_>) -> Result<Option<Replay>, StoreError> {
             None => break,
         };
         let taken = record.and_then(|record| match &mut replay {
-            Some(replay) => replay.take(log, record, lines.span.clone()),
+            Some(replay) => replay.take(record, lines.span.clone()),
             None => Replay::begin(log, record, lines.span.clone()).map(|begun| replay = Some(begun)),
         });
         taken.map_err(|problem| lines.damaged(problem))?;
@@ -160,16 +160,19 @@ impl Replay {
         .map(|()| replay)
     }
 
-    fn take(&mut self, log: &Log<'_>, record: Record, span: Range<u64>) -> Result<(), String> {
+    fn take(&mut self, record: Record, span: Range<u64>) -> Result<(), String> {
         let stamp = record.stamp();
         let (before, version) = (self.last.version, stamp.version);
         let restates = matches!(record.change, Change::Compacted(_)) && version == before;
         // Before an earlier compaction has told what it left out, versions may be missing.
-        let follows = if self.told { version == before.next() } else { version > before || restates };
+        let follows = if self.told {
+            version == before.next() && version > before
+        } else {
+            version > before || restates
+        };
         if !follows {
             return Err(format!("it has version {version} and follows version {before}"));
         }
-        let _ = log;
         self.apply(stamp, record.change, span)
     }
 

@@ -44,8 +44,9 @@ pub(super) fn save(place: &Place<'_>, summary: &SummaryFile) {
     }
 }
 
-/// What a list says of the conversation, if there is one.
-pub(super) fn summarise(place: &Place<'_>) -> Result<Option<Summary>, StoreError> {
+/// What a list says of the conversation, if there is one. Summaries that commits left behind are brought up to date as
+/// long as `refresh` is not used up.
+pub(super) fn summarise(place: &Place<'_>, refresh: &mut usize) -> Result<Option<Summary>, StoreError> {
     let len = match fs::metadata(place.log()) {
         Ok(log) => log.len(),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -59,8 +60,8 @@ pub(super) fn summarise(place: &Place<'_>) -> Result<Option<Summary>, StoreError
         return Ok(Some(saved.clone().into_summary()));
     }
     // What looks like damage may have been a torn line that a writer was just replacing.
-    let summary = from_log(place, saved.as_ref()).or_else(|error| match error {
-        StoreError::Damaged { .. } => from_log(place, saved.as_ref()),
+    let summary = from_log(place, saved.as_ref(), refresh).or_else(|error| match error {
+        StoreError::Damaged { .. } => from_log(place, saved.as_ref(), refresh),
         error => Err(error),
     });
     match summary {
@@ -81,7 +82,11 @@ fn unknown(place: &Place<'_>) -> Summary {
     Summary::new(place.id().clone(), Version::new(0), Timestamp(touched.unwrap_or_default()))
 }
 
-fn from_log(place: &Place<'_>, saved: Option<&SummaryFile>) -> Result<Option<Summary>, StoreError> {
+fn from_log(
+    place: &Place<'_>,
+    saved: Option<&SummaryFile>,
+    refresh: &mut usize,
+) -> Result<Option<Summary>, StoreError> {
     let Some(file) = log::open(place)? else {
         return Ok(None);
     };
@@ -99,7 +104,10 @@ fn from_log(place: &Place<'_>, saved: Option<&SummaryFile>) -> Result<Option<Sum
         None => read::title(&log)?,
     };
     let summary = SummaryFile::new(&log.header, &tail.stamp, title, tail.end);
-    if known.is_none() && try_lock(place, &file)? && !place.is_gone(&file)? && log.len()? == tail.end {
+    // Without the right title it takes reading the log, which is dear enough to spare the next one.
+    let wanted = known.is_none() || *refresh > 0;
+    *refresh = refresh.saturating_sub(1);
+    if wanted && try_lock(place, &file)? && !place.is_gone(&file)? && log.len()? == tail.end {
         save(place, &summary);
     }
     Ok(Some(summary.into_summary()))
@@ -108,6 +116,9 @@ fn from_log(place: &Place<'_>, saved: Option<&SummaryFile>) -> Result<Option<Sum
 /// How many conversations are worth a thread more to list them, and how many threads at most.
 const SHARE: usize = 500;
 const MAX_THREADS: usize = 4;
+/// How many summaries each of them brings up to date: a list is made of what was written since the last, so that is
+/// few as a rule, and no one list pays for all that were never listed.
+const REFRESHED: usize = 500;
 
 /// The conversations in the folder that are on this page.
 pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError> {
@@ -119,9 +130,17 @@ pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError
     } else {
         thread::scope(|scope| {
             let shares = ids.chunks(ids.len().div_ceil(threads));
-            let threads: Vec<_> = shares.map(|share| scope.spawn(|| summarise_all(folder, share))).collect();
-            let shares =
-                threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            let spawn = |share| {
+                let spawned =
+                    thread::Builder::new().spawn_scoped(scope, move || summarise_all(folder, share));
+                (share, spawned)
+            };
+            let threads: Vec<_> = shares.map(spawn).collect();
+            let shares = threads.into_iter().map(|(share, spawned)| match spawned {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                // No more threads for this process.
+                Err(_) => summarise_all(folder, share),
+            });
             shares.collect::<Result<Vec<_>, _>>()
         })?
         .concat()
@@ -132,8 +151,31 @@ pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError
 }
 
 fn summarise_all(folder: &Path, ids: &[ConversationId]) -> Result<Vec<Summary>, StoreError> {
-    let summaries = ids.iter().map(|id| summarise(&Place::new(folder, id)));
+    let mut refresh = REFRESHED;
+    let summaries = ids.iter().map(|id| {
+        let place = Place::new(folder, id);
+        summarise(&place, &mut refresh).or_else(|error| match problem(&error) {
+            Some(problem) => Ok(Some(Summary { damage: Some(problem), ..unknown(&place) })),
+            None => Err(error),
+        })
+    });
     summaries.filter_map(Result::transpose).collect()
+}
+
+/// What is wrong with this one conversation, if that is all that is wrong: not with the folder, say, or for want of
+/// descriptors.
+fn problem(error: &StoreError) -> Option<String> {
+    // What has no stable kind yet: an input or output error, links in a circle (Linux and others), a file system that
+    // needs repair.
+    const OF_ONE_FILE: [i32; 4] = [5, 40, 62, 117];
+
+    let (StoreError::Failed { source, .. } | StoreError::Denied { source, .. }) = error else {
+        return None;
+    };
+    let system = source.downcast_ref::<io::Error>()?;
+    let own = system.kind() == io::ErrorKind::PermissionDenied
+        || (cfg!(unix) && system.raw_os_error().is_some_and(|code| OF_ONE_FILE.contains(&code)));
+    own.then(|| format!("{error}: {system}"))
 }
 
 /// The conversations in the folder, in no order. Files with other names are not the store's.
@@ -145,7 +187,11 @@ fn ids(folder: &Path) -> Result<Vec<ConversationId>, StoreError> {
     })?;
     let mut ids = Vec::new();
     for entry in entries {
-        let name = entry.map_err(failed)?.file_name();
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let name = entry.file_name();
         let id = name.to_str().and_then(|name| name.strip_suffix(LOG));
         ids.extend(id.and_then(|id| ConversationId::new(id).ok()));
     }

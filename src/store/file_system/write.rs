@@ -14,7 +14,7 @@ use crate::{
     store::{StoreError, StoredState, Version, Write, WriteId},
 };
 
-/// Fills a new log, or one whose creation broke off.
+/// Fills a new log, or one whose creation broke off. Nothing stays behind if that fails.
 pub(super) fn create(
     place: &Place<'_>,
     file: &File,
@@ -39,6 +39,19 @@ pub(super) fn create(
             _ => Err(exists()),
         };
     }
+    fill(place, file, write, state, durability).inspect_err(|_| {
+        // Nobody was told of this log, and nobody else can have it while it is locked.
+        let _ = place.remove_log();
+    })
+}
+
+fn fill(
+    place: &Place<'_>,
+    file: &File,
+    write: WriteId,
+    state: StoredState,
+    durability: Durability,
+) -> Result<Version, StoreError> {
     // What a crash left of an earlier conversation with this id must not be taken for this one's.
     place.remove_beside()?;
     let header = Header::new(place.id().clone(), Timestamp::now());
@@ -48,13 +61,8 @@ pub(super) fn create(
     let title = state.title.clone();
     let record = Record::new(stamp, &Change::Create(Box::new(state))).encode(place.id())?;
     let lines = [first, record].concat();
-    let written =
-        append(place, file, 0, true, &lines, durability).and_then(|()| place.sync_folder(durability));
-    if let Err(error) = written {
-        // Nobody was told of this log, and nobody else can have it while it is locked.
-        let _ = place.remove_log();
-        return Err(error);
-    }
+    append(place, file, 0, true, &lines, durability)?;
+    place.sync_folder(durability)?;
     let summary = SummaryFile::new(&header, &stamp, title, lines.len() as u64);
     summary::save(place, &summary);
     Ok(version)
@@ -86,6 +94,10 @@ pub(super) fn change(
         return Err(StoreError::Conflict { id: place.id().clone(), current });
     }
     let version = current.next();
+    if version == current {
+        let problem = "it is at the last version that there is".to_owned();
+        return Err(StoreError::Unstorable { id: place.id().clone(), problem });
+    }
     let title = change.title();
     let stamp = Stamp {
         version,
@@ -110,8 +122,12 @@ fn settle(place: &Place<'_>, file: &File, durability: Durability) -> Result<(), 
     place.sync_folder(durability)
 }
 
-/// Removes a conversation.
-pub(super) fn delete(place: &Place<'_>, durability: Durability) -> Result<(), StoreError> {
+/// Removes a conversation, readable or not.
+pub(super) fn delete(place: &Place<'_>, file: &File, durability: Durability) -> Result<(), StoreError> {
+    if let Err(StoreError::NotFound { .. }) = Log::open(place, file) {
+        // It is another's, whose id is the same to the file system.
+        return Ok(());
+    }
     // The log first: without it, the rest is nothing.
     place.remove_log()?;
     place.remove_beside()?;

@@ -2,9 +2,17 @@
 
 mod breath;
 
-use std::sync::OnceLock;
+use std::{
+    future::poll_fn,
+    sync::{
+        OnceLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::Poll,
+};
 
 pub(crate) use breath::Breath;
+use futures_util::task::AtomicWaker;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::subscription::{End, EndReason};
@@ -63,6 +71,33 @@ impl<S> Fate<S> {
             }
             told.await;
         }
+    }
+}
+
+/// Wakes one task. Given before it is waited for, it is there still; given twice, it is there once.
+#[derive(Debug, Default)]
+pub(crate) struct Signal {
+    is_given: AtomicBool,
+    waiter: AtomicWaker,
+}
+
+impl Signal {
+    pub(crate) fn give(&self) {
+        self.is_given.store(true, Ordering::Release);
+        self.waiter.wake();
+    }
+
+    /// Waits until the signal is given, and takes it. For one task: a second one would take it from the first.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future takes nothing.
+    pub(crate) async fn given(&self) {
+        poll_fn(|cx| {
+            self.waiter.register(cx.waker());
+            if self.is_given.swap(false, Ordering::AcqRel) { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 }
 

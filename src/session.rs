@@ -91,7 +91,7 @@ use crate::{
 /// unseen. Nothing else is lost.
 #[derive(Clone)]
 pub struct Session {
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<Box<Command>>,
     shared: Arc<Shared>,
 }
 
@@ -99,7 +99,7 @@ pub struct Session {
 /// [extensions](crate::tool::Extensions), beside the [`ConversationId`].
 #[derive(Clone)]
 pub struct WeakSession {
-    commands: mpsc::WeakSender<Command>,
+    commands: mpsc::WeakSender<Box<Command>>,
     shared: Arc<Shared>,
 }
 
@@ -280,7 +280,7 @@ impl Session {
     /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind).
     pub async fn regenerate(&self, user: NodeId) -> Result<(), SessionError> {
         self.ensure_room()?;
-        self.call(|reply| Command::Regenerate(Box::new((user, reply)))).await?
+        self.call(|reply| Command::Regenerate(user, reply)).await?
     }
 
     /// Begins a run with a new user message below an answer, beside what may be there: an edit of the user message that
@@ -299,7 +299,7 @@ impl Session {
     ) -> Result<(), SessionError> {
         self.ensure_room()?;
         let prompt = prompt.into();
-        self.call(|reply| Command::Branch(Box::new((assistant, prompt, reply)))).await?
+        self.call(|reply| Command::Branch(assistant, prompt, reply)).await?
     }
 
     /// Moves the path through a node, and on from there to the leaf that was active last; `None` makes it empty, so that
@@ -310,7 +310,7 @@ impl Session {
     /// [`SessionError::Busy`], [`SessionError::UnknownNode`].
     pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), SessionError> {
         let node = node.into();
-        self.call(|reply| Command::Navigate(Box::new((node, reply)))).await?
+        self.call(|reply| Command::Navigate(node, reply)).await?
     }
 
     /// The tree. O(1): it is shared.
@@ -331,7 +331,7 @@ impl Session {
     /// [`SessionError::Ended`].
     pub async fn set_title(&self, title: Option<impl Into<Arc<str>>>) -> Result<(), SessionError> {
         let title = title.map(Into::into);
-        self.call(|reply| Command::SetTitle(Box::new((title, reply)))).await
+        self.call(|reply| Command::SetTitle(title, reply)).await
     }
 
     /// The conversation's title.
@@ -379,7 +379,7 @@ impl Session {
         // Counted before the snapshot is taken: the session does not end in between.
         let hold =
             (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
-        let attachment = self.call(|reply| Command::Subscribe(Box::new((after, reply)))).await?;
+        let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
         let source = Box::new(self.downgrade());
         let events = if after.is_some() {
             Subscription::resumed(source, attachment)
@@ -416,7 +416,7 @@ impl Session {
     /// [`SessionError::Unsaved`] says what is not safe; the session has ended all the same, and what is unsaved is in
     /// [`Session::end`].
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
-        match self.call(|reply| Command::Stop(Box::new((deadline, reply)))).await {
+        match self.call(|reply| Command::Stop((deadline, reply))).await {
             Ok(stopped) => stopped,
             Err(_) => {
                 self.shared.fate.ended().await;
@@ -453,7 +453,7 @@ impl Session {
 
     /// Sends a command and awaits its answer.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
-        match actor::call(&self.commands, command).await {
+        match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
             None => Err(self.over().await),
         }
@@ -510,7 +510,7 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
         let weak = self.clone();
         Box::pin(async move {
             let commands = weak.upgrade().map(|session| session.commands);
-            let subscribe = |reply| Command::Subscribe(Box::new((after, reply)));
+            let subscribe = |reply| Box::new(Command::Subscribe(after, reply));
             match actor::call_weakly(commands, &weak.shared.fate, subscribe).await {
                 Some(attachment) => Ok(attachment),
                 None => Err(weak.shared.fate.ended().await),

@@ -1,13 +1,13 @@
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, LazyLock, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
 
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use super::{
     Session, SessionError, WeakSession,
@@ -15,7 +15,7 @@ use super::{
     task::{Deliveries, LastWords, Setup, Shared, Task},
 };
 use crate::{
-    actor::Fate,
+    actor::{Fate, Signal},
     agent::{Agent, AgentBuilder, Config, HistoryOwner},
     store::{ConversationId, Store, WriteId},
     subscription::{EventId, Feed, FeedLimits},
@@ -27,29 +27,29 @@ const COMMANDS: usize = 32;
 /// Events of the agent that may wait for the session.
 const DELIVERIES: usize = 32;
 
+/// What sessions are set up with unless something else is wanted: they share it.
+static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
+    Arc::new(Setup {
+        idle_shutdown: None,
+        unsaved_limit: 16 * 1024 * 1024,
+        write_timeout: Duration::from_mins(1),
+        end_timeout: Duration::from_secs(30),
+        feed_limits: FeedLimits::default(),
+    })
+});
+
 /// Starts a [`Session`]: a new one, or one that is in the store.
 #[must_use = "a builder does nothing before `create`, `create_as` or `load`"]
 pub struct SessionBuilder {
     store: Arc<dyn Store>,
     agent: AgentBuilder,
     title: Option<Arc<str>>,
-    setup: Setup,
+    setup: Arc<Setup>,
 }
 
 impl SessionBuilder {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        Self {
-            store,
-            agent: Agent::builder(),
-            title: None,
-            setup: Setup {
-                idle_shutdown: None,
-                unsaved_limit: 16 * 1024 * 1024,
-                write_timeout: Duration::from_mins(1),
-                end_timeout: Duration::from_secs(30),
-                feed_limits: FeedLimits::default(),
-            },
-        }
+        Self { store, agent: Agent::builder(), title: None, setup: Arc::clone(&USUAL) }
     }
 
     /// The agent: model, tools, callbacks and all. Its history comes from the session, and its commit channel is the
@@ -74,33 +74,33 @@ impl SessionBuilder {
     /// controller leaves, and when the agent becomes idle; zero is allowed. Unset, it stays for as long as there is
     /// a handle or a controller. A turn in flight is finished first, and so is saving.
     pub fn idle_shutdown(mut self, after: Duration) -> Self {
-        self.setup.idle_shutdown = Some(after);
+        Arc::make_mut(&mut self.setup).idle_shutdown = Some(after);
         self
     }
 
     /// Bytes of messages that may be unsaved, roughly, before new prompts get [`SessionError::StoreBehind`]. 16 MiB if
     /// unset. A run that goes on already may go on.
     pub fn unsaved_limit(mut self, bytes: usize) -> Self {
-        self.setup.unsaved_limit = bytes;
+        Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
         self
     }
 
     /// How long a write may take before it counts as failed, and is repeated. One minute if unset.
     pub fn write_timeout(mut self, limit: Duration) -> Self {
-        self.setup.write_timeout = limit;
+        Arc::make_mut(&mut self.setup).write_timeout = limit;
         self
     }
 
     /// How long the end may take, saving above all, when no deadline is given: at any end but [`Session::stop`]. 30
     /// seconds if unset.
     pub fn end_timeout(mut self, limit: Duration) -> Self {
-        self.setup.end_timeout = limit;
+        Arc::make_mut(&mut self.setup).end_timeout = limit;
         self
     }
 
     /// What is kept for subscribers.
     pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
-        self.setup.feed_limits = limits;
+        Arc::make_mut(&mut self.setup).feed_limits = limits;
         self
     }
 
@@ -202,7 +202,7 @@ impl SessionBuilder {
             started: AtomicBool::new(false),
             is_behind: AtomicBool::new(false),
             controllers: AtomicUsize::new(0),
-            left: Notify::new(),
+            left: Signal::default(),
         });
         let session = Session { commands, shared };
         let weak: WeakSession = session.downgrade();
@@ -217,7 +217,7 @@ impl SessionBuilder {
 /// A session whose task does not run yet.
 struct Starting {
     session: Session,
-    receiver: mpsc::Receiver<super::command::Command>,
+    receiver: mpsc::Receiver<Box<super::command::Command>>,
     agent: Agent,
     owner: HistoryOwner,
     deliveries: Deliveries,

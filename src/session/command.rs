@@ -1,4 +1,4 @@
-//! What a handle sends to its task. At most 16 bytes each: tokio allocates a channel's slots in blocks of 32.
+//! What a handle sends to its task.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use crate::{
 pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type Outcome<T> = Result<T, SessionError>;
 /// A stop's deadline, and where its outcome goes.
-pub(super) type Stop = Box<(Duration, Reply<Outcome<()>>)>;
+pub(super) type Stop = (Duration, Reply<Outcome<()>>);
 /// A place in the stream of events, on its way to a subscriber.
 pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
 
@@ -25,18 +25,17 @@ pub(super) struct Unsaved {
     pub(super) error: Option<String>,
 }
 
+/// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session pays for one.
 pub(super) enum Command {
-    Branch(Box<(Option<NodeId>, Prompt, Reply<Outcome<()>>)>),
-    Regenerate(Box<(NodeId, Reply<Outcome<()>>)>),
-    Navigate(Box<(Option<NodeId>, Reply<Outcome<()>>)>),
-    SetTitle(Box<(Option<Arc<str>>, Reply<()>)>),
+    Branch(Option<NodeId>, Prompt, Reply<Outcome<()>>),
+    Regenerate(NodeId, Reply<Outcome<()>>),
+    Navigate(Option<NodeId>, Reply<Outcome<()>>),
+    SetTitle(Option<Arc<str>>, Reply<()>),
     Title(Reply<Option<Arc<str>>>),
     Tree(Reply<Tree>),
     Snapshot(Reply<Box<SessionSnapshot>>),
-    Subscribe(Box<(Option<EventId>, AttachmentReply)>),
+    Subscribe(Option<EventId>, AttachmentReply),
     Flush(Reply<()>),
     Unsaved(Reply<Option<Unsaved>>),
     Stop(Stop),
 }
-
-const _: () = assert!(size_of::<Command>() <= 16, "commands are at most 16 bytes");

@@ -130,11 +130,11 @@ pub struct Guard {
 pub(super) struct Hold {
     shared: Arc<Shared>,
     /// Dropped after the count, so that the session does not end for want of handles with a controller counted.
-    _commands: mpsc::Sender<Command>,
+    _commands: mpsc::Sender<Box<Command>>,
 }
 
 impl Hold {
-    pub(super) fn new(shared: Arc<Shared>, commands: mpsc::Sender<Command>) -> Self {
+    pub(super) fn new(shared: Arc<Shared>, commands: mpsc::Sender<Box<Command>>) -> Self {
         shared.controllers.fetch_add(1, Ordering::AcqRel);
         Self { shared, _commands: commands }
     }
@@ -143,7 +143,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         if self.shared.controllers.fetch_sub(1, Ordering::AcqRel) == 1 {
-            self.shared.left.notify_one();
+            self.shared.left.give();
         }
     }
 }

@@ -16,7 +16,7 @@ use std::{
 
 use futures_util::StreamExt;
 use tokio::{
-    sync::{Notify, mpsc},
+    sync::mpsc,
     task::JoinHandle,
     time::{Sleep, sleep},
 };
@@ -27,7 +27,7 @@ use super::{
     core::{Core, Effect, Env},
 };
 use crate::{
-    actor::{Breath, Fate},
+    actor::{Breath, Fate, Signal},
     agent::{Agent, AgentError, Delivery, HistoryOwner, Snapshot, Status, WeakAgent},
     store::{ConversationId, Store, StoreError, Version, WriteId},
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
@@ -50,7 +50,7 @@ pub(super) struct Setup {
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) id: ConversationId,
-    pub(super) setup: Setup,
+    pub(super) setup: Arc<Setup>,
     /// Set when the agent is there: handles go to it directly where the session has no say.
     pub(super) agent: std::sync::OnceLock<WeakAgent>,
     pub(super) fate: Fate<SessionSnapshot>,
@@ -58,8 +58,8 @@ pub(super) struct Shared {
     /// Whether new prompts are refused since the store is behind.
     pub(super) is_behind: AtomicBool,
     pub(super) controllers: AtomicUsize,
-    /// The last controller has left.
-    pub(super) left: Notify,
+    /// Tells the task that the last controller has left.
+    pub(super) left: Signal,
 }
 
 /// What the agent tells: every event, in order. It takes no room while nothing waits.
@@ -108,7 +108,7 @@ type Exit = (EndReason, Option<Stop>);
 
 /// What the task takes next.
 enum Input {
-    Command(Option<Command>),
+    Command(Option<Box<Command>>),
     Written(Result<Version, StoreError>),
     Delivery(Option<Delivery>),
     Left,
@@ -118,7 +118,7 @@ enum Input {
 
 impl Task {
     /// Runs until the session ends. Boxed, or an idle session would hold it twice.
-    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Command>) {
+    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
         let (reason, stop) = loop {
             if self.is_lost {
                 break (EndReason::LostPlace, None);
@@ -134,18 +134,18 @@ impl Task {
     }
 
     /// Takes one input.
-    async fn turn(&mut self, commands: &mut mpsc::Receiver<Command>) -> Option<Exit> {
+    async fn turn(&mut self, commands: &mut mpsc::Receiver<Box<Command>>) -> Option<Exit> {
         let input = tokio::select! {
             biased;
             command = commands.recv() => Input::Command(command),
             outcome = writing::outcome(&mut self.write) => Input::Written(outcome),
             delivery = self.deliveries.next() => Input::Delivery(delivery),
-            () = self.shared.left.notified() => Input::Left,
+            () = self.shared.left.given() => Input::Left,
             () = passed(&mut self.retry) => Input::Retry,
             () = passed(&mut self.idle) => Input::IdleTimeOver,
         };
         match input {
-            Input::Command(Some(command)) => return Box::pin(self.serve(command)).await,
+            Input::Command(Some(command)) => return Box::pin(self.serve(*command)).await,
             Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
             Input::Written(outcome) => self.written(outcome),
             Input::Delivery(Some(delivery)) => self.take(delivery),

@@ -22,8 +22,7 @@ impl Task {
             Command::Stop(stop) => return Some((EndReason::Stopped, Some(stop))),
             Command::Unsaved(reply) => drop(reply.send(self.unsaved())),
             Command::Title(reply) => drop(reply.send(self.core.title().cloned())),
-            Command::SetTitle(set) => {
-                let (title, reply) = *set;
+            Command::SetTitle(title, reply) => {
                 self.step(|core, env, effects| core.set_title(title, env, effects));
                 let _ = reply.send(());
             }
@@ -37,8 +36,7 @@ impl Task {
                     let _ = reply.send(Box::new(snapshot));
                 }
             }
-            Command::Subscribe(subscribe) => {
-                let (after, reply) = *subscribe;
+            Command::Subscribe(after, reply) => {
                 if !reply.is_closed()
                     && let Ok(attachment) = self.attach(after).await
                 {
@@ -53,18 +51,15 @@ impl Task {
                     self.answer_flushes();
                 }
             }
-            Command::Branch(branch) => {
-                let (node, prompt, reply) = *branch;
+            Command::Branch(node, prompt, reply) => {
                 let begun = self.branch(|core| core.branch_below(node), Some(prompt)).await;
                 let _ = reply.send(begun);
             }
-            Command::Regenerate(regenerate) => {
-                let (node, reply) = *regenerate;
+            Command::Regenerate(node, reply) => {
                 let begun = self.branch(|core| core.regenerate(node), None).await;
                 let _ = reply.send(begun);
             }
-            Command::Navigate(navigate) => {
-                let (node, reply) = *navigate;
+            Command::Navigate(node, reply) => {
                 let moved = self.navigate(node).await;
                 let _ = reply.send(moved);
             }

@@ -22,7 +22,7 @@ impl Task {
     /// Stops the agent, saves what is unsaved, and leaves the last snapshot behind.
     pub(super) async fn finish(
         mut self: Box<Self>,
-        mut commands: mpsc::Receiver<Command>,
+        mut commands: mpsc::Receiver<Box<Command>>,
         reason: EndReason,
         stop: Option<Stop>,
     ) {
@@ -39,12 +39,13 @@ impl Task {
                 command = commands.recv(), if open => match command {
                     // Others who stop the session wait with the first, up to the nearest of their deadlines. Whoever
                     // wants anything else gets no answer but the end.
-                    Some(Command::Stop(stop)) => {
+                    Some(command) => {
+                        if let Command::Stop(stop) = *command {
                         let other = Instant::now().checked_add(stop.0);
                         deadline = [deadline, other].into_iter().flatten().min();
                         waiting.push(stop);
+                        }
                     }
-                    Some(other) => drop(other),
                     None => open = false,
                 },
                 () = &mut orderly => break,
@@ -62,7 +63,7 @@ impl Task {
         // Subscribers learn of the end before those who stopped the session go on.
         drop(self);
         for stop in waiting {
-            let (waited, reply) = *stop;
+            let (waited, reply) = stop;
             let _ = reply.send(match &unsaved {
                 None => Ok(()),
                 Some(Unsaved { nodes, error }) => {

@@ -118,7 +118,10 @@ async fn rolled_back(mut session: Watched, before: omni_agent::session::SessionS
     session.check().await;
     assert_eq!(session.told.last, told, "nothing was written");
     session.ask("Q4").await;
-    assert_eq!(session.path(), ["user: Q1", "assistant: A1", "user: Q2", "assistant: A2", "user: Q4", "assistant: Later"]);
+    assert_eq!(
+        session.path(),
+        ["user: Q1", "assistant: A1", "user: Q2", "assistant: A2", "user: Q4", "assistant: Later"]
+    );
     assert_eq!(session.told.tree.len(), 6);
 }
 

@@ -469,7 +469,11 @@ impl Session {
         };
         match operation(&agent).await {
             Ok(value) => Ok(value),
-            Err(AgentError::Stopped(_)) => Err(self.over().await),
+            // The session may not know yet. It looks when there is a command to serve, and serves none.
+            Err(AgentError::Stopped(_)) => match self.call(Command::Title).await {
+                Ok(_) => Err(self.over().await),
+                Err(ended) => Err(ended),
+            },
             Err(error) => Err(error.into()),
         }
     }

@@ -3,3 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod basics;
+mod ends;
+mod moves;
+mod order;
+mod regenerate;
+mod watch;

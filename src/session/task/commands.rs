@@ -5,7 +5,7 @@ use crate::{
     agent::{AgentError, Prompt, Status},
     session::{
         SessionError, SessionEvent, SessionSnapshot, StoreReport,
-        command::{Command, Unsaved},
+        command::{Command, Outcome, Stop, Unsaved},
         core::{Base, Core, Move},
     },
     subscription::{Attachment, EndReason, EventId},
@@ -15,11 +15,23 @@ use crate::{
 impl Task {
     /// Serves a command, where the agent is now: what it has told before comes first.
     ///
-    /// If the agent has ended, so does the session, and nothing is answered.
+    /// If the agent has ended, so does the session, at once: `terminate` may go on for a while, and wait for an answer
+    /// itself. Nothing is answered then but the end.
     pub(super) async fn serve(&mut self, command: Command) -> Option<Exit> {
+        match self.answer(command).await {
+            Ok(()) => None,
+            Err(Over::Stopped(stop)) => Some((EndReason::Stopped, Some(stop))),
+            Err(Over::AgentEnded) => Some((EndReason::AgentEnded, None)),
+        }
+    }
+
+    async fn answer(&mut self, command: Command) -> Result<(), Over> {
+        if self.agent.end().is_some() && !matches!(command, Command::Stop(_)) {
+            return Err(Over::AgentEnded);
+        }
         // An answer that nobody waits for any more is dropped.
         match command {
-            Command::Stop(stop) => return Some((EndReason::Stopped, Some(stop))),
+            Command::Stop(stop) => return Err(Over::Stopped(stop)),
             Command::Unsaved(reply) => drop(reply.send(self.unsaved())),
             Command::Title(reply) => drop(reply.send(self.core.title().cloned())),
             Command::SetTitle(title, reply) => {
@@ -27,44 +39,39 @@ impl Task {
                 let _ = reply.send(());
             }
             Command::Tree(reply) => {
-                if self.catch_up().await.is_ok() {
-                    let _ = reply.send(self.core.tree().clone());
-                }
+                self.catch_up().await?;
+                let _ = reply.send(self.core.tree().clone());
             }
             Command::Snapshot(reply) => {
-                if let Ok(snapshot) = self.snapshot().await {
-                    let _ = reply.send(Box::new(snapshot));
-                }
+                let snapshot = self.snapshot().await?;
+                let _ = reply.send(Box::new(snapshot));
             }
             Command::Subscribe(after, reply) => {
-                if !reply.is_closed()
-                    && let Ok(attachment) = self.attach(after).await
-                {
-                    let _ = reply.send(attachment);
+                if !reply.is_closed() {
+                    let _ = reply.send(self.attach(after).await?);
                 }
             }
             Command::Flush(reply) => {
-                if self.catch_up().await.is_ok() {
-                    self.save();
-                    self.flushes.retain(|flush| !flush.reply.is_closed());
-                    self.flushes.push(Flush { wanted: self.core.wanted(), reply });
-                    self.answer_flushes();
-                }
+                self.catch_up().await?;
+                self.save();
+                self.flushes.retain(|flush| !flush.reply.is_closed());
+                self.flushes.push(Flush { wanted: self.core.wanted(), reply });
+                self.answer_flushes();
             }
             Command::Branch(node, prompt, reply) => {
                 let begun = self.branch(|core| core.branch_below(node), Some(prompt)).await;
-                let _ = reply.send(begun);
+                let _ = reply.send(settled(begun)?);
             }
             Command::Regenerate(node, reply) => {
                 let begun = self.branch(|core| core.regenerate(node), None).await;
-                let _ = reply.send(begun);
+                let _ = reply.send(settled(begun)?);
             }
             Command::Navigate(node, reply) => {
                 let moved = self.navigate(node).await;
-                let _ = reply.send(moved);
+                let _ = reply.send(settled(moved)?);
             }
         }
-        None
+        Ok(())
     }
 
     /// Begins a run on a branch.
@@ -143,5 +150,26 @@ impl Task {
         }
         let error = self.core.report().and_then(StoreReport::error).map(str::to_owned);
         Some(Unsaved { nodes: self.core.unsaved().len(), error })
+    }
+}
+
+/// Why nothing more is served.
+enum Over {
+    Stopped(Stop),
+    AgentEnded,
+}
+
+impl From<AgentError> for Over {
+    /// What the agent's owner asks it at any time fails when it has ended.
+    fn from(_: AgentError) -> Self {
+        Self::AgentEnded
+    }
+}
+
+/// What became of a move, unless the agent has ended.
+fn settled(moved: Outcome<()>) -> Result<Outcome<()>, Over> {
+    match moved {
+        Err(SessionError::Ended(_)) => Err(Over::AgentEnded),
+        other => Ok(other),
     }
 }

@@ -19,10 +19,18 @@ pub(super) type Stop = Box<(Duration, Reply<Outcome<()>>)>;
 pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
 
 /// What is not in the store.
+#[derive(Clone, Debug)]
 pub(super) struct Unsaved {
     /// How many messages; it may be the path or the state alone.
     pub(super) nodes: usize,
     pub(super) error: Option<String>,
+}
+
+impl Unsaved {
+    /// What is told of it after so long a wait.
+    pub(super) fn after(self, waited: Duration) -> SessionError {
+        SessionError::Unsaved { nodes: self.nodes, waited, error: self.error }
+    }
 }
 
 pub(super) enum Command {

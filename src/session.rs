@@ -59,7 +59,7 @@ use std::{
 };
 
 pub use builder::SessionBuilder;
-use command::{Command, Reply, Unsaved};
+use command::{Command, Reply};
 pub use error::SessionError;
 pub use event::{SavedPart, SessionEvent, StoreReport};
 use schemars::JsonSchema;
@@ -404,12 +404,12 @@ impl Session {
         }
         match self.call(Command::Unsaved).await? {
             None => Ok(()),
-            Some(Unsaved { nodes, error }) => Err(SessionError::Unsaved { nodes, waited: deadline, error }),
+            Some(unsaved) => Err(unsaved.after(deadline)),
         }
     }
 
     /// Ends the session: the run is cancelled, what is unsaved is saved, subscribers get the final snapshot. What is not
-    /// done by the deadline is cut off. Stopping a stopped session is fine.
+    /// done by the deadline is cut off. Stopping a session that has ended is fine, and tells the same of it.
     ///
     /// # Errors
     ///
@@ -420,7 +420,7 @@ impl Session {
             Ok(stopped) => stopped,
             Err(_) => {
                 self.shared.fate.ended().await;
-                Ok(())
+                self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err(unsaved.clone().after(deadline)))
             }
         }
     }
@@ -445,7 +445,7 @@ impl Session {
     }
 
     fn ensure_room(&self) -> Result<(), SessionError> {
-        if self.shared.is_behind.load(Ordering::Acquire) {
+        if self.shared.is_behind.load(Ordering::Acquire) && self.shared.fate.end().is_none() {
             return Err(SessionError::StoreBehind { limit: self.shared.setup.unsaved_limit });
         }
         Ok(())

@@ -201,6 +201,7 @@ impl SessionBuilder {
             fate: Fate::default(),
             started: AtomicBool::new(false),
             is_behind: AtomicBool::new(false),
+            left_unsaved: OnceLock::new(),
             controllers: AtomicUsize::new(0),
             left: Signal::default(),
         });

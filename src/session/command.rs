@@ -19,10 +19,18 @@ pub(super) type Stop = (Duration, Reply<Outcome<()>>);
 pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
 
 /// What is not in the store.
+#[derive(Clone, Debug)]
 pub(super) struct Unsaved {
     /// How many messages; it may be the path or the state alone.
     pub(super) nodes: usize,
     pub(super) error: Option<String>,
+}
+
+impl Unsaved {
+    /// What is told of it after so long a wait.
+    pub(super) fn after(self, waited: Duration) -> SessionError {
+        SessionError::Unsaved { nodes: self.nodes, waited, error: self.error }
+    }
 }
 
 /// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session pays for one.

@@ -8,7 +8,7 @@ mod writing;
 use std::{
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     SessionEvent, SessionSnapshot,
-    command::{Command, Stop},
+    command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
 };
 use crate::{
@@ -52,11 +52,13 @@ pub(super) struct Shared {
     pub(super) id: ConversationId,
     pub(super) setup: Arc<Setup>,
     /// Set when the agent is there: handles go to it directly where the session has no say.
-    pub(super) agent: std::sync::OnceLock<WeakAgent>,
+    pub(super) agent: OnceLock<WeakAgent>,
     pub(super) fate: Fate<SessionSnapshot>,
     pub(super) started: AtomicBool,
     /// Whether new prompts are refused since the store is behind.
     pub(super) is_behind: AtomicBool,
+    /// What was not in the store at the end, if anything was not.
+    pub(super) left_unsaved: OnceLock<Unsaved>,
     pub(super) controllers: AtomicUsize,
     /// Tells the task that the last controller has left.
     pub(super) left: Signal,

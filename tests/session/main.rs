@@ -4,7 +4,13 @@
 
 mod basics;
 mod ends;
+mod flushing;
+mod losing;
 mod moves;
 mod order;
 mod regenerate;
+mod saving;
+mod starting;
+mod stopping;
+mod support;
 mod watch;

@@ -12,7 +12,6 @@ use super::{Task, writing};
 use crate::{
     agent::{Agent, Snapshot, Status},
     session::{
-        SessionError,
         command::{Command, Stop, Unsaved},
     },
     subscription::{End, EndReason},
@@ -54,10 +53,16 @@ impl Task {
         }
         drop(orderly);
 
+        // What was cut off leaves no half of a branch behind.
+        self.step(|core, _, effects| core.agent_ended(effects));
         let snapshot = Arc::new(self.last_snapshot());
         let unsaved = self.unsaved();
         if let (Some(Unsaved { nodes, error }), []) = (&unsaved, &*waiting) {
             tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended and was not all saved");
+        }
+        if let Some(unsaved) = &unsaved {
+            // Nobody else sets it.
+            let _ = self.shared.left_unsaved.set(unsaved.clone());
         }
         self.shared.fate.seal(End { reason, snapshot: Some(snapshot) });
         // Subscribers learn of the end before those who stopped the session go on.
@@ -66,9 +71,7 @@ impl Task {
             let (waited, reply) = stop;
             let _ = reply.send(match &unsaved {
                 None => Ok(()),
-                Some(Unsaved { nodes, error }) => {
-                    Err(SessionError::Unsaved { nodes: *nodes, waited, error: error.clone() })
-                }
+                Some(unsaved) => Err(unsaved.clone().after(waited)),
             });
         }
     }
@@ -81,6 +84,8 @@ impl Task {
             let _ = agent.stop(limit).await;
         });
         let mut stopped = false;
+        // The agent may take all the time there is: what is to be saved does not wait for it.
+        self.save();
         loop {
             tokio::select! {
                 biased;
@@ -89,6 +94,7 @@ impl Task {
                     None => break,
                 },
                 outcome = writing::outcome(&mut self.write) => self.written(outcome),
+                () = super::passed(&mut self.retry) => self.save(),
                 () = &mut stopping, if !stopped => stopped = true,
             }
         }

@@ -1,7 +1,7 @@
 //! A simulator of the core: a seeded world plays agent, shell, store and other writers, and a model checks what the core
 //! makes of it.
 //!
-//! - `cargo test --lib session::core::simulation` runs 400 schedules.
+//! - `cargo test --lib session::core::simulation` runs 6,000 schedules.
 //! - `OMNI_SCHEDULES=1000000 cargo test --release --lib session::core::simulation` runs more.
 //! - `OMNI_SEED=17 cargo test --lib session::core::simulation` replays one and prints what went in.
 //!
@@ -42,7 +42,7 @@ macro_rules! ensure {
 }
 use ensure;
 
-const SCHEDULES: u64 = 400;
+const SCHEDULES: u64 = 6_000;
 
 fn number_from_env(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

@@ -30,6 +30,9 @@ pub(super) struct Ledger {
     ids: HashSet<WriteId>,
     /// Whether something happened that is to be stored: what a session begins with is not, by itself.
     touched: bool,
+    /// It was loaded with another state than it was started with, which the core knows no more of: the next state is
+    /// written, whatever it is.
+    replaced: bool,
     pub(super) lost: bool,
     behind: bool,
     tickets: Vec<Ticket>,
@@ -54,10 +57,13 @@ struct Ticket {
 
 impl Ledger {
     pub(super) fn new(model: &Model, stored: Option<&Stored>) -> Check<Self> {
+        let begun = (model.stable().clone(), model.state());
+        let stored_content = stored.map(content).transpose()?;
         Ok(Self {
-            moments: vec![(model.stable().clone(), model.state())],
+            replaced: stored_content.as_ref().is_some_and(|stored| *stored != begun),
+            moments: vec![begun],
             acked: stored.cloned(),
-            acked_content: stored.map(content).transpose()?,
+            acked_content: stored_content,
             open: None,
             ids: HashSet::new(),
             touched: false,
@@ -123,15 +129,15 @@ impl Ledger {
             Job::Commit(write, commit) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(tree != acked_tree, "{commit:?} changes nothing");
-                let due = state != acked_state;
+                let due = state != acked_state || self.replaced;
                 ensure!(commit.state.is_some() == due, "state in a commit: {:?}, due: {due}", commit.state);
             }
             Job::State(write, change) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(tree == acked_tree, "the state is saved before the tree");
-                ensure!(state != acked_state, "{change:?} changes nothing");
+                ensure!(state != acked_state || self.replaced, "{change:?} changes nothing");
                 let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
-                let only_title = untitled(state) == untitled(acked_state);
+                let only_title = !self.replaced && untitled(state) == untitled(acked_state);
                 let fits = matches!(change, StateChange::Title(_)) == only_title;
                 ensure!(fits, "{change:?}, only the title is another: {only_title}");
             }
@@ -152,6 +158,8 @@ impl Ledger {
         self.told = Some((what, through, outcome.as_ref().ok().copied()));
         match outcome {
             Ok(version) => {
+                // Any write takes the state along that is unknown.
+                self.replaced = false;
                 let acked = match (self.acked.take(), &*open.job) {
                     (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
                     (Some(mut acked), job) => {

@@ -8,6 +8,8 @@
 #[cfg(any(test, debug_assertions))]
 mod check;
 mod saving;
+#[cfg(test)]
+mod simulation;
 
 use std::{sync::Arc, time::Duration};
 

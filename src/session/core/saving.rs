@@ -239,7 +239,7 @@ impl Core {
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
-                // What a first save begins with is told when it is done.
+                // What a first save begins with is told when all of it is done. A failure stands as long.
                 if !(creates && self.saver.stored.is_some()) {
                     self.saver.report = None;
                     let report = StoreReport::Saved { what, version, through };

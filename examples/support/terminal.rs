@@ -9,7 +9,7 @@ use std::{
 
 use omni_agent::{
     agent::{AgentError, Event, Failure, Response, TurnOutcome},
-    message::ToolResult,
+    message::{Timestamp, ToolResult},
     provider::{ErrorKind, ProviderError},
 };
 use tokio::sync::mpsc;
@@ -225,4 +225,23 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
         }
         _ => return None,
     })
+}
+
+/// How long ago that was, roughly.
+pub fn ago(time: Timestamp) -> String {
+    let seconds = Timestamp::now().0.saturating_sub(time.0) / 1000;
+    let (count, unit) = match seconds {
+        0..60 => return "just now".to_owned(),
+        60..3600 => (seconds / 60, "minute"),
+        3600..86400 => (seconds / 3600, "hour"),
+        _ => (seconds / 86400, "day"),
+    };
+    format!("{count} {unit}{} ago", if count == 1 { "" } else { "s" })
+}
+
+/// The beginning of a text, on one line.
+pub fn first_words(text: &str, limit: usize) -> String {
+    let line = harmless(&text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let short: String = line.chars().take(limit).collect();
+    if short.len() < line.len() { format!("{short}…") } else { short }
 }

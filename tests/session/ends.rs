@@ -56,10 +56,12 @@ async fn ended(mut session: Watched, reason: EndReason) {
     assert_eq!(session.closed().await, reason);
     let end = answered(session.session.ended()).await;
     assert_eq!(end.reason, reason);
-    assert_eq!(*end.snapshot.unwrap(), session.told);
+    let left = end.snapshot.unwrap();
+    assert_eq!(*left, session.told);
     assert_eq!(session.session.end().unwrap().reason, reason);
     all_ended(&session.session, &reason).await;
-    answered(session.session.stop(Duration::ZERO)).await.unwrap();
+    let stopped = answered(session.session.stop(Duration::ZERO)).await;
+    assert_eq!(stopped.is_ok(), left.unsaved.is_empty(), "{stopped:?}");
     let after = session.session.downgrade();
     drop(session);
     assert!(after.upgrade().is_none());

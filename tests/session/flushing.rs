@@ -8,9 +8,7 @@ use omni_agent::{
 };
 use tokio::time::Instant;
 
-use crate::support::{
-    Act, ScriptedStore, assert_agree, created, held, node, parrot, scripted, secs,
-};
+use crate::support::{Act, ScriptedStore, assert_agree, created, held, node, parrot, scripted, secs};
 
 #[tokio::test(start_paused = true)]
 async fn flush_after_ask_covers_the_turn() {

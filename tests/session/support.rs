@@ -334,7 +334,8 @@ pub(crate) fn failing() -> Step {
 
 /// A session that was created under this id, whose creation is not in the script.
 pub(crate) async fn created(store: &ScriptedStore, name: &str, agent: AgentBuilder) -> Session {
-    let made = Session::builder(Arc::clone(store.beneath())).agent(parrot()).create_as(id(name)).await.unwrap();
+    let made =
+        Session::builder(Arc::clone(store.beneath())).agent(parrot()).create_as(id(name)).await.unwrap();
     made.stop(secs(1)).await.unwrap();
     drop(made);
     Session::builder(store.as_dyn()).agent(agent).load(id(name)).await.unwrap()

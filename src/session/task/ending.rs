@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use tokio::{
     sync::mpsc,
     time::{Instant, sleep_until},
@@ -11,9 +11,7 @@ use tokio::{
 use super::{Task, writing};
 use crate::{
     agent::{Agent, Snapshot, Status},
-    session::{
-        command::{Command, Stop, Unsaved},
-    },
+    session::command::{Command, Stop, Unsaved},
     subscription::{End, EndReason},
 };
 
@@ -52,11 +50,15 @@ impl Task {
             }
         }
         drop(orderly);
+        // What is there already takes no time.
+        while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
+            self.take(delivery);
+        }
 
         // What was cut off leaves no half of a branch behind.
         self.step(|core, _, effects| core.agent_ended(effects));
         let snapshot = Arc::new(self.last_snapshot());
-        let unsaved = self.unsaved();
+        let unsaved = self.unsaved().or_else(|| self.missed());
         if let (Some(Unsaved { nodes, error }), []) = (&unsaved, &*waiting) {
             tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended and was not all saved");
         }
@@ -107,6 +109,17 @@ impl Task {
                 () = super::passed(&mut self.retry) => self.save(),
             }
         }
+    }
+
+    /// That it is not known what the agent had to tell yet: it was busy, and cut off. A turn may have been complete.
+    fn missed(&self) -> Option<Unsaved> {
+        let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
+        let knows_all = match last {
+            Some(last) => last == self.core.seen().number,
+            None => self.core.status() == Status::Idle,
+        };
+        let error = "the deadline passed before the agent had told all".to_owned();
+        (!knows_all).then(|| Unsaved { nodes: 0, error: Some(error) })
     }
 
     /// All there is to know at the end.

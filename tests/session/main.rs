@@ -4,6 +4,8 @@
 
 mod basics;
 mod ends;
+mod idle;
+mod modes;
 mod moves;
 mod order;
 mod regenerate;

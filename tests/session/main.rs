@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod basics;
+mod callbacks;
 mod ends;
 mod idle;
 mod modes;

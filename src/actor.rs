@@ -37,6 +37,11 @@ impl<S> Fate<S> {
         self.end.get()
     }
 
+    /// Why the actor takes nothing more, if that is so.
+    pub(crate) fn closing(&self) -> Option<&EndReason> {
+        self.closing.get()
+    }
+
     /// Tells that the actor takes nothing more; its end follows. The first word counts.
     pub(crate) fn close(&self, reason: EndReason) {
         if self.closing.set(reason).is_ok() {

@@ -75,7 +75,7 @@ use crate::{
     agent::{Accepted, Agent, AgentError, Config, Prompt, Response, State, Status},
     message::ToolUseId,
     store::{ConversationId, Store},
-    subscription::{Attachment, End, EventId, Source, Subscription},
+    subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     tool::{Decision, Tool},
     tree::{NodeId, Tree},
 };
@@ -499,12 +499,13 @@ impl WeakSession {
 
     /// Counts a controller.
     fn hold(&self) -> Result<Hold, SessionError> {
-        let closed = || self.shared.fate.end().map(|end| end.reason.clone());
+        if let Some(reason) = self.shared.fate.closing() {
+            return Err(SessionError::Ended(reason.clone()));
+        }
         match self.commands.upgrade() {
             Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
-            None => {
-                Err(SessionError::Ended(closed().unwrap_or(crate::subscription::EndReason::HandlesDropped)))
-            }
+            // The session is about to find that out.
+            None => Err(SessionError::Ended(EndReason::HandlesDropped)),
         }
     }
 }

@@ -44,7 +44,7 @@ pub(super) enum Command {
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
     Change(Box<(Option<EventId>, Change, Reply<Outcome<EventId>>)>),
-    Retire(Reply<bool>),
+    Retire(Box<(Option<EventId>, Reply<bool>)>),
     Stop(Stop),
 }
 

@@ -92,12 +92,13 @@ impl HistoryOwner {
     }
 
     /// Ends the agent if nothing goes on and nothing waits to, not even an application event; tells whether it did.
+    /// With `at`, only if that is the last event that was told.
     ///
     /// # Errors
     ///
     /// [`AgentError::Stopped`] if it has ended already.
-    pub async fn retire(&self) -> Result<bool, AgentError> {
-        self.agent.call(Command::Retire).await.map_err(stopped)
+    pub async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
+        self.agent.call(|reply| Command::Retire(Box::new((at, reply)))).await.map_err(stopped)
     }
 
     async fn change(&self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {

@@ -256,13 +256,17 @@ impl Task {
         if self.catch_up().await.is_err() || self.is_controlled() {
             return false;
         }
+        if self.idle.is_some() {
+            // The agent has become idle anew, as it turns out: the time runs from there.
+            return false;
+        }
         if !self.is_saved() {
             self.idle_when_saved = true;
             return false;
         }
-        let retired = matches!(self.owner.retire().await, Ok(true));
+        let retired = matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true));
         if !retired && self.core.status() == Status::Idle {
-            // An application's event is handled, which may bring a turn or not.
+            // An application's event is handled, which may bring a turn or not; or it has, this very moment.
             self.idle = self.shared.setup.idle_shutdown.map(|wait| Box::pin(sleep(wait.max(LOOK_AGAIN))));
         }
         retired

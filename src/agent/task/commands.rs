@@ -128,11 +128,11 @@ impl Task {
     /// Does what the history's owner wants; gives the id of the `state` event that tells of it.
     fn change(&mut self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
         self.core.ensure_idle()?;
-        let mut with = self.feed.last();
-        if at.is_some_and(|at| at != with) {
+        if !self.is_at(at) {
             return Err(AgentError::Moved);
         }
         self.ensure_room()?;
+        let mut with = self.feed.last();
         self.step(|core, env, effects| match change {
             Change::Set(history) => core.replace_history(history, env, effects),
             Change::Prompt(base, prompt) => core.prompt_on(base, prompt, env, effects),
@@ -141,6 +141,11 @@ impl Task {
         // The event is the first one that the core has told.
         with.number += 1;
         Ok(with)
+    }
+
+    /// Whether this is the last event that was told, if one is named.
+    pub(super) fn is_at(&self, at: Option<EventId>) -> bool {
+        at.is_none_or(|at| at == self.feed.last())
     }
 
     /// Whether the agent may end for want of anything to do.

@@ -123,8 +123,9 @@ impl Task {
                 Poll::Ready(Some(Command::Stop(stop))) => {
                     return Served::End(Exit::End(EndReason::Stopped, Some(stop)));
                 }
-                Poll::Ready(Some(Command::Retire(reply))) => {
-                    let settled = self.is_settled();
+                Poll::Ready(Some(Command::Retire(retire))) => {
+                    let (at, reply) = *retire;
+                    let settled = self.is_settled() && self.is_at(at);
                     let _ = reply.send(settled);
                     if settled {
                         return Served::End(Exit::End(EndReason::Idle, None));

@@ -20,8 +20,7 @@ const SERVICES: [(&str, &str); 2] =
 /// Local servers, and the ports that they use unless told otherwise.
 const SERVERS: [(&str, u16); 3] = [("ollama", 11434), ("llama.cpp", 8080), ("lmstudio", 1234)];
 
-const USAGE: &str = "\
-  --model PROVIDER:ID   the model, for instance anthropic:claude-sonnet-5 or demo:parrot
+const USAGE: &str = "  --model PROVIDER:ID   the model, for instance anthropic:claude-sonnet-5 or demo:parrot
   --base-url URL        where PROVIDER is, if it is not known: any server that speaks as OpenAI does,
                         with the key in PROVIDER_API_KEY if it wants one
   anything else         what to say to the model, in place of the lines of a piped standard input

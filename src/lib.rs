@@ -63,3 +63,7 @@ pub mod subscription;
 pub mod testing;
 pub mod tool;
 pub mod tree;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::{
     Session, SessionError, WeakSession,
     core::Core,
-    task::{Deliveries, LastWords, Setup, Shared, Task},
+    task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task},
 };
 use crate::{
     actor::{Fate, Signal},
@@ -24,8 +24,6 @@ use crate::{
 
 /// Commands that may wait in a session's channel: one block of tokio's.
 const COMMANDS: usize = 32;
-/// Events of the agent that may wait for the session.
-const DELIVERIES: usize = 32;
 
 /// What sessions are set up with unless something else is wanted: they share it.
 static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
@@ -248,6 +246,7 @@ impl Starting {
             idle_when_saved: false,
             flushes: Vec::new(),
             is_lost: false,
+            effects: Vec::new(),
         });
         tokio::spawn(task.run(receiver));
         session

@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::StreamExt;
+use futures_util::{FutureExt, StreamExt};
 use tokio::{
     sync::mpsc,
     task::JoinHandle,
@@ -32,6 +32,9 @@ use crate::{
     store::{ConversationId, Store, StoreError, Version, WriteId},
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
 };
+
+/// Events of the agent that may wait for the session.
+pub(super) const DELIVERIES: usize = 32;
 
 /// How soon it is looked again, at the earliest, whether an agent that handles an event is done.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -86,6 +89,8 @@ pub(super) struct Task {
     pub(super) idle_when_saved: bool,
     pub(super) flushes: Vec<Flush>,
     pub(super) is_lost: bool,
+    /// Room for the effects of the next step, while the agent is busy.
+    pub(super) effects: Vec<Effect>,
     /// Dropped with the rest, whatever ends the task.
     pub(super) _last_words: LastWords,
 }
@@ -150,7 +155,7 @@ impl Task {
             Input::Command(Some(command)) => return Box::pin(self.serve(*command)).await,
             Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
             Input::Written(outcome) => self.written(outcome),
-            Input::Delivery(Some(delivery)) => self.take(delivery),
+            Input::Delivery(Some(delivery)) => self.take_all(delivery),
             Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
             Input::Left => self.consider_idle_shutdown(),
             Input::Retry => self.save(),
@@ -167,6 +172,18 @@ impl Task {
     pub(super) fn take(&mut self, delivery: Delivery) {
         let Delivery { event, config, .. } = delivery;
         self.step(|core, env, effects| core.event(event.id, event.event, &config, env, effects));
+    }
+
+    /// Takes the agent's next event, and those that are there already, as many as the agent tells at once at most.
+    fn take_all(&mut self, first: Delivery) {
+        self.take(first);
+        for _ in 0..DELIVERIES {
+            match self.deliveries.next().now_or_never() {
+                Some(Some(delivery)) => self.take(delivery),
+                // The end of the channel is come to again.
+                Some(None) | None => break,
+            }
+        }
     }
 
     /// Takes what the agent has told up to `last`.
@@ -211,11 +228,14 @@ impl Task {
 
     /// Gives the core an input and performs what it wants done.
     pub(super) fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        let mut effects = Vec::new();
+        let mut effects = std::mem::take(&mut self.effects);
         let env = Env { write_id: &WriteId::generate, unsaved_limit: self.shared.setup.unsaved_limit };
         let output = input(&mut self.core, &env, &mut effects);
-        for effect in effects {
+        for effect in effects.drain(..) {
             self.perform(effect);
+        }
+        if self.core.status() != Status::Idle {
+            self.effects = effects;
         }
         #[cfg(debug_assertions)]
         if let Err(breach) = self.core.check() {

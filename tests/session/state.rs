@@ -173,9 +173,8 @@ async fn options_of_one_prompt_are_not_saved() {
 #[tokio::test(start_paused = true)]
 async fn secrets_never_reach_the_store() {
     let store = ScriptedStore::new([]);
-    let secret = || {
-        Options::default().with_api_key("hush").with_header("x-hush", "hush").with_temperature(0.1)
-    };
+    let secret =
+        || Options::default().with_api_key("hush").with_header("x-hush", "hush").with_temperature(0.1);
     let given = Session::builder(store.as_dyn()).agent(parrot().options(secret())).create_as(id("given"));
     let generated = Session::builder(store.as_dyn()).agent(parrot().options(secret())).create();
     for session in [given.await.unwrap(), generated.await.unwrap()] {

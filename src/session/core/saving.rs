@@ -236,12 +236,12 @@ impl Core {
                 (saver.config, saver.title) = (Some(attempt.config), attempt.title);
                 saver.unsaved -= attempt.bytes;
                 saver.safe = saver.safe.max(attempt.wanted);
-                saver.report = None;
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
-                // What a first save begins with is told when it is done.
+                // What a first save begins with is told when it is done; what it failed with stands until then.
                 if !(creates && self.saver.stored.is_some()) {
+                    self.saver.report = None;
                     let report = StoreReport::Saved { what, version, through };
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }

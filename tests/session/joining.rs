@@ -295,7 +295,16 @@ async fn configuration_in_force_is_told_and_the_tree_left_alone() {
 
 /// A store whose first write fails, and whose commits wait.
 #[derive(Debug)]
-struct Balky(MemoryStore, std::sync::atomic::AtomicBool, Gate);
+pub(crate) struct Balky(MemoryStore, std::sync::atomic::AtomicBool, Gate);
+
+impl Balky {
+    /// One that only fails.
+    pub(crate) fn failing_once() -> Arc<dyn Store> {
+        let gate = Gate::new();
+        (0..10).for_each(|_| gate.open());
+        Arc::new(Self(MemoryStore::new(), false.into(), gate))
+    }
+}
 
 #[async_trait]
 impl Store for Balky {

@@ -10,6 +10,7 @@ mod joining;
 mod modes;
 mod moves;
 mod order;
+mod races;
 mod random;
 mod regenerate;
 mod watch;

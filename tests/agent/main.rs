@@ -25,6 +25,7 @@ mod questions;
 mod races;
 mod requests;
 mod restoring;
+mod retiring;
 mod rig;
 mod staging;
 mod start;

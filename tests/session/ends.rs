@@ -165,6 +165,17 @@ async fn stop_with_a_hanging_terminate_is_done_by_its_deadline() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn stop_with_a_hanging_terminate_still_repeats_a_failed_write() {
+    let hooks = Hooks::new().on_end(|_, _| std::future::pending());
+    let store = crate::joining::Balky::failing_once();
+    let session = Session::builder(store).agent(scripted([Step::text("A1")]).callbacks(hooks));
+    let mut session = Watched::start(session).await;
+    session.ask("Q1").await;
+    in_time(session.session.stop(Duration::from_secs(7))).await.unwrap();
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn last_handle_dropped_ends_the_session_and_saves() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let gate = Gate::new();

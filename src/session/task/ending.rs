@@ -86,27 +86,23 @@ impl Task {
             let _ = agent.stop(limit).await;
         });
         let mut stopped = false;
-        // The agent may take all the time there is: what is to be saved does not wait for it.
+        let mut heard_out = false;
+        // The agent may take all the time there is: saving goes on meanwhile, repetitions included.
         self.save();
-        loop {
+        while !heard_out || !self.core.is_lost() && !self.is_saved() {
             tokio::select! {
                 biased;
-                delivery = self.deliveries.next() => match delivery {
+                delivery = self.deliveries.next(), if !heard_out => match delivery {
                     Some(delivery) => self.take(delivery),
-                    None => break,
+                    None => {
+                        heard_out = true;
+                        self.step(|core, _, effects| core.agent_ended(effects));
+                        self.save();
+                    }
                 },
                 outcome = writing::outcome(&mut self.write) => self.written(outcome),
                 () = super::passed(&mut self.retry) => self.save(),
                 () = &mut stopping, if !stopped => stopped = true,
-            }
-        }
-        self.step(|core, _, effects| core.agent_ended(effects));
-        self.save();
-        while !self.core.is_lost() && !self.core.is_safe(self.core.wanted()) {
-            tokio::select! {
-                biased;
-                outcome = writing::outcome(&mut self.write) => self.written(outcome),
-                () = super::passed(&mut self.retry) => self.save(),
             }
         }
     }

@@ -57,6 +57,9 @@ impl World {
 
     /// The session comes to where the agent is, and moves it if it is idle there.
     fn move_path(&mut self) -> Check {
+        if self.rng.percent(self.haste) {
+            while self.agent.runs && self.agent.act(&mut self.rng) {}
+        }
         while !self.agent.told.is_empty() {
             self.deliver()?;
         }

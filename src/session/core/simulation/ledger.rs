@@ -39,7 +39,7 @@ pub(super) struct Ledger {
     /// The wait that must be asked for.
     wait: Option<Duration>,
     /// What must be told of the write that came back.
-    told: Option<(SavedPart, Option<NodeId>, Option<Version>)>,
+    told: Option<(SavedPart, Option<NodeId>, Result<Version, String>)>,
 }
 
 struct Open {
@@ -155,7 +155,7 @@ impl Ledger {
             Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
             _ => (SavedPart::State, None),
         };
-        self.told = Some((what, through, outcome.as_ref().ok().copied()));
+        self.told = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
                 // Any write takes the state along that is unknown.
@@ -200,15 +200,15 @@ impl Ledger {
 
     /// Subscribers are told what became of a write.
     pub(super) fn report(&mut self, report: &StoreReport) -> Check {
-        let (what, through, version) = self.told.take().ok_or("a write is told of that did not come back")?;
-        let fits = match report {
-            StoreReport::Saved { what: part, version: at, through: last } => {
-                (*part, *last, Some(*at)) == (what, through, version)
+        let told = self.told.take().ok_or("a write is told of that did not come back")?;
+        let fits = match report.clone() {
+            StoreReport::Saved { what, version, through } => (what, through, Ok(version)) == told,
+            StoreReport::Failed { what, error, retry_in } => {
+                what == told.0 && Err(error) == told.2 && Some(retry_in) == self.wait
             }
-            StoreReport::Failed { what: part, retry_in, .. } => *part == what && Some(*retry_in) == self.wait,
-            StoreReport::Lost { .. } => self.lost,
+            StoreReport::Lost { error } => self.lost && Err(error) == told.2,
         };
-        ensure!(fits, "{report:?} of {what:?} through {through:?} at {version:?}, wait {:?}", self.wait);
+        ensure!(fits, "{report:?} of {told:?}, wait {:?}", self.wait);
         Ok(())
     }
 
@@ -251,6 +251,9 @@ impl Ledger {
             let stored = shelf.stored.as_ref().map_or(&[][..], |stored| &stored.nodes);
             let there = nodes().take(acked).eq(stored.iter().take(acked));
             ensure!(there, "not all is in the store that is told to be");
+            let version = |stored: &Stored| stored.version;
+            let (stored, acked) = (shelf.stored.as_ref().map(version), self.acked.as_ref().map(version));
+            ensure!(stored >= acked, "version {acked:?} is told to be stored, {stored:?} is there");
         }
         self.check_tickets(core, shelf)
     }
@@ -321,4 +324,10 @@ impl Ledger {
         ensure!(shelf.is_foreign || stored.as_ref() == Some(self.now()), "{stored:?}, not {:?}", self.now());
         Ok(())
     }
+}
+
+/// An error with its cause; none has two.
+fn words(error: &StoreError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
 }

@@ -42,6 +42,10 @@ pub(super) struct World {
     store_speed: usize,
     trouble: usize,
     foes: usize,
+    /// How often the agent is done when somebody wants to move.
+    pub(super) haste: usize,
+    /// How many of a hundred inputs are commands.
+    commands: usize,
     lives: u64,
     /// Whether the agent is gone.
     pub(super) ended: bool,
@@ -102,6 +106,8 @@ impl World {
             store_speed: rng.pick(&[5, 30, 80]),
             trouble: rng.pick(&[0, 20, 60]),
             foes: rng.pick(&[0, 0, 0, 2]),
+            haste: rng.pick(&[0, 50, 100]),
+            commands: rng.pick(&[16, 16, 60]),
             lives: 1,
             ended: false,
             trace: trace.then(Vec::new),
@@ -184,15 +190,17 @@ impl World {
         if self.ledger.under_way().is_some() && self.rng.percent(self.store_speed) {
             return self.comes_back(false);
         }
-        match self.rng.below(100) {
+        if self.rng.percent(self.commands) {
+            return self.command();
+        }
+        match self.rng.below(84) {
             0..40 => {
                 self.agent.act(&mut self.rng);
                 Ok(())
             }
             40..75 if !self.agent.told.is_empty() => self.deliver(),
             75..80 if self.ledger.waiting().is_some() => self.save(),
-            80..96 => self.command(),
-            96 if self.shelf.stored.is_some() && self.rng.percent(50) => self.die_and_load(),
+            80 if self.shelf.stored.is_some() && self.rng.percent(50) => self.die_and_load(),
             _ => Ok(()),
         }
     }

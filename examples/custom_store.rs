@@ -168,7 +168,7 @@ fn not_found(id: &ConversationId) -> StoreError {
 fn summary(id: &ConversationId, row: &Stored) -> Summary {
     let mut summary = Summary::new(id.clone(), row.version, row.created);
     summary.updated = row.updated;
-    summary.title = row.state.title.clone();
+    summary.title.clone_from(&row.state.title);
     summary
 }
 

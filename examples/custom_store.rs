@@ -1,7 +1,7 @@
 //! A store of one's own, checked by the suite that every store has to pass, and a session on it.
 //!
 //! ```sh
-//! cargo run --example custom_store --features test-util
+//! cargo run --example custom_store   # the suite comes with the feature `test-util`
 //! ```
 //!
 //! [`Tables`] keeps two tables, as a database would: one with a row for each conversation, one with a row for each
@@ -168,10 +168,11 @@ fn not_found(id: &ConversationId) -> StoreError {
 fn summary(id: &ConversationId, row: &Stored) -> Summary {
     let mut summary = Summary::new(id.clone(), row.version, row.created);
     summary.updated = row.updated;
-    summary.title = row.state.title.clone();
+    summary.title.clone_from(&row.state.title);
     summary
 }
 
+// As a test runs, on one thread: the suite fails by panicking, one check at a time.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
     match custom_store().await {

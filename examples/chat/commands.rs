@@ -110,7 +110,9 @@ impl Chat {
 
     async fn list(&mut self) -> Result<(), SessionError> {
         // Saving runs beside the conversation: what was said just now may be on its way.
-        self.conversation.session.flush(Duration::from_secs(1)).await?;
+        if let Err(error) = self.conversation.session.flush(Duration::from_secs(1)).await {
+            self.printer.note(&explain(&error));
+        }
         let store = Arc::clone(&self.conversation.store);
         let listed = store.list(Page::first(20)).await?;
         for found in &listed {

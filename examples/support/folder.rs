@@ -21,13 +21,11 @@ pub struct Folder {
 impl Folder {
     /// The folder that was given, else a temporary one.
     pub fn given_or_temporary(given: Option<&str>) -> Self {
-        match given {
-            Some(path) => Self { path: path.into(), is_temporary: false },
-            None => {
-                let name = format!("omni-agent-example-{}", process::id());
-                Self { path: env::temp_dir().join(name), is_temporary: true }
-            }
+        if let Some(path) = given {
+            return Self { path: path.into(), is_temporary: false };
         }
+        let name = format!("omni-agent-example-{}", process::id());
+        Self { path: env::temp_dir().join(name), is_temporary: true }
     }
 
     /// The folder that was given, else where the system wants an application's data.

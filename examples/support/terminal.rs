@@ -125,7 +125,7 @@ impl Printer {
     /// Shows a text on a line of its own.
     pub fn line(&mut self, text: &str) {
         self.end_line();
-        println!("{text}");
+        put(&format!("{text}\n"));
     }
 
     /// As [`line`](Self::line), in grey.
@@ -141,17 +141,21 @@ impl Printer {
     }
 
     fn write(&mut self, text: &str) {
-        print!("{text}");
-        // Nothing can be done about a terminal that is gone.
-        let _ = io::stdout().flush();
+        put(text);
         self.in_line = !text.ends_with('\n');
     }
 
     fn end_line(&mut self) {
         if std::mem::take(&mut self.in_line) {
-            println!();
+            put("\n");
         }
     }
+}
+
+/// Writes at once. Nothing can be done about a terminal that is gone, but what it showed can still be saved.
+fn put(text: &str) {
+    let mut out = io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Without the control characters by which a text could take over the terminal.

@@ -172,8 +172,7 @@ fn summary(id: &ConversationId, row: &Stored) -> Summary {
     summary
 }
 
-// As a test runs, on one thread: the suite fails by panicking, one check at a time.
-#[tokio::main(flavor = "current_thread")]
+#[tokio::main]
 async fn main() -> ExitCode {
     match custom_store().await {
         Ok(()) => ExitCode::SUCCESS,

@@ -302,6 +302,20 @@ impl Session {
         self.call(|reply| Command::Branch(assistant, prompt, reply)).await?
     }
 
+    /// Begins a run with another user message in the place of one: a branch from where that message hangs, beside it.
+    /// Idle only. If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and a prompt that the agent
+    /// refuses.
+    pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
+        self.ensure_room()?;
+        let prompt = prompt.into();
+        self.call(|reply| Command::Edit(user, prompt, reply)).await?
+    }
+
     /// Moves the path through a node, and on from there to the leaf that was active last; `None` makes it empty, so that
     /// the next prompt begins a new root. Idle only. To where the path is already, nothing happens.
     ///
@@ -324,13 +338,14 @@ impl Session {
 
     // ---- the rest ----
 
-    /// Gives the conversation a title, or none.
+    /// Gives the conversation a title, or none. A list of the store shows it when it is saved: see
+    /// [`flush`](Self::flush).
     ///
     /// # Errors
     ///
     /// [`SessionError::Ended`].
-    pub async fn set_title(&self, title: Option<impl Into<Arc<str>>>) -> Result<(), SessionError> {
-        let title = title.map(Into::into);
+    pub async fn set_title(&self, title: Option<&str>) -> Result<(), SessionError> {
+        let title = title.map(Arc::from);
         self.call(|reply| Command::SetTitle(title, reply)).await
     }
 

@@ -57,9 +57,8 @@ impl Chat {
             }
             "/edit" if rest.is_empty() => return Err("Say it in place of what: /edit TEXT".into()),
             "/edit" => {
-                // Beside the question is below what the question was below.
                 let question = self.last_question().await?;
-                session.branch(question.parent(), rest).await?;
+                session.edit(question.id(), rest).await?;
                 self.runs += 1;
             }
             "/goto" => {

@@ -171,7 +171,12 @@ impl SessionBuilder {
             .restore(state.model.as_deref(), system, state.options.clone())
             .history(tree.history().clone());
         let loaded = |config, seen| Core::loaded(tree, &state, version, config, seen);
-        Ok(self.start(id, loaded).await?.run())
+        let starting = self.start(id, loaded).await?;
+        let name = starting.core.config().model.name();
+        if state.model.as_deref().is_some_and(|saved| saved != name) {
+            tracing::warn!(saved = state.model, instead = name, "the saved model is not to be had");
+        }
+        Ok(starting.run())
     }
 
     async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), SessionError> {

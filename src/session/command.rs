@@ -36,6 +36,7 @@ impl Unsaved {
 /// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session pays for one.
 pub(super) enum Command {
     Branch(Option<NodeId>, Prompt, Reply<Outcome<()>>),
+    Edit(NodeId, Prompt, Reply<Outcome<()>>),
     Regenerate(NodeId, Reply<Outcome<()>>),
     Navigate(Option<NodeId>, Reply<Outcome<()>>),
     SetTitle(Option<Arc<str>>, Reply<()>),

@@ -296,6 +296,23 @@ impl Core {
     ///
     /// An unknown node, one of the assistant, or one with tool results.
     pub(super) fn regenerate(&self, id: NodeId) -> Result<Base, SessionError> {
+        let prompt = self.prompt(id)?;
+        let message = Some(Arc::clone(prompt.message()));
+        Ok(self.beside(prompt, message, Some(id)))
+    }
+
+    /// Where another user message in place of `node` begins.
+    ///
+    /// # Errors
+    ///
+    /// An unknown node, one of the assistant, or one with tool results.
+    pub(super) fn edit(&self, id: NodeId) -> Result<Base, SessionError> {
+        let prompt = self.prompt(id)?;
+        Ok(self.beside(prompt, None, None))
+    }
+
+    /// The user message that began a turn.
+    fn prompt(&self, id: NodeId) -> Result<&Node, SessionError> {
         let node = self.node(id)?;
         if node.message().role != Role::User {
             return Err(SessionError::NotUser { node: id });
@@ -303,12 +320,14 @@ impl Core {
         if node.message().content.iter().any(|content| matches!(content, Content::ToolResult(_))) {
             return Err(SessionError::ToolResults { node: id });
         }
-        let parent = node.parent();
-        Ok(Base {
-            history: parent.map_or_else(History::new, |parent| self.history_to(parent)),
-            message: Some(Arc::clone(node.message())),
-            then: Move::Branch { base: parent, answers: Some(id) },
-        })
+        Ok(node)
+    }
+
+    /// A branch from where a node hangs.
+    fn beside(&self, node: &Node, message: Option<Arc<Message>>, answers: Option<NodeId>) -> Base {
+        let base = node.parent();
+        let history = base.map_or_else(History::new, |base| self.history_to(base));
+        Base { history, message, then: Move::Branch { base, answers } }
     }
 
     /// Where the path leads by way of `node` to a leaf; `None` if it does already.

@@ -200,7 +200,7 @@ async fn heads_in_the_store_are_never_bare_prompts_whatever_is_in_flight() {
             .collect();
         let user = users[usize::try_from(round).unwrap() * 7 % users.len()];
         session.regenerate(user).await.unwrap();
-        session.set_title(Some(format!("Title {round}"))).await.unwrap();
+        session.set_title(Some(&format!("Title {round}"))).await.unwrap();
         tokio::time::sleep(std::time::Duration::from_millis(round * 3 % 30)).await;
         let _ = match round % 4 {
             0 => session.cancel().await,
@@ -208,7 +208,7 @@ async fn heads_in_the_store_are_never_bare_prompts_whatever_is_in_flight() {
             2 => session.prompt("Staged").await.map(drop),
             _ => Ok(()),
         };
-        session.set_title(Some(format!("Title {round} again"))).await.unwrap();
+        session.set_title(Some(&format!("Title {round} again"))).await.unwrap();
         session.wait_until_idle().await.unwrap();
         if round % 5 == 0 {
             session.flush(secs(60)).await.unwrap();

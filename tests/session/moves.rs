@@ -300,3 +300,53 @@ async fn all_busy(session: &Session, status: Status) {
         assert!(matches!(error, SessionError::Busy(at) if at == status), "{error:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn edit_stands_beside_the_message_wherever_that_hangs() {
+    let mut session = forked([Step::text("B1"), Step::text("B2")]).await;
+    answered(session.session.edit(node(3), "Q2, better")).await.unwrap();
+    session.rest().await;
+    answered(session.session.edit(node(1), "Q1, better")).await.unwrap();
+    session.rest().await;
+    let tree = session.session.tree().await.unwrap();
+    let parents = |id| tree.node(node(id)).unwrap().parent();
+    assert_eq!((parents(7), parents(9)), (Some(node(2)), None), "{tree}");
+    assert_eq!(tree.head(), Some(node(10)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_after_an_interrupted_tool_goes_on_below_its_results() {
+    let gate = Gate::new();
+    let steps = [
+        Step::tool_use("t1", "echo", json!({})),
+        Step::new().gate(&gate).then_text(["never"]),
+        Step::text("A2"),
+        Step::text("B2"),
+    ];
+    let mut session = Watched::scripted(steps).await;
+    session.session.prompt("Q1").await.unwrap();
+    // The tool's results are there, the next answer is not.
+    while session.session.snapshot().await.unwrap().agent.pending.len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    answered(session.session.interrupt()).await.unwrap();
+    session.rest().await;
+    session.ask("Q2").await;
+    let tree = session.session.tree().await.unwrap();
+    let results = tree.node(node(4)).unwrap().parent().unwrap();
+    assert_eq!(tree.node(results).unwrap().message().tool_results().count(), 1, "{tree}");
+    answered(session.session.edit(node(4), "Q2, better")).await.unwrap();
+    session.rest().await;
+    let tree = session.session.tree().await.unwrap();
+    assert_eq!(tree.siblings(node(4)).unwrap().count(), 2, "{tree}");
+    assert_eq!(session.session.snapshot().await.unwrap().agent.state.history, *tree.history());
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_of_what_is_no_prompt_is_refused() {
+    let session = forked([]).await;
+    let refused = |error| matches!(error, Err(SessionError::NotUser { node: at }) if at == node(2));
+    assert!(refused(answered(session.session.edit(node(2), "Q")).await));
+    let unknown = answered(session.session.edit(node(99), "Q")).await;
+    assert!(matches!(unknown, Err(SessionError::UnknownNode { .. })), "{unknown:?}");
+}

@@ -376,7 +376,7 @@ impl Life {
                 assert!(node.is_none_or(|node| tree.iter().any(|on| on.id() == node)));
             }
             Op::Title(title) => {
-                self.session.set_title(title.map(|title| format!("Title {title}"))).await.unwrap();
+                self.session.set_title(title.map(|title| format!("Title {title}")).as_deref()).await.unwrap();
             }
             Op::System(system) => {
                 let system = system.map(|system| format!("System {system}.").into());

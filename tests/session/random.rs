@@ -289,8 +289,8 @@ async fn perform(session: Session, op: Op) {
         Op::Regenerate(number) => session.regenerate(node(number)).await,
         Op::Branch(number) => session.branch(number.map(node), "Another question").await,
         Op::Navigate(number) => session.navigate(number.map(node)).await,
-        Op::Title(0) => session.set_title(None::<&str>).await,
-        Op::Title(n) => session.set_title(Some(format!("Title {n}"))).await,
+        Op::Title(0) => session.set_title(None).await,
+        Op::Title(n) => session.set_title(Some(&format!("Title {n}"))).await,
         Op::Configure(n) => {
             session
                 .configure(move |config| {

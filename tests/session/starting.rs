@@ -52,7 +52,7 @@ async fn create_title_changes_while_the_first_save_is_slow_latest_wins() {
     store.arrival().await;
     session.set_title(Some("Second")).await.unwrap();
     session.ask("One").await.unwrap();
-    session.set_title(None::<&str>).await.unwrap();
+    session.set_title(None).await.unwrap();
     session.set_title(Some("Third")).await.unwrap();
     assert_agree(&session, &store).await;
     assert_eq!(store.words(), ["create", "commit with state"]);

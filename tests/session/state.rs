@@ -28,7 +28,7 @@ async fn state_changed_in_what_is_not_kept_nothing_is_written() {
     session.configure(|_| Ok(())).await.unwrap();
     session.configure(|config| Ok(config.system = config.system.clone())).await.unwrap();
     session.configure(|_| Err("no".into())).await.unwrap_err();
-    session.set_title(None::<&str>).await.unwrap();
+    session.set_title(None).await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), [""; 0]);
 }
@@ -60,7 +60,7 @@ async fn title_set_is_written_alone_and_told_once() {
     session.set_title(Some("Talk")).await.unwrap();
     session.flush(secs(1)).await.unwrap();
     session.set_title(Some("Talk")).await.unwrap();
-    session.set_title(None::<&str>).await.unwrap();
+    session.set_title(None).await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["title", "title"]);
     assert_eq!(store.beneath().load(&id("talk")).await.unwrap().state.title, None);
@@ -83,7 +83,7 @@ async fn state_changed_and_back_while_the_store_is_slow_is_not_written_twice() {
     session.set_title(Some("Talk")).await.unwrap();
     session.configure(|config| Ok(config.system = Some("Be brief.".into()))).await.unwrap();
     session.configure(|config| Ok(config.system = None)).await.unwrap();
-    session.set_title(None::<&str>).await.unwrap();
+    session.set_title(None).await.unwrap();
     session.navigate(None).await.unwrap();
     session.navigate(node(1)).await.unwrap();
     gate.open();
@@ -100,7 +100,7 @@ async fn state_changed_while_its_write_fails_both_are_written_in_order() {
     store.arrival().await;
     session.set_title(Some("Second")).await.unwrap();
     session.set_title(Some("Third")).await.unwrap();
-    session.set_title(None::<&str>).await.unwrap();
+    session.set_title(None).await.unwrap();
     session.flush(secs(1)).await.unwrap_err();
     store.otherwise(|| Act::Work);
     session.flush(secs(1)).await.unwrap();

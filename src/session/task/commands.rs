@@ -62,6 +62,10 @@ impl Task {
                 let begun = self.branch(|core| core.branch_below(node), Some(prompt)).await;
                 let _ = reply.send(settled(begun)?);
             }
+            Command::Edit(node, prompt, reply) => {
+                let begun = self.branch(|core| core.edit(node), Some(prompt)).await;
+                let _ = reply.send(settled(begun)?);
+            }
             Command::Regenerate(node, reply) => {
                 let begun = self.branch(|core| core.regenerate(node), None).await;
                 let _ = reply.send(settled(begun)?);

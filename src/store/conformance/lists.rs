@@ -1,5 +1,7 @@
 use std::{collections::BTreeSet, sync::Arc};
 
+use tokio::sync::Semaphore;
+
 use super::{Outcome, Subject, committed, conversation, created, turn};
 use crate::{
     message::Timestamp,
@@ -89,23 +91,26 @@ pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn
     for id in &quiet {
         created(&*store, id).await;
     }
-    let (stop, mut stopped) = tokio::sync::oneshot::channel::<()>();
+    // A new one for each page: if they came faster than pages, the quiet ones would move away from the reader.
+    let pages = Arc::new(Semaphore::new(0));
+    let permits = Arc::clone(&pages);
     let other = subject.another().await;
     let writer = tokio::spawn(async move {
         let mut number = 0;
         let busy = conversation("busy");
         let mut version = created(&*other, &busy).await;
-        while stopped.try_recv().is_err() {
+        while let Ok(permit) = permits.acquire().await {
+            permit.forget();
             version = committed(&*other, &busy, version, &turn(number + 1, number + 1)).await;
             number += 1;
             created(&*other, &conversation(&format!("new{number}"))).await;
-            tokio::task::yield_now().await;
         }
     });
     for _ in 0..5 {
         let mut seen = BTreeSet::new();
         let mut page = Page::first(3);
         while !quiet.is_subset(&seen) {
+            pages.add_permits(1);
             let part = list(&*store, page).await;
             assert!(!part.is_empty(), "missed: {:?}", quiet.difference(&seen).collect::<Vec<_>>());
             assert!(part.is_sorted_by(|a, b| (b.updated, &a.id) < (a.updated, &b.id)), "{part:?}");
@@ -113,7 +118,7 @@ pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn
             page = page.next();
         }
     }
-    let _ = stop.send(());
+    pages.close();
     writer.await.expect("writing beside lists succeeds");
     Outcome::Made
 }

@@ -142,7 +142,7 @@ async fn operations_while_the_session_stops_are_answered_at_once() {
     let session = Watched::start(on(scripted([]).callbacks(hooks))).await;
     let stopping = tokio::spawn({
         let session = session.session.clone();
-        async move { session.stop(Duration::from_secs(60)).await }
+        async move { session.stop(Duration::from_mins(1)).await }
     });
     reached(&gate).await;
     all_ended(&session.session, &EndReason::Stopped).await;
@@ -218,7 +218,7 @@ async fn operations_while_the_agent_ends_by_itself_are_answered_at_once() {
     let hooks = Hooks::new()
         .on_event(|_, state| async move {
             let agent = state.agent().upgrade().unwrap();
-            tokio::spawn(async move { agent.stop(Duration::from_secs(60)).await });
+            tokio::spawn(async move { agent.stop(Duration::from_mins(1)).await });
             None
         })
         .on_end({

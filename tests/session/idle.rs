@@ -14,8 +14,10 @@ use tokio::time::{Instant, timeout};
 
 use crate::watch::{Hooks, answered, held, in_time, on, reached, scripted};
 
-const AFTER: Duration = Duration::from_secs(60);
+const AFTER: Duration = Duration::from_mins(1);
 const ALMOST: Duration = Duration::from_secs(59);
+/// What is left then.
+const REST: Duration = Duration::from_secs(1);
 
 /// A session with a controller, whose handle does not count.
 async fn open(agent: omni_agent::agent::AgentBuilder, after: Duration) -> (Session, SessionSubscription) {
@@ -185,7 +187,7 @@ async fn observer_within_the_time_does_not_keep_the_session() {
     drop(controller);
     lives(&session, ALMOST).await;
     let _observer = answered(session.subscribe(Mode::Observer)).await.unwrap();
-    ends_in(&session, AFTER - ALMOST).await;
+    ends_in(&session, REST).await;
 }
 
 #[tokio::test(start_paused = true)]
@@ -212,7 +214,7 @@ async fn move_within_the_time_does_not_begin_it_anew() {
     drop(controller);
     lives(&session, ALMOST).await;
     answered(session.navigate(None)).await.unwrap();
-    ends_in(&session, AFTER - ALMOST).await;
+    ends_in(&session, REST).await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -150,7 +150,7 @@ async fn mode_while_the_session_ends_cannot_become_controller() {
     });
     let session = on(scripted([]).callbacks(hooks)).create().await.unwrap();
     let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
-    let stopping = tokio::spawn(async move { session.stop(Duration::from_secs(60)).await });
+    let stopping = tokio::spawn(async move { session.stop(Duration::from_mins(1)).await });
     reached(&gate).await;
     stopping.abort();
     assert!(in_time(stopping).await.unwrap_err().is_cancelled());

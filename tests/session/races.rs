@@ -118,6 +118,7 @@ async fn moves_of_many_at_once_are_all_answered() {
         }
     }
     assert!(moved >= 25, "{moved}");
+    in_time(session.session.wait_until_idle()).await.unwrap();
     // The view of before is too far behind by now.
     let mut session = Watched::of(&session.session).await;
     session.rest().await;

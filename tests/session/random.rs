@@ -357,7 +357,7 @@ async fn run(ops: Vec<Op>, seed: u64) {
         done.unwrap();
     }
     in_time(session.wait_until_idle()).await.unwrap();
-    in_time(session.flush(Duration::from_secs(600))).await.unwrap();
+    in_time(session.flush(Duration::from_mins(10))).await.unwrap();
     let truth = session.snapshot().await.unwrap();
     check(&truth);
     assert_eq!((truth.unsaved.len(), &truth.store), (0, &None));

@@ -92,14 +92,15 @@ impl Task {
         while !heard_out || !self.core.is_lost() && !self.is_saved() {
             tokio::select! {
                 biased;
-                delivery = self.deliveries.next(), if !heard_out => match delivery {
-                    Some(delivery) => self.take(delivery),
-                    None => {
+                delivery = self.deliveries.next(), if !heard_out => {
+                    if let Some(delivery) = delivery {
+                        self.take(delivery);
+                    } else {
                         heard_out = true;
                         self.step(|core, _, effects| core.agent_ended(effects));
                         self.save();
                     }
-                },
+                }
                 outcome = writing::outcome(&mut self.write) => self.written(outcome),
                 () = super::passed(&mut self.retry) => self.save(),
                 () = &mut stopping, if !stopped => stopped = true,

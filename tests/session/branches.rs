@@ -3,6 +3,7 @@
 use omni_agent::{
     session::{Session, SessionError},
     testing::{Gate, Step},
+    tree::Node,
 };
 use serde_json::{Value, json};
 
@@ -134,7 +135,8 @@ async fn regenerate_interrupted_with_text_keeps_the_part_under_the_same_user_nod
 async fn failing_store_with_branches_stores_the_last_state_whole() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
-    let session = two_turns(&store, [Step::text("Three."), failing(), held(&gate, ""), Step::text("Four.")]).await;
+    let session =
+        two_turns(&store, [Step::text("Three."), failing(), held(&gate, ""), Step::text("Four.")]).await;
     store.otherwise(|| Act::Fail);
     session.navigate(None).await.unwrap();
     session.regenerate(node(1)).await.unwrap();
@@ -174,7 +176,11 @@ async fn heads_in_the_store_are_never_bare_prompts_whatever_is_in_flight() {
         let mut turn = 0;
         move || {
             turn += 1;
-            if turn % 3 == 0 { Act::Fail } else { Act::Slow(std::time::Duration::from_millis(turn * 37 % 90)) }
+            if turn % 3 == 0 {
+                Act::Fail
+            } else {
+                Act::Slow(std::time::Duration::from_millis(turn * 37 % 90))
+            }
         }
     });
     let slow = omni_agent::testing::ScriptedProvider::from_fn(|request| {
@@ -191,7 +197,7 @@ async fn heads_in_the_store_are_never_bare_prompts_whatever_is_in_flight() {
             .unwrap()
             .nodes()
             .filter(|node| node.usage().is_none())
-            .map(|node| node.id())
+            .map(Node::id)
             .collect();
         let user = users[usize::try_from(round).unwrap() * 7 % users.len()];
         session.regenerate(user).await.unwrap();

@@ -121,7 +121,8 @@ async fn load_title_and_history_come_from_the_store_alone() {
 async fn load_tools_and_keys_come_from_the_start_alone() {
     let store = stored(StoredState::default()).await;
     let echo = tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });
-    let first = load(&store, parrot().tool(echo).options(Options::default().with_api_key("hush"))).await.unwrap();
+    let first =
+        load(&store, parrot().tool(echo).options(Options::default().with_api_key("hush"))).await.unwrap();
     first.ask("One").await.unwrap();
     first.stop(secs(1)).await.unwrap();
     let again = config(&load(&store, parrot()).await.unwrap()).await;
@@ -222,11 +223,21 @@ struct Damaged(MemoryStore);
 
 #[async_trait]
 impl Store for Damaged {
-    async fn create(&self, id: &ConversationId, write: WriteId, state: &StoredState) -> Result<Version, StoreError> {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
         self.0.create(id, write, state).await
     }
 
-    async fn commit(&self, id: &ConversationId, write: &Write, commit: &Commit) -> Result<Version, StoreError> {
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
         self.0.commit(id, write, commit).await
     }
 

@@ -7,9 +7,7 @@ use omni_agent::{
     testing::Gate,
 };
 
-use crate::support::{
-    Act, ScriptedStore, created, held, id, node, parrot, report, scripted, secs, watch,
-};
+use crate::support::{Act, ScriptedStore, created, held, id, node, parrot, report, scripted, secs, watch};
 
 #[tokio::test(start_paused = true)]
 async fn two_sessions_on_one_conversation_second_loses_its_place_first_is_untouched() {

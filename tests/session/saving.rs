@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::{
     basics::word,
     support::{
-        Act, Lock, ScriptedStore, assert_agree, assert_answers, created, event, node, parrot, report, secs,
-        watch,
+        Act, Lock, ScriptedStore, assert_agree, assert_answers, configure, created, event, node, parrot,
+        report, secs, watch,
     },
 };
 
@@ -53,11 +53,15 @@ async fn store_fails_twice_all_nodes_arrive_in_order_once() {
     let start = Instant::now();
     session.ask("One").await.unwrap();
     for retry_in in [500, 1000] {
-        let StoreReport::Failed { what, error, retry_in: told, .. } = report(&mut events).await else { panic!() };
+        let StoreReport::Failed { what, error, retry_in: told, .. } = report(&mut events).await else {
+            panic!()
+        };
         assert_eq!((what, told), (SavedPart::Tree, Duration::from_millis(retry_in)));
         assert!(error.contains("writing failed: "), "{error}");
     }
-    let StoreReport::Saved { what: SavedPart::Tree, through, .. } = report(&mut events).await else { panic!() };
+    let StoreReport::Saved { what: SavedPart::Tree, through, .. } = report(&mut events).await else {
+        panic!()
+    };
     assert_eq!(through, Some(node(2)));
     let tried = store.tried();
     let commits: Vec<_> = tried[1..].iter().map(|tried| (&tried.what, tried.at - start)).collect();
@@ -260,7 +264,7 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_caught_up() {
     session.navigate(None).await.unwrap();
     session.navigate(node(1)).await.unwrap();
     session.set_title(Some("Talk")).await.unwrap();
-    session.configure(|config| Ok(config.system = Some("Be brief.".into()))).await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
     session.notify("an event").await.unwrap();
     assert!(matches!(session.flush(secs(1)).await, Err(SessionError::Unsaved { nodes: 6, .. })));
 
@@ -276,8 +280,7 @@ async fn too_much_unsaved_run_in_flight_may_go_on() {
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let steps = [crate::support::held(&held, &"x".repeat(500)), omni_agent::testing::Step::text("Two")];
     let agent = crate::support::scripted(steps);
-    let session =
-        Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
+    let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
     session.prompt("One").await.unwrap();
     held.reached().await;
     session.prompt("Staged").await.unwrap();

@@ -10,9 +10,7 @@ use tokio::{
 use super::{Task, writing};
 use crate::{
     agent::{Agent, Snapshot, Status},
-    session::{
-        command::{Command, Stop, Unsaved},
-    },
+    session::command::{Command, Stop, Unsaved},
     subscription::{End, EndReason},
 };
 

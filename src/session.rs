@@ -431,13 +431,11 @@ impl Session {
     /// [`SessionError::Unsaved`] says what is not safe; the session has ended all the same, and what is unsaved is in
     /// [`Session::end`].
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
-        match self.call(|reply| Command::Stop((deadline, reply))).await {
-            Ok(stopped) => stopped,
-            Err(_) => {
-                self.shared.fate.ended().await;
-                self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err(unsaved.clone().after(deadline)))
-            }
+        if let Ok(stopped) = self.call(|reply| Command::Stop((deadline, reply))).await {
+            return stopped;
         }
+        self.shared.fate.ended().await;
+        self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err(unsaved.clone().after(deadline)))
     }
 
     /// Waits for the session's end, whatever brings it about.

@@ -3,6 +3,7 @@
 use omni_agent::{
     session::{Session, SessionError},
     testing::{Gate, Step},
+    tree::Node,
 };
 use serde_json::{Value, json};
 
@@ -196,7 +197,7 @@ async fn heads_in_the_store_are_never_bare_prompts_whatever_is_in_flight() {
             .unwrap()
             .nodes()
             .filter(|node| node.usage().is_none())
-            .map(|node| node.id())
+            .map(Node::id)
             .collect();
         let user = users[usize::try_from(round).unwrap() * 7 % users.len()];
         session.regenerate(user).await.unwrap();

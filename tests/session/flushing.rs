@@ -8,7 +8,9 @@ use omni_agent::{
 };
 use tokio::time::Instant;
 
-use crate::support::{Act, ScriptedStore, assert_agree, created, held, node, parrot, scripted, secs};
+use crate::support::{
+    Act, ScriptedStore, assert_agree, configure, created, held, node, parrot, scripted, secs,
+};
 
 #[tokio::test(start_paused = true)]
 async fn flush_after_ask_covers_the_turn() {
@@ -30,7 +32,7 @@ async fn flush_covers_moves_titles_and_configuration() {
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tree(session.id()).await.head(), None);
     session.set_title(Some("Talk")).await.unwrap();
-    session.configure(|config| Ok(config.system = Some("Be brief.".into()))).await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
     session.flush(secs(1)).await.unwrap();
     let state = store.beneath().load(session.id()).await.unwrap().state;
     assert_eq!((state.title.as_deref(), state.system.as_deref()), (Some("Talk"), Some("Be brief.")));

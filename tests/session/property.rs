@@ -16,12 +16,12 @@ use omni_agent::{
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::tool_fn,
-    tree::{NodeId, Tree},
+    tree::{Node, NodeId, Tree},
 };
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use crate::support::{Act, ScriptedStore, secs, watch};
+use crate::support::{Act, ScriptedStore, configure, secs, watch};
 
 /// What becomes of a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -266,10 +266,8 @@ impl Life {
     async fn check(&mut self) {
         let snapshot = self.session.snapshot().await.unwrap();
         while self.told.last != snapshot.last {
-            match self.events.next().await {
-                Some(Update::Event(event)) => self.take(&event.event),
-                other => panic!("{other:?}"),
-            }
+            let event = crate::support::event(&mut self.events).await;
+            self.take(&event);
         }
         // A staged prompt fires no event.
         self.told.agent.staged.clone_from(&snapshot.agent.staged);
@@ -285,7 +283,7 @@ impl Life {
         if self.session.flush(deadline).await.is_ok() {
             let snapshot = self.session.snapshot().await.unwrap();
             assert_eq!(snapshot.unsaved, []);
-            if snapshot.tree.len() > 0 {
+            if !snapshot.tree.is_empty() {
                 assert_eq!(self.store.tree(&self.id).await, snapshot.tree);
                 let state = self.store.beneath().load(&self.id).await.unwrap().state;
                 assert_eq!(state.title.as_deref(), snapshot.title.as_deref());
@@ -305,7 +303,6 @@ impl Life {
             match self.events.next().await.unwrap() {
                 Update::Event(event) => self.take(&event.event),
                 Update::Closed(end) => break end,
-                other @ Update::Resync(_) => panic!("{other:?}"),
                 other => panic!("{other:?}"),
             }
         };
@@ -314,13 +311,13 @@ impl Life {
         assert_eq!(*last.tree.history(), last.agent.state.history);
         // A write that was under way when the session ended may come through yet.
         tokio::time::sleep(secs(100)).await;
-        if !self.store.beneath().exists(&self.id).await.unwrap() {
+        if self.store.beneath().exists(&self.id).await.unwrap() {
+            self.session = builder(&self.store, &self.plan).load(self.id.clone()).await.unwrap();
+        } else {
             assert_eq!(self.safe, 0);
             assert!(!is_safe || last.tree.is_empty());
             self.session = builder(&self.store, &self.plan).create().await.unwrap();
             self.id = self.session.id().clone();
-        } else {
-            self.session = builder(&self.store, &self.plan).load(self.id.clone()).await.unwrap();
         }
         let tree = self.session.tree().await.unwrap();
         if is_safe {
@@ -335,9 +332,9 @@ impl Life {
         self.trees = vec![tree];
     }
 
-    async fn pick(&self, at: u8, fits: impl Fn(&omni_agent::tree::Node) -> bool) -> Option<NodeId> {
+    async fn pick(&self, at: u8, fits: impl Fn(&Node) -> bool) -> Option<NodeId> {
         let tree = self.session.tree().await.unwrap();
-        let fitting: Vec<_> = tree.nodes().filter(|node| fits(node)).map(|node| node.id()).collect();
+        let fitting: Vec<_> = tree.nodes().filter(|node| fits(node)).map(Node::id).collect();
         fitting.get(usize::from(at) % fitting.len().max(1)).copied()
     }
 
@@ -348,7 +345,7 @@ impl Life {
             }
             Op::Regenerate(at, turn, staged) => {
                 let is_result = |content: &Content| matches!(content, Content::ToolResult(_));
-                let user = |node: &omni_agent::tree::Node| {
+                let user = |node: &Node| {
                     let message = node.message();
                     message.role == Role::User && !message.content.iter().any(is_result)
                 };
@@ -357,7 +354,7 @@ impl Life {
                 }
             }
             Op::Branch(at, turn, staged) => {
-                let answer = |node: &omni_agent::tree::Node| {
+                let answer = |node: &Node| {
                     node.message().role == Role::Assistant && node.message().tool_uses().next().is_none()
                 };
                 let base = match at {
@@ -380,7 +377,7 @@ impl Life {
             }
             Op::System(system) => {
                 let system = system.map(|system| format!("System {system}.").into());
-                self.session.configure(move |config| Ok(config.system = system)).await.unwrap();
+                configure(&self.session, move |config| config.system = system).await;
             }
             Op::Mood(mood) => self.set_mood(mood),
             Op::Wait(millis) => tokio::time::sleep(Duration::from_millis(millis.into())).await,

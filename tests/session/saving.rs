@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::{
     basics::word,
     support::{
-        Act, Lock, ScriptedStore, assert_agree, assert_answers, created, event, node, parrot, report, secs,
-        watch,
+        Act, Lock, ScriptedStore, assert_agree, assert_answers, configure, created, event, node, parrot,
+        report, secs, watch,
     },
 };
 
@@ -264,7 +264,7 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_caught_up() {
     session.navigate(None).await.unwrap();
     session.navigate(node(1)).await.unwrap();
     session.set_title(Some("Talk")).await.unwrap();
-    session.configure(|config| Ok(config.system = Some("Be brief.".into()))).await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
     session.notify("an event").await.unwrap();
     assert!(matches!(session.flush(secs(1)).await, Err(SessionError::Unsaved { nodes: 6, .. })));
 

@@ -11,7 +11,8 @@ use omni_agent::{
 use serde_json::Value;
 
 use crate::support::{
-    Act, ScriptedStore, assert_agree, created, event, held, id, node, parrot, scripted, secs, watch,
+    Act, ScriptedStore, assert_agree, configure, created, event, held, id, node, parrot, scripted, secs,
+    watch,
 };
 
 #[tokio::test(start_paused = true)]
@@ -22,11 +23,11 @@ async fn state_changed_in_what_is_not_kept_nothing_is_written() {
     session.add_tool(echo()).await.unwrap();
     session.remove_tool("echo").await.unwrap();
     session.remove_tool("none").await.unwrap();
-    session.configure(|config| Ok(config.max_steps = Some(3))).await.unwrap();
-    session.configure(|config| Ok(config.turn_timeout = Some(secs(9)))).await.unwrap();
-    session.configure(|config| Ok(config.options.api_key = Some("hush".into()))).await.unwrap();
+    configure(&session, |config| config.max_steps = Some(3)).await;
+    configure(&session, |config| config.turn_timeout = Some(secs(9))).await;
+    configure(&session, |config| config.options.api_key = Some("hush".into())).await;
     session.configure(|_| Ok(())).await.unwrap();
-    session.configure(|config| Ok(config.system = config.system.clone())).await.unwrap();
+    configure(&session, |config| config.system = config.system.clone()).await;
     session.configure(|_| Err("no".into())).await.unwrap_err();
     session.set_title(None).await.unwrap();
     session.flush(secs(1)).await.unwrap();
@@ -37,12 +38,12 @@ async fn state_changed_in_what_is_not_kept_nothing_is_written() {
 async fn state_changed_in_what_is_kept_each_change_is_written() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
-    session.configure(|config| Ok(config.system = Some("Be brief.".into()))).await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
     session.flush(secs(1)).await.unwrap();
-    session.configure(|config| Ok(config.options.temperature = Some(0.5))).await.unwrap();
+    configure(&session, |config| config.options.temperature = Some(0.5)).await;
     session.flush(secs(1)).await.unwrap();
     let model = ScriptedProvider::new([]).named("other").model();
-    session.configure(move |config| Ok(config.model = model)).await.unwrap();
+    configure(&session, move |config| config.model = model).await;
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.words(), ["state"; 3]);
     let state = store.beneath().load(&id("talk")).await.unwrap().state;
@@ -81,8 +82,8 @@ async fn state_changed_and_back_while_the_store_is_slow_is_not_written_twice() {
     session.ask("One").await.unwrap();
     gate.reached().await;
     session.set_title(Some("Talk")).await.unwrap();
-    session.configure(|config| Ok(config.system = Some("Be brief.".into()))).await.unwrap();
-    session.configure(|config| Ok(config.system = None)).await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    configure(&session, |config| config.system = None).await;
     session.set_title(None).await.unwrap();
     session.navigate(None).await.unwrap();
     session.navigate(node(1)).await.unwrap();
@@ -180,7 +181,7 @@ async fn secrets_never_reach_the_store() {
     for session in [given.await.unwrap(), generated.await.unwrap()] {
         session.ask("One").await.unwrap();
         session.set_title(Some("Talk")).await.unwrap();
-        session.configure(|config| Ok(config.options.temperature = Some(0.7))).await.unwrap();
+        configure(&session, |config| config.options.temperature = Some(0.7)).await;
         session.ask("Two").await.unwrap();
         assert_agree(&session, &store).await;
         assert_eq!(session.state().await.unwrap().config().options.api_key, Some("hush".into()));
@@ -192,7 +193,7 @@ async fn secrets_never_reach_the_store() {
     // A key that comes and goes is no change of what is kept.
     let session = Session::builder(store.as_dyn()).agent(parrot()).load(id("given")).await.unwrap();
     let before = store.tried().len();
-    session.configure(|config| Ok(config.options.api_key = Some("hush".into()))).await.unwrap();
+    configure(&session, |config| config.options.api_key = Some("hush".into())).await;
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tried().len(), before);
 }

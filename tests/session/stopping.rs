@@ -22,7 +22,7 @@ struct Endless;
 #[async_trait]
 impl AgentCallbacks for Endless {
     async fn terminate(&mut self, _: &EndReason, _: &State) {
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 }
 

@@ -9,10 +9,9 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentBuilder},
+    agent::{Agent, AgentBuilder, Config},
     message::{Content, Message, Role},
-    provider::ErrorKind,
-    provider::ProviderError,
+    provider::{ErrorKind, ProviderError},
     session::{Mode, Session, SessionEvent, SessionSubscription, StoreReport},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
@@ -170,7 +169,8 @@ impl ScriptedStore {
 
     /// Waits for the next write to be tried. Each is seen once.
     pub(crate) async fn arrival(&self) {
-        self.0.arrivals.acquire().await.unwrap().forget();
+        let arrival = tokio::time::timeout(secs(300), self.0.arrivals.acquire()).await;
+        arrival.expect("a write that never comes").unwrap().forget();
     }
 
     pub(crate) fn tried(&self) -> Vec<Tried> {
@@ -364,9 +364,18 @@ pub(crate) async fn watch(session: &Session) -> SessionSubscription {
     session.subscribe(Mode::Observer).await.unwrap()
 }
 
+/// Changes the configuration.
+pub(crate) async fn configure(session: &Session, edit: impl FnOnce(&mut Config) + Send + 'static) {
+    let edit = |config: &mut Config| {
+        edit(config);
+        Ok(())
+    };
+    session.configure(edit).await.unwrap();
+}
+
 /// The next event.
 pub(crate) async fn event(events: &mut SessionSubscription) -> Arc<SessionEvent> {
-    match events.next().await {
+    match tokio::time::timeout(secs(300), events.next()).await.expect("an event that never comes") {
         Some(Update::Event(event)) => event.event,
         other => panic!("no event but {other:?}"),
     }

@@ -102,7 +102,7 @@ async fn measure() {
     let idle = resident() - before;
     for session in &sessions {
         session.prompt("Hi").await.expect("the session is idle");
-        session.flush(std::time::Duration::from_secs(60)).await.expect("nothing is lost");
+        session.flush(std::time::Duration::from_mins(1)).await.expect("nothing is lost");
         session.wait_until_idle().await.expect("the session lives");
     }
     let after_turn = resident() - before;

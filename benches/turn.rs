@@ -105,14 +105,14 @@ async fn flush() -> f64 {
     let session = session().await;
     each(async || {
         session.ask("Hi").await.expect("the model answers");
-        session.flush(Duration::from_secs(60)).await.expect("the store keeps everything");
+        session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
     })
     .await
 }
 
 async fn watch_saved() -> f64 {
     let session = session().await;
-    session.flush(Duration::from_secs(60)).await.expect("the store keeps everything");
+    session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
     let mut events = session.subscribe(Mode::Controller).await.expect("the session lives");
     each(async || {
         session.prompt("Hi").await.expect("the session is idle");

@@ -162,19 +162,19 @@ impl Core {
     pub(super) fn event(
         &mut self,
         id: EventId,
-        event: Arc<Event>,
+        event: &Arc<Event>,
         config: &Arc<Config>,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
         self.seen = id;
-        if matches!(*event, Event::State(_))
+        if matches!(**event, Event::State(_))
             && let Some(moving) = self.moving.take_if(|moving| moving.0 == id)
         {
-            self.follow(moving.1, effects);
+            self.follow(&moving.1, effects);
         }
-        effects.push(Effect::Emit(SessionEvent::Agent(Arc::clone(&event))));
-        match &*event {
+        effects.push(Effect::Emit(SessionEvent::Agent(Arc::clone(event))));
+        match &**event {
             Event::Turn(outcome) => {
                 self.commit(outcome.response(), effects);
                 self.take_config(config, env, effects);
@@ -220,9 +220,9 @@ impl Core {
     }
 
     /// The agent has moved: so does the path.
-    fn follow(&mut self, then: Move, effects: &mut Effects) {
+    fn follow(&mut self, then: &Move, effects: &mut Effects) {
         let before = self.tree.clone();
-        match then {
+        match *then {
             Move::To(node) => {
                 self.saver.about_to_change(&before);
                 self.go(node);

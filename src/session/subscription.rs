@@ -113,7 +113,7 @@ impl fmt::Debug for SessionSubscription {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SessionSubscription")
             .field("events", &self.events)
-            .field("mode", &self.mode())
+            .field("guard", &self.guard)
             .finish()
     }
 }

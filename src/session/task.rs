@@ -17,7 +17,6 @@ use std::{
 use futures_util::{FutureExt, StreamExt};
 use tokio::{
     sync::mpsc,
-    task::JoinHandle,
     time::{Sleep, sleep},
 };
 
@@ -80,7 +79,7 @@ pub(super) struct Task {
     pub(super) feed: Feed<SessionEvent>,
     pub(super) shared: Arc<Shared>,
     /// The write that is under way.
-    pub(super) write: Option<JoinHandle<Result<Version, StoreError>>>,
+    pub(super) write: Option<writing::UnderWay>,
     /// When a write that failed is repeated.
     pub(super) retry: Option<Pin<Box<Sleep>>>,
     /// When the session ends because nobody wants it.
@@ -171,7 +170,7 @@ impl Task {
     /// Takes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
         let Delivery { event, config, .. } = delivery;
-        self.step(|core, env, effects| core.event(event.id, event.event, &config, env, effects));
+        self.step(|core, env, effects| core.event(event.id, &event.event, &config, env, effects));
     }
 
     /// Takes the agent's next event, and those that are there already, as many as the agent tells at once at most.

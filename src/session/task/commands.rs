@@ -32,7 +32,10 @@ impl Task {
         // An answer that nobody waits for any more is dropped.
         match command {
             Command::Stop(stop) => return Err(Over::Stopped(stop)),
-            Command::Unsaved(reply) => drop(reply.send(self.unsaved())),
+            Command::Unsaved(reply) => {
+                self.catch_up().await?;
+                let _ = reply.send(self.unsaved());
+            }
             Command::Title(reply) => drop(reply.send(self.core.title().cloned())),
             Command::SetTitle(title, reply) => {
                 self.step(|core, env, effects| core.set_title(title, env, effects));

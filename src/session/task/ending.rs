@@ -116,7 +116,7 @@ impl Task {
             None => self.core.status() == Status::Idle,
         };
         let error = "the deadline passed before the agent had told all".to_owned();
-        (!knows_all).then(|| Unsaved { nodes: 0, error: Some(error) })
+        if knows_all { None } else { Some(Unsaved { nodes: 0, error: Some(error) }) }
     }
 
     /// All there is to know at the end.

@@ -1,8 +1,8 @@
 //! Writing to the store, beside the session.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc, time::Duration};
 
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::time::timeout;
 
 use super::Task;
 use crate::{
@@ -12,16 +12,27 @@ use crate::{
 
 type Written = Result<Version, StoreError>;
 
+/// A write that is waited for.
+pub(super) type UnderWay = Pin<Box<dyn Future<Output = Written> + Send>>;
+
 impl Task {
-    /// Performs a write in a task of its own: a store that blocks, hangs or panics is not to harm the session.
+    /// Performs a write in a task of its own: a store that blocks, hangs or panics is not to harm the session. One that
+    /// takes too long is let go of; what it still does then, a repetition finds done.
     pub(super) fn begin_write(&mut self, job: Arc<Job>) {
         self.retry = None;
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
+        let place = id.clone();
+        let write = tokio::spawn(async move { perform(&*store, &id, &job).await });
         let limit = self.shared.setup.write_timeout;
-        self.write = Some(tokio::spawn(async move {
-            match timeout(limit, perform(&*store, &id, &job)).await {
-                Ok(written) => written,
-                Err(_) => Err(StoreError::failed(format!("writing conversation {id}"), TookTooLong(limit))),
+        self.write = Some(Box::pin(async move {
+            let abort = write.abort_handle();
+            match timeout(limit, write).await {
+                Ok(Ok(written)) => written,
+                Ok(Err(panicked)) => Err(StoreError::failed("the store's own code", panicked)),
+                Err(_) => {
+                    abort.abort();
+                    Err(StoreError::failed(format!("writing conversation {place}"), TookTooLong(limit)))
+                }
             }
         }));
     }
@@ -59,14 +70,11 @@ async fn perform(store: &dyn Store, id: &ConversationId, job: &Job) -> Written {
     }
 }
 
-/// What became of the write under way; waits for ever if there is none.
-pub(super) async fn outcome(write: &mut Option<JoinHandle<Written>>) -> Written {
-    let Some(write) = write else {
-        return std::future::pending().await;
-    };
-    match write.await {
-        Ok(written) => written,
-        Err(error) => Err(StoreError::failed("the store's own code", error)),
+/// What becomes of the write under way; waits for ever if there is none.
+pub(super) async fn outcome(write: &mut Option<UnderWay>) -> Written {
+    match write {
+        Some(write) => write.await,
+        None => std::future::pending().await,
     }
 }
 

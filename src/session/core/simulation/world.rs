@@ -250,7 +250,7 @@ impl World {
         self.agent_now.apply(&event);
         let becomes_idle = matches!(*event, Event::Status { status: Status::Idle });
         let given = Arc::clone(&event);
-        let effects = self.feed(told, |core, env, effects| core.event(id, given, &config, env, effects))?;
+        let effects = self.feed(told, |core, env, effects| core.event(id, &given, &config, env, effects))?;
         for effect in &effects {
             if let Effect::Emit(SessionEvent::Agent(passed)) = effect {
                 ensure!(Arc::ptr_eq(passed, &event), "{passed:?} is passed on, not {event:?}");

@@ -1,6 +1,8 @@
 //! What all actors of the crate have in common: their end, and letting others run.
 
 mod breath;
+#[cfg(test)]
+pub(crate) mod random;
 
 use std::{
     future::poll_fn,

@@ -19,7 +19,6 @@ mod ghosts;
 mod model;
 mod outcomes;
 mod owner;
-mod random;
 mod regressions;
 mod stream;
 mod world;

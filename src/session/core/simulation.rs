@@ -14,8 +14,6 @@ mod commands;
 mod ledger;
 mod model;
 // The same numbers for the same seed as in the agent's simulation.
-#[path = "../../agent/core/simulation/random.rs"]
-mod random;
 mod regressions;
 mod shelf;
 mod start;

@@ -4,7 +4,8 @@ use std::{mem::discriminant, sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{Check, ensure, model::Input, random::Rng, world::World};
+use super::{Check, ensure, model::Input, world::World};
+use crate::actor::random::Rng;
 use crate::{
     agent::{
         AgentError, Event, Prompt,

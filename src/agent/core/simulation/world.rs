@@ -2,9 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, random::Rng, stream::Stream,
-};
+use super::{Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, stream::Stream};
+use crate::actor::random::Rng;
 use crate::{
     agent::{
         Config,

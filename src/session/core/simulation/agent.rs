@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::random::Rng;
+use crate::actor::random::Rng;
 use crate::{
     agent::{Config, Event, Failure, Response, Status, TurnOutcome},
     message::{Content, History, Message, Role, Text, Timestamp, ToolResult, ToolUse, Usage},

@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use super::{
     Check, ensure,
     model::{Kind, Model},
-    stock::{Content, Shelf, content, with, write_id},
+    shelf::{Content, Shelf, content, with, write_id},
 };
 use crate::{
     message::Timestamp,
@@ -17,6 +17,7 @@ use crate::{
     tree::{Node, NodeId, Tree},
 };
 
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
 pub(super) struct Ledger {
     /// All that there was to be stored, at one time after another.
     moments: Vec<Content>,

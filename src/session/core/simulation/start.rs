@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{agent::random_turn, random::Rng, shelf::Shelf};
+use super::{agent::random_turn, shelf::Shelf};
+use crate::actor::random::Rng;
 use crate::{
     agent::Config,
     message::History,

@@ -8,11 +8,11 @@ use super::{
     ensure,
     ledger::Ledger,
     model::{Kind, Model, same_messages},
-    random::Rng,
     shelf::{self, Shelf},
     start,
 };
 use crate::{
+    actor::random::Rng,
     agent::{Config, Event, Snapshot, Status},
     session::{
         SessionEvent, SessionSnapshot, StoreReport,

@@ -6,8 +6,12 @@
 #[allow(dead_code)]
 mod support;
 
+use std::{sync::Arc, time::Duration};
+
 use omni_agent::{
     agent::{Agent, Event},
+    session::{Mode, Session, SessionEvent, StoreReport},
+    store::MemoryStore,
     subscription::Update,
 };
 use support::{head, median, on_this_thread, row, size};
@@ -17,15 +21,20 @@ const BATCH: usize = 1000;
 fn main() {
     let runs = size(60, 2);
     let (mut prompted, mut asked, mut watched) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut saved, mut flushed) = (Vec::new(), Vec::new());
     for _ in 0..runs {
         prompted.push(on_this_thread(prompt()));
         asked.push(on_this_thread(ask()));
         watched.push(on_this_thread(watch()));
+        flushed.push(on_this_thread(flush()));
+        saved.push(on_this_thread(watch_saved()));
     }
     head(&format!("CPU of a turn, median of {runs} batches of {BATCH}"));
     row("prompt, wait until idle; no subscriber", format!("{:.2} µs", median(prompted)), "≤ 4 µs");
     row("ask; no subscriber", format!("{:.2} µs", median(asked)), "≤ 4 µs");
     row("prompt, all events read by a subscriber", format!("{:.2} µs", median(watched)), "≤ 4 µs");
+    row("session: ask, then flush; no subscriber", format!("{:.2} µs", median(flushed)), "≤ 10 µs");
+    row("session: prompt, all events read until it is saved", format!("{:.2} µs", median(saved)), "≤ 10 µs");
 }
 
 async fn agent() -> Agent {
@@ -72,6 +81,48 @@ async fn watch() -> f64 {
             match events.next().await {
                 Some(Update::Event(event)) if matches!(*event.event, Event::Turn(_)) => break,
                 Some(Update::Event(_)) => {}
+                other => panic!("a reader that keeps up gets events, not {other:?}"),
+            }
+        }
+    })
+    .await
+}
+
+async fn session() -> Session {
+    let agent = Agent::builder().model(support::brief());
+    let session = Session::builder(Arc::new(MemoryStore::new()))
+        .agent(agent)
+        .create()
+        .await
+        .expect("the session starts");
+    for _ in 0..100 {
+        session.ask("Hi").await.expect("the model answers");
+    }
+    session
+}
+
+async fn flush() -> f64 {
+    let session = session().await;
+    each(async || {
+        session.ask("Hi").await.expect("the model answers");
+        session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
+    })
+    .await
+}
+
+async fn watch_saved() -> f64 {
+    let session = session().await;
+    session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
+    let mut events = session.subscribe(Mode::Controller).await.expect("the session lives");
+    each(async || {
+        session.prompt("Hi").await.expect("the session is idle");
+        loop {
+            match events.next().await {
+                Some(Update::Event(event)) => {
+                    if matches!(*event.event, SessionEvent::Store(StoreReport::Saved { .. })) {
+                        break;
+                    }
+                }
                 other => panic!("a reader that keeps up gets events, not {other:?}"),
             }
         }

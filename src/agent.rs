@@ -33,6 +33,7 @@ mod command;
 mod core;
 mod error;
 mod event;
+mod owner;
 mod phase;
 mod response;
 mod snapshot;
@@ -54,15 +55,17 @@ pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnD
 use command::{Command, Reply};
 pub use error::{AgentError, Failure};
 pub use event::{Event, Status, TurnOutcome};
+pub use owner::{HistoryOwner, Moment};
 pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Pause, Snapshot};
 pub use state::{Config, Draft, Prompt, State, StateView};
 use task::Shared;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::mpsc;
 
 use crate::{
+    actor,
     message::ToolUseId,
     provider::OutputSchema,
     subscription::{Attachment, End, EventId, Numbered, Source, Subscription},
@@ -216,7 +219,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] unless the agent is idle; what makes the copy invalid; what `edit` returned.
+    /// [`AgentError::Busy`] unless the agent is idle; what makes the copy invalid; what `edit` returned;
+    /// [`AgentError::HistoryOwned`] if it changes a history that has an [owner](HistoryOwner).
     pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
     where
         F: FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
@@ -308,7 +312,7 @@ impl Agent {
 
     /// How the agent ended, with its last snapshot; `None` while it lives.
     pub fn end(&self) -> Option<End<Snapshot>> {
-        self.shared.end().cloned()
+        self.shared.fate.end().cloned()
     }
 
     /// A handle that does not keep the agent alive.
@@ -318,20 +322,10 @@ impl Agent {
 
     /// Sends a command and awaits its answer.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
-        let (reply, mut answer) = oneshot::channel();
-        if self.commands.send(command(reply)).await.is_ok() {
-            // A command that comes in just as the receiver goes away stays in the channel for as long as there
-            // is a handle, and its reply with it: the answer alone may be waited for in vain.
-            let answer = tokio::select! {
-                biased;
-                answer = &mut answer => answer.ok(),
-                () = self.commands.closed() => answer.try_recv().ok(),
-            };
-            if let Some(answer) = answer {
-                return Ok(answer);
-            }
+        match actor::call(&self.commands, command).await {
+            Some(answer) => Ok(answer),
+            None => Err(AgentError::Stopped(self.shared.fate.closed().await)),
         }
-        Err(AgentError::Stopped(self.shared.ended().await.reason))
     }
 }
 
@@ -343,6 +337,16 @@ impl WeakAgent {
         }
         Some(Agent { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
     }
+
+    /// Sends a command and awaits its answer, without a handle meanwhile. An agent that has not begun is waited
+    /// for in vain.
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
+        let commands = self.upgrade().map(|agent| agent.commands);
+        match actor::call_weakly(commands, &self.shared.fate, command).await {
+            Some(answer) => Ok(answer),
+            None => Err(self.shared.fate.ended().await),
+        }
+    }
 }
 
 impl Source<Snapshot, Event> for WeakAgent {
@@ -351,31 +355,13 @@ impl Source<Snapshot, Event> for WeakAgent {
         after: Option<EventId>,
     ) -> Pin<Box<dyn Future<Output = Result<Attachment<Snapshot, Event>, End<Snapshot>>> + Send>> {
         let weak = self.clone();
-        Box::pin(async move {
-            if let Some(agent) = weak.upgrade() {
-                let (reply, mut attachment) = oneshot::channel();
-                let sent = agent.commands.send(Command::Subscribe(Box::new((after, reply)))).await;
-                drop(agent);
-                if sent.is_ok() {
-                    // As in `call`, but without a handle.
-                    let attachment = tokio::select! {
-                        biased;
-                        attachment = &mut attachment => attachment.ok(),
-                        _ = weak.shared.ended() => attachment.try_recv().ok(),
-                    };
-                    if let Some(attachment) = attachment {
-                        return Ok(attachment);
-                    }
-                }
-            }
-            Err(weak.shared.ended().await)
-        })
+        Box::pin(async move { weak.call(|reply| Command::Subscribe(Box::new((after, reply)))).await })
     }
 }
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("ended", &self.shared.end().is_some()).finish_non_exhaustive()
+        f.debug_struct("Agent").field("ended", &self.shared.fate.end().is_some()).finish_non_exhaustive()
     }
 }
 

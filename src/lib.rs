@@ -31,13 +31,14 @@
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
 //! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
 //! | [`tree`] | pure data: a branching conversation |
+//! | [`store`] | where conversations live between runs |
 //!
 //! # Features
 //!
 //! | feature | default | what it brings |
 //! | --- | --- | --- |
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, and every service compatible with either |
-//! | `test-util` | no | a scripted provider, for tests of applications built on this crate |
+//! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suite that checks a [`store::Store`] |
 //!
 //! # Panics
 //!
@@ -51,11 +52,18 @@ compile_error!(
     "omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`"
 );
 
+mod actor;
 pub mod agent;
 pub mod message;
 pub mod provider;
+pub mod session;
+pub mod store;
 pub mod subscription;
 #[cfg(feature = "test-util")]
 pub mod testing;
 pub mod tool;
 pub mod tree;
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -111,6 +111,15 @@ pub enum EndReason {
     /// Its last handle was dropped.
     #[error("its last handle was dropped")]
     HandlesDropped,
+    /// Nobody had it open and nothing went on, for as long as it waits then.
+    #[error("nobody had it open and nothing went on")]
+    Idle,
+    /// Its agent ended.
+    #[error("its agent ended")]
+    AgentEnded,
+    /// Another writer took its conversation over in the store.
+    #[error("another writer took the conversation over in the store")]
+    LostPlace,
     /// Its task was killed, with its runtime say.
     #[error("its task was killed")]
     Killed,

@@ -8,7 +8,8 @@ use std::{
 };
 
 /// The layers in order. A layer is a file of `src` with the folder of the same name.
-const LAYERS: &[&str] = &["message", "tool", "provider", "subscription", "agent", "tree"];
+const LAYERS: &[&str] =
+    &["message", "tool", "provider", "subscription", "actor", "agent", "tree", "store", "session"];
 
 /// Beside the layers: may use all of them, and none of them uses it.
 const ASIDE: &[&str] = &["lib", "testing"];

@@ -6,7 +6,11 @@
 
 mod call;
 
-use std::{env, time::Duration};
+use std::{
+    env,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
@@ -25,12 +29,14 @@ use call::Call;
 pub(super) struct Demo {
     /// Between two words.
     pause: Duration,
+    /// So that the same question is not answered in the same words twice.
+    answers: AtomicUsize,
 }
 
 impl Default for Demo {
     fn default() -> Self {
         let millis = env::var("DEMO_PAUSE_MS").ok().and_then(|millis| millis.parse().ok());
-        Self { pause: Duration::from_millis(millis.unwrap_or(30)) }
+        Self { pause: Duration::from_millis(millis.unwrap_or(30)), answers: AtomicUsize::new(0) }
     }
 }
 
@@ -51,7 +57,7 @@ impl Provider for Demo {
         if Turn::of(&request.history).asked.trim() == "fail" {
             return Err(ProviderError::new(ErrorKind::Service, "you asked the demo model to fail"));
         }
-        let blocks = answer(&request);
+        let blocks = answer(&request, self.answers.fetch_add(1, Ordering::Relaxed));
         let mut usage =
             Usage { input: request.history.iter().map(|m| tokens(&m.text())).sum(), ..Usage::default() };
         usage.input += request.system.as_deref().map_or(0, tokens);
@@ -136,7 +142,8 @@ fn results(message: &Message) -> impl Iterator<Item = String> {
     })
 }
 
-fn answer(request: &Request) -> Vec<Block> {
+/// The answer to a request, which is the `nth`, from 0, that is answered at all.
+fn answer(request: &Request, nth: usize) -> Vec<Block> {
     let turn = Turn::of(&request.history);
     let all: Vec<String> = request.history.iter().flat_map(|message| results(message)).collect();
     let calls = call::find(request, &turn.asked, turn.steps, &all.join("; "));
@@ -159,14 +166,14 @@ fn answer(request: &Request) -> Vec<Block> {
     let text = match &request.options.output {
         Some(output) => call::sample(output.schema.as_value(), "made up").to_string(),
         None if !turn.results.is_empty() => format!("Here is what I got: {}", turn.results.join("; ")),
-        None => talk(request, &turn),
+        None => talk(request, &turn, nth),
     };
     blocks.push(Block::Text(text));
     blocks
 }
 
 /// An answer in words.
-fn talk(request: &Request, turn: &Turn) -> String {
+fn talk(request: &Request, turn: &Turn, nth: usize) -> String {
     let lower = turn.asked.to_lowercase();
     let mut numbers =
         lower.split(|c: char| !c.is_ascii_digit()).filter_map(|number| number.parse::<u32>().ok());
@@ -179,14 +186,15 @@ fn talk(request: &Request, turn: &Turn) -> String {
         .history
         .last()
         .is_some_and(|message| message.content.iter().any(|block| matches!(block, Content::Attachment(_))));
-    let mut text = if turn.met {
-        format!("This is message {seen} that I see from you: “{}”.", turn.asked.trim())
-    } else {
-        format!(
+    let asked = turn.asked.trim();
+    let mut text = match nth % 3 {
+        _ if !turn.met => format!(
             "I am no LLM, only a demo model that comes with the examples. I can't answer; I repeat what you say \
-             (“{}”) and call tools when I read their names.",
-            turn.asked.trim()
-        )
+             (“{asked}”) and call tools when I read their names."
+        ),
+        0 => format!("“{asked}”, you say, as message {seen} that I see from you."),
+        1 => format!("This is message {seen} that I see from you: “{asked}”."),
+        _ => format!("You have sent me {seen} messages, and now “{asked}”."),
     };
     if pictures {
         text.push_str(" I can't see pictures.");

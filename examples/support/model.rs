@@ -20,9 +20,7 @@ const SERVICES: [(&str, &str); 2] =
 /// Local servers, and the ports that they use unless told otherwise.
 const SERVERS: [(&str, u16); 3] = [("ollama", 11434), ("llama.cpp", 8080), ("lmstudio", 1234)];
 
-const USAGE: &str = "\
-Options:
-  --model PROVIDER:ID   the model, for instance anthropic:claude-sonnet-5 or demo:parrot
+const USAGE: &str = "  --model PROVIDER:ID   the model, for instance anthropic:claude-sonnet-5 or demo:parrot
   --base-url URL        where PROVIDER is, if it is not known: any server that speaks as OpenAI does,
                         with the key in PROVIDER_API_KEY if it wants one
   anything else         what to say to the model, in place of the lines of a piped standard input
@@ -36,8 +34,28 @@ pub struct Picked {
     pub model: Model,
     /// Options that suit it.
     pub options: Options,
+    /// Whether the command line names the model.
+    pub is_named: bool,
     /// What the command line says besides.
     pub words: Vec<String>,
+    values: Vec<(&'static str, String)>,
+}
+
+impl Picked {
+    /// What the command line gives for a flag of the example's own.
+    pub fn value(&self, flag: &Flag) -> Option<&str> {
+        self.values.iter().rev().find(|(name, _)| *name == flag.name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// A flag of an example's own. It takes a value.
+pub struct Flag {
+    /// As it is typed.
+    pub name: &'static str,
+    /// What the value is, in a word.
+    pub value: &'static str,
+    /// What it is good for.
+    pub help: &'static str,
 }
 
 /// The command line is wrong, or asks for help.
@@ -54,24 +72,38 @@ impl Error for Usage {}
 
 /// Picks a model and says which and why.
 pub async fn pick_model() -> Result<Picked, Box<dyn Error>> {
-    let (mut name, mut base_url, mut words) = (None, None, Vec::new());
+    pick_model_with(&[]).await
+}
+
+/// As [`pick_model`], for an example with flags of its own.
+pub async fn pick_model_with(flags: &'static [Flag]) -> Result<Picked, Box<dyn Error>> {
+    let (mut name, mut base_url, mut words, mut values) = (None, None, Vec::new(), Vec::new());
+    let usage = || {
+        let own = flags.iter().map(|Flag { name, value, help }| {
+            let flag = format!("{name} {value}");
+            format!("  {flag:<21} {help}\n")
+        });
+        format!("Options:\n{}{USAGE}", own.collect::<String>())
+    };
     let mut arguments = env::args().skip(1);
     while let Some(argument) = arguments.next() {
         let mut value =
-            || arguments.next().ok_or_else(|| Usage(format!("{argument} needs a value\n\n{USAGE}")));
+            || arguments.next().ok_or_else(|| Usage(format!("{argument} needs a value\n\n{}", usage())));
         match argument.as_str() {
             "--model" => name = Some(value()?),
             "--base-url" => base_url = Some(value()?),
             "--help" | "-h" => {
-                println!("{USAGE}");
+                println!("{}", usage());
                 std::process::exit(0);
             }
-            flag if flag.starts_with('-') => {
-                return Err(Usage(format!("{flag} is no option\n\n{USAGE}")).into());
-            }
+            flag if flag.starts_with('-') => match flags.iter().find(|own| own.name == flag) {
+                Some(own) => values.push((own.name, value()?)),
+                None => return Err(Usage(format!("{flag} is no option\n\n{}", usage())).into()),
+            },
             _ => words.push(argument),
         }
     }
+    let is_named = name.is_some();
     let (model, options, why) = match (name, base_url) {
         (Some(name), Some(url)) => (model_at(&name, &url)?, Options::default(), "as you said".to_owned()),
         (Some(name), None) => (model_named(&name)?, thoughtful(), "as you said".to_owned()),
@@ -81,14 +113,17 @@ pub async fn pick_model() -> Result<Picked, Box<dyn Error>> {
         (None, None) => find().await?,
     };
     eprintln!("{}", super::dim(&format!("[model {model}: {why}; --help tells how to choose another]")));
-    Ok(Picked { model, options, words })
+    Ok(Picked { model, options, is_named, words, values })
+}
+
+/// The models that need no address: those of the services, and the demo model.
+pub fn models() -> Registry {
+    Registry::default().with(Demo::default())
 }
 
 /// A model by its name, among those that need no address.
 pub fn model_named(name: &str) -> Result<Model, Box<dyn Error>> {
-    let mut registry = Registry::default();
-    registry.register(Arc::new(Demo::default()));
-    registry.model(name).map_err(|error| {
+    models().model(name).map_err(|error| {
         Usage(format!("{error}\nA server of your own needs its address: --model NAME:MODEL --base-url URL"))
             .into()
     })

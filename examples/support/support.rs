@@ -5,8 +5,10 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
 
 mod demo;
+mod folder;
 mod model;
 mod terminal;
 
-pub use model::{Picked, model_named, pick_model};
-pub use terminal::{Interrupts, Lines, Printer, dim, explain, prompts};
+pub use folder::{Folder, STORE};
+pub use model::{Flag, Picked, model_named, models, pick_model, pick_model_with};
+pub use terminal::{Interrupts, Lines, Printer, ago, dim, explain, first_words, prompts};

@@ -9,7 +9,7 @@ use std::{
 
 use omni_agent::{
     agent::{AgentError, Event, Failure, Response, TurnOutcome},
-    message::ToolResult,
+    message::{Timestamp, ToolResult},
     provider::{ErrorKind, ProviderError},
 };
 use tokio::sync::mpsc;
@@ -125,7 +125,7 @@ impl Printer {
     /// Shows a text on a line of its own.
     pub fn line(&mut self, text: &str) {
         self.end_line();
-        println!("{text}");
+        put(&format!("{text}\n"));
     }
 
     /// As [`line`](Self::line), in grey.
@@ -141,17 +141,21 @@ impl Printer {
     }
 
     fn write(&mut self, text: &str) {
-        print!("{text}");
-        // Nothing can be done about a terminal that is gone.
-        let _ = io::stdout().flush();
+        put(text);
         self.in_line = !text.ends_with('\n');
     }
 
     fn end_line(&mut self) {
         if std::mem::take(&mut self.in_line) {
-            println!();
+            put("\n");
         }
     }
+}
+
+/// Writes at once. Nothing can be done about a terminal that is gone, but what it showed can still be saved.
+fn put(text: &str) {
+    let mut out = io::stdout();
+    let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }
 
 /// Without the control characters by which a text could take over the terminal.
@@ -225,4 +229,23 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
         }
         _ => return None,
     })
+}
+
+/// How long ago that was, roughly.
+pub fn ago(time: Timestamp) -> String {
+    let seconds = Timestamp::now().0.saturating_sub(time.0) / 1000;
+    let (count, unit) = match seconds {
+        0..60 => return "just now".to_owned(),
+        60..3600 => (seconds / 60, "minute"),
+        3600..86400 => (seconds / 3600, "hour"),
+        _ => (seconds / 86400, "day"),
+    };
+    format!("{count} {unit}{} ago", if count == 1 { "" } else { "s" })
+}
+
+/// The beginning of a text, on one line.
+pub fn first_words(text: &str, limit: usize) -> String {
+    let line = harmless(&text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let short: String = line.chars().take(limit).collect();
+    if short.len() < line.len() { format!("{short}…") } else { short }
 }

@@ -4,11 +4,13 @@ use std::{
     time::Duration,
 };
 
+use futures_sink::Sink;
+use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, State, Status, WeakAgent,
-    task::{Setup, Shared, Task},
+    Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, State, Status, WeakAgent,
+    task::{Outlet, Setup, Shared, Task},
 };
 use crate::{
     message::History,
@@ -27,7 +29,8 @@ pub struct AgentBuilder {
     registry: Option<Registry>,
     system: Option<Arc<str>>,
     tools: Result<ToolSet, ToolSetError>,
-    options: Options,
+    options: Option<Options>,
+    saved: Option<Box<Saved>>,
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
     history: History,
@@ -36,7 +39,14 @@ pub struct AgentBuilder {
     tool_limits: ToolLimits,
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
-    commit: Option<mpsc::Sender<Delivery>>,
+    commit: Option<Outlet>,
+}
+
+/// A configuration saved earlier.
+struct Saved {
+    model: Option<String>,
+    system: Option<Arc<str>>,
+    options: Options,
 }
 
 /// A model, or the name of one.
@@ -74,7 +84,8 @@ impl Default for AgentBuilder {
             registry: None,
             system: None,
             tools: Ok(ToolSet::new()),
-            options: Options::default(),
+            options: None,
+            saved: None,
             max_steps: None,
             turn_timeout: None,
             history: History::new(),
@@ -121,7 +132,7 @@ impl AgentBuilder {
 
     /// How to answer.
     pub fn options(mut self, options: Options) -> Self {
-        self.options = options;
+        self.options = Some(options);
         self
     }
 
@@ -143,6 +154,19 @@ impl AgentBuilder {
     /// A history to begin with; see [`History::check`] for what is accepted.
     pub fn history(mut self, history: History) -> Self {
         self.history = history;
+        self
+    }
+
+    /// The history that the builder was given.
+    pub fn given_history(&self) -> &History {
+        &self.history
+    }
+
+    /// Takes up a configuration that was saved earlier. The saved model wins if the registry knows it; else the
+    /// model given to the builder stays, as it does if it has the same name. The system prompt and the options
+    /// apply where the builder is given none, before or after.
+    pub fn restore(mut self, model: Option<&str>, system: Option<Arc<str>>, options: Options) -> Self {
+        self.saved = Some(Box::new(Saved { model: model.map(str::to_owned), system, options }));
         self
     }
 
@@ -178,10 +202,14 @@ impl AgentBuilder {
         self
     }
 
-    /// A channel that gets every event, in order. The agent waits for its room, and answers all operations
-    /// meanwhile. If the receiver is dropped, the agent goes on without it.
-    pub fn commit_channel(mut self, sender: mpsc::Sender<Delivery>) -> Self {
-        self.commit = Some(sender);
+    /// A channel that gets every event, in order: a bounded one, such as that of `futures-channel`, or tokio's as a
+    /// `PollSender`. The agent waits for its room, and answers all operations meanwhile. If the receiver is dropped, the
+    /// agent goes on without it.
+    pub fn commit_channel<S>(mut self, sink: S) -> Self
+    where
+        S: Sink<Delivery> + Send + 'static,
+    {
+        self.commit = Some(Box::pin(sink.sink_map_err(drop)));
         self
     }
 
@@ -200,15 +228,39 @@ impl AgentBuilder {
     ///
     /// Outside a tokio runtime.
     pub async fn start(self) -> Result<Agent, AgentError> {
-        let model = match self.model.ok_or(AgentError::NoModel)?.0 {
-            Name::Model(model) => model,
-            Name::Name(name) => self.registry.unwrap_or_default().model(&name)?,
+        self.launch(false).await
+    }
+
+    /// Starts the agent with its history, which is the builder's to begin with, in the hands of the owner that
+    /// comes with it: nobody else changes it but the agent itself, by committing turns.
+    ///
+    /// # Errors
+    ///
+    /// As [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is done starts nothing.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn start_owned(self) -> Result<(Agent, HistoryOwner), AgentError> {
+        let agent = self.launch(true).await?;
+        let owner = HistoryOwner::new(agent.downgrade());
+        Ok((agent, owner))
+    }
+
+    async fn launch(self, owned: bool) -> Result<Agent, AgentError> {
+        let (saved_model, saved_system, saved_options) = match self.saved {
+            Some(saved) => (saved.model, saved.system, Some(saved.options)),
+            None => (None, None, None),
         };
         let config = Config {
-            model,
-            system: self.system,
+            model: choose_model(self.model, saved_model, self.registry)?,
+            system: self.system.or(saved_system),
             tools: self.tools?,
-            options: self.options,
+            options: self.options.or(saved_options).unwrap_or_default(),
             max_steps: self.max_steps,
             turn_timeout: self.turn_timeout,
         };
@@ -218,23 +270,52 @@ impl AgentBuilder {
         let weak = agent.downgrade();
         let extensions = self.extensions.with(weak.clone());
 
+        let given = self.history.clone();
         let mut draft = Draft { config, history: self.history };
         draft.check(&History::new())?;
         let mut callbacks = self.callbacks;
         init(&mut *callbacks, &mut draft, &extensions, &weak).await?;
         draft.check(&History::new())?;
+        if owned {
+            draft.keep_history(&given)?;
+        }
 
         let setup = Setup {
             extensions,
             tool_limits: self.tool_limits,
             feed_limits: self.feed_limits,
             terminate_timeout: self.terminate_timeout,
+            owned,
         };
         let task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
         agent.shared.started.store(true, Ordering::Release);
         tokio::spawn(task.run(callbacks, receiver));
         Ok(agent)
+    }
+}
+
+/// The model to start with, of the given and the saved one.
+fn choose_model(
+    given: Option<Named>,
+    saved: Option<String>,
+    registry: Option<Registry>,
+) -> Result<Model, AgentError> {
+    let registry = registry.unwrap_or_default();
+    let given = given.map(|named| named.0);
+    let unknown = match (saved, &given) {
+        (Some(saved), Some(Name::Model(model))) if model.name() == saved => None,
+        (Some(saved), _) => match registry.model(&saved) {
+            Ok(model) => return Ok(model),
+            Err(error) => Some(error),
+        },
+        (None, _) => None,
+    };
+    match (given, unknown) {
+        (Some(Name::Model(model)), _) => Ok(model),
+        (Some(Name::Name(name)), _) => Ok(registry.model(&name)?),
+        (None, Some(error)) => Err(error.into()),
+        (None, None) => Err(AgentError::NoModel),
     }
 }
 

@@ -4,9 +4,11 @@ use std::{error::Error, sync::Arc, time::Duration};
 
 use tokio::sync::oneshot;
 
-use super::{Accepted, AgentError, AppEvent, Draft, Event, Prompt, Response, Snapshot, State, Status};
+use super::{
+    Accepted, AgentError, AppEvent, Draft, Event, Moment, Prompt, Response, Snapshot, State, Status,
+};
 use crate::{
-    message::ToolUseId,
+    message::{History, Message, ToolUseId},
     subscription::{Attachment, EventId},
     tool::Decision,
 };
@@ -19,6 +21,13 @@ pub(super) type Edit = Box<dyn FnOnce(&mut Draft) -> Result<(), Box<dyn Error + 
 pub(super) type Stop = Box<(Duration, Reply<Outcome<()>>)>;
 /// A place in the stream of events, on its way to a subscriber.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
+
+/// What the history's owner wants: another history, or a run on another one.
+pub(super) enum Change {
+    Set(History),
+    Prompt(History, Prompt),
+    Answer(History, Arc<Message>),
+}
 
 pub(super) enum Command {
     Prompt(Box<(Prompt, Reply<Outcome<Accepted>>)>),
@@ -33,6 +42,9 @@ pub(super) enum Command {
     Snapshot(Reply<Box<Snapshot>>),
     Subscribe(Box<(Option<EventId>, AttachmentReply)>),
     WaitIdle(Reply<()>),
+    Moment(Reply<Moment>),
+    Change(Box<(Option<EventId>, Change, Reply<Outcome<EventId>>)>),
+    Retire(Box<(Option<EventId>, Reply<bool>)>),
     Stop(Stop),
 }
 

@@ -6,6 +6,7 @@
 mod check;
 mod ending;
 mod fresh;
+mod owner;
 #[cfg(test)]
 mod simulation;
 mod streaming;
@@ -109,12 +110,15 @@ pub enum Accepted {
 /// Application events that may wait.
 const MAX_NOTICES: u32 = 1024;
 
-/// The state machine of one agent. Written down, it is all but the committed history, which is stored apart.
+/// The state machine of one agent. Written down, it is all but the histories, which are stored apart.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Clone, PartialEq))]
 pub(super) struct Core {
     #[serde(skip)]
     history: History,
+    /// The history of before the run, while the run is on another one and has committed nothing.
+    #[serde(skip)]
+    fallback: Option<Box<History>>,
     phase: Phase,
     staged: Option<Arc<Prompt>>,
     /// Application events that wait for `handle_event`.
@@ -282,21 +286,15 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
-        let Prompt { content, .. } = prompt;
-        let content = answer_open_tool_uses(&self.history, content).map_err(AgentError::InvalidPrompt)?;
-        let origin = Origin {
-            max_steps: prompt.max_steps.or(env.config.max_steps),
-            prompt: Arc::new(Prompt { content: Blocks::default(), ..prompt }),
-            asked: ask.then(Box::default),
-        };
-        self.begin_turn(content, origin, 0, env, effects);
+        let (content, origin) = open(&self.history, prompt, ask, env)?;
+        self.begin_turn(user_message(content, env), origin, 0, env, effects);
         Ok(())
     }
 
-    /// Begins a turn with a user message of `content`, after `step` requests for the same prompt.
+    /// Begins a turn with `message`, after `step` requests for the same prompt.
     fn begin_turn(
         &mut self,
-        content: Vec<Content>,
+        message: impl Into<Arc<Message>>,
         origin: Origin,
         step: u32,
         env: &Env<'_>,
@@ -316,7 +314,7 @@ impl Core {
         self.tell(Status::Busy, effects);
         effects.push(Effect::Watch(limit));
         turn.step += 1;
-        add_message(&mut turn, user_message(content, env), effects);
+        add_message(&mut turn, message, effects);
         match self.phase {
             // The callbacks are not free before `handle_event` is done.
             Phase::Noticing { op, then: Then::Rest } => {
@@ -414,7 +412,7 @@ impl Core {
         let Between { content, origin, step } = *between;
         // Checked when the turn before was committed, and the history is still that one.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
-        self.begin_turn(content, origin, step, env, effects);
+        self.begin_turn(user_message(content, env), origin, step, env, effects);
     }
 
     /// No run is on any more: the application events that wait come next.
@@ -446,9 +444,26 @@ impl Core {
     }
 }
 
+/// What a run of `prompt` on `history` begins with: the content of its first message, and where it comes from.
+fn open(
+    history: &History,
+    prompt: Prompt,
+    ask: bool,
+    env: &Env<'_>,
+) -> Result<(Vec<Content>, Origin), AgentError> {
+    let Prompt { content, .. } = prompt;
+    let content = answer_open_tool_uses(history, content).map_err(AgentError::InvalidPrompt)?;
+    let origin = Origin {
+        max_steps: prompt.max_steps.or(env.config.max_steps),
+        prompt: Arc::new(Prompt { content: Blocks::default(), ..prompt }),
+        asked: ask.then(Box::default),
+    };
+    Ok((content, origin))
+}
+
 /// Appends a message to the turn in flight and tells.
-fn add_message(turn: &mut Turn, message: Message, effects: &mut Effects) {
-    let message = Arc::new(message);
+fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, effects: &mut Effects) {
+    let message = message.into();
     turn.working.push(Arc::clone(&message));
     effects.push(Effect::Emit(Event::Message { message, step: turn.step }));
 }

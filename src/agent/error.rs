@@ -20,6 +20,9 @@ pub enum AgentError {
     /// The operation needs an idle agent.
     #[error("the agent is {0:?}; wait until it is idle, or cancel")]
     Busy(Status),
+    /// More has happened than the history's owner knew of.
+    #[error("more has happened in the agent since that event; look at it again")]
+    Moved,
     /// There is no run to cancel or interrupt.
     #[error("the agent is idle; there is nothing to stop")]
     Idle,
@@ -58,6 +61,13 @@ pub enum AgentError {
     /// A history that breaks the law.
     #[error("the history is invalid")]
     InvalidHistory(#[from] HistoryError),
+    /// The history of an agent that was [started with an owner](super::AgentBuilder::start_owned) is not for
+    /// `init` and `set_state` to change.
+    #[error("the history belongs to its owner, a session say; change it there")]
+    HistoryOwned,
+    /// A message that can't be answered anew.
+    #[error("only a user message without tool results can be answered anew")]
+    NotAPrompt,
     /// Tools that can't be together.
     #[error("the tools are invalid")]
     InvalidTools(#[from] ToolSetError),

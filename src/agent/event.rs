@@ -166,7 +166,9 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
-    /// The configuration or the history was changed with [`set_state`](super::Agent::set_state).
+    /// The configuration or the history was changed: with [`set_state`](super::Agent::set_state), or by the
+    /// history's [owner](super::HistoryOwner). One that follows `Cancelled` or `Error` at once brings the history
+    /// of before the run back.
     State(Arc<StateView>),
     /// The status changed.
     Status {

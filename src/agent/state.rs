@@ -127,6 +127,18 @@ pub struct Draft {
 }
 
 impl Draft {
+    /// Refuses another history than `before`, which is for its owner to change.
+    pub(crate) fn keep_history(&mut self, before: &History) -> Result<(), AgentError> {
+        if !self.history.same(before) {
+            if self.history != *before {
+                return Err(AgentError::HistoryOwned);
+            }
+            // Equal, but perhaps of other messages than the owner's.
+            self.history = before.clone();
+        }
+        Ok(())
+    }
+
     pub(crate) fn check(&self, before: &History) -> Result<(), AgentError> {
         self.config.check()?;
         if !self.history.same(before) {

@@ -1,7 +1,6 @@
 //! The shell around the core: one tokio task that owns an agent. It performs effects, feeds their outcomes
 //! back, and decides nothing.
 
-mod breath;
 mod calls;
 mod commands;
 mod ending;
@@ -10,12 +9,13 @@ mod work;
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, OnceLock},
+    pin::Pin,
+    sync::{Arc, atomic::AtomicBool},
     time::Duration,
 };
 
-use tokio::sync::{Notify, mpsc, oneshot};
-use tokio_util::sync::PollSender;
+use futures_sink::Sink;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{
     AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
@@ -24,12 +24,12 @@ use super::{
     phase::Op,
 };
 use crate::{
+    actor::{Breath, Fate},
     message::{History, Timestamp},
     provider::Provider,
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
-use breath::Breath;
 use calls::let_go;
 use work::Work;
 
@@ -45,41 +45,15 @@ pub(super) struct Setup {
     pub(super) tool_limits: ToolLimits,
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
+    /// Whether only the owner changes the history.
+    pub(super) owned: bool,
 }
 
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    end: OnceLock<End<Snapshot>>,
-    ended: Notify,
-    pub(super) started: std::sync::atomic::AtomicBool,
-}
-
-impl Shared {
-    /// How the agent ended, if it has.
-    pub(super) fn end(&self) -> Option<&End<Snapshot>> {
-        self.end.get()
-    }
-
-    /// Waits for the agent's end. Its channels close a moment before or after it, so whoever finds one of
-    /// them closed asks here for the reason.
-    pub(super) async fn ended(&self) -> End<Snapshot> {
-        loop {
-            // Made before the look, so that an end in between is not missed.
-            let ended = self.ended.notified();
-            if let Some(end) = self.end.get() {
-                return end.clone();
-            }
-            ended.await;
-        }
-    }
-
-    /// Tells how the agent ended; the first word counts.
-    fn set_end(&self, end: End<Snapshot>) {
-        if self.end.set(end).is_ok() {
-            self.ended.notify_waiters();
-        }
-    }
+    pub(super) fate: Fate<Snapshot>,
+    pub(super) started: AtomicBool,
 }
 
 /// An agent's task.
@@ -125,9 +99,12 @@ struct Instance {
     own: Option<Arc<dyn Provider>>,
 }
 
+/// Where every event goes, in order.
+pub(super) type Outlet = Pin<Box<dyn Sink<Delivery, Error = ()> + Send>>;
+
 /// The lossless way out.
 struct Commit {
-    sender: PollSender<Delivery>,
+    sink: Outlet,
     outbox: VecDeque<Delivery>,
 }
 
@@ -136,7 +113,7 @@ struct LastWords(Arc<Shared>);
 
 impl Drop for LastWords {
     fn drop(&mut self) {
-        self.0.set_end(End { reason: EndReason::Killed, snapshot: None });
+        self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
     }
 }
 
@@ -157,7 +134,7 @@ impl Task {
         setup: Setup,
         weak: WeakAgent,
         shared: Arc<Shared>,
-        commit: Option<mpsc::Sender<Delivery>>,
+        commit: Option<Outlet>,
     ) -> Self {
         Self {
             core: Core::new(history),
@@ -165,8 +142,7 @@ impl Task {
             setup: Arc::new(setup),
             weak,
             feed: Feed::new(rand::random()),
-            commit: commit
-                .map(|sender| Box::new(Commit { sender: PollSender::new(sender), outbox: VecDeque::new() })),
+            commit: commit.map(|sink| Box::new(Commit { sink, outbox: VecDeque::new() })),
             notices: VecDeque::new(),
             asker: None,
             idle_waiters: Vec::new(),
@@ -330,7 +306,7 @@ impl Task {
 
     /// Tells those who wait that the agent is idle, if it is.
     fn tell_idle_waiters(&mut self) {
-        if !self.idle_waiters.is_empty() && self.core.is_settled() && !self.is_blocked() {
+        if !self.idle_waiters.is_empty() && self.is_settled() {
             for waiter in self.idle_waiters.drain(..) {
                 let _ = waiter.send(());
             }

@@ -1,4 +1,9 @@
-use std::{fmt, num::NonZeroU64, sync::Arc};
+use std::{
+    fmt,
+    num::{NonZeroU64, ParseIntError},
+    str::FromStr,
+    sync::Arc,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +33,14 @@ impl NodeId {
     pub(super) fn after(highest: Option<Self>) -> Self {
         let number = highest.map_or(Some(NonZeroU64::MIN), |highest| highest.0.checked_add(1));
         Self(number.expect("hydration leaves room above the highest id"))
+    }
+}
+
+impl FromStr for NodeId {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        text.parse().map(Self)
     }
 }
 

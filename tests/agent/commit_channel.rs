@@ -18,6 +18,7 @@ use omni_agent::{
     testing::Step,
 };
 use tokio::sync::mpsc;
+use tokio_util::sync::PollSender;
 
 use crate::{
     rig::{answered, echoing, unanswered},
@@ -27,7 +28,7 @@ use crate::{
 /// An agent with room for one event, and its receiver.
 async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<Delivery>) {
     let (sender, receiver) = mpsc::channel(1);
-    (echoing(steps).commit_channel(sender).start().await.unwrap(), receiver)
+    (echoing(steps).commit_channel(PollSender::new(sender)).start().await.unwrap(), receiver)
 }
 
 /// Receives all events up to the one numbered `last`, and checks that none is missing.
@@ -167,7 +168,7 @@ impl AgentCallbacks for Editing {
 #[tokio::test(start_paused = true)]
 async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
     let (sender, mut receiver) = mpsc::channel(64);
-    let builder = echoing([Step::text("Hello!")]).callbacks(Editing).commit_channel(sender);
+    let builder = echoing([Step::text("Hello!")]).callbacks(Editing).commit_channel(PollSender::new(sender));
     let agent = builder.start().await.unwrap();
     agent.ask("Hi").await.unwrap();
     loop {
@@ -197,7 +198,9 @@ impl AgentCallbacks for Terminating {
 async fn stop_outbox_never_drains_terminate_runs_and_deadline_told() {
     let (sender, receiver) = mpsc::channel(1);
     let terminating = Terminating::default();
-    let builder = echoing([Step::text("Hello!")]).callbacks(terminating.clone()).commit_channel(sender);
+    let builder = echoing([Step::text("Hello!")])
+        .callbacks(terminating.clone())
+        .commit_channel(PollSender::new(sender));
     let agent = builder.start().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     let limit = Duration::from_millis(500);

@@ -6,7 +6,7 @@ use omni_agent::{
     agent::{Event, Failure, Prompt, Snapshot, Status, TurnOutcome},
     message::{Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse},
     provider::{ErrorKind, Options, ProviderError},
-    subscription::{EventId, Numbered, Update},
+    subscription::{EndReason, EventId, Numbered, Update},
     testing::Step,
 };
 use serde_json::json;
@@ -142,4 +142,20 @@ fn odd_response() -> Arc<omni_agent::agent::Response> {
         "open_tool_uses": [tool_use()], "warnings": ["w"]
     });
     Arc::new(serde_json::from_value(json).unwrap())
+}
+
+#[test]
+fn end_reason_written_by_name_and_read_again() {
+    let reasons = [
+        (EndReason::Stopped, "stopped"),
+        (EndReason::HandlesDropped, "handles_dropped"),
+        (EndReason::Idle, "idle"),
+        (EndReason::AgentEnded, "agent_ended"),
+        (EndReason::LostPlace, "lost_place"),
+        (EndReason::Killed, "killed"),
+    ];
+    for (reason, name) in reasons {
+        assert_eq!(serde_json::to_value(&reason).unwrap(), json!(name));
+        assert_eq!(serde_json::from_value::<EndReason>(json!(name)).unwrap(), reason);
+    }
 }

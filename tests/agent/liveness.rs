@@ -19,6 +19,7 @@ use omni_agent::{
     testing::Step,
 };
 use tokio::sync::mpsc;
+use tokio_util::sync::PollSender;
 
 use crate::{
     rig::{answered, echoing},
@@ -35,7 +36,8 @@ async fn status_hundreds_at_once_all_answered() {
 #[tokio::test(start_paused = true)]
 async fn status_hundreds_at_once_without_room_all_answered() {
     let (sender, _receiver) = mpsc::channel(1);
-    let agent = echoing([Step::text("Hello!")]).commit_channel(sender).start().await.unwrap();
+    let agent =
+        echoing([Step::text("Hello!")]).commit_channel(PollSender::new(sender)).start().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     let answers = answered(join_all((0..500).map(|_| agent.status()))).await;
     assert!(answers.iter().all(Result::is_ok));

@@ -11,6 +11,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
+use tokio_util::sync::PollSender;
 
 use crate::{
     rig::{At, Deed, Rogue, answered, echoing, stuck_in, tokens},
@@ -93,7 +94,14 @@ impl Amid {
             Self::NoRoom => {
                 let (sender, receiver) = mpsc::channel(1);
                 kept = Box::new(receiver);
-                started(echoing([Step::text("Hello!")]).commit_channel(sender).start().await.unwrap()).await
+                started(
+                    echoing([Step::text("Hello!")])
+                        .commit_channel(PollSender::new(sender))
+                        .start()
+                        .await
+                        .unwrap(),
+                )
+                .await
             }
         };
         Scene { agent, events, kept }

@@ -12,6 +12,7 @@ use omni_agent::{
     testing::{Gate, Step},
 };
 use tokio::sync::mpsc;
+use tokio_util::sync::PollSender;
 
 use crate::{
     predicament::Amid,
@@ -226,7 +227,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
         let piece = "x".repeat(10_000);
         let step = Step::new().then_text((0..500).map(|_| piece.as_str())).stop();
         let (sender, mut receiver) = mpsc::channel(8);
-        let builder = scripted([step]).1.feed_limits(limits).commit_channel(sender);
+        let builder = scripted([step]).1.feed_limits(limits).commit_channel(PollSender::new(sender));
         let agent = builder.start().await.unwrap();
         let mut stalled = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
@@ -262,7 +263,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
 async fn subscriber_stalled_number_of_events_held_is_bounded() {
     let limits = FeedLimits { replay: 512, ..FeedLimits::default() };
     let (sender, mut receiver) = mpsc::channel(8);
-    let builder = scripted([deltas(5000)]).1.feed_limits(limits).commit_channel(sender);
+    let builder = scripted([deltas(5000)]).1.feed_limits(limits).commit_channel(PollSender::new(sender));
     let agent = builder.start().await.unwrap();
     let _stalled = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();

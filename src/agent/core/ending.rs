@@ -76,8 +76,7 @@ impl Core {
             }
         }
 
-        self.history = turn.working.all().clone();
-        self.step = turn.step;
+        self.commit(&turn);
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);
         }
@@ -89,6 +88,13 @@ impl Core {
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
         self.go_on(Box::new(Between { content, origin, step }), env, effects);
+    }
+
+    /// From here on, what the turn brought is history.
+    fn commit(&mut self, turn: &Turn) {
+        self.history = turn.working.all().clone();
+        self.fallback = None;
+        self.step = turn.step;
     }
 
     fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, effects: &mut Effects) {
@@ -261,6 +267,7 @@ impl Core {
         self.tell(Status::Idle, effects);
         let (event, error) = end(response, self.staged.take());
         effects.push(Effect::Emit(event));
+        self.fall_back(env, effects);
         if asked {
             effects.push(Effect::Resolve(Err(error)));
         }
@@ -330,8 +337,7 @@ impl Core {
             let results = reviewed.into_iter().chain(unseen).collect();
             close_tool_uses(&mut turn, results, told, env, effects);
         }
-        self.history = turn.working.all().clone();
-        self.step = turn.step;
+        self.commit(&turn);
         let mut response = respond(&turn, StopReason::Interrupted, env);
         parse_output(&mut response, &turn, env);
         let response = Arc::new(response);

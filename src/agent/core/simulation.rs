@@ -18,7 +18,7 @@ mod ends;
 mod ghosts;
 mod model;
 mod outcomes;
-mod random;
+mod owner;
 mod regressions;
 mod stream;
 mod world;

@@ -6,10 +6,13 @@ use super::{
     MAX_OUTBOX, Task,
     calls::{guard, let_go},
 };
-use crate::agent::{
-    AgentError, Draft, Event,
-    command::{Command, Edit},
-    core::Core,
+use crate::{
+    agent::{
+        AgentError, Draft, Event, Moment,
+        command::{Change, Command, Edit},
+        core::Core,
+    },
+    subscription::EventId,
 };
 
 impl Task {
@@ -72,7 +75,14 @@ impl Task {
                 }
                 self.idle_waiters.push(reply);
             }
-            Command::Stop(_) => unreachable!("a stop ends the loop that serves commands"),
+            Command::Moment(reply) => drop(reply.send(self.moment())),
+            Command::Change(change) => {
+                let (at, change, reply) = *change;
+                let _ = reply.send(self.change(at, change));
+            }
+            Command::Stop(_) | Command::Retire(_) => {
+                unreachable!("the loop that serves commands looks at them")
+            }
         }
     }
 
@@ -97,7 +107,8 @@ impl Task {
         let edited = guard("set_state", || edit(&mut draft))
             .map_err(|words| AgentError::Panicked("the closure of set_state", words))
             .and_then(|edited| edited.map_err(|error| AgentError::Refused(error.into())))
-            .and_then(|()| draft.check(&before));
+            .and_then(|()| draft.check(&before))
+            .and_then(|()| if self.setup.owned { draft.keep_history(&before) } else { Ok(()) });
         if let Err(error) = edited {
             let_go(draft);
             return Err(error);
@@ -106,5 +117,39 @@ impl Task {
         self.core.set_history(draft.history.clone());
         self.emit(Event::State(Arc::new(self.config.view(draft.history))));
         Ok(())
+    }
+
+    // ---- for the history's owner ----
+
+    fn moment(&self) -> Moment {
+        Moment { last: self.feed.last(), status: self.core.status() }
+    }
+
+    /// Does what the history's owner wants; gives the id of the `state` event that tells of it.
+    fn change(&mut self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
+        self.core.ensure_idle()?;
+        if !self.is_at(at) {
+            return Err(AgentError::Moved);
+        }
+        self.ensure_room()?;
+        let mut with = self.feed.last();
+        self.step(|core, env, effects| match change {
+            Change::Set(history) => core.replace_history(history, env, effects),
+            Change::Prompt(base, prompt) => core.prompt_on(base, prompt, env, effects),
+            Change::Answer(base, message) => core.answer(base, message, env, effects),
+        })?;
+        // The event is the first one that the core has told.
+        with.number += 1;
+        Ok(with)
+    }
+
+    /// Whether this is the last event that was told, if one is named.
+    pub(super) fn is_at(&self, at: Option<EventId>) -> bool {
+        at.is_none_or(|at| at == self.feed.last())
+    }
+
+    /// Whether the agent may end for want of anything to do.
+    pub(super) fn is_settled(&self) -> bool {
+        self.core.is_settled() && !self.is_blocked()
     }
 }

@@ -7,11 +7,11 @@ use std::{
     task::Poll,
 };
 
-use futures_util::FutureExt;
+use futures_util::{FutureExt, SinkExt};
 use tokio::{sync::mpsc, time::sleep};
 
 use super::{
-    Task,
+    Commit, Task,
     calls::{let_go, words},
 };
 use crate::{
@@ -38,7 +38,7 @@ impl Task {
         let_go(self.wanted.take());
         self.notices.drain(..).for_each(let_go);
         let snapshot = Some(Arc::new(self.snapshot()));
-        self.last_words.0.set_end(End { reason: reason.clone(), snapshot });
+        self.last_words.0.fate.seal(End { reason: reason.clone(), snapshot });
         self.idle_waiters.clear();
 
         let state = self.state();
@@ -83,12 +83,29 @@ impl Task {
         })
         .await;
         let_go(orderly);
+        self.hand_over_outbox();
         let_go(own);
         let_go(state);
         // Subscribers learn of the end before those who stopped the agent go on.
         let_go(self);
         for stop in waiting {
             let _ = stop.1.send(if in_time { Ok(()) } else { Err(AgentError::Deadline(limit)) });
+        }
+    }
+}
+
+impl Task {
+    /// The events that are left still come, when the channel's receiver gets to them.
+    fn hand_over_outbox(&mut self) {
+        if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
+            let Commit { mut sink, outbox } = *commit;
+            tokio::spawn(async move {
+                for delivery in outbox {
+                    if sink.send(delivery).await.is_err() {
+                        return;
+                    }
+                }
+            });
         }
     }
 }

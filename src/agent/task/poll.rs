@@ -10,10 +10,10 @@ use tokio::sync::mpsc;
 
 use super::{
     Exit, Task,
-    breath::Breath,
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
+    actor::Breath,
     agent::{Event, Failure, command::Command, phase::Op},
     message::ToolResult,
     provider::ProviderError,
@@ -123,6 +123,14 @@ impl Task {
                 Poll::Ready(Some(Command::Stop(stop))) => {
                     return Served::End(Exit::End(EndReason::Stopped, Some(stop)));
                 }
+                Poll::Ready(Some(Command::Retire(retire))) => {
+                    let (at, reply) = *retire;
+                    let settled = self.is_settled() && self.is_at(at);
+                    let _ = reply.send(settled);
+                    if settled {
+                        return Served::End(Exit::End(EndReason::Idle, None));
+                    }
+                }
                 Poll::Ready(Some(command)) => self.serve(command),
                 Poll::Ready(None) => return Served::End(Exit::End(EndReason::HandlesDropped, None)),
                 Poll::Pending => return Served::All,
@@ -137,18 +145,22 @@ impl Task {
             return Poll::Ready(());
         };
         while !commit.outbox.is_empty() {
-            match commit.sender.poll_reserve(cx) {
+            match commit.sink.as_mut().poll_ready(cx) {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Ok(())) => {
                     if let Some(delivery) = commit.outbox.pop_front() {
-                        // The room is reserved, and a receiver that left in between wants nothing.
-                        let _ = commit.sender.send_item(delivery);
+                        // There is room, and a receiver that left in between wants nothing.
+                        let _ = commit.sink.as_mut().start_send(delivery);
                     }
                 }
-                Poll::Ready(Err(_)) => {
+                Poll::Ready(Err(())) => {
                     let_go(self.commit.take());
                     return Poll::Ready(());
                 }
+            }
+            if commit.outbox.is_empty() {
+                // A channel has nothing to flush; another sink may do it in its own time.
+                let _ = commit.sink.as_mut().poll_flush(cx);
             }
         }
         Poll::Ready(())

@@ -4,7 +4,8 @@ use std::{mem::discriminant, sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{Check, ensure, model::Input, random::Rng, world::World};
+use super::{Check, ensure, model::Input, world::World};
+use crate::actor::random::Rng;
 use crate::{
     agent::{
         AgentError, Event, Prompt,
@@ -47,7 +48,7 @@ impl World {
         if self.model.waiting.is_some() && self.rng.percent(50) {
             return self.resume();
         }
-        match self.rng.below(20) {
+        match self.rng.below(24) {
             0..8 => {
                 let ask = self.rng.percent(30);
                 self.prompt(ask)
@@ -56,14 +57,23 @@ impl World {
             10..12 => self.cancel(),
             12..15 => self.interrupt(),
             15..18 => self.notify(),
-            _ => self.set_history(),
+            18..20 => self.set_history(),
+            20..22 => self.prompt_on(),
+            22 => self.answer_anew(),
+            _ => self.replace_history(),
         }
     }
 
     pub(super) fn random_prompt(&mut self) -> Prompt {
+        let committed = self.model.committed.clone();
+        self.random_prompt_on(&committed)
+    }
+
+    /// Any prompt, for a run on `history`.
+    pub(super) fn random_prompt_on(&mut self, history: &History) -> Prompt {
         self.prompts += 1;
         let text: Content = Text::new(format!("prompt {}", self.prompts)).into();
-        let open: Vec<ToolUse> = self.model.committed.open_tool_uses().cloned().collect();
+        let open: Vec<ToolUse> = history.open_tool_uses().cloned().collect();
         let stray = ToolUse::new("stray", "search", json!({}));
         let content = match self.rng.below(40) {
             0 => Blocks::from(" "),
@@ -231,7 +241,7 @@ impl World {
         let history = random_history(&mut self.rng);
         self.note(|| format!("set_state {history:?}"));
         self.core.set_history(history.clone());
-        self.model.committed = history.clone();
+        self.model.base = Some(history.clone());
         let event = Event::State(Arc::new(self.config.view(history)));
         self.model.event(&event)?;
         self.kept.apply(&event);
@@ -240,7 +250,7 @@ impl World {
 }
 
 /// An operation fails as it should, and does nothing.
-fn same_error(expected: &AgentError, error: &AgentError, nothing: bool) -> Check {
+pub(super) fn same_error(expected: &AgentError, error: &AgentError, nothing: bool) -> Check {
     ensure!(discriminant(expected) == discriminant(error), "{error:?}, not {expected:?}");
     ensure!(nothing, "{error:?}, and something is done all the same");
     Ok(())

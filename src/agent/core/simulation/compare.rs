@@ -39,6 +39,10 @@ impl Kept {
     }
 }
 
+fn read_again(history: &History) -> Check<History> {
+    serde_json::from_str(&serde_json::to_string(history).expect("it is data")).map_err(|e| e.to_string())
+}
+
 impl World {
     /// Goes on with what can be read from what was written down.
     pub(super) fn write_down_and_take_up(&mut self) -> Check {
@@ -51,11 +55,10 @@ impl World {
             let value: serde_json::Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
             serde_json::from_value(value).map_err(|error| error.to_string())?
         };
-        let history: History =
-            serde_json::from_str(&serde_json::to_string(self.core.history()).expect("it is data"))
-                .map_err(|error| error.to_string())?;
+        let history = read_again(self.core.history())?;
         taken_up.phase.rebase(&history);
         taken_up.history = history;
+        taken_up.fallback = self.core.fallback.as_deref().map(read_again).transpose()?.map(Box::new);
         ensure!(taken_up == self.core, "{:?} was written down, {taken_up:?} is read", self.core);
         let working = |core: &Core| core.phase().turn().map(|turn| turn.working.all().clone());
         ensure!(working(&taken_up) == working(&self.core), "the working history differs");

@@ -30,6 +30,7 @@ impl Model {
         self.told_usage += response.usage;
         self.spent_usage += turn.usage();
         self.committed.extend(turn.pending);
+        self.before = None;
         self.committed.check().map_err(|error| format!("committed: {error}"))?;
         match outcome {
             TurnOutcome::Continue { .. } => {
@@ -85,6 +86,7 @@ impl Model {
         self.told_usage += response.usage;
         self.spent_usage += usage;
         self.continuation = None;
+        self.owed = self.before.take();
         self.run_ends(staged)
     }
 

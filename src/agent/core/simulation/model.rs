@@ -45,6 +45,14 @@ pub(super) struct Model {
     pub(super) staged: Option<Arc<Prompt>>,
     /// A prompt that was accepted, and must begin its turn at once.
     pub(super) starting: Option<Arc<Prompt>>,
+    /// A message that is to be answered anew, and must begin its turn at once.
+    pub(super) answering: Option<Arc<Message>>,
+    /// A history that was set, and must be told at once.
+    pub(super) base: Option<History>,
+    /// The history of before the run, while the run is on another one and has committed nothing.
+    pub(super) before: Option<History>,
+    /// The history of before a run that was discarded, which must be told at once.
+    pub(super) owed: Option<History>,
     pub(super) continuation: Option<Blocks>,
     /// All usage that streams told, and all that ended runs and turns carried.
     pub(super) spent_usage: Usage,
@@ -191,6 +199,10 @@ impl Model {
 
     pub(super) fn event(&mut self, event: &Event) -> Check {
         self.took_staged = false;
+        ensure!(
+            self.owed.is_none() || matches!(event, Event::State(_)),
+            "{event:?} before the history of before the run is back"
+        );
         if let Some(status) = self.cause.take() {
             let fits = match (status, event) {
                 (Status::Busy, Event::Message { message, .. }) => message.role == Role::User,
@@ -239,10 +251,7 @@ impl Model {
                 );
                 self.discarded(response, staged.as_ref())
             }
-            Event::State(_) => {
-                ensure!(!self.run, "the state is set within a run");
-                Ok(())
-            }
+            Event::State(state) => self.history_told(&state.history),
             block => self.block_event(block),
         }
     }
@@ -286,6 +295,13 @@ impl Model {
     }
 
     fn begins(&mut self, message: &Arc<Message>, step: u32) -> Check {
+        ensure!(self.base.is_none(), "a turn begins before its history is told");
+        if let Some(answering) = self.answering.take() {
+            ensure!(!self.run, "a message is answered anew within a run");
+            ensure!(Arc::ptr_eq(message, &answering), "{message:?} is answered, not {answering:?}");
+            self.take(&Prompt::default());
+            return self.began(message, step);
+        }
         let content = if let Some(prompt) = self.starting.take() {
             ensure!(!self.run, "a prompt starts within a run");
             self.take(&prompt)
@@ -299,6 +315,10 @@ impl Model {
         };
         let expected = answer_open_tool_uses(&self.committed, content).map_err(|error| error.to_string())?;
         ensure!(message.content == expected, "a turn begins with {message:?}, not with {expected:?}");
+        self.began(message, step)
+    }
+
+    fn began(&mut self, message: &Arc<Message>, step: u32) -> Check {
         (self.run, self.turn) = (true, Some(Turn::new(Arc::clone(message))));
         self.step += 1;
         self.check_step(step)
@@ -373,7 +393,8 @@ impl Model {
     pub(super) fn check_rest(&mut self, core: &Core) -> Check {
         self.input = Input::Plain;
         ensure!(self.cause.is_none(), "status {:?} was told without its cause", self.status);
-        ensure!(self.starting.is_none(), "an accepted prompt did not begin");
+        ensure!(self.starting.is_none() && self.answering.is_none(), "an accepted prompt did not begin");
+        self.check_histories(core)?;
         ensure!(self.status == core.status(), "{:?} was told, it is {:?}", self.status, core.status());
         ensure!(self.committed == *core.history(), "the history is not what turns committed");
         ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);

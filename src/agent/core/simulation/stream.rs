@@ -2,7 +2,8 @@
 
 use serde_json::json;
 
-use super::{Check, ends::some_usage, random::Rng, world::World};
+use super::{Check, ends::some_usage, world::World};
+use crate::actor::random::Rng;
 use crate::{
     agent::{Failure, phase::Op},
     message::{Attachment, ProviderItem, ToolUse},

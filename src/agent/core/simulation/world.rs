@@ -2,9 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{
-    Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, random::Rng, stream::Stream,
-};
+use super::{Check, asks::Asks, compare::Kept, desk::Desk, ensure, model::Model, stream::Stream};
+use crate::actor::random::Rng;
 use crate::{
     agent::{
         Config,
@@ -277,6 +276,7 @@ impl World {
 
     /// A callback is called at the right moment, with the right arguments.
     fn check_call(&mut self, call: &Call) -> Check {
+        ensure!(self.model.owed.is_none(), "{call:?} before the history of before the run is back");
         match call {
             Call::PrepareStep => {
                 let turn = self.core.phase().turn().ok_or("a step without a turn")?;

@@ -19,7 +19,7 @@ use futures_util::task::AtomicWaker;
 /// of one thread the two would keep each other going, and the reader waiting. So this one waits for the wake
 /// that belongs to it.
 #[derive(Default)]
-pub(super) struct Breath {
+pub(crate) struct Breath {
     over: AtomicBool,
     task: AtomicWaker,
 }
@@ -32,7 +32,7 @@ impl Wake for Breath {
 }
 
 impl Breath {
-    pub(super) fn begin() -> Arc<Self> {
+    pub(crate) fn begin() -> Arc<Self> {
         let breath = Arc::new(Self::default());
         let waker = Waker::from(Arc::clone(&breath));
         // Its first poll leaves the waker with the runtime, which is all that is wanted of it.
@@ -41,8 +41,13 @@ impl Breath {
     }
 
     /// Ready when the runtime has had its round.
-    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
+    pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         self.task.register(cx.waker());
         if self.over.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    /// Waits until the runtime has had its round.
+    pub(crate) async fn over(&self) {
+        std::future::poll_fn(|cx| self.poll(cx)).await;
     }
 }

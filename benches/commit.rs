@@ -1,0 +1,209 @@
+//! What it takes to keep a turn on the file system, against the same bytes appended to an open file and synced.
+//!
+//! A turn is a question and an answer with usage, about a kilobyte of JSON. In each round, one conversation of
+//! the store gets a batch of turns, and between every two of them the reference does the same to a file that it keeps open:
+//! it appends the line that the store has just written, and calls `fdatasync`. So both meet the same moods of
+//! the disk. Wall time is each side's median, CPU time is the process's during its side of the batch, the kernel's work
+//! included. Bytes are the log's growth. The rounds alternate between a fresh conversation and one of 10,000
+//! turns. The last table does without syncing, where what a commit costs beside the disk can be seen.
+//! The folder is `OMNI_BENCH_FOLDER`, or the system's for temporary files: it should be on a real disk.
+#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[allow(dead_code)]
+mod support;
+
+use std::{
+    fs::{self, File},
+    io::{Read, Seek, SeekFrom, Write as _},
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use omni_agent::{
+    message::{Message, Usage},
+    store::{
+        Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Version, Write, WriteId,
+        file_system::Durability,
+    },
+    tree::{Node, NodeId},
+};
+use support::{cpu, head, median, on_this_thread, row, size};
+
+fn main() {
+    let base = std::env::var_os("OMNI_BENCH_FOLDER").map_or_else(std::env::temp_dir, PathBuf::from);
+    let folder = base.join(format!("omni-agent-bench-{}", ConversationId::generate()));
+    on_this_thread(synced(&folder));
+    on_this_thread(unsynced(&folder));
+    on_this_thread(in_memory());
+    fs::remove_dir_all(&folder).expect("the benchmark's own folder can go");
+}
+
+/// A conversation and what is known of it.
+struct Talk<'a> {
+    store: &'a dyn Store,
+    id: ConversationId,
+    version: Version,
+    nodes: u64,
+}
+
+impl<'a> Talk<'a> {
+    async fn start(store: &'a dyn Store, turns: u64) -> Self {
+        let id = ConversationId::generate();
+        let created = store.create(&id, WriteId::generate(), &StoredState::default()).await;
+        let mut talk = Self { store, id, version: created.expect("the id is free"), nodes: 0 };
+        for _ in 0..turns {
+            talk.turn().await;
+        }
+        talk
+    }
+
+    async fn turn(&mut self) {
+        let commit = turn(self.nodes);
+        let written = self.store.commit(&self.id, &Write::on(self.version), &commit).await;
+        self.version = written.expect("nobody else writes");
+        self.nodes += 2;
+    }
+}
+
+/// A question and an answer behind this many nodes. The ids have the same length at any point, and so have the lines.
+fn turn(nodes: u64) -> Commit {
+    let id = |number: u64| NodeId::new(100_000 + number).expect("not zero");
+    let question = "What is the tallest mountain of each continent, and who climbed it first? ".repeat(3);
+    let answer =
+        "Everest in Asia, Aconcagua in South America, Denali in North America, Kilimanjaro. ".repeat(6);
+    let usage = Usage { input: 1200, cache_read: 800, output: 150, cost: Some(0.0125), ..Usage::default() };
+    let parent = (nodes > 0).then(|| id(nodes - 1));
+    let question = Node::new(id(nodes), parent, Message::user(question));
+    let answer = Node::new(id(nodes + 1), Some(id(nodes)), Message::assistant(answer)).with_usage(usage);
+    Commit::new(Some(id(nodes + 1))).with_nodes([question, answer])
+}
+
+/// Time on the wall and of the CPU, in microseconds.
+#[derive(Default)]
+struct Spent {
+    wall: Vec<f64>,
+    cpu: f64,
+}
+
+impl Spent {
+    fn since(&mut self, begun: (Instant, Duration)) {
+        self.wall.push(begun.0.elapsed().as_secs_f64() * 1e6);
+        self.cpu += cpu().saturating_sub(begun.1).as_secs_f64() * 1e6;
+    }
+
+    fn cpu_each(&self) -> f64 {
+        self.cpu / self.wall.len() as f64
+    }
+
+    fn wall_each(&self) -> f64 {
+        median(self.wall.clone())
+    }
+}
+
+fn now() -> (Instant, Duration) {
+    (Instant::now(), cpu())
+}
+
+/// The store and the reference, turn by turn; gives the bytes of the last turn too.
+async fn side_by_side(
+    talk: &mut Talk<'_>,
+    folder: &std::path::Path,
+    turns: usize,
+    sync: bool,
+) -> (Spent, Spent, u64) {
+    let log = folder.join(format!("{}.jsonl", talk.id));
+    let mut reference =
+        File::options().append(true).create(true).open(folder.join("reference")).expect("a file");
+    let (mut store, mut plain) = (Spent::default(), Spent::default());
+    let mut bytes = 0;
+    for _ in 0..turns {
+        let before = fs::metadata(&log).expect("there is a log").len();
+        let begun = now();
+        talk.turn().await;
+        store.since(begun);
+
+        let mut line = Vec::new();
+        let mut written = File::open(&log).expect("there is a log");
+        written.seek(SeekFrom::Start(before)).expect("it has grown");
+        written.read_to_end(&mut line).expect("it can be read");
+        bytes = line.len() as u64;
+        let begun = now();
+        reference.write_all(&line).expect("there is room");
+        if sync {
+            reference.sync_data().expect("it can be synced");
+        }
+        plain.since(begun);
+    }
+    (store, plain, bytes)
+}
+
+async fn synced(folder: &std::path::Path) {
+    let (rounds, batch, long) = (size(10, 1), size(50, 2), size(10_000, 20) as u64);
+    let quick =
+        FileSystemStore::builder(folder).durability(Durability::Process).open().await.expect("a folder");
+    let store = FileSystemStore::open(folder).await.expect("a folder");
+    let mut old = Talk::start(&quick, long).await;
+    old.store = &store;
+
+    let mut figures = [(); 2].map(|()| (Spent::default(), Spent::default(), 0));
+    for _ in 0..rounds {
+        let mut new = Talk::start(&store, 0).await;
+        for (talk, figures) in [&mut new, &mut old].into_iter().zip(&mut figures) {
+            let (store, plain, bytes) = side_by_side(talk, folder, batch, true).await;
+            figures.0.wall.extend(store.wall);
+            figures.0.cpu += store.cpu;
+            figures.1.wall.extend(plain.wall);
+            figures.1.cpu += plain.cpu;
+            figures.2 = bytes;
+        }
+    }
+    head(&format!("a synced commit, {} turns a row", rounds * batch));
+    let from = [format!("turns 1 to {batch}"), format!("turns from {long} on")];
+    for (from, (store, plain, bytes)) in from.iter().zip(&figures) {
+        let wall = (store.wall_each(), plain.wall_each());
+        row(
+            &format!("{from}: wall, store / append + fdatasync"),
+            format!("{:.0} / {:.0} µs", wall.0, wall.1),
+            "",
+        );
+        row(&format!("{from}: ratio of wall time"), format!("{:.2}", wall.0 / wall.1), "≤ 1.3");
+        let cpu = (store.cpu_each(), plain.cpu_each());
+        row(
+            &format!("{from}: CPU, store / append + fdatasync"),
+            format!("{:.0} / {:.0} µs", cpu.0, cpu.1),
+            "",
+        );
+        row(&format!("{from}: bytes"), bytes.to_string(), "the same");
+    }
+    let [new, old] = &figures;
+    row("wall time, late to early", format!("{:.2}", old.0.wall_each() / new.0.wall_each()), "1.0");
+    row("CPU time, late to early", format!("{:.2}", old.0.cpu_each() / new.0.cpu_each()), "1.0");
+}
+
+async fn unsynced(folder: &std::path::Path) {
+    let (batch, long) = (size(2_000, 5), size(10_000, 20) as u64);
+    let store =
+        FileSystemStore::builder(folder).durability(Durability::Process).open().await.expect("a folder");
+    head(&format!("a commit that is not synced, {batch} turns a row"));
+    for turns in [0, long] {
+        let mut talk = Talk::start(&store, turns).await;
+        let (store, plain, _) = side_by_side(&mut talk, folder, batch, false).await;
+        let cpu = format!("{:.1} / {:.1} µs", store.cpu_each(), plain.cpu_each());
+        row(&format!("from turn {} on: CPU, store / append", turns + 1), cpu, "");
+    }
+}
+
+async fn in_memory() {
+    let batch = size(100_000, 10) as u64;
+    let store = MemoryStore::new();
+    let mut talk = Talk::start(&store, 0).await;
+    let commits: Vec<Commit> = (0..batch).map(|number| turn(number * 2)).collect();
+    let before = cpu();
+    for commit in &commits {
+        let written = store.commit(&talk.id, &Write::on(talk.version), commit).await;
+        talk.version = written.expect("nobody else writes");
+    }
+    let each = cpu().saturating_sub(before).as_secs_f64() * 1e9 / batch as f64;
+    head("a commit to the memory store");
+    row("CPU", format!("{each:.0} ns"), "");
+}

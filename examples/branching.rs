@@ -1,0 +1,119 @@
+//! A conversation with branches: another answer, an edited question, a new beginning, and back. Nothing is
+//! overwritten.
+//!
+//! ```sh
+//! cargo run --example branching
+//! ```
+//!
+//! The tree is drawn after each step: `*` marks the path, which is the conversation as it stands, and `>` its end.
+
+#![allow(clippy::print_stderr, reason = "this talks to the terminal")]
+
+#[path = "support/support.rs"]
+mod support;
+
+use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::{Agent, Event, TurnOutcome},
+    message::Role,
+    session::{Mode, Session, SessionEvent, SessionSubscription},
+    store::MemoryStore,
+    subscription::Update,
+    tree::Node,
+};
+use support::{Printer, explain};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match branching().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn branching() -> Result<(), Box<dyn Error>> {
+    let picked = support::pick_model().await?;
+    let agent = Agent::builder().model(picked.model).system("Answer in one short sentence.");
+    let session = Session::builder(Arc::new(MemoryStore::new())).agent(agent).create().await?;
+    let events = session.subscribe(Mode::Controller).await?;
+    let mut show = Show { session, events, printer: Printer::default() };
+
+    show.printer.line("\n1. Two turns, one after the other.");
+    show.session.prompt("Name three mountains.").await?;
+    show.run().await?;
+    show.session.prompt("Which of them is the highest?").await?;
+    show.run().await?;
+    show.tree().await?;
+    let question = show.last(Role::User).await?;
+
+    show.printer.line("\n2. Regenerate: another answer to the last question, beside the one that is there.");
+    show.session.regenerate(question.id()).await?;
+    show.run().await?;
+    show.tree().await?;
+
+    show.printer
+        .line("\n3. Edit: another question in place of it, which is to branch where it branched off.");
+    show.session.branch(question.parent(), "Which of them is the lowest?").await?;
+    show.run().await?;
+    show.tree().await?;
+
+    show.printer.line("\n4. Edit the first message: that one has nothing above it, so this is a new root.");
+    show.session.branch(None, "Name three rivers.").await?;
+    show.run().await?;
+    show.tree().await?;
+
+    show.printer.line(&format!(
+        "\n5. Switch: node {} leads to the answer there that was active last.",
+        question.id()
+    ));
+    show.session.navigate(question.id()).await?;
+    show.tree().await?;
+
+    show.printer.line("\n6. And on from there. The model sees what is on the path, and nothing else.");
+    show.session.prompt("How high is it?").await?;
+    show.run().await?;
+    show.tree().await?;
+    show.session.stop(Duration::from_secs(5)).await?;
+    Ok(())
+}
+
+struct Show {
+    session: Session,
+    events: SessionSubscription,
+    printer: Printer,
+}
+
+impl Show {
+    /// Shows a run until its end.
+    async fn run(&mut self) -> Result<(), Box<dyn Error>> {
+        while let Some(update) = self.events.next().await {
+            let Update::Event(numbered) = update else { continue };
+            // The session's own events are not needed here: whoever asks for the tree gets it as it is.
+            let SessionEvent::Agent(event) = &*numbered.event else { continue };
+            self.printer.event(event);
+            match &**event {
+                Event::Turn(TurnOutcome::Stop { .. }) => return Ok(()),
+                Event::Error { failure, .. } => return Err(failure.clone().into()),
+                _ => {}
+            }
+        }
+        Err("the session has ended".into())
+    }
+
+    async fn tree(&mut self) -> Result<(), Box<dyn Error>> {
+        let tree = self.session.tree().await?;
+        self.printer.line(&tree.to_string());
+        Ok(())
+    }
+
+    /// The last message of this role on the path.
+    async fn last(&self, role: Role) -> Result<Node, Box<dyn Error>> {
+        let tree = self.session.tree().await?;
+        let node = tree.iter().rev().find(|node| node.message().role == role);
+        Ok(node.cloned().ok_or("there is no such message")?)
+    }
+}

@@ -1,0 +1,127 @@
+//! What can be typed beside words for the model.
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use omni_agent::{
+    message::Role,
+    session::SessionError,
+    store::Page,
+    tree::{Node, NodeId},
+};
+
+use super::{Chat, conversation::show_end};
+use crate::support::{self, ago, explain};
+
+pub const HELP: &str = "\
+/tree          the conversation with all its branches, and the numbers of its messages
+/regenerate    answer your last message again, beside the answer that is there
+/edit TEXT     say this in place of your last message, beside it
+/goto NUMBER   go on from that message, and what followed it last
+/clear         begin anew; /goto leads back
+/title [TEXT]  show the title, or give one
+/sessions      the conversations that are kept
+/system TEXT   give the model other instructions
+/model NAME    go on with another model, for instance openai:gpt-5.2
+/quit          end, as Ctrl-D does, or Ctrl-C when nothing goes on
+Ctrl-C stops an answer and keeps what came of it. What you type meanwhile is said next.
+To see the tool, say: run `ls`";
+
+impl Chat {
+    /// Takes a line that the user typed. What is refused is said, and the conversation goes on.
+    pub async fn line(&mut self, line: &str) {
+        let (command, rest) = line.split_once(' ').unwrap_or((line, ""));
+        let done = match command {
+            _ if self.waiting.is_some() => self.decide(line).await.map_err(Into::into),
+            "" => Ok(()),
+            _ if command.starts_with('/') => self.command(command, rest.trim()).await,
+            _ => self.say(line).await.map_err(Into::into),
+        };
+        if let Err(error) = done {
+            self.printer.line(&explain(&*error));
+        }
+        self.show_prompt();
+    }
+
+    async fn command(&mut self, command: &str, rest: &str) -> Result<(), Box<dyn Error>> {
+        let session = self.conversation.session.clone();
+        match command {
+            "/help" => self.printer.note(HELP),
+            "/tree" => match session.tree().await? {
+                tree if tree.is_empty() => self.printer.note("[nothing has been said yet]"),
+                tree => self.printer.line(&tree.to_string()),
+            },
+            "/regenerate" => {
+                let question = self.last_question().await?;
+                session.regenerate(question.id()).await?;
+                self.runs += 1;
+            }
+            "/edit" if rest.is_empty() => return Err("Say it in place of what: /edit TEXT".into()),
+            "/edit" => {
+                let question = self.last_question().await?;
+                session.edit(question.id(), rest).await?;
+                self.runs += 1;
+            }
+            "/goto" => {
+                let node =
+                    rest.parse().ok().and_then(NodeId::new).ok_or("Go where? /tree has the numbers.")?;
+                session.navigate(node).await?;
+                show_end(&session, &mut self.printer).await?;
+            }
+            "/clear" => session.navigate(None).await?,
+            "/title" if rest.is_empty() => {
+                let title = session.title().await?;
+                self.printer.note(title.as_deref().unwrap_or("[untitled; give a title with /title TEXT]"));
+            }
+            "/title" => session.set_title(Some(rest)).await?,
+            "/sessions" => self.list().await?,
+            "/system" => {
+                let system = (!rest.is_empty()).then(|| rest.into());
+                session
+                    .configure(|config| {
+                        config.system = system;
+                        Ok(())
+                    })
+                    .await?;
+            }
+            "/model" => {
+                let model = support::model_named(rest)?;
+                session
+                    .configure(|config| {
+                        config.model = model;
+                        Ok(())
+                    })
+                    .await?;
+            }
+            _ => return Err(format!("There is no {command}; /help tells what there is.").into()),
+        }
+        Ok(())
+    }
+
+    /// What the user said last on the path.
+    async fn last_question(&self) -> Result<Node, Box<dyn Error>> {
+        let tree = self.conversation.session.tree().await?;
+        // Results of tools are messages of the user's role too.
+        let asks = |node: &&Node| {
+            node.message().role == Role::User && node.message().tool_results().next().is_none()
+        };
+        Ok(tree.iter().rev().find(asks).cloned().ok_or("You have said nothing here yet.")?)
+    }
+
+    async fn list(&mut self) -> Result<(), SessionError> {
+        // Saving runs beside the conversation: what was said just now may be on its way.
+        if let Err(error) = self.conversation.session.flush(Duration::from_secs(1)).await {
+            self.printer.note(&explain(&error));
+        }
+        let store = Arc::clone(&self.conversation.store);
+        let listed = store.list(Page::first(20)).await?;
+        for found in &listed {
+            let here = if found.id == *self.conversation.session.id() { '>' } else { ' ' };
+            let title = found.damage.as_deref().or(found.title.as_deref()).unwrap_or("untitled");
+            self.printer.line(&format!("{here} {}  {title}  ({})", found.id, ago(found.updated)));
+        }
+        if listed.is_empty() {
+            self.printer.note("[none is kept yet]");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,61 @@
+//! Where an example keeps conversations.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+    process,
+};
+
+use super::Flag;
+
+/// The flag that names the folder.
+pub const STORE: Flag =
+    Flag { name: "--store", value: "DIR", help: "the folder in which conversations are kept" };
+
+/// A folder, which goes with the value if it is a temporary one.
+pub struct Folder {
+    path: PathBuf,
+    is_temporary: bool,
+}
+
+impl Folder {
+    /// The folder that was given, else a temporary one.
+    pub fn given_or_temporary(given: Option<&str>) -> Self {
+        if let Some(path) = given {
+            return Self { path: path.into(), is_temporary: false };
+        }
+        let name = format!("omni-agent-example-{}", process::id());
+        Self { path: env::temp_dir().join(name), is_temporary: true }
+    }
+
+    /// The folder that was given, else where the system wants an application's data.
+    pub fn given_or_of_the_user(given: Option<&str>) -> io::Result<Self> {
+        let path = match given {
+            Some(path) => path.into(),
+            None => data_home()?.join("omni-agent").join("conversations"),
+        };
+        Ok(Self { path, is_temporary: false })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        if self.is_temporary {
+            // What is left of it is left to whoever cleans up temporary files.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// As in the XDG base directory specification, which has a relative path ignored; `%LOCALAPPDATA%` on Windows.
+fn data_home() -> io::Result<PathBuf> {
+    let variable = if cfg!(windows) { "LOCALAPPDATA" } else { "XDG_DATA_HOME" };
+    let set = env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let home = || env::home_dir().map(|home| home.join(".local").join("share"));
+    set.or_else(home).ok_or_else(|| io::Error::other("there is no home folder; name one with --store DIR"))
+}

@@ -1,0 +1,165 @@
+//! The history's owner: random bases, what must become of them, and the model's view of it.
+
+use std::sync::Arc;
+
+use serde_json::json;
+
+use super::{
+    Check,
+    commands::{random_history, same_error},
+    ensure,
+    model::Model,
+    world::World,
+};
+use crate::{
+    agent::{
+        AgentError,
+        core::{Core, Effect},
+    },
+    message::{
+        Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, answer_open_tool_uses,
+    },
+};
+
+impl World {
+    /// Any history, and sometimes one that may not be committed.
+    fn random_base(&mut self) -> History {
+        let committed = &self.model.committed;
+        match self.rng.below(8) {
+            0..3 => random_history(&mut self.rng),
+            3 => committed.clone(),
+            _ => {
+                let keep = self.rng.below(committed.len() + 1);
+                committed.iter().take(keep).cloned().collect()
+            }
+        }
+    }
+
+    /// A message to answer anew: one of the history, or any other.
+    fn random_message(&mut self) -> Arc<Message> {
+        self.prompts += 1;
+        let text: Content = Text::new(format!("anew {}", self.prompts)).into();
+        let stray = ToolUse::new("stray", "search", json!({}));
+        let message = match self.rng.below(20) {
+            0 => Message::user(" "),
+            1 => Message::assistant([text]),
+            2 => Message::user(vec![text, stray.into()]),
+            3 => Message::user(vec![ToolResult::ok(&stray, Text::new("stray")).into(), text]),
+            4..10 if !self.model.committed.is_empty() => {
+                let place = self.rng.below(self.model.committed.len());
+                return Arc::clone(self.model.committed.get(place).expect("it has as many messages"));
+            }
+            _ => Message::user([text]),
+        };
+        Arc::new(Message { timestamp: Timestamp(0), ..message })
+    }
+
+    fn expect_base(&self, base: &History) -> Result<(), AgentError> {
+        if self.model.is_running() {
+            return Err(AgentError::Busy(self.model.status));
+        }
+        Ok(base.check()?)
+    }
+
+    /// The owner begins a run on another history.
+    pub(super) fn prompt_on(&mut self) -> Check {
+        let base = self.random_base();
+        let prompt = self.random_prompt_on(&base);
+        self.note(|| format!("owner: prompt {prompt:?} on {base:?}"));
+        let expected = self.expect_base(&base).and_then(|()| {
+            prompt.check()?;
+            if prompt.content.is_blank() {
+                return Err(AgentError::EmptyPrompt);
+            }
+            let fits = answer_open_tool_uses(&base, prompt.content.clone());
+            fits.map(drop).map_err(AgentError::InvalidPrompt)
+        });
+        let (on, given) = (base.clone(), prompt.clone());
+        let (begun, effects) = self.feed(|core, env, effects| core.prompt_on(on, given, env, effects));
+        if begun.is_ok() {
+            (self.model.base, self.model.starting) = (Some(base), Some(Arc::new(prompt)));
+        }
+        self.check_done(&expected, &begun, effects)
+    }
+
+    /// The owner has a message answered anew.
+    pub(super) fn answer_anew(&mut self) -> Check {
+        let (base, message) = (self.random_base(), self.random_message());
+        self.note(|| format!("owner: answer {message:?} on {base:?}"));
+        let expected = self.expect_base(&base).and_then(|()| {
+            let is_user = message.role == crate::message::Role::User;
+            if !is_user || message.tool_results().next().is_some() {
+                return Err(AgentError::NotAPrompt);
+            }
+            if Blocks(message.content.clone()).is_blank() {
+                return Err(AgentError::EmptyPrompt);
+            }
+            let whole: History = base.iter().chain([&message]).cloned().collect();
+            whole.check_sendable().map_err(AgentError::InvalidPrompt)
+        });
+        let (on, given) = (base.clone(), Arc::clone(&message));
+        let (begun, effects) = self.feed(|core, env, effects| core.answer(on, given, env, effects));
+        if begun.is_ok() {
+            (self.model.base, self.model.answering) = (Some(base), Some(message));
+        }
+        self.check_done(&expected, &begun, effects)
+    }
+
+    /// The owner sets the history.
+    pub(super) fn replace_history(&mut self) -> Check {
+        let history = self.random_base();
+        self.note(|| format!("owner: set {history:?}"));
+        let expected = self.expect_base(&history);
+        let given = history.clone();
+        let (set, effects) = self.feed(|core, env, effects| core.replace_history(given, env, effects));
+        if set.is_ok() {
+            self.model.base = Some(history);
+        }
+        self.check_done(&expected, &set, effects)
+    }
+
+    fn check_done(
+        &mut self,
+        expected: &Result<(), AgentError>,
+        done: &Result<(), AgentError>,
+        effects: Vec<Effect>,
+    ) -> Check {
+        match (expected, done) {
+            (Ok(()), Ok(())) => {
+                let told = matches!(effects.first(), Some(Effect::Emit(crate::agent::Event::State(_))));
+                ensure!(told, "the history is not the first that is told: {:?}", effects.first());
+            }
+            (Err(expected), Err(error)) => same_error(expected, error, effects.is_empty())?,
+            _ => return Err(format!("the owner gets {done:?}, not {expected:?}")),
+        }
+        self.perform_all(effects)
+    }
+}
+
+impl Model {
+    /// A `state` event: somebody set the history, or the one of before a run is back.
+    pub(super) fn history_told(&mut self, told: &History) -> Check {
+        ensure!(!self.run, "the history is set within a run");
+        let begins = self.starting.is_some() || self.answering.is_some();
+        let (history, restored) = match (self.owed.take(), self.base.take()) {
+            (Some(before), _) => (before, true),
+            (None, Some(base)) => (base, false),
+            (None, None) => return Err("a history is told that nobody set".to_owned()),
+        };
+        ensure!(*told == history, "{told:?} is told, not {history:?}");
+        let former = std::mem::replace(&mut self.committed, history);
+        if begins && !restored {
+            self.before = Some(former);
+        }
+        Ok(())
+    }
+
+    pub(super) fn check_histories(&self, core: &Core) -> Check {
+        ensure!(self.base.is_none(), "a history was set, and is not told");
+        ensure!(self.owed.is_none(), "the history of before the run is not back");
+        let fallback = core.fallback.as_deref();
+        ensure!(self.before.as_ref() == fallback, "it falls back to {fallback:?}, not {:?}", self.before);
+        ensure!(self.before.is_none() || self.run, "a history to fall back to, and no run");
+        Ok(())
+    }
+}

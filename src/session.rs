@@ -1,0 +1,558 @@
+//! The session: an agent with an identity, a branching tree and a store.
+//!
+//! [`Session`] is a handle: cheap to clone. The session lives until somebody [stops](Session::stop) it, until the last
+//! handle and the last [controller](Mode) are gone, or until its idle shutdown. Its task owns the [tree](crate::tree) and
+//! the agent, takes every committed turn into the tree, and saves beside: a slow store delays nothing but the
+//! [`Store`](SessionEvent::Store) event that says that a turn is safe.
+//!
+//! ```
+//! # #[cfg(feature = "test-util")]
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! use std::{sync::Arc, time::Duration};
+//! use omni_agent::agent::Agent;
+//! use omni_agent::session::Session;
+//! use omni_agent::store::{MemoryStore, Store};
+//! use omni_agent::testing::{ScriptedProvider, Step};
+//!
+//! let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+//! let provider = ScriptedProvider::new([
+//!     Step::text("Everest, K2, Lhotse."),
+//!     Step::text("Fuji, Etna, Teide."),
+//! ]);
+//! let agent = || Agent::builder().model(provider.model());
+//!
+//! let session = Session::builder(Arc::clone(&store)).agent(agent()).create().await?;
+//! session.ask("Name three mountains.").await?;
+//! let id = session.id().clone();
+//! session.stop(Duration::from_secs(5)).await?;
+//!
+//! // Another day.
+//! let session = Session::builder(store).agent(agent()).load(id).await?;
+//! let question = session.tree().await?.roots().next().unwrap().id();
+//! session.regenerate(question).await?;
+//! session.wait_until_idle().await?;
+//! assert_eq!(session.tree().await?.to_string(), "\
+//! * 1 user: Name three mountains.
+//!   ├─ 2 assistant: Everest, K2, Lhotse.
+//! > └─ 3 assistant: Fuji, Etna, Teide.");
+//! # Ok::<(), omni_agent::session::SessionError>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod builder;
+mod command;
+mod core;
+mod error;
+mod event;
+mod snapshot;
+mod subscription;
+mod task;
+
+use std::{
+    any::Any,
+    error::Error,
+    fmt,
+    pin::Pin,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+pub use builder::SessionBuilder;
+use command::{Command, Reply};
+pub use error::SessionError;
+pub use event::{SavedPart, SessionEvent, StoreReport};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
+pub use snapshot::SessionSnapshot;
+use subscription::Hold;
+pub use subscription::{Guard, Mode, SessionSubscription};
+use task::Shared;
+use tokio::sync::mpsc;
+
+use crate::{
+    actor,
+    agent::{Accepted, Agent, AgentError, Config, Prompt, Response, State, Status},
+    message::ToolUseId,
+    store::{ConversationId, Store},
+    subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
+    tool::{Decision, Tool},
+    tree::{NodeId, Tree},
+};
+
+/// A handle to a session. Cheap to clone.
+///
+/// All operations are answered whatever the agent and the store are doing. After the session's end they return
+/// [`SessionError::Ended`].
+///
+/// # Cancel safety
+///
+/// Dropping the future of an operation before it is done does not take the operation back: it may still be performed,
+/// unseen. Nothing else is lost.
+#[derive(Clone)]
+pub struct Session {
+    commands: mpsc::Sender<Box<Command>>,
+    shared: Arc<Shared>,
+}
+
+/// A handle that does not keep the session alive. The agent's callbacks and tools find one among their
+/// [extensions](crate::tool::Extensions), beside the [`ConversationId`].
+#[derive(Clone)]
+pub struct WeakSession {
+    commands: mpsc::WeakSender<Box<Command>>,
+    shared: Arc<Shared>,
+}
+
+impl Session {
+    /// Begins to build a session whose conversation is kept in `store`.
+    pub fn builder(store: Arc<dyn Store>) -> SessionBuilder {
+        SessionBuilder::new(store)
+    }
+
+    /// The conversation's id.
+    pub fn id(&self) -> &ConversationId {
+        &self.shared.id
+    }
+
+    // ---- as an agent's ----
+
+    /// Sends a prompt. If the session is idle, it begins a run, at the end of the path; while it is busy or paused, it is
+    /// staged: see [`Agent::prompt`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::prompt`]; [`SessionError::StoreBehind`] if too much is unsaved.
+    pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, SessionError> {
+        self.ensure_room()?;
+        self.on_agent(async |agent| agent.prompt(prompt).await).await
+    }
+
+    /// Sends a prompt and awaits what comes of it: see [`Agent::ask`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::ask`]; [`SessionError::StoreBehind`] if too much is unsaved.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the run.
+    pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, SessionError> {
+        self.ensure_room()?;
+        self.on_agent(async |agent| agent.ask(prompt).await).await
+    }
+
+    /// Asks for a value of a Rust type: see [`Agent::ask_as`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::ask_as`]; [`SessionError::StoreBehind`] if too much is unsaved.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the run.
+    pub async fn ask_as<T: DeserializeOwned + JsonSchema>(
+        &self,
+        prompt: impl Into<Prompt>,
+    ) -> Result<T, SessionError> {
+        self.ensure_room()?;
+        self.on_agent(async |agent| agent.ask_as(prompt).await).await
+    }
+
+    /// Decides on the tool use that a paused session waits for: see [`Agent::resume`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::resume`].
+    pub async fn resume(
+        &self,
+        tool_use: impl Into<ToolUseId>,
+        decision: Decision,
+    ) -> Result<(), SessionError> {
+        self.on_agent(async |agent| agent.resume(tool_use, decision).await).await
+    }
+
+    /// Ends the run at once and discards what is pending. If the run began a branch and none of its turns is complete,
+    /// the branch is as if it never was. See [`Agent::cancel`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::cancel`].
+    pub async fn cancel(&self) -> Result<(), SessionError> {
+        self.on_agent(async |agent| agent.cancel().await).await
+    }
+
+    /// Ends the run at once and keeps what can be kept: see [`Agent::interrupt`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::interrupt`].
+    pub async fn interrupt(&self) -> Result<(), SessionError> {
+        self.on_agent(async |agent| agent.interrupt().await).await
+    }
+
+    /// Sends an event of the application's own to the agent's callbacks: see [`Agent::notify`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::notify`].
+    pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), SessionError> {
+        self.on_agent(async |agent| agent.notify(event).await).await
+    }
+
+    /// Changes the agent's configuration, as a whole or not at all: see [`Agent::set_state`]. Model, system prompt and
+    /// options are saved, if they are others than before.
+    ///
+    /// # Errors
+    ///
+    /// As [`Agent::set_state`].
+    pub async fn configure<F>(&self, edit: F) -> Result<(), SessionError>
+    where
+        F: FnOnce(&mut Config) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
+    {
+        self.on_agent(async |agent| agent.set_state(|draft| edit(&mut draft.config)).await).await
+    }
+
+    /// Offers one more tool to the model. Idle only; tools are not saved.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Busy`], and a tool that can't be with the others.
+    pub async fn add_tool(&self, tool: impl Tool) -> Result<(), SessionError> {
+        let tool: Arc<dyn Tool> = Arc::new(tool);
+        self.configure(move |config| Ok(config.tools.insert(tool)?)).await
+    }
+
+    /// Offers a tool no longer. Idle only. That there is none of this name is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Busy`].
+    pub async fn remove_tool(&self, name: impl Into<String>) -> Result<(), SessionError> {
+        let name = name.into();
+        self.configure(move |config| {
+            config.tools.remove(&name);
+            Ok(())
+        })
+        .await
+    }
+
+    /// The agent's state, as callbacks see it.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn state(&self) -> Result<State, SessionError> {
+        self.on_agent(async |agent| agent.state().await).await
+    }
+
+    /// What the agent is doing.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn status(&self) -> Result<Status, SessionError> {
+        self.on_agent(async |agent| agent.status().await).await
+    }
+
+    /// Waits until nothing goes on and nothing waits to. What came of it may not be saved yet: see
+    /// [`flush`](Self::flush).
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`] if the session ends first.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only stops the waiting.
+    pub async fn wait_until_idle(&self) -> Result<(), SessionError> {
+        self.on_agent(async |agent| agent.wait_until_idle().await).await
+    }
+
+    // ---- the tree ----
+
+    /// Answers a user message again: a run begins with the same message, and its answer becomes a sibling of the answers
+    /// that are there. Idle only. If the run ends in `cancelled` or `error` before its first turn is complete, the
+    /// tree is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind).
+    pub async fn regenerate(&self, user: NodeId) -> Result<(), SessionError> {
+        self.ensure_room()?;
+        self.call(|reply| Command::Regenerate(user, reply)).await?
+    }
+
+    /// Begins a run with a new user message below an answer, beside what may be there: an edit of the user message that
+    /// followed it. `None` begins a new root. Idle only. If the run ends in `cancelled` or `error` before its first turn
+    /// is complete, the tree is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotAssistant`](SessionError::NotAssistant),
+    /// [`OpenToolUses`](SessionError::OpenToolUses), [`StoreBehind`](SessionError::StoreBehind), and a prompt that the agent
+    /// refuses.
+    pub async fn branch(
+        &self,
+        assistant: Option<NodeId>,
+        prompt: impl Into<Prompt>,
+    ) -> Result<(), SessionError> {
+        self.ensure_room()?;
+        let prompt = prompt.into();
+        self.call(|reply| Command::Branch(assistant, prompt, reply)).await?
+    }
+
+    /// Begins a run with another user message in the place of one: a branch from where that message hangs, beside it.
+    /// Idle only. If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and a prompt that the agent
+    /// refuses.
+    pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
+        self.ensure_room()?;
+        let prompt = prompt.into();
+        self.call(|reply| Command::Edit(user, prompt, reply)).await?
+    }
+
+    /// Moves the path through a node, and on from there to the leaf that was active last; `None` makes it empty, so that
+    /// the next prompt begins a new root. Idle only. To where the path is already, nothing happens.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Busy`], [`SessionError::UnknownNode`].
+    pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), SessionError> {
+        let node = node.into();
+        self.call(|reply| Command::Navigate(node, reply)).await?
+    }
+
+    /// The tree. O(1): it is shared.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn tree(&self) -> Result<Tree, SessionError> {
+        self.call(Command::Tree).await
+    }
+
+    // ---- the rest ----
+
+    /// Gives the conversation a title, or none. A list of the store shows it when it is saved: see
+    /// [`flush`](Self::flush).
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn set_title(&self, title: Option<&str>) -> Result<(), SessionError> {
+        let title = title.map(Arc::from);
+        self.call(|reply| Command::SetTitle(title, reply)).await
+    }
+
+    /// The conversation's title.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn title(&self) -> Result<Option<Arc<str>>, SessionError> {
+        self.call(Command::Title).await
+    }
+
+    /// All there is to know at this moment.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`]; what was left is in [`Session::end`].
+    pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
+        Ok(*self.call(Command::Snapshot).await?)
+    }
+
+    /// A snapshot and the events that follow it, with no gap and no overlap.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn subscribe(&self, mode: Mode) -> Result<SessionSubscription, SessionError> {
+        self.subscribe_after(None, mode).await
+    }
+
+    /// Resumes a subscription after the last event that was seen. What was missed is replayed if it is still there; else,
+    /// and for an event of another incarnation, the first update is a resync.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn resume_from(&self, last: EventId, mode: Mode) -> Result<SessionSubscription, SessionError> {
+        self.subscribe_after(Some(last), mode).await
+    }
+
+    async fn subscribe_after(
+        &self,
+        after: Option<EventId>,
+        mode: Mode,
+    ) -> Result<SessionSubscription, SessionError> {
+        // Counted before the snapshot is taken: the session does not end in between.
+        let hold =
+            (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
+        let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
+        let source = Box::new(self.downgrade());
+        let events = if after.is_some() {
+            Subscription::resumed(source, attachment)
+        } else {
+            Subscription::new(source, attachment)
+        };
+        Ok(SessionSubscription::new(events, Guard::new(self.downgrade(), hold)))
+    }
+
+    /// Waits until all that is unsaved now is in the store. What waits to be saved again is tried at once.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Unsaved`] says what is not safe when the deadline passes; [`SessionError::Ended`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only stops the waiting.
+    pub async fn flush(&self, deadline: Duration) -> Result<(), SessionError> {
+        if let Ok(flushed) = tokio::time::timeout(deadline, self.call(Command::Flush)).await {
+            return flushed;
+        }
+        match self.call(Command::Unsaved).await? {
+            None => Ok(()),
+            Some(unsaved) => Err(unsaved.after(deadline)),
+        }
+    }
+
+    /// Ends the session: the run is cancelled, what is unsaved is saved, subscribers get the final snapshot. What is not
+    /// done by the deadline is cut off. Stopping a session that has ended is fine, and tells the same of it.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Unsaved`] says what is not safe; the session has ended all the same, and what is unsaved is in
+    /// [`Session::end`].
+    pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
+        if let Ok(stopped) = self.call(|reply| Command::Stop((deadline, reply))).await {
+            return stopped;
+        }
+        self.shared.fate.ended().await;
+        self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err(unsaved.clone().after(deadline)))
+    }
+
+    /// Waits for the session's end, whatever brings it about.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only stops the waiting.
+    pub async fn ended(&self) -> End<SessionSnapshot> {
+        self.shared.fate.ended().await
+    }
+
+    /// How the session ended, with its last snapshot; `None` while it lives.
+    pub fn end(&self) -> Option<End<SessionSnapshot>> {
+        self.shared.fate.end().cloned()
+    }
+
+    /// A handle that does not keep the session alive.
+    pub fn downgrade(&self) -> WeakSession {
+        WeakSession { commands: self.commands.downgrade(), shared: Arc::clone(&self.shared) }
+    }
+
+    fn ensure_room(&self) -> Result<(), SessionError> {
+        if self.shared.is_behind.load(Ordering::Acquire) && self.shared.fate.end().is_none() {
+            return Err(SessionError::StoreBehind { limit: self.shared.setup.unsaved_limit });
+        }
+        Ok(())
+    }
+
+    /// Sends a command and awaits its answer.
+    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
+        match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
+            Some(answer) => Ok(answer),
+            None => Err(self.over().await),
+        }
+    }
+
+    /// Performs an operation on the agent. It needs no word of the session's.
+    async fn on_agent<T>(
+        &self,
+        operation: impl AsyncFnOnce(&Agent) -> Result<T, AgentError>,
+    ) -> Result<T, SessionError> {
+        let Some(agent) = self.shared.agent.get().and_then(crate::agent::WeakAgent::upgrade) else {
+            return Err(self.over().await);
+        };
+        match operation(&agent).await {
+            Ok(value) => Ok(value),
+            // The session may not know yet. It looks when there is a command to serve, and serves none.
+            Err(AgentError::Stopped(_)) => match self.call(Command::Title).await {
+                Ok(_) => Err(self.over().await),
+                Err(ended) => Err(ended),
+            },
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn over(&self) -> SessionError {
+        SessionError::Ended(self.shared.fate.closed().await)
+    }
+}
+
+impl WeakSession {
+    /// The conversation's id.
+    pub fn id(&self) -> &ConversationId {
+        &self.shared.id
+    }
+
+    /// A handle, if the session still lives and has begun to: there is none in `init`.
+    pub fn upgrade(&self) -> Option<Session> {
+        if !self.shared.started.load(Ordering::Acquire) {
+            return None;
+        }
+        Some(Session { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
+    }
+
+    /// Counts a controller.
+    fn hold(&self) -> Result<Hold, SessionError> {
+        if let Some(reason) = self.shared.fate.closing() {
+            return Err(SessionError::Ended(reason.clone()));
+        }
+        match self.commands.upgrade() {
+            Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
+            // The session is about to find that out.
+            None => Err(SessionError::Ended(EndReason::HandlesDropped)),
+        }
+    }
+}
+
+impl Source<SessionSnapshot, SessionEvent> for WeakSession {
+    fn attach(&self, after: Option<EventId>) -> Attaching {
+        let weak = self.clone();
+        Box::pin(async move {
+            let commands = weak.upgrade().map(|session| session.commands);
+            let subscribe = |reply| Box::new(Command::Subscribe(after, reply));
+            match actor::call_weakly(commands, &weak.shared.fate, subscribe).await {
+                Some(attachment) => Ok(attachment),
+                None => Err(weak.shared.fate.ended().await),
+            }
+        })
+    }
+}
+
+/// A place in the stream of events, being asked for.
+type Attaching = Pin<
+    Box<dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send>,
+>;
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("id", self.id())
+            .field("ended", &self.shared.fate.end().is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for WeakSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WeakSession").field("id", self.id()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,265 @@
+use std::{
+    fmt,
+    sync::{
+        Arc, LazyLock, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::sync::mpsc;
+
+use super::{
+    Session, SessionError, WeakSession,
+    core::Core,
+    task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task},
+};
+use crate::{
+    actor::{Fate, Signal},
+    agent::{Agent, AgentBuilder, Config, HistoryOwner},
+    store::{ConversationId, Store, WriteId},
+    subscription::{EventId, Feed, FeedLimits},
+    tree::Tree,
+};
+
+/// Commands that may wait in a session's channel: one block of tokio's.
+const COMMANDS: usize = 32;
+
+/// What sessions are set up with unless something else is wanted: they share it.
+static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
+    Arc::new(Setup {
+        idle_shutdown: None,
+        unsaved_limit: 16 * 1024 * 1024,
+        write_timeout: Duration::from_mins(1),
+        end_timeout: Duration::from_secs(30),
+        feed_limits: FeedLimits::default(),
+    })
+});
+
+/// Starts a [`Session`]: a new one, or one that is in the store.
+#[must_use = "a builder does nothing before `create`, `create_as` or `load`"]
+pub struct SessionBuilder {
+    store: Arc<dyn Store>,
+    agent: AgentBuilder,
+    title: Option<Arc<str>>,
+    setup: Arc<Setup>,
+}
+
+impl SessionBuilder {
+    pub(super) fn new(store: Arc<dyn Store>) -> Self {
+        Self { store, agent: Agent::builder(), title: None, setup: Arc::clone(&USUAL) }
+    }
+
+    /// The agent: model, tools, callbacks and all. Its history comes from the session, and its commit channel is the
+    /// session's.
+    ///
+    /// The model, system prompt and options are saved with the conversation. When it is [loaded](Self::load), the saved
+    /// model wins if the agent's registry resolves it, and what is given here is what to fall back to; a system prompt
+    /// and options given here win over the saved ones, as a whole. Tools, callbacks, extensions, keys and headers are
+    /// never saved: give them each time.
+    pub fn agent(mut self, agent: AgentBuilder) -> Self {
+        self.agent = agent;
+        self
+    }
+
+    /// The title of a new conversation. A loaded one has its own.
+    pub fn title(mut self, title: impl Into<Arc<str>>) -> Self {
+        self.title = Some(title.into());
+        self
+    }
+
+    /// How long the session stays when no controller is left and the agent is idle. It is looked at when the last
+    /// controller leaves, and when the agent becomes idle; zero is allowed. Unset, it stays for as long as there is
+    /// a handle or a controller. A turn in flight is finished first, and so is saving.
+    pub fn idle_shutdown(mut self, after: Duration) -> Self {
+        Arc::make_mut(&mut self.setup).idle_shutdown = Some(after);
+        self
+    }
+
+    /// Bytes of messages that may be unsaved, roughly, before new prompts get [`SessionError::StoreBehind`]. 16 MiB if
+    /// unset. A run that goes on already may go on.
+    pub fn unsaved_limit(mut self, bytes: usize) -> Self {
+        Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
+        self
+    }
+
+    /// How long a write may take before it counts as failed, and is repeated. One minute if unset.
+    pub fn write_timeout(mut self, limit: Duration) -> Self {
+        Arc::make_mut(&mut self.setup).write_timeout = limit;
+        self
+    }
+
+    /// How long the end may take, saving above all, when no deadline is given: at any end but [`Session::stop`]. 30
+    /// seconds if unset.
+    pub fn end_timeout(mut self, limit: Duration) -> Self {
+        Arc::make_mut(&mut self.setup).end_timeout = limit;
+        self
+    }
+
+    /// What is kept for subscribers.
+    pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
+        Arc::make_mut(&mut self.setup).feed_limits = limits;
+        self
+    }
+
+    /// Starts a new conversation with an id of its own, which nobody else has. It is in the store from its first save
+    /// on: the first turn, or the first change of its state.
+    ///
+    /// # Errors
+    ///
+    /// As [`AgentBuilder::start`]; [`SessionError::InitialHistory`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is done starts nothing.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn create(self) -> Result<Session, SessionError> {
+        let (starting, _) = self.start_new(ConversationId::generate()).await?;
+        Ok(starting.run())
+    }
+
+    /// Starts a new conversation with this id, and creates it in the store.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create); [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) if the id is
+    /// taken, also by somebody who was faster; what the store fails with.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is done starts nothing; but the conversation may be in the store then, or come to be.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn create_as(self, id: ConversationId) -> Result<Session, SessionError> {
+        let store = Arc::clone(&self.store);
+        // A taken id is found before the application's `init` runs, but for a race.
+        if store.exists(&id).await? {
+            return Err(crate::store::StoreError::AlreadyExists { id }.into());
+        }
+        let (mut starting, id) = self.start_new(id).await?;
+        let version = store.create(&id, WriteId::generate(), &starting.core.state()).await?;
+        starting.core.created(version);
+        Ok(starting.run())
+    }
+
+    /// Starts the conversation with this id from the store, where it was left.
+    ///
+    /// # Errors
+    ///
+    /// As [`AgentBuilder::start`]; what the store fails with,
+    /// [`NotFound`](crate::store::StoreError::NotFound) above all; [`SessionError::Tree`] if what is stored is no tree.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is done starts nothing.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn load(mut self, id: ConversationId) -> Result<Session, SessionError> {
+        let stored = self.store.load(&id).await?;
+        let (state, version) = (stored.state, stored.version);
+        let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors)?;
+        let system = state.system.as_deref().map(Arc::from);
+        self.agent = self
+            .agent
+            .restore(state.model.as_deref(), system, state.options.clone())
+            .history(tree.history().clone());
+        let loaded = |config, seen| Core::loaded(tree, &state, version, config, seen);
+        let starting = self.start(id, loaded).await?;
+        let name = starting.core.config().model.name();
+        if state.model.as_deref().is_some_and(|saved| saved != name) {
+            tracing::warn!(saved = state.model, instead = name, "the saved model is not to be had");
+        }
+        Ok(starting.run())
+    }
+
+    async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), SessionError> {
+        if !self.agent.given_history().is_empty() {
+            return Err(SessionError::InitialHistory);
+        }
+        let title = self.title.take();
+        let starting = self.start(id.clone(), |config, seen| Core::new(title, config, seen)).await?;
+        Ok((starting, id))
+    }
+
+    /// Starts the agent, and prepares what is around it.
+    async fn start(
+        self,
+        id: ConversationId,
+        core: impl FnOnce(Arc<Config>, EventId) -> Core,
+    ) -> Result<Starting, SessionError> {
+        let Self { store, agent, setup, .. } = self;
+        let (commands, receiver) = mpsc::channel(COMMANDS);
+        let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
+        let shared = Arc::new(Shared {
+            id: id.clone(),
+            setup,
+            agent: OnceLock::new(),
+            fate: Fate::default(),
+            started: AtomicBool::new(false),
+            is_behind: AtomicBool::new(false),
+            left_unsaved: OnceLock::new(),
+            controllers: AtomicUsize::new(0),
+            left: Signal::default(),
+        });
+        let session = Session { commands, shared };
+        let weak: WeakSession = session.downgrade();
+        let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
+        let state = agent.state().await?;
+        let seen = owner.moment().await?.last;
+        let core = core(Arc::clone(&state.config), seen);
+        Ok(Starting { session, receiver, agent, owner, deliveries, core, store })
+    }
+}
+
+/// A session whose task does not run yet.
+struct Starting {
+    session: Session,
+    receiver: mpsc::Receiver<Box<super::command::Command>>,
+    agent: Agent,
+    owner: HistoryOwner,
+    deliveries: Deliveries,
+    core: Core,
+    store: Arc<dyn Store>,
+}
+
+impl Starting {
+    fn run(self) -> Session {
+        let Self { session, receiver, agent, owner, deliveries, core, store } = self;
+        let shared = Arc::clone(&session.shared);
+        // Nobody else sets it.
+        let _ = shared.agent.set(agent.downgrade());
+        shared.started.store(true, Ordering::Release);
+        let task = Box::new(Task {
+            core,
+            agent,
+            owner,
+            deliveries,
+            store,
+            feed: Feed::new(rand::random()),
+            _last_words: LastWords(Arc::clone(&shared)),
+            shared,
+            write: None,
+            retry: None,
+            idle: None,
+            idle_when_saved: false,
+            flushes: Vec::new(),
+            is_lost: false,
+            effects: Vec::new(),
+        });
+        tokio::spawn(task.run(receiver));
+        session
+    }
+}
+
+impl fmt::Debug for SessionBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionBuilder").field("agent", &self.agent).finish_non_exhaustive()
+    }
+}

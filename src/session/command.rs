@@ -1,0 +1,50 @@
+//! What a handle sends to its task.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::oneshot;
+
+use super::{SessionError, SessionEvent, SessionSnapshot};
+use crate::{
+    agent::Prompt,
+    subscription::{Attachment, EventId},
+    tree::{NodeId, Tree},
+};
+
+pub(super) type Reply<T> = oneshot::Sender<T>;
+pub(super) type Outcome<T> = Result<T, SessionError>;
+/// A stop's deadline, and where its outcome goes.
+pub(super) type Stop = (Duration, Reply<Outcome<()>>);
+/// A place in the stream of events, on its way to a subscriber.
+pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
+
+/// What is not in the store.
+#[derive(Clone, Debug)]
+pub(super) struct Unsaved {
+    /// How many messages; it may be the path or the state alone.
+    pub(super) nodes: usize,
+    pub(super) error: Option<String>,
+}
+
+impl Unsaved {
+    /// What is told of it after so long a wait.
+    pub(super) fn after(self, waited: Duration) -> SessionError {
+        SessionError::Unsaved { nodes: self.nodes, waited, error: self.error }
+    }
+}
+
+/// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session pays for one.
+pub(super) enum Command {
+    Branch(Option<NodeId>, Prompt, Reply<Outcome<()>>),
+    Edit(NodeId, Prompt, Reply<Outcome<()>>),
+    Regenerate(NodeId, Reply<Outcome<()>>),
+    Navigate(Option<NodeId>, Reply<Outcome<()>>),
+    SetTitle(Option<Arc<str>>, Reply<()>),
+    Title(Reply<Option<Arc<str>>>),
+    Tree(Reply<Tree>),
+    Snapshot(Reply<Box<SessionSnapshot>>),
+    Subscribe(Option<EventId>, AttachmentReply),
+    Flush(Reply<()>),
+    Unsaved(Reply<Option<Unsaved>>),
+    Stop(Stop),
+}

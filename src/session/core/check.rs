@@ -1,0 +1,26 @@
+//! The invariants of a session's core, for debug builds and the simulation.
+
+use super::Core;
+use crate::{
+    agent::Status,
+    message::{Content, Role},
+};
+
+impl Core {
+    /// Looks for a broken invariant.
+    pub(in crate::session) fn check(&self) -> Result<(), String> {
+        if self.branch.is_some() && self.status == Status::Idle && self.moving.is_some() {
+            return Err("a branch in flight, and another move on the way".into());
+        }
+        let stable = self.stable();
+        let head = stable.head().and_then(|head| stable.node(head));
+        let bare = head.is_some_and(|node| {
+            let message = node.message();
+            message.role == Role::User && !message.content.iter().any(|c| matches!(c, Content::ToolResult(_)))
+        });
+        if bare {
+            return Err("a head to be stored is a bare prompt".into());
+        }
+        self.saver.check(stable)
+    }
+}

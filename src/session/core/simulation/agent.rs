@@ -1,0 +1,207 @@
+//! An agent as a session sees it: what it tells, in the order in which it tells it.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use serde_json::json;
+
+use crate::actor::random::Rng;
+use crate::{
+    agent::{Config, Event, Failure, Response, Status, TurnOutcome},
+    message::{Content, History, Message, Role, Text, Timestamp, ToolResult, ToolUse, Usage},
+    provider::StopReason,
+    subscription::EventId,
+};
+
+/// What is on its way to the session.
+pub(super) type Told = (EventId, Arc<Event>, Arc<Config>);
+
+pub(super) struct Agent {
+    pub(super) config: Arc<Config>,
+    /// What is committed.
+    history: History,
+    /// What was, before the run began on another history and committed nothing yet.
+    before: Option<History>,
+    /// Messages of the turn in flight.
+    pending: Vec<Arc<Message>>,
+    pub(super) runs: bool,
+    status: Status,
+    last: EventId,
+    pub(super) told: VecDeque<Told>,
+    messages: u32,
+}
+
+fn message(role: Role, content: Vec<Content>) -> Arc<Message> {
+    // The same for the same seed, also in its time.
+    Arc::new(Message { timestamp: Timestamp(0), ..Message::new(role, content) })
+}
+
+/// A prompt with the results that `history` leaves open.
+fn prompt(number: u32, history: &History) -> Arc<Message> {
+    let results = history.open_tool_uses().map(|open| ToolResult::ok(open, Text::new("done")).into());
+    let text = Text::new("?".repeat(1 + number as usize % 200)).into();
+    message(Role::User, results.chain([text]).collect())
+}
+
+fn answer(number: u32, rng: &mut Rng) -> Arc<Message> {
+    let text = Text::new(format!("answer {number}")).into();
+    let tool_use = ToolUse::new(format!("use {number}"), "search", json!({})).into();
+    message(Role::Assistant, if rng.percent(30) { vec![text, tool_use] } else { vec![text] })
+}
+
+/// The messages of a whole turn on this history.
+pub(super) fn random_turn(number: u32, history: &History, rng: &mut Rng) -> [Arc<Message>; 2] {
+    [prompt(number, history), answer(number, rng)]
+}
+
+impl Agent {
+    pub(super) fn new(config: Arc<Config>, history: History, incarnation: u64) -> Self {
+        Self {
+            config,
+            history,
+            before: None,
+            pending: Vec::new(),
+            runs: false,
+            status: Status::Idle,
+            last: EventId { incarnation, number: 1 },
+            told: VecDeque::new(),
+            messages: 0,
+        }
+    }
+
+    pub(super) fn last(&self) -> EventId {
+        self.last
+    }
+
+    fn tell(&mut self, event: Event) -> EventId {
+        self.last.number += 1;
+        self.told.push_back((self.last, Arc::new(event), Arc::clone(&self.config)));
+        self.last
+    }
+
+    fn become_(&mut self, status: Status) {
+        if self.status != status {
+            self.status = status;
+            self.tell(Event::Status { status });
+        }
+    }
+
+    fn tell_state(&mut self) -> EventId {
+        self.tell(Event::State(Arc::new(self.config.view(self.history.clone()))))
+    }
+
+    /// Does the next thing. Tells whether a run is on then.
+    pub(super) fn act(&mut self, rng: &mut Rng) -> bool {
+        if self.runs {
+            self.go_on(rng);
+        } else if rng.percent(20) {
+            // As `set_state` does it.
+            self.config = super::start::random_config(&self.config, rng);
+            self.tell_state();
+        } else {
+            self.begin(None);
+        }
+        self.runs
+    }
+
+    fn go_on(&mut self, rng: &mut Rng) {
+        if rng.percent(10) {
+            // As a callback does it.
+            self.config = super::start::random_config(&self.config, rng);
+        }
+        if self.status == Status::Paused || rng.percent(4) {
+            let paused = self.status == Status::Paused;
+            return self.become_(if paused { Status::Busy } else { Status::Paused });
+        }
+        if rng.percent(8) {
+            return self.fail(rng);
+        }
+        self.messages += 1;
+        let Some(last) = self.pending.last().cloned() else {
+            // The turn after one that went on.
+            let prompt = prompt(self.messages, &self.history);
+            return self.add(prompt);
+        };
+        let uses: Vec<ToolUse> = last.tool_uses().cloned().collect();
+        let may_end = last.role == Role::Assistant || last.tool_results().next().is_some();
+        if may_end && self.pending.len() > 1 && rng.percent(if uses.is_empty() { 85 } else { 30 }) {
+            return self.end_turn(rng);
+        }
+        if last.role == Role::User {
+            return self.add(answer(self.messages, rng));
+        }
+        let content = if uses.is_empty() {
+            vec![Text::new("go on").into()]
+        } else {
+            uses.iter().map(|open| ToolResult::ok(open, Text::new("done")).into()).collect()
+        };
+        self.add(message(Role::User, content));
+    }
+
+    fn add(&mut self, message: Arc<Message>) {
+        self.pending.push(Arc::clone(&message));
+        self.tell(Event::Message { message, step: 0 });
+    }
+
+    /// A run begins, with a prompt or with a message that is answered anew.
+    fn begin(&mut self, anew: Option<Arc<Message>>) {
+        self.messages += 1;
+        self.runs = true;
+        self.become_(Status::Busy);
+        let message = anew.unwrap_or_else(|| prompt(self.messages, &self.history));
+        self.add(message);
+    }
+
+    /// As its owner wants it: another history, and a run on it if there is to be one.
+    pub(super) fn move_to(&mut self, history: History, run: bool, anew: Option<Arc<Message>>) -> EventId {
+        let before = std::mem::replace(&mut self.history, history);
+        let with = self.tell_state();
+        if run {
+            self.before = Some(before);
+            self.begin(anew);
+        }
+        with
+    }
+
+    fn response(&mut self, reason: StopReason) -> Arc<Response> {
+        let messages = std::mem::take(&mut self.pending);
+        let usage = Usage { input: 1, output: u64::from(self.messages), ..Usage::default() };
+        let message = messages.iter().rfind(|message| message.role == Role::Assistant).cloned();
+        Arc::new(Response { message, messages, usage, ..Response::empty("model", reason, 0) })
+    }
+
+    fn end_turn(&mut self, rng: &mut Rng) {
+        self.history.extend(self.pending.iter().cloned());
+        self.before = None;
+        let response = self.response(StopReason::Stop);
+        if rng.percent(25) {
+            self.tell(Event::Turn(TurnOutcome::Continue { response }));
+            return;
+        }
+        self.runs = false;
+        self.become_(Status::Idle);
+        self.tell(Event::Turn(TurnOutcome::Stop { response, staged: None }));
+    }
+
+    /// The run is cancelled, or fails.
+    pub(super) fn fail(&mut self, rng: &mut Rng) {
+        self.runs = false;
+        self.become_(Status::Idle);
+        let response = self.response(StopReason::Cancelled);
+        let failure = Failure::TimeLimit { limit: Duration::from_secs(1) };
+        self.tell(if rng.percent(50) {
+            Event::Cancelled { response, staged: None }
+        } else {
+            Event::Error { failure, response, staged: None }
+        });
+        if let Some(before) = self.before.take() {
+            self.history = before;
+            self.tell_state();
+        }
+    }
+
+    /// It is killed: what it told last may be lost.
+    pub(super) fn die(&mut self, rng: &mut Rng) {
+        let arrives = rng.below(self.told.len() + 1);
+        self.told.truncate(arrives);
+    }
+}

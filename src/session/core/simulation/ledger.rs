@@ -1,0 +1,334 @@
+//! What must be true of saving: which writes are made, what is told of them, and what is in the store then.
+
+use std::{collections::HashSet, sync::Arc, time::Duration};
+
+use super::{
+    Check, ensure,
+    model::{Kind, Model},
+    shelf::{Content, Shelf, content, with, write_id},
+};
+use crate::{
+    message::Timestamp,
+    session::{
+        SavedPart, StoreReport,
+        core::{Core, Job},
+    },
+    store::{StateChange, StoreError, Stored, StoredState, Version, WriteId},
+    tree::{Node, NodeId, Tree},
+};
+
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+pub(super) struct Ledger {
+    /// All that there was to be stored, at one time after another.
+    moments: Vec<Content>,
+    /// What the store has for certain.
+    pub(super) acked: Option<Stored>,
+    /// The same, to compare.
+    pub(super) acked_content: Option<Content>,
+    /// The write that is under way, or waits to be repeated.
+    open: Option<Open>,
+    /// Ids of all writes.
+    ids: HashSet<WriteId>,
+    /// Whether something happened that is to be stored: what a session begins with is not, by itself.
+    touched: bool,
+    /// It was loaded with another state than it was started with, which the core knows no more of: the next state is
+    /// written, whatever it is.
+    replaced: bool,
+    pub(super) lost: bool,
+    behind: bool,
+    tickets: Vec<Ticket>,
+    /// The wait that must be asked for.
+    wait: Option<Duration>,
+    /// What must be told of the write that came back.
+    told: Option<(SavedPart, Option<NodeId>, Result<Version, String>)>,
+}
+
+struct Open {
+    job: Arc<Job>,
+    moment: usize,
+    failures: u32,
+    under_way: bool,
+}
+
+/// Somebody wants to know when all of a moment is safe.
+struct Ticket {
+    wanted: u64,
+    moment: usize,
+}
+
+impl Ledger {
+    pub(super) fn new(model: &Model, stored: Option<&Stored>) -> Check<Self> {
+        let begun = (model.stable().clone(), model.state());
+        let stored_content = stored.map(content).transpose()?;
+        Ok(Self {
+            replaced: stored_content.as_ref().is_some_and(|stored| *stored != begun),
+            moments: vec![begun],
+            acked: stored.cloned(),
+            acked_content: stored_content,
+            open: None,
+            ids: HashSet::new(),
+            touched: false,
+            lost: false,
+            behind: false,
+            tickets: Vec::new(),
+            wait: None,
+            told: None,
+        })
+    }
+
+    /// Notes what is to be stored now. `touched`: something happened that is to be stored.
+    pub(super) fn note(&mut self, model: &Model, touched: bool) {
+        let now = (model.stable().clone(), model.state());
+        if self.moments.last() != Some(&now) {
+            self.moments.push(now);
+        }
+        self.touched |= touched;
+    }
+
+    fn now(&self) -> &Content {
+        self.moments.last().expect("there is a first")
+    }
+
+    /// The write that is under way.
+    pub(super) fn under_way(&self) -> Option<&Arc<Job>> {
+        self.open.as_ref().filter(|open| open.under_way).map(|open| &open.job)
+    }
+
+    /// The write that waits to be repeated.
+    pub(super) fn waiting(&self) -> Option<&Arc<Job>> {
+        self.open.as_ref().filter(|open| !open.under_way).map(|open| &open.job)
+    }
+
+    /// A write begins.
+    pub(super) fn begin(&mut self, job: Arc<Job>) -> Check {
+        ensure!(!self.lost, "{job:?} after the place is lost");
+        if let Some(open) = &mut self.open {
+            ensure!(!open.under_way, "{job:?} while {:?} is under way", open.job);
+            ensure!(Arc::ptr_eq(&open.job, &job), "{job:?} in place of {:?}, which failed", open.job);
+            open.under_way = true;
+            return Ok(());
+        }
+        ensure!(self.ids.insert(write_id(&job)), "{job:?} has the id of another write");
+        self.check_job(&job)?;
+        let moment = self.moments.len() - 1;
+        self.open = Some(Open { job, moment, failures: 0, under_way: true });
+        Ok(())
+    }
+
+    /// A new write brings all that there is to be stored, and nothing twice.
+    fn check_job(&self, job: &Job) -> Check {
+        let (tree, state) = self.now();
+        let (Some(acked), Some((acked_tree, acked_state))) = (&self.acked, &self.acked_content) else {
+            let Job::Create(_, created) = job else {
+                return Err(format!("{job:?} before the conversation is created"));
+            };
+            ensure!(created == state, "it is created with {created:?}, not {state:?}");
+            return Ok(());
+        };
+        match job {
+            Job::Create(..) => return Err(format!("{job:?}, and it is there already")),
+            Job::Commit(write, commit) => {
+                ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
+                ensure!(tree != acked_tree, "{commit:?} changes nothing");
+                let due = state != acked_state || self.replaced;
+                ensure!(commit.state.is_some() == due, "state in a commit: {:?}, due: {due}", commit.state);
+            }
+            Job::State(write, change) => {
+                ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
+                ensure!(tree == acked_tree, "the state is saved before the tree");
+                ensure!(state != acked_state || self.replaced, "{change:?} changes nothing");
+                let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
+                let only_title = !self.replaced && untitled(state) == untitled(acked_state);
+                let fits = matches!(change, StateChange::Title(_)) == only_title;
+                ensure!(fits, "{change:?}, only the title is another: {only_title}");
+            }
+        }
+        let mut next = acked.clone();
+        with(&mut next, job);
+        ensure!(content(&next)? == *self.now(), "{job:?} brings not what there is to be stored");
+        Ok(())
+    }
+
+    /// A write comes back. Gives what must be told.
+    pub(super) fn comes_back(&mut self, outcome: &Result<Version, StoreError>, tree: &Tree) -> Check<Kind> {
+        let mut open = self.open.take().ok_or("no write is under way")?;
+        let (what, through) = match &*open.job {
+            Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
+            _ => (SavedPart::State, None),
+        };
+        self.told = Some((what, through, outcome.as_ref().copied().map_err(words)));
+        match outcome {
+            Ok(version) => {
+                // Any write takes the state along that is unknown.
+                self.replaced = false;
+                let acked = match (self.acked.take(), &*open.job) {
+                    (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
+                    (Some(mut acked), job) => {
+                        with(&mut acked, job);
+                        Stored { version: *version, ..acked }
+                    }
+                    (None, job) => return Err(format!("{job:?} before the conversation is created")),
+                };
+                self.acked_content = Some(content(&acked)?);
+                self.acked = Some(acked);
+                if matches!(*open.job, Job::Create(..)) && !tree.is_empty() {
+                    // What it was created for is yet to come.
+                    self.told = None;
+                    return Ok(Kind::Agent);
+                }
+                Ok(Kind::Saved)
+            }
+            Err(
+                StoreError::Conflict { .. } | StoreError::LeaseLost { .. } | StoreError::AlreadyExists { .. },
+            ) => {
+                self.lost = true;
+                Ok(Kind::Lost)
+            }
+            Err(StoreError::NotFound { .. }) if self.acked.is_some() => {
+                self.lost = true;
+                Ok(Kind::Lost)
+            }
+            Err(_) => {
+                let doubled = Duration::from_millis(500) * 2_u32.pow(open.failures.min(10));
+                self.wait = Some(doubled.min(Duration::from_secs(30)));
+                open.failures += 1;
+                open.under_way = false;
+                self.open = Some(open);
+                Ok(Kind::Failed)
+            }
+        }
+    }
+
+    /// Subscribers are told what became of a write.
+    pub(super) fn report(&mut self, report: &StoreReport) -> Check {
+        let told = self.told.take().ok_or("a write is told of that did not come back")?;
+        let fits = match report.clone() {
+            StoreReport::Saved { what, version, through } => (what, through, Ok(version)) == told,
+            StoreReport::Failed { what, error, retry_in } => {
+                what == told.0 && Err(error) == told.2 && Some(retry_in) == self.wait
+            }
+            StoreReport::Lost { error } => self.lost && Err(error) == told.2,
+        };
+        ensure!(fits, "{report:?} of {told:?}, wait {:?}", self.wait);
+        Ok(())
+    }
+
+    pub(super) fn retry_in(&mut self, wait: Duration) -> Check {
+        let expected = self.wait.take();
+        ensure!(expected == Some(wait), "it waits for {wait:?}, not {expected:?}");
+        Ok(())
+    }
+
+    pub(super) fn told_behind(&mut self, behind: bool) -> Check {
+        ensure!(self.behind != behind, "behind is {behind} again");
+        self.behind = behind;
+        Ok(())
+    }
+
+    pub(super) fn take_ticket(&mut self, wanted: u64) {
+        if self.touched {
+            self.tickets.push(Ticket { wanted, moment: self.moments.len() - 1 });
+        }
+    }
+
+    /// Checks everything after an input.
+    pub(super) fn check(&mut self, core: &Core, stock: &Shelf, limit: usize) -> Check {
+        ensure!(self.wait.is_none(), "a failed write is not repeated");
+        ensure!(self.told.is_none(), "nothing is told of a write that came back");
+        ensure!(core.is_lost() == self.lost, "lost: {}, not {}", core.is_lost(), self.lost);
+        let saved = core.is_safe(core.wanted());
+        let done = self.open.is_none() && !self.lost;
+        ensure!(saved == done, "all is safe: {saved}, a write is open: {}", self.open.is_some());
+        if done && self.touched {
+            ensure!(self.acked_content.as_ref() == Some(self.now()), "something is unsaved, and not written");
+        }
+        let acked = self.acked_content.as_ref().map_or(0, |(tree, _)| tree.len());
+        let nodes = || self.now().0.nodes();
+        let missing: Vec<NodeId> = nodes().skip(acked).map(Node::id).collect();
+        ensure!(core.unsaved() == missing, "unsaved are {:?}, not {missing:?}", core.unsaved());
+        let bytes: usize = nodes().skip(acked).map(|node| 128 + node.message().weight()).sum();
+        ensure!((bytes > limit) == self.behind, "{bytes} bytes of {limit}, behind is {}", self.behind);
+        if !stock.is_foreign {
+            let stored = stock.stored.as_ref().map_or(&[][..], |stored| &stored.nodes);
+            let there = nodes().take(acked).eq(stored.iter().take(acked));
+            ensure!(there, "not all is in the store that is told to be");
+            let version = |stored: &Stored| stored.version;
+            let (stored, acked) = (stock.stored.as_ref().map(version), self.acked.as_ref().map(version));
+            ensure!(stored >= acked, "version {acked:?} is told to be stored, {stored:?} is there");
+        }
+        self.check_tickets(core, stock)
+    }
+
+    /// What is told to be safe is in the store, should the process die now.
+    fn check_tickets(&mut self, core: &Core, stock: &Shelf) -> Check {
+        let (safe, rest): (Vec<_>, _) =
+            std::mem::take(&mut self.tickets).into_iter().partition(|ticket| core.is_safe(ticket.wanted));
+        self.tickets = rest;
+        if let Some(moment) = safe.iter().map(|ticket| ticket.moment).max()
+            && !stock.is_foreign
+        {
+            let stored = self.moment_of(stock)?;
+            ensure!(stored >= Some(moment), "moment {moment} is safe, and {stored:?} is stored");
+        }
+        Ok(())
+    }
+
+    /// Who waited for what the last write brought waits no longer.
+    pub(super) fn check_answered(&self, written: usize) -> Check {
+        let late = self.tickets.iter().find(|ticket| ticket.moment <= written);
+        ensure!(late.is_none(), "moment {written} is stored, and not told to be safe");
+        Ok(())
+    }
+
+    /// The moment that the write under way takes to the store, if it takes all of it.
+    pub(super) fn brings(&self) -> Option<usize> {
+        let open = self.open.as_ref()?;
+        let whole = !matches!(*open.job, Job::Create(..)) || self.moments[open.moment].0.is_empty();
+        whole.then_some(open.moment)
+    }
+
+    /// The latest moment that is what the store holds. A conversation is created without its tree.
+    fn moment_of(&self, stock: &Shelf) -> Check<Option<usize>> {
+        let Some(stored) = &stock.stored else {
+            return Ok(None);
+        };
+        let content = content(stored)?;
+        Ok(self.moments.iter().rposition(|moment| *moment == content))
+    }
+
+    /// What is stored was once there to be stored, and can be built on.
+    pub(super) fn check_stored(&self, stock: &Shelf) -> Check {
+        let Some(stored) = stock.stored.as_ref().filter(|_| !stock.is_foreign) else {
+            return Ok(());
+        };
+        let (tree, state) = content(stored)?;
+        let created = tree.is_empty() && self.moments.iter().any(|moment| moment.1 == state);
+        let begun_with = self.acked_content.as_ref() == Some(&(tree.clone(), state));
+        let known = created || begun_with || self.moment_of(stock)?.is_some();
+        ensure!(known, "what is stored was never the session's:\n{tree}");
+        let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
+        let bare = head.is_some_and(|head| {
+            head.role == crate::message::Role::User && head.tool_results().next().is_none()
+        });
+        ensure!(!bare, "the stored head is a bare prompt:\n{tree}");
+        Ok(())
+    }
+
+    /// At the end, with a store that works: all is there.
+    pub(super) fn check_end(&self, stock: &Shelf) -> Check {
+        if self.lost || !self.touched {
+            return Ok(());
+        }
+        ensure!(self.tickets.is_empty(), "somebody waits still");
+        ensure!(self.open.is_none(), "a write is open still");
+        let stored = stock.stored.as_ref().map(content).transpose()?;
+        ensure!(stock.is_foreign || stored.as_ref() == Some(self.now()), "{stored:?}, not {:?}", self.now());
+        Ok(())
+    }
+}
+
+/// An error with its cause; none has two.
+fn words(error: &StoreError) -> String {
+    let cause = std::error::Error::source(error).map(|cause| format!(": {cause}"));
+    format!("{error}{}", cause.unwrap_or_default())
+}

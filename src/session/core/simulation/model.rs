@@ -1,0 +1,238 @@
+//! What a session shows, as told by the contract.
+
+use std::sync::Arc;
+
+use super::{Check, ensure};
+use crate::{
+    agent::{Config, Event, Status},
+    message::{Content, History, Message, Role},
+    provider::Options,
+    session::{
+        SessionError,
+        core::{Base, Core, Move},
+    },
+    store::StoredState,
+    subscription::EventId,
+    tree::{NodeId, Tree},
+};
+
+/// What an input must tell, in its order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Agent,
+    Tree,
+    Title,
+    Saved,
+    Failed,
+    Lost,
+}
+
+pub(super) struct Model {
+    pub(super) shown: Tree,
+    /// The tree before a branch that has no commit yet, and the user node that is answered.
+    branch: Option<(Tree, Option<NodeId>)>,
+    /// The agent's committed history, by its own events alone.
+    committed: History,
+    /// The same before the branch.
+    before: Option<History>,
+    /// The messages of the turn in flight.
+    pub(super) pending: Vec<Arc<Message>>,
+    pub(super) moving: Option<(EventId, Move)>,
+    pub(super) title: Option<Arc<str>>,
+    pub(super) config: Arc<Config>,
+    status: Status,
+    seen: EventId,
+}
+
+impl Model {
+    pub(super) fn new(tree: Tree, title: Option<Arc<str>>, config: Arc<Config>, seen: EventId) -> Self {
+        Self {
+            committed: tree.history().clone(),
+            shown: tree,
+            branch: None,
+            before: None,
+            pending: Vec::new(),
+            moving: None,
+            title,
+            config,
+            status: Status::Idle,
+            seen,
+        }
+    }
+
+    /// What is to be stored, or be there again if nothing comes of a branch.
+    pub(super) fn stable(&self) -> &Tree {
+        self.branch.as_ref().map_or(&self.shown, |(before, _)| before)
+    }
+
+    /// What is kept beside the tree.
+    pub(super) fn state(&self) -> StoredState {
+        let mut state = StoredState::default().with_model(self.config.model.name());
+        state.system = self.config.system.as_deref().map(str::to_owned);
+        state.title = self.title.as_deref().map(str::to_owned);
+        if let Some(max_tokens) = self.config.options.max_tokens {
+            state.options = Options::default().with_max_tokens(max_tokens);
+        }
+        state
+    }
+
+    /// Takes an event of the agent. Gives what is to be told, and whether there may be something to save.
+    pub(super) fn event(&mut self, id: EventId, event: &Event, config: &Arc<Config>) -> (Vec<Kind>, bool) {
+        self.seen = id;
+        match event {
+            Event::Turn(outcome) => {
+                self.pending.clear();
+                self.before = None;
+                let response = outcome.response();
+                self.committed.extend(response.messages.iter().cloned());
+                let mut new = response.messages.as_slice();
+                if let Some((before, answers)) = self.branch.take() {
+                    let base = self.shown.head();
+                    self.shown = before;
+                    if answers.is_some() {
+                        new = &new[1..];
+                    }
+                    go(&mut self.shown, answers.or(base));
+                }
+                self.shown.push_turn(new.iter().cloned(), response.usage);
+                self.config = Arc::clone(config);
+                (vec![Kind::Agent, Kind::Tree], true)
+            }
+            Event::State(view) => {
+                self.config = Arc::clone(config);
+                let Some((_, then)) = self.moving.take_if(|moving| moving.0 == id) else {
+                    self.committed = view.history.clone();
+                    return (vec![Kind::Agent], true);
+                };
+                let former = std::mem::replace(&mut self.committed, view.history.clone());
+                match then {
+                    Move::To(node) => go(&mut self.shown, node),
+                    Move::Branch { base, answers } => {
+                        self.before = Some(former);
+                        self.branch = Some((self.shown.clone(), answers));
+                        go(&mut self.shown, base);
+                    }
+                }
+                (vec![Kind::Tree, Kind::Agent], true)
+            }
+            Event::Cancelled { .. } | Event::Error { .. } => {
+                let mut told = vec![Kind::Agent];
+                told.extend(self.roll_back());
+                (told, false)
+            }
+            Event::Message { message, .. } => {
+                self.pending.push(Arc::clone(message));
+                (vec![Kind::Agent], false)
+            }
+            Event::Status { status } => {
+                self.status = *status;
+                (vec![Kind::Agent], false)
+            }
+            _ => (vec![Kind::Agent], false),
+        }
+    }
+
+    fn roll_back(&mut self) -> Option<Kind> {
+        self.pending.clear();
+        if let Some(before) = self.before.take() {
+            self.committed = before;
+        }
+        let (before, _) = self.branch.take()?;
+        self.shown = before;
+        Some(Kind::Tree)
+    }
+
+    pub(super) fn agent_ended(&mut self) -> Vec<Kind> {
+        self.moving = None;
+        self.status = Status::Idle;
+        self.roll_back().into_iter().collect()
+    }
+
+    // ---- moves ----
+
+    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<Base, SessionError> {
+        if let Some(id) = node {
+            let message = self.message(id)?;
+            if message.role == Role::User {
+                return Err(SessionError::NotAssistant { node: id });
+            }
+            if message.content.iter().any(|content| matches!(content, Content::ToolUse(_))) {
+                return Err(SessionError::OpenToolUses { node: id });
+            }
+        }
+        let then = Move::Branch { base: node, answers: None };
+        Ok(Base { history: self.messages_to(node), message: None, then })
+    }
+
+    pub(super) fn regenerate(&self, id: NodeId) -> Result<Base, SessionError> {
+        let message = self.message(id)?;
+        if message.role == Role::Assistant {
+            return Err(SessionError::NotUser { node: id });
+        }
+        if message.tool_results().next().is_some() {
+            return Err(SessionError::ToolResults { node: id });
+        }
+        let base = self.shown.node(id).and_then(crate::tree::Node::parent);
+        let then = Move::Branch { base, answers: Some(id) };
+        Ok(Base { history: self.messages_to(base), message: Some(message), then })
+    }
+
+    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
+        let mut leaf = node;
+        if let Some(id) = node {
+            self.message(id)?;
+            while let Some(below) = leaf.and_then(|id| self.shown.cursor(id)) {
+                leaf = Some(below);
+            }
+        }
+        let base = Base { history: self.messages_to(leaf), message: None, then: Move::To(leaf) };
+        Ok((leaf != self.shown.head()).then_some(base))
+    }
+
+    fn message(&self, id: NodeId) -> Result<Arc<Message>, SessionError> {
+        let node = self.shown.node(id).ok_or(SessionError::UnknownNode { node: id })?;
+        Ok(Arc::clone(node.message()))
+    }
+
+    fn messages_to(&self, node: Option<NodeId>) -> History {
+        let path = node.map(|id| self.shown.path_to(id).expect("it was looked up"));
+        path.into_iter().flatten().map(|node| Arc::clone(node.message())).collect()
+    }
+
+    // ---- checks ----
+
+    pub(super) fn check(&self, core: &Core) -> Check {
+        core.check()?;
+        ensure!(*core.tree() == self.shown, "the tree is\n{}\nnot\n{}", core.tree(), self.shown);
+        ensure!(core.tree().usage() == self.shown.usage(), "the tree's usage is not the turns'");
+        ensure!(core.title() == self.title.as_ref(), "the title is {:?}, not {:?}", core.title(), self.title);
+        ensure!(Arc::ptr_eq(core.config(), &self.config), "the configuration is not the agent's");
+        ensure!(core.status() == self.status, "it is {:?}, not {:?}", core.status(), self.status);
+        ensure!(core.seen() == self.seen, "seen is {}, not {}", core.seen(), self.seen);
+        same_messages(core.tree().history(), &self.committed)
+            .map_err(|words| format!("the path is not the agent's history: {words}"))
+    }
+}
+
+fn go(tree: &mut Tree, node: Option<NodeId>) {
+    match node {
+        Some(node) => tree.navigate(node).expect("nodes stay"),
+        None => tree.clear(),
+    }
+}
+
+/// Whether the messages are the very same ones.
+pub(super) fn same_messages<'a>(
+    one: impl IntoIterator<Item = &'a Arc<Message>>,
+    other: impl IntoIterator<Item = &'a Arc<Message>>,
+) -> Check {
+    let (mut one, mut other) = (one.into_iter(), other.into_iter());
+    for place in 0.. {
+        match (one.next(), other.next()) {
+            (None, None) => break,
+            (Some(one), Some(other)) if Arc::ptr_eq(one, other) => {}
+            (one, other) => return Err(format!("message {place} is {one:?}, not {other:?}")),
+        }
+    }
+    Ok(())
+}

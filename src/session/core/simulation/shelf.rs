@@ -1,0 +1,117 @@
+//! A store of one conversation, by the letter of the trait.
+
+use super::{Check, ensure};
+use crate::{
+    message::Timestamp,
+    session::core::Job,
+    store::{ConversationId, StateChange, StoreError, Stored, StoredState, Version, Write, WriteId},
+    tree::Tree,
+};
+
+#[derive(Default)]
+pub(super) struct Shelf {
+    pub(super) stored: Option<Stored>,
+    /// What each write built on, its id, and its first result.
+    writes: Vec<(Option<Version>, WriteId, Version)>,
+    /// Conversations that were created.
+    created: u64,
+    /// Somebody else wrote to the conversation, or removed it.
+    pub(super) is_foreign: bool,
+}
+
+/// What a conversation holds.
+pub(super) type Content = (Tree, StoredState);
+
+/// What of it a session has at heart.
+pub(super) fn content(stored: &Stored) -> Check<Content> {
+    let Stored { nodes, head, cursors, state, .. } = stored.clone();
+    let ascending = nodes.is_sorted_by(|a, b| a.id() < b.id());
+    ensure!(ascending, "nodes are stored out of order: {:?}", nodes.iter().map(crate::tree::Node::id));
+    let tree = Tree::hydrate(nodes, head, cursors).map_err(|error| format!("not to be read: {error}"))?;
+    let secret = state.options.api_key.is_some() || state.options.headers.is_some();
+    ensure!(!secret, "a secret is stored");
+    Ok((tree, state))
+}
+
+/// What becomes of what is stored with this write.
+pub(super) fn with(stored: &mut Stored, job: &Job) {
+    match job {
+        Job::Create(..) => unreachable!("it is created already"),
+        Job::Commit(_, commit) => stored.commit(commit.clone()),
+        Job::State(_, change) => stored.change_state(change.clone()),
+    }
+}
+
+pub(super) fn id() -> ConversationId {
+    ConversationId::new("it").expect("it is an id")
+}
+
+pub(super) fn write_id(job: &Job) -> WriteId {
+    match job {
+        Job::Create(id, _) => *id,
+        Job::Commit(write, _) | Job::State(write, _) => write.id,
+    }
+}
+
+impl Shelf {
+    /// Puts a conversation there.
+    pub(super) fn put(&mut self, state: StoredState) -> Version {
+        self.created += 1;
+        let version = Version::new(self.created * 1000);
+        self.stored = Some(Stored::new(version, Timestamp(0), state));
+        self.writes.clear();
+        version
+    }
+
+    pub(super) fn write(&mut self, job: &Job) -> Result<Version, StoreError> {
+        let (base, write) = match job {
+            Job::Create(write, _) => (None, *write),
+            Job::Commit(Write { base, id, .. }, _) | Job::State(Write { base, id, .. }, _) => {
+                (Some(*base), *id)
+            }
+        };
+        match (&mut self.stored, job) {
+            (None, Job::Create(_, state)) => {
+                let version = self.put(state.clone());
+                self.writes.push((None, write, version));
+                Ok(version)
+            }
+            (None, _) => Err(StoreError::NotFound { id: id() }),
+            (Some(stored), _) => {
+                let once = self.writes.iter().find(|known| known.0 == base);
+                let current = stored.version;
+                match once {
+                    Some((_, known, version)) if *known == write => Ok(*version),
+                    None if base == Some(current) => {
+                        with(stored, job);
+                        stored.version = current.next();
+                        self.writes.push((base, write, stored.version));
+                        Ok(stored.version)
+                    }
+                    _ if base.is_none() => Err(StoreError::AlreadyExists { id: id() }),
+                    _ => Err(StoreError::Conflict { id: id(), current }),
+                }
+            }
+        }
+    }
+
+    /// Another writer gives the conversation its own title, or begins one with this id.
+    pub(super) fn meddle(&mut self) {
+        self.is_foreign = true;
+        let nobody = WriteId::from_bytes([255; 16]);
+        let theirs = || StateChange::title("theirs");
+        if let Some(stored) = &mut self.stored {
+            stored.change_state(theirs());
+            self.writes.push((Some(stored.version), nobody, stored.version.next()));
+            stored.version = stored.version.next();
+        } else {
+            let version = self.put(StoredState::default().with_title("theirs"));
+            self.writes.push((None, nobody, version));
+        }
+    }
+
+    pub(super) fn delete(&mut self) {
+        self.stored = None;
+        self.writes.clear();
+    }
+}

@@ -1,0 +1,92 @@
+//! What a session begins with.
+
+use std::sync::Arc;
+
+use super::{agent::random_turn, shelf::Shelf};
+use crate::actor::random::Rng;
+use crate::{
+    agent::Config,
+    message::History,
+    provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
+    store::StoredState,
+    tool::ToolSet,
+    tree::{Node, NodeId, Tree},
+};
+
+/// A provider that is never called.
+struct Nobody;
+
+#[async_trait::async_trait]
+impl Provider for Nobody {
+    fn name(&self) -> &'static str {
+        "nobody"
+    }
+
+    async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+        unreachable!("the agent is a model")
+    }
+}
+
+pub(super) fn config() -> Arc<Config> {
+    Arc::new(Config {
+        model: provider::Model::new(Arc::new(Nobody), "one"),
+        system: None,
+        tools: ToolSet::new(),
+        options: Options::default(),
+        max_steps: None,
+        turn_timeout: None,
+    })
+}
+
+/// Another configuration: in what is kept of it, in the rest, or in nothing.
+pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> {
+    let mut config = Config::clone(before);
+    match rng.below(7) {
+        0 => config.model = provider::Model::new(Arc::new(Nobody), rng.pick(&["one", "two"])),
+        1 => config.system = rng.pick(&[None, Some("brief"), Some("long")]).map(Arc::from),
+        2 | 3 => config.options.max_tokens = rng.pick(&[None, Some(1), Some(2)]),
+        4 => config.options = config.options.with_api_key(rng.pick(&["a key", "another"])),
+        5 => config.max_steps = rng.pick(&[None, Some(3)]),
+        _ => {}
+    }
+    Arc::new(config)
+}
+
+/// Puts a conversation into the store, in which the ids of nodes may have gaps.
+pub(super) fn put_random(shelf: &mut Shelf, state: StoredState, rng: &mut Rng) {
+    let mut tree = Tree::new();
+    for number in 0..rng.pick(&[0, 1, 2, 5, 9]) {
+        let turn = random_turn(number, tree.history(), rng);
+        tree.push_turn(turn, crate::message::Usage::default());
+        if rng.percent(20) {
+            tree.clear();
+        } else if rng.percent(40) {
+            let ends: Vec<NodeId> = tree
+                .nodes()
+                .filter(|node| node.message().tool_uses().next().is_none())
+                .filter(|node| node.message().role == crate::message::Role::Assistant)
+                .map(Node::id)
+                .collect();
+            if !ends.is_empty() {
+                tree.navigate(rng.pick(&ends)).expect("it is a node");
+            }
+        }
+    }
+    let gap = rng.pick(&[1, 1, 3]);
+    let id = |id: NodeId| NodeId::new(id.get() * gap).expect("it is not 0");
+    shelf.put(state);
+    let stored = shelf.stored.as_mut().expect("it was put there");
+    stored.nodes.extend(
+        tree.nodes().map(|node| Node::new(id(node.id()), node.parent().map(id), Arc::clone(node.message()))),
+    );
+    stored.cursors.extend(tree.cursors().map(|(node, child)| (id(node), id(child))));
+    stored.head = tree.head().map(id);
+}
+
+/// The tree that is stored, with the history of its path.
+pub(super) fn read(shelf: &Shelf) -> Result<(Tree, History), String> {
+    let stored = shelf.stored.as_ref().ok_or("nothing is stored")?;
+    let (tree, _) = super::shelf::content(stored)?;
+    let history = tree.history().clone();
+    Ok((tree, history))
+}

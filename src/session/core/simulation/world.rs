@@ -1,0 +1,440 @@
+//! The world around the core: what the shell has in its hands, and the loop that plays a schedule.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use super::{
+    Check,
+    agent::Agent,
+    ensure,
+    ledger::Ledger,
+    model::{Kind, Model, same_messages},
+    shelf::{self, Shelf},
+    start,
+};
+use crate::{
+    actor::random::Rng,
+    agent::{Config, Event, Snapshot, Status},
+    session::{
+        SessionEvent, SessionSnapshot, StoreReport,
+        core::{Core, Effect, Env, Job},
+    },
+    store::{StoreError, WriteId},
+    subscription::EventId,
+    tree::Tree,
+};
+
+pub(super) struct World {
+    pub(super) rng: Rng,
+    pub(super) core: Core,
+    pub(super) agent: Agent,
+    pub(super) model: Model,
+    pub(super) ledger: Ledger,
+    shelf: Shelf,
+    /// A snapshot of an earlier moment, with the events since then.
+    kept: SessionSnapshot,
+    /// The agent's own, as of the last event that was taken.
+    agent_now: Snapshot,
+    /// Writes that nobody waits for any more, and that may reach the store yet; whether this process made them.
+    ghosts: Vec<(Arc<Job>, bool)>,
+    limit: usize,
+    write_ids: u64,
+    /// How often, of a hundred, a write comes back in an input, fails, and another interferes.
+    store_speed: usize,
+    trouble: usize,
+    foes: usize,
+    /// How often the agent is done when somebody wants to move.
+    pub(super) haste: usize,
+    /// How many of a hundred inputs are commands.
+    commands: usize,
+    lives: u64,
+    /// Whether the agent is gone.
+    pub(super) ended: bool,
+    trace: Option<Vec<String>>,
+}
+
+fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
+    Snapshot {
+        last: agent.last(),
+        state: agent.config.view(tree.history().clone()),
+        status: Status::Idle,
+        step: 0,
+        pending: Vec::new(),
+        partial: Vec::new(),
+        pause: None,
+        staged: None,
+    }
+}
+
+thread_local! {
+    static CONFIG: Arc<Config> = start::config();
+}
+
+impl World {
+    pub(super) fn new(seed: u64, trace: bool) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut shelf = Shelf::default();
+        let config = start::random_config(&CONFIG.with(Arc::clone), &mut rng);
+        let title: Option<Arc<str>> = rng.pick(&[None, None, Some("one")]).map(Arc::from);
+        let agent = Agent::new(Arc::clone(&config), crate::message::History::new(), 1);
+        let model = Model::new(Tree::new(), title.clone(), Arc::clone(&config), agent.last());
+        let mut core = Core::new(title, config, agent.last());
+        let is_created = rng.percent(30);
+        if is_created {
+            let version = shelf.put(core.state());
+            core.created(version);
+        }
+        let ledger = Ledger::new(&model, shelf.stored.as_ref()).expect("an empty conversation is one");
+        let mut world = Self {
+            kept: SessionSnapshot {
+                last: agent.last(),
+                id: shelf::id(),
+                title: model.title.clone(),
+                tree: Tree::new(),
+                agent: snapshot(&agent, &Tree::new()),
+                unsaved: Vec::new(),
+                store: None,
+            },
+            agent_now: snapshot(&agent, &Tree::new()),
+            core,
+            agent,
+            model,
+            ledger,
+            shelf,
+            ghosts: Vec::new(),
+            limit: rng.pick(&[0, 500, 2000, usize::MAX]),
+            write_ids: 0,
+            store_speed: rng.pick(&[5, 30, 80]),
+            trouble: rng.pick(&[0, 20, 60]),
+            foes: rng.pick(&[0, 0, 0, 2]),
+            haste: rng.pick(&[0, 50, 100]),
+            commands: rng.pick(&[16, 16, 60]),
+            lives: 1,
+            ended: false,
+            trace: trace.then(Vec::new),
+            rng,
+        };
+        world.note(|| format!("seed {seed}, created: {is_created}"));
+        if world.rng.percent(40) {
+            let state = world.core.state();
+            start::put_random(&mut world.shelf, state, &mut world.rng);
+            world.load().expect("what was put there can be read");
+        }
+        world
+    }
+
+    pub(super) fn trace(&self) -> &[String] {
+        self.trace.as_deref().unwrap_or_default()
+    }
+
+    /// Writes down what goes in, if somebody wants to read it.
+    pub(super) fn note(&mut self, words: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(words());
+        }
+    }
+
+    /// A process takes the conversation up from the store.
+    fn load(&mut self) -> Check {
+        self.lives += 1;
+        let (tree, history) = start::read(&self.shelf)?;
+        let stored = self.shelf.stored.clone().ok_or("nothing is stored")?;
+        self.note(|| format!("loaded at {}:\n{tree}", stored.version));
+        // What the process was started with may take the place of what is stored.
+        let config = if self.rng.percent(60) {
+            Arc::clone(&self.agent.config)
+        } else {
+            start::random_config(&CONFIG.with(Arc::clone), &mut self.rng)
+        };
+        self.agent = Agent::new(Arc::clone(&config), history, self.lives);
+        let title = stored.state.title.as_deref().map(Arc::from);
+        self.model = Model::new(tree.clone(), title, Arc::clone(&config), self.agent.last());
+        self.core = Core::loaded(tree.clone(), &stored.state, stored.version, config, self.agent.last());
+        self.ledger = Ledger::new(&self.model, Some(&stored))?;
+        self.agent_now = snapshot(&self.agent, &tree);
+        self.shelf.is_foreign = false;
+        self.join();
+        self.check()
+    }
+
+    /// Somebody subscribes now.
+    fn join(&mut self) {
+        self.kept = SessionSnapshot {
+            last: EventId { incarnation: 0, number: 0 },
+            id: shelf::id(),
+            title: self.core.title().cloned(),
+            tree: self.core.tree().clone(),
+            agent: self.agent_now.clone(),
+            unsaved: self.core.unsaved(),
+            store: self.core.report().cloned(),
+        };
+    }
+
+    /// Plays the schedule, and then everything to its end.
+    pub(super) fn play(&mut self) -> Check {
+        for _ in 0..8 + self.rng.below(100) {
+            self.play_one()?;
+        }
+        self.end()
+    }
+
+    fn play_one(&mut self) -> Check {
+        if self.rng.percent(3) {
+            self.join();
+        }
+        if self.rng.percent(self.foes) {
+            self.interfere();
+        }
+        if !self.ghosts.is_empty() && self.rng.percent(10) {
+            return self.ghost();
+        }
+        if self.ledger.under_way().is_some() && self.rng.percent(self.store_speed) {
+            return self.comes_back(false);
+        }
+        if self.rng.percent(self.commands) {
+            return self.command();
+        }
+        match self.rng.below(84) {
+            0..40 => {
+                self.agent.act(&mut self.rng);
+                Ok(())
+            }
+            40..75 if !self.agent.told.is_empty() => self.deliver(),
+            75..80 if self.ledger.waiting().is_some() => self.save(),
+            80 if self.shelf.stored.is_some() && self.rng.percent(50) => self.die_and_load(),
+            _ => Ok(()),
+        }
+    }
+
+    /// The agent ends, the shell takes its last words, and the store works again.
+    fn end(&mut self) -> Check {
+        self.note(|| "the end".to_owned());
+        match self.rng.below(3) {
+            0 => self.agent.die(&mut self.rng),
+            1 if self.agent.runs => self.agent.fail(&mut self.rng),
+            1 => {}
+            _ => while self.agent.runs && self.agent.act(&mut self.rng) {},
+        }
+        self.ended = true;
+        while !self.agent.told.is_empty() {
+            if self.ledger.under_way().is_some() && self.rng.percent(self.store_speed) {
+                self.comes_back(false)?;
+            }
+            self.deliver()?;
+        }
+        let told = self.model.agent_ended();
+        self.ledger.note(&self.model, false);
+        self.input(told, |core, _, effects| core.agent_ended(effects))?;
+        self.save()?;
+        // What was begun, a creation, and what came to be unsaved meanwhile.
+        for _ in 0..3 {
+            if self.ledger.under_way().is_some() {
+                self.comes_back(true)?;
+            }
+        }
+        ensure!(self.ledger.under_way().is_none(), "it takes too many writes");
+        self.ledger.check_end(&self.shelf)?;
+        while !self.ghosts.is_empty() {
+            self.ghost()?;
+        }
+        self.ledger.check_end(&self.shelf)
+    }
+
+    // ---- inputs ----
+
+    /// The session takes the agent's next event.
+    pub(super) fn deliver(&mut self) -> Check {
+        let (id, event, config) = self.agent.told.pop_front().ok_or("nothing is told")?;
+        self.note(|| format!("event {id} {event:?}"));
+        let (told, touched) = self.model.event(id, &event, &config);
+        self.ledger.note(&self.model, touched);
+        self.agent_now.apply(&event);
+        let becomes_idle = matches!(*event, Event::Status { status: Status::Idle });
+        let given = Arc::clone(&event);
+        let effects = self.feed(told, |core, env, effects| core.event(id, &given, &config, env, effects))?;
+        for effect in &effects {
+            if let Effect::Emit(SessionEvent::Agent(passed)) = effect {
+                ensure!(Arc::ptr_eq(passed, &event), "{passed:?} is passed on, not {event:?}");
+            }
+        }
+        let idle = effects.iter().filter(|effect| matches!(effect, Effect::Idle)).count();
+        ensure!(idle == usize::from(becomes_idle), "idle is told {idle} times at {event:?}");
+        let waits = touched && self.ledger.waiting().is_some();
+        ensure!(!waits, "what is new does not have the write repeated");
+        Ok(())
+    }
+
+    /// The write under way comes back, done or not.
+    fn comes_back(&mut self, friendly: bool) -> Check {
+        let job = self.ledger.under_way().cloned().ok_or("no write is under way")?;
+        let fails = !friendly && self.rng.percent(self.trouble);
+        let outcome = match self.rng.below(4) {
+            _ if !fails => self.shelf.write(&job),
+            0 => {
+                // It was done, and the answer is lost.
+                let _ = self.shelf.write(&job);
+                Err(self.random_failure(&job))
+            }
+            1 | 2 => {
+                // It took too long: it is done later, or never.
+                if self.rng.percent(70) {
+                    self.ghosts.push((Arc::clone(&job), true));
+                }
+                Err(self.random_failure(&job))
+            }
+            _ if self.rng.percent(self.foes) && self.ledger.acked.is_some() => {
+                self.shelf.meddle();
+                Err(StoreError::LeaseLost { id: shelf::id() })
+            }
+            _ => Err(self.random_failure(&job)),
+        };
+        self.note(|| format!("write {} comes back: {outcome:?}", shelf::write_id(&job)));
+        self.ledger.check_stored(&self.shelf)?;
+        let place = matches!(outcome, Err(StoreError::Conflict { .. } | StoreError::AlreadyExists { .. }));
+        ensure!(!place || self.shelf.is_foreign, "the session is in its own way: {outcome:?}");
+        let brings = self.ledger.brings().filter(|_| outcome.is_ok());
+        let told = match self.ledger.comes_back(&outcome, self.model.stable())? {
+            Kind::Agent => vec![],
+            kind => vec![kind],
+        };
+        let loses = told == [Kind::Lost];
+        let effects = self.feed(told, |core, env, effects| core.written(outcome, env, effects))?;
+        let lost = effects.iter().filter(|effect| matches!(effect, Effect::Lost)).count();
+        ensure!(lost == usize::from(loses), "{lost} times lost, {loses}");
+        brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
+    }
+
+    /// A failure after which the write is to be repeated.
+    fn random_failure(&mut self, job: &Job) -> StoreError {
+        let place = || "the place".to_owned();
+        let cause = || std::io::Error::other("the cause");
+        match self.rng.below(6) {
+            0 => StoreError::Full { place: place(), source: Arc::new(cause()) },
+            1 => StoreError::Unreachable { place: place(), source: Arc::new(cause()) },
+            2 => StoreError::damaged(place(), "it is damaged"),
+            3 if matches!(job, Job::Create(..)) => StoreError::NotFound { id: shelf::id() },
+            4 => StoreError::Unstorable { id: shelf::id(), problem: "a number".to_owned() },
+            _ => StoreError::failed("writing", cause()),
+        }
+    }
+
+    /// A write that nobody waits for reaches the store.
+    fn ghost(&mut self) -> Check {
+        let place = self.rng.below(self.ghosts.len());
+        let (job, own) = self.ghosts.swap_remove(place);
+        let version = |shelf: &Shelf| shelf.stored.as_ref().map(|stored| stored.version);
+        let before = version(&self.shelf);
+        let outcome = self.shelf.write(&job);
+        self.note(|| format!("write {} arrives late: {outcome:?}", shelf::write_id(&job)));
+        if !own && version(&self.shelf) != before {
+            // To this process, the one before is another.
+            self.shelf.is_foreign = true;
+        }
+        self.ledger.check_stored(&self.shelf)?;
+        self.check()
+    }
+
+    /// Another writes to the conversation, or removes it.
+    fn interfere(&mut self) {
+        if self.rng.percent(60) {
+            self.note(|| "another writes".to_owned());
+            self.shelf.meddle();
+        } else {
+            self.note(|| "another deletes".to_owned());
+            // Nobody misses what was not told to be there.
+            self.shelf.is_foreign |= self.ledger.acked.is_some();
+            self.shelf.delete();
+        }
+    }
+
+    /// The process dies, and another goes on.
+    fn die_and_load(&mut self) -> Check {
+        self.note(|| "the process dies".to_owned());
+        for ghost in &mut self.ghosts {
+            ghost.1 = false;
+        }
+        if let Some(job) = self.ledger.under_way()
+            && self.rng.percent(50)
+        {
+            self.ghosts.push((Arc::clone(job), false));
+        }
+        self.load()
+    }
+
+    // ---- performing ----
+
+    /// Gives the core an input, which must tell this and nothing else, and checks everything after it.
+    pub(super) fn input(
+        &mut self,
+        told: Vec<Kind>,
+        input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
+    ) -> Check {
+        self.feed(told, input).map(drop)
+    }
+
+    fn feed(
+        &mut self,
+        told: Vec<Kind>,
+        input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
+    ) -> Check<Vec<Effect>> {
+        let mut effects = Vec::new();
+        let ids = std::cell::Cell::new(self.write_ids);
+        let write_id = || {
+            ids.set(ids.get() + 1);
+            let mut bytes = [0; 16];
+            bytes[..8].copy_from_slice(&ids.get().to_be_bytes());
+            WriteId::from_bytes(bytes)
+        };
+        let env = Env { write_id: &write_id, unsaved_limit: self.limit };
+        input(&mut self.core, &env, &mut effects);
+        self.write_ids = ids.get();
+        let mut told = VecDeque::from(told);
+        for effect in &effects {
+            self.note(|| format!("      {effect:?}"));
+            self.perform(effect, &mut told)?;
+        }
+        ensure!(told.is_empty(), "it is not told: {told:?}");
+        self.check()?;
+        Ok(effects)
+    }
+
+    fn perform(&mut self, effect: &Effect, told: &mut VecDeque<Kind>) -> Check {
+        match effect {
+            Effect::Emit(event) => {
+                let kind = match event {
+                    SessionEvent::Agent(_) => Kind::Agent,
+                    SessionEvent::Tree(_) => Kind::Tree,
+                    SessionEvent::Title { .. } => Kind::Title,
+                    SessionEvent::Store(StoreReport::Saved { .. }) => Kind::Saved,
+                    SessionEvent::Store(StoreReport::Failed { .. }) => Kind::Failed,
+                    SessionEvent::Store(StoreReport::Lost { .. }) => Kind::Lost,
+                };
+                let expected = told.pop_front();
+                ensure!(expected == Some(kind), "{event:?} is told, not {expected:?}");
+                if let SessionEvent::Store(report) = event {
+                    self.ledger.report(report)?;
+                }
+                self.kept.apply(event).map_err(|error| format!("{event:?} does not apply: {error}"))
+            }
+            Effect::Write(job) => self.ledger.begin(Arc::clone(job)),
+            Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
+            Effect::Behind(behind) => self.ledger.told_behind(*behind),
+            Effect::Idle | Effect::Lost => Ok(()),
+        }
+    }
+
+    pub(super) fn check(&mut self) -> Check {
+        self.model.check(&self.core)?;
+        self.ledger.check(&self.core, &self.shelf, self.limit)?;
+        let (kept, core) = (&self.kept, &self.core);
+        ensure!(kept.title.as_ref() == core.title(), "followed, the title is {:?}", kept.title);
+        ensure!(kept.tree == *core.tree(), "followed, the tree is\n{}\nnot\n{}", kept.tree, core.tree());
+        ensure!(kept.unsaved == core.unsaved(), "followed, {:?} is unsaved", kept.unsaved);
+        ensure!(kept.store.as_ref() == core.report(), "followed, {:?}; {:?}", kept.store, core.report());
+        if !self.ended {
+            let all = core.tree().history().iter().chain(&self.model.pending);
+            same_messages(kept.messages(), all)
+                .map_err(|words| format!("followed, the messages differ: {words}"))?;
+        }
+        Ok(())
+    }
+}

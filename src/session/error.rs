@@ -1,0 +1,100 @@
+use std::time::Duration;
+
+use crate::{
+    agent::{AgentError, Status},
+    store::StoreError,
+    subscription::EndReason,
+    tree::{NodeId, TreeError},
+};
+
+/// An operation on a session failed. Nothing has changed then, but where the variant says otherwise.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The session has ended.
+    #[error("the session has ended: {0}")]
+    Ended(EndReason),
+    /// The operation needs an idle session.
+    #[error("the session is {0:?}; wait until it is idle, or cancel")]
+    Busy(Status),
+    /// There is no such node.
+    #[error("the tree has no node {node}")]
+    UnknownNode {
+        /// The node that was named.
+        node: NodeId,
+    },
+    /// `regenerate` needs a message of the user.
+    #[error("node {node} is an answer; name the user message that is to be answered again")]
+    NotUser {
+        /// The node that was named.
+        node: NodeId,
+    },
+    /// `branch` needs an answer to go on from.
+    #[error("node {node} is a user message; name the answer below which to go on, or regenerate it")]
+    NotAssistant {
+        /// The node that was named.
+        node: NodeId,
+    },
+    /// `regenerate` on a message that carries tool results: it belongs to the middle of a turn.
+    #[error("node {node} holds tool results; name the user message that began the turn")]
+    ToolResults {
+        /// The node that was named.
+        node: NodeId,
+    },
+    /// `branch` below an answer whose tool uses are open there.
+    #[error("node {node} has open tool uses; name an answer that has none")]
+    OpenToolUses {
+        /// The node that was named.
+        node: NodeId,
+    },
+    /// A history for a session: its messages come from its tree alone.
+    #[error("a session can't begin with a history; prompt it, or load a stored conversation")]
+    InitialHistory,
+    /// Too much is not in the store yet for anything new to begin.
+    #[error("the store is behind: more than {limit} bytes are unsaved; prompt again when it has caught up")]
+    StoreBehind {
+        /// The limit, in bytes.
+        limit: usize,
+    },
+    /// Not everything was in the store when the deadline passed.
+    #[error("after {waited:?} {}{}", missing(*nodes), because(error.as_ref()))]
+    Unsaved {
+        /// How many messages are missing there; with none, it is the path or the state.
+        nodes: usize,
+        /// How long it was waited for.
+        waited: Duration,
+        /// What saving last failed with, if it did.
+        error: Option<String>,
+    },
+    /// The agent refused.
+    #[error(transparent)]
+    Agent(AgentError),
+    /// The store refused.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What the store has is no tree.
+    #[error("the stored conversation is no tree")]
+    Tree(#[from] TreeError),
+}
+
+fn missing(nodes: usize) -> String {
+    match nodes {
+        0 => "the path or the state is not in the store".to_owned(),
+        1 => "1 message is not in the store".to_owned(),
+        many => format!("{many} messages are not in the store"),
+    }
+}
+
+fn because(error: Option<&String>) -> String {
+    error.map(|error| format!("; saving fails: {error}")).unwrap_or_default()
+}
+
+impl From<AgentError> for SessionError {
+    fn from(error: AgentError) -> Self {
+        match error {
+            AgentError::Busy(status) => Self::Busy(status),
+            AgentError::Stopped(reason) => Self::Ended(reason),
+            other => Self::Agent(other),
+        }
+    }
+}

@@ -1,0 +1,107 @@
+use std::{sync::Arc, time::Duration};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    agent::Event,
+    store::Version,
+    tree::{Changes, NodeId},
+};
+
+/// What happens in a session: all that happens in its agent, and what the session adds.
+///
+/// The order: when a turn is committed, the agent's `Turn`, then `Tree`; when a run that began a branch ends before
+/// that, the agent's `Cancelled` or `Error`, then `Tree`, then the agent's `State`; when the path moves, `Tree`, then the
+/// agent's `State`. A `Store` event follows what it tells of, and comes when the write is done.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", content = "data", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SessionEvent {
+    /// An event of the agent.
+    Agent(Arc<Event>),
+    /// The tree has grown, or the path has moved. [`Tree::apply`](crate::tree::Tree::apply) takes it in.
+    Tree(Arc<Changes>),
+    /// The title has changed.
+    Title {
+        /// To this.
+        title: Option<Arc<str>>,
+    },
+    /// What became of a write to the store.
+    Store(StoreReport),
+}
+
+/// What became of a write to the store.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum StoreReport {
+    /// It is there to stay. Turns and moves that came while the store was slow are written together, and told once.
+    Saved {
+        /// What was written.
+        what: SavedPart,
+        /// The version of the conversation with it.
+        version: Version,
+        /// The last of the nodes that were written, if any were: it and all before it are in the store.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        through: Option<NodeId>,
+    },
+    /// It failed. It is kept, and repeated before anything newer is written.
+    Failed {
+        /// What was to be written.
+        what: SavedPart,
+        /// Why, with the causes.
+        error: String,
+        /// When it is repeated, unless something gives reason to do so before.
+        retry_in: Duration,
+    },
+    /// Another writer has taken the conversation over, or removed it. Nothing more is saved; the session ends, and its
+    /// last snapshot has what is unsaved.
+    Lost {
+        /// What the store said, with the causes.
+        error: String,
+    },
+}
+
+/// What a write was about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SavedPart {
+    /// Messages, or the path, and the state if it had changed.
+    Tree,
+    /// Model, system, options or title.
+    State,
+}
+
+impl StoreReport {
+    /// What went wrong, if something did.
+    pub fn error(&self) -> Option<&str> {
+        match self {
+            Self::Saved { .. } => None,
+            Self::Failed { error, .. } | Self::Lost { error } => Some(error),
+        }
+    }
+}
+
+impl SessionEvent {
+    /// The agent's event, if it is one.
+    pub fn agent(&self) -> Option<&Event> {
+        match self {
+            Self::Agent(event) => Some(event),
+            _ => None,
+        }
+    }
+
+    /// Approximate size in bytes, for bounding what is buffered.
+    pub(super) fn weight(&self) -> usize {
+        32 + match self {
+            Self::Agent(event) => event.weight(),
+            Self::Tree(changes) => {
+                changes.nodes.iter().map(|node| 64 + node.message().weight()).sum::<usize>()
+                    + changes.cursors.len() * 16
+            }
+            Self::Title { title } => title.as_ref().map_or(0, |title| title.len()),
+            Self::Store(report) => report.error().map_or(0, str::len),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+};
+
+use futures_core::Stream;
+use tokio::sync::mpsc;
+
+use super::{SessionError, SessionEvent, SessionSnapshot, WeakSession, command::Command, task::Shared};
+use crate::subscription::{EventId, Subscription, Update};
+
+/// Whether a subscriber keeps its session alive.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Mode {
+    /// It does, as long as it is there: somebody works with the session.
+    #[default]
+    Controller,
+    /// It does not: somebody watches.
+    Observer,
+}
+
+/// A snapshot of a session and the events that follow it, and the guard of the subscriber's [`Mode`]: dropping it
+/// unsubscribes.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// use std::sync::Arc;
+/// use omni_agent::agent::{Agent, Event};
+/// use omni_agent::session::{Mode, Session, SessionEvent};
+/// use omni_agent::store::MemoryStore;
+/// use omni_agent::subscription::Update;
+/// use omni_agent::testing::{ScriptedProvider, Step};
+///
+/// let provider = ScriptedProvider::new([Step::text("Hello!")]);
+/// let agent = Agent::builder().model(provider.model());
+/// let session = Session::builder(Arc::new(MemoryStore::new())).agent(agent).create().await?;
+/// let mut events = session.subscribe(Mode::Controller).await?;
+/// session.prompt("Hi").await?;
+/// while let Some(Update::Event(numbered)) = events.next().await {
+///     match &*numbered.event {
+///         SessionEvent::Agent(event) => if let Event::TextDelta { delta, .. } = &**event { print!("{delta}") },
+///         SessionEvent::Tree(changes) => {
+///             assert_eq!(changes.nodes.len(), 2);
+///             break;
+///         }
+///         _ => {}
+///     }
+/// }
+/// # Ok::<(), omni_agent::session::SessionError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct SessionSubscription {
+    events: Subscription<SessionSnapshot, SessionEvent>,
+    guard: Guard,
+}
+
+impl SessionSubscription {
+    pub(super) fn new(events: Subscription<SessionSnapshot, SessionEvent>, guard: Guard) -> Self {
+        Self { events, guard }
+    }
+
+    /// The truth at the start. `None` if the subscription was resumed from an event: what is missed comes as updates
+    /// then.
+    pub fn snapshot(&self) -> Option<&Arc<SessionSnapshot>> {
+        self.events.snapshot()
+    }
+
+    /// The id of the last event seen, to resume from.
+    pub fn last_id(&self) -> EventId {
+        self.events.last_id()
+    }
+
+    /// The next update; `None` after [`Update::Closed`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no update.
+    pub async fn next(&mut self) -> Option<Update<SessionSnapshot, SessionEvent>> {
+        self.events.next().await
+    }
+
+    /// Whether the subscriber keeps the session alive.
+    pub fn mode(&self) -> Mode {
+        self.guard.mode()
+    }
+
+    /// Changes whether the subscriber keeps the session alive.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`] if there is no session any more to keep alive.
+    pub fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
+        self.guard.set_mode(mode)
+    }
+
+    /// The events and the guard apart, to hand the events to somebody else.
+    pub fn into_parts(self) -> (Subscription<SessionSnapshot, SessionEvent>, Guard) {
+        (self.events, self.guard)
+    }
+
+    /// The updates as a stream, which is the guard too.
+    pub fn into_stream(self) -> impl Stream<Item = Update<SessionSnapshot, SessionEvent>> + Send {
+        futures_util::stream::unfold(self, |mut subscription| async move {
+            let update = subscription.next().await?;
+            Some((update, subscription))
+        })
+    }
+}
+
+impl fmt::Debug for SessionSubscription {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SessionSubscription")
+            .field("events", &self.events)
+            .field("guard", &self.guard)
+            .finish()
+    }
+}
+
+/// Keeps a session alive as a [`Mode::Controller`], or stands by as an observer. The last controller that goes starts the
+/// session's idle shutdown.
+pub struct Guard {
+    session: WeakSession,
+    /// What keeps the session alive, for a controller.
+    hold: Option<Hold>,
+}
+
+/// Counts a controller, for as long as it is there.
+pub(super) struct Hold {
+    shared: Arc<Shared>,
+    /// Dropped after the count, so that the session does not end for want of handles with a controller counted.
+    _commands: mpsc::Sender<Box<Command>>,
+}
+
+impl Hold {
+    pub(super) fn new(shared: Arc<Shared>, commands: mpsc::Sender<Box<Command>>) -> Self {
+        shared.controllers.fetch_add(1, Ordering::AcqRel);
+        Self { shared, _commands: commands }
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        if self.shared.controllers.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.shared.left.give();
+        }
+    }
+}
+
+impl Guard {
+    pub(super) fn new(session: WeakSession, hold: Option<Hold>) -> Self {
+        Self { session, hold }
+    }
+
+    /// Whether the subscriber keeps the session alive.
+    pub fn mode(&self) -> Mode {
+        if self.hold.is_some() { Mode::Controller } else { Mode::Observer }
+    }
+
+    /// Changes whether the subscriber keeps the session alive.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`] if there is no session any more to keep alive.
+    pub fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
+        match mode {
+            Mode::Observer => self.hold = None,
+            Mode::Controller if self.hold.is_some() => {}
+            Mode::Controller => self.hold = Some(self.session.hold()?),
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Guard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Guard").field("mode", &self.mode()).finish_non_exhaustive()
+    }
+}

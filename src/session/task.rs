@@ -1,0 +1,309 @@
+//! The shell around the core: one tokio task that owns a session. It takes events, commands and outcomes of writes,
+//! performs what the core wants done, and decides nothing.
+
+mod commands;
+mod ending;
+mod writing;
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use futures_util::{FutureExt, StreamExt};
+use tokio::{
+    sync::mpsc,
+    time::{Sleep, sleep},
+};
+
+use super::{
+    SessionEvent, SessionSnapshot,
+    command::{Command, Stop, Unsaved},
+    core::{Core, Effect, Env},
+};
+use crate::{
+    actor::{Breath, Fate, Signal},
+    agent::{Agent, AgentError, Delivery, HistoryOwner, Snapshot, Status, WeakAgent},
+    store::{ConversationId, Store, StoreError, Version, WriteId},
+    subscription::{End, EndReason, EventId, Feed, FeedLimits},
+};
+
+/// Events of the agent that may wait for the session.
+pub(super) const DELIVERIES: usize = 32;
+
+/// How soon it is looked again, at the earliest, whether an agent that handles an event is done.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// What does not change in a session's life.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Setup {
+    pub(super) idle_shutdown: Option<Duration>,
+    pub(super) unsaved_limit: usize,
+    pub(super) write_timeout: Duration,
+    pub(super) end_timeout: Duration,
+    pub(super) feed_limits: FeedLimits,
+}
+
+/// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) id: ConversationId,
+    pub(super) setup: Arc<Setup>,
+    /// Set when the agent is there: handles go to it directly where the session has no say.
+    pub(super) agent: OnceLock<WeakAgent>,
+    pub(super) fate: Fate<SessionSnapshot>,
+    pub(super) started: AtomicBool,
+    /// Whether new prompts are refused since the store is behind.
+    pub(super) is_behind: AtomicBool,
+    /// What was not in the store at the end, if anything was not.
+    pub(super) left_unsaved: OnceLock<Unsaved>,
+    pub(super) controllers: AtomicUsize,
+    /// Tells the task that the last controller has left.
+    pub(super) left: Signal,
+}
+
+/// What the agent tells: every event, in order. It takes no room while nothing waits.
+pub(super) type Deliveries = futures_channel::mpsc::Receiver<Delivery>;
+
+/// A session's task.
+pub(super) struct Task {
+    pub(super) core: Core,
+    pub(super) agent: Agent,
+    pub(super) owner: HistoryOwner,
+    pub(super) deliveries: Deliveries,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) feed: Feed<SessionEvent>,
+    pub(super) shared: Arc<Shared>,
+    /// The write that is under way.
+    pub(super) write: Option<writing::UnderWay>,
+    /// When a write that failed is repeated.
+    pub(super) retry: Option<Pin<Box<Sleep>>>,
+    /// When the session ends because nobody wants it.
+    pub(super) idle: Option<Pin<Box<Sleep>>>,
+    /// The session would have ended, had it not had something to save.
+    pub(super) idle_when_saved: bool,
+    pub(super) flushes: Vec<Flush>,
+    pub(super) is_lost: bool,
+    /// Room for the effects of the next step, while the agent is busy.
+    pub(super) effects: Vec<Effect>,
+    /// Dropped with the rest, whatever ends the task.
+    pub(super) _last_words: LastWords,
+}
+
+/// Leaves word that the task was killed, unless it ended in order.
+pub(super) struct LastWords(pub(super) Arc<Shared>);
+
+impl Drop for LastWords {
+    fn drop(&mut self) {
+        self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
+    }
+}
+
+/// Somebody waits until what was unsaved is in the store.
+pub(super) struct Flush {
+    wanted: u64,
+    reply: super::command::Reply<()>,
+}
+
+/// Why a session ends, and who stopped it.
+type Exit = (EndReason, Option<Stop>);
+
+/// What the task takes next.
+enum Input {
+    Command(Option<Box<Command>>),
+    Written(Result<Version, StoreError>),
+    Delivery(Option<Delivery>),
+    Left,
+    Retry,
+    IdleTimeOver,
+}
+
+impl Task {
+    /// Runs until the session ends. Boxed, or an idle session would hold it twice.
+    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
+        let (reason, stop) = loop {
+            if self.is_lost {
+                break (EndReason::LostPlace, None);
+            }
+            if self.feed.is_flooded() {
+                Breath::begin().over().await;
+            }
+            if let Some(exit) = self.turn(&mut commands).await {
+                break exit;
+            }
+        };
+        Box::pin(self.finish(commands, reason, stop)).await;
+    }
+
+    /// Takes one input.
+    async fn turn(&mut self, commands: &mut mpsc::Receiver<Box<Command>>) -> Option<Exit> {
+        let input = tokio::select! {
+            biased;
+            command = commands.recv() => Input::Command(command),
+            outcome = writing::outcome(&mut self.write) => Input::Written(outcome),
+            delivery = self.deliveries.next() => Input::Delivery(delivery),
+            () = self.shared.left.given() => Input::Left,
+            () = passed(&mut self.retry) => Input::Retry,
+            () = passed(&mut self.idle) => Input::IdleTimeOver,
+        };
+        match input {
+            Input::Command(Some(command)) => return Box::pin(self.serve(*command)).await,
+            Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
+            Input::Written(outcome) => self.written(outcome),
+            Input::Delivery(Some(delivery)) => self.take_all(delivery),
+            Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
+            Input::Left => self.consider_idle_shutdown(),
+            Input::Retry => self.save(),
+            Input::IdleTimeOver => {
+                if Box::pin(self.is_unwanted()).await {
+                    return Some((EndReason::Idle, None));
+                }
+            }
+        }
+        None
+    }
+
+    /// Takes the agent's next event.
+    pub(super) fn take(&mut self, delivery: Delivery) {
+        let Delivery { event, config, .. } = delivery;
+        self.step(|core, env, effects| core.event(event.id, &event.event, &config, env, effects));
+    }
+
+    /// Takes the agent's next event, and those that are there already, as many as the agent tells at once at most.
+    fn take_all(&mut self, first: Delivery) {
+        self.take(first);
+        for _ in 0..DELIVERIES {
+            match self.deliveries.next().now_or_never() {
+                Some(Some(delivery)) => self.take(delivery),
+                // The end of the channel is come to again.
+                Some(None) | None => break,
+            }
+        }
+    }
+
+    /// Takes what the agent has told up to `last`.
+    async fn take_until(&mut self, last: EventId) -> Result<(), AgentError> {
+        while self.core.seen().number < last.number {
+            match self.deliveries.next().await {
+                Some(delivery) => self.take(delivery),
+                None => return Err(AgentError::Stopped(EndReason::Killed)),
+            }
+            if self.feed.is_flooded() {
+                Breath::begin().over().await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Comes to where the agent is, and tells what it is doing there.
+    async fn catch_up(&mut self) -> Result<Status, AgentError> {
+        let moment = self.owner.moment().await?;
+        self.take_until(moment.last).await?;
+        Ok(moment.status)
+    }
+
+    /// The agent and the session at one moment.
+    async fn snapshot(&mut self) -> Result<SessionSnapshot, AgentError> {
+        let agent = self.agent.snapshot().await?;
+        self.take_until(agent.last).await?;
+        Ok(self.snapshot_with(agent))
+    }
+
+    fn snapshot_with(&self, agent: Snapshot) -> SessionSnapshot {
+        SessionSnapshot {
+            last: self.feed.last(),
+            id: self.shared.id.clone(),
+            title: self.core.title().cloned(),
+            tree: self.core.tree().clone(),
+            agent,
+            unsaved: self.core.unsaved(),
+            store: self.core.report().cloned(),
+        }
+    }
+
+    /// Gives the core an input and performs what it wants done.
+    pub(super) fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
+        let mut effects = std::mem::take(&mut self.effects);
+        let env = Env { write_id: &WriteId::generate, unsaved_limit: self.shared.setup.unsaved_limit };
+        let output = input(&mut self.core, &env, &mut effects);
+        for effect in effects.drain(..) {
+            self.perform(effect);
+        }
+        if self.core.status() != Status::Idle {
+            self.effects = effects;
+        }
+        #[cfg(debug_assertions)]
+        if let Err(breach) = self.core.check() {
+            unreachable!("an invariant of the core is broken: {breach}");
+        }
+        output
+    }
+
+    fn perform(&mut self, effect: Effect) {
+        match effect {
+            Effect::Emit(event) if self.feed.is_listened_to() => {
+                let weight = event.weight();
+                self.feed.publish(Arc::new(event), weight);
+            }
+            Effect::Emit(_) => self.feed.skip(),
+            Effect::Write(job) => self.begin_write(job),
+            Effect::RetryIn(wait) => self.retry = Some(Box::pin(sleep(wait))),
+            Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
+            Effect::Idle => self.consider_idle_shutdown(),
+            Effect::Lost => self.is_lost = true,
+        }
+    }
+
+    /// A controller has left, or the agent has become idle: if both are so, the time runs, from now.
+    fn consider_idle_shutdown(&mut self) {
+        if let Some(wait) = self.shared.setup.idle_shutdown
+            && self.core.status() == Status::Idle
+            && !self.is_controlled()
+        {
+            self.idle = Some(Box::pin(sleep(wait)));
+        }
+    }
+
+    /// The time is over: whether nobody has come and nothing has begun meanwhile, and all is saved. The agent has ended
+    /// then.
+    async fn is_unwanted(&mut self) -> bool {
+        self.idle = None;
+        if self.catch_up().await.is_err() || self.is_controlled() {
+            return false;
+        }
+        if self.idle.is_some() {
+            // The agent has become idle anew, as it turns out: the time runs from there.
+            return false;
+        }
+        if !self.is_saved() {
+            self.idle_when_saved = true;
+            return false;
+        }
+        let retired = matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true));
+        if !retired && self.core.status() == Status::Idle {
+            // An application's event is handled, which may bring a turn or not; or it has, this very moment.
+            self.idle = self.shared.setup.idle_shutdown.map(|wait| Box::pin(sleep(wait.max(LOOK_AGAIN))));
+        }
+        retired
+    }
+
+    fn is_saved(&self) -> bool {
+        self.core.is_safe(self.core.wanted())
+    }
+
+    fn is_controlled(&self) -> bool {
+        self.shared.controllers.load(Ordering::Acquire) > 0
+    }
+}
+
+/// Waits for a timer, for ever if there is none.
+async fn passed(timer: &mut Option<Pin<Box<Sleep>>>) {
+    match timer {
+        Some(timer) => timer.as_mut().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,182 @@
+//! Serving the handle's commands.
+
+use super::{Exit, Flush, Task};
+use crate::{
+    agent::{AgentError, Prompt, Status},
+    session::{
+        SessionError, SessionEvent, SessionSnapshot, StoreReport,
+        command::{Command, Outcome, Stop, Unsaved},
+        core::{Base, Core, Move},
+    },
+    subscription::{Attachment, EndReason, EventId},
+    tree::NodeId,
+};
+
+impl Task {
+    /// Serves a command, where the agent is now: what it has told before comes first.
+    ///
+    /// If the agent has ended, so does the session, at once: `terminate` may go on for a while, and wait for an answer
+    /// itself. Nothing is answered then but the end.
+    pub(super) async fn serve(&mut self, command: Command) -> Option<Exit> {
+        match self.answer(command).await {
+            Ok(()) => None,
+            Err(Over::Stopped(stop)) => Some((EndReason::Stopped, Some(stop))),
+            Err(Over::AgentEnded) => Some((EndReason::AgentEnded, None)),
+        }
+    }
+
+    async fn answer(&mut self, command: Command) -> Result<(), Over> {
+        if self.agent.end().is_some() && !matches!(command, Command::Stop(_)) {
+            return Err(Over::AgentEnded);
+        }
+        // An answer that nobody waits for any more is dropped.
+        match command {
+            Command::Stop(stop) => return Err(Over::Stopped(stop)),
+            Command::Unsaved(reply) => {
+                self.catch_up().await?;
+                let _ = reply.send(self.unsaved());
+            }
+            Command::Title(reply) => drop(reply.send(self.core.title().cloned())),
+            Command::SetTitle(title, reply) => {
+                self.step(|core, env, effects| core.set_title(title, env, effects));
+                let _ = reply.send(());
+            }
+            Command::Tree(reply) => {
+                self.catch_up().await?;
+                let _ = reply.send(self.core.tree().clone());
+            }
+            Command::Snapshot(reply) => {
+                let snapshot = self.snapshot().await?;
+                let _ = reply.send(Box::new(snapshot));
+            }
+            Command::Subscribe(after, reply) => {
+                if !reply.is_closed() {
+                    let _ = reply.send(self.attach(after).await?);
+                }
+            }
+            Command::Flush(reply) => {
+                self.catch_up().await?;
+                self.save();
+                self.flushes.retain(|flush| !flush.reply.is_closed());
+                self.flushes.push(Flush { wanted: self.core.wanted(), reply });
+                self.answer_flushes();
+            }
+            Command::Branch(node, prompt, reply) => {
+                let begun = self.branch(|core| core.branch_below(node), Some(prompt)).await;
+                let _ = reply.send(settled(begun)?);
+            }
+            Command::Edit(node, prompt, reply) => {
+                let begun = self.branch(|core| core.edit(node), Some(prompt)).await;
+                let _ = reply.send(settled(begun)?);
+            }
+            Command::Regenerate(node, reply) => {
+                let begun = self.branch(|core| core.regenerate(node), None).await;
+                let _ = reply.send(settled(begun)?);
+            }
+            Command::Navigate(node, reply) => {
+                let moved = self.navigate(node).await;
+                let _ = reply.send(settled(moved)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins a run on a branch.
+    async fn branch(
+        &mut self,
+        from: impl Fn(&Core) -> Result<Base, SessionError>,
+        prompt: Option<Prompt>,
+    ) -> Result<(), SessionError> {
+        loop {
+            let at = self.catch_up_idle().await?;
+            let Base { history, message, then } = from(&self.core)?;
+            let begun = match (message, prompt.clone()) {
+                (Some(message), _) => self.owner.answer(at, history, message).await,
+                (None, prompt) => self.owner.prompt(at, history, prompt.unwrap_or_default()).await,
+            };
+            if let Some(done) = self.follow(begun, then).await {
+                return done;
+            }
+        }
+    }
+
+    async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), SessionError> {
+        loop {
+            let at = self.catch_up_idle().await?;
+            let Some(Base { history, then, .. }) = self.core.navigate(node)? else {
+                return Ok(());
+            };
+            let moved = self.owner.set(at, history).await;
+            if let Some(done) = self.follow(moved, then).await {
+                return done;
+            }
+        }
+    }
+
+    /// Comes to where the agent is, which has to be idle there. Gives the last event, to build on.
+    async fn catch_up_idle(&mut self) -> Result<Option<EventId>, SessionError> {
+        match self.catch_up().await? {
+            Status::Idle => Ok(Some(self.core.seen())),
+            status => Err(SessionError::Busy(status)),
+        }
+    }
+
+    /// The agent has moved: so does the session, when it comes to the event that tells. `None` if something else happened
+    /// before, and all is to be looked at again.
+    async fn follow(
+        &mut self,
+        moved: Result<EventId, AgentError>,
+        then: Move,
+    ) -> Option<Result<(), SessionError>> {
+        let with = match moved {
+            Ok(with) => with,
+            Err(AgentError::Moved) => return None,
+            Err(error) => return Some(Err(error.into())),
+        };
+        self.core.moved(with, then);
+        Some(self.take_until(with).await.map_err(SessionError::from))
+    }
+
+    /// A place in the stream of events: after `after` if all that follows it is still there, else now.
+    async fn attach(
+        &mut self,
+        after: Option<EventId>,
+    ) -> Result<Attachment<SessionSnapshot, SessionEvent>, AgentError> {
+        let limits = self.shared.setup.feed_limits;
+        if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {
+            return Ok(attachment);
+        }
+        let snapshot = self.snapshot().await?;
+        Ok(self.feed.join(limits, snapshot))
+    }
+
+    /// What is not in the store, if anything is not.
+    pub(super) fn unsaved(&self) -> Option<Unsaved> {
+        if self.is_saved() {
+            return None;
+        }
+        let error = self.core.report().and_then(StoreReport::error).map(str::to_owned);
+        Some(Unsaved { nodes: self.core.unsaved().len(), error })
+    }
+}
+
+/// Why nothing more is served.
+enum Over {
+    Stopped(Stop),
+    AgentEnded,
+}
+
+impl From<AgentError> for Over {
+    /// What the agent's owner asks it at any time fails when it has ended.
+    fn from(_: AgentError) -> Self {
+        Self::AgentEnded
+    }
+}
+
+/// What became of a move, unless the agent has ended.
+fn settled(moved: Outcome<()>) -> Result<Outcome<()>, Over> {
+    match moved {
+        Err(SessionError::Ended(_)) => Err(Over::AgentEnded),
+        other => Ok(other),
+    }
+}

@@ -1,0 +1,83 @@
+//! Writing to the store, beside the session.
+
+use std::{pin::Pin, sync::Arc, time::Duration};
+
+use tokio::time::timeout;
+
+use super::Task;
+use crate::{
+    session::core::{Core, Job},
+    store::{ConversationId, Store, StoreError, Version},
+};
+
+type Written = Result<Version, StoreError>;
+
+/// A write that is waited for.
+pub(super) type UnderWay = Pin<Box<dyn Future<Output = Written> + Send>>;
+
+impl Task {
+    /// Performs a write in a task of its own: a store that blocks, hangs or panics is not to harm the session. One that
+    /// takes too long is let go of; what it still does then, a repetition finds done.
+    pub(super) fn begin_write(&mut self, job: Arc<Job>) {
+        self.retry = None;
+        let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
+        let place = id.clone();
+        let write = tokio::spawn(async move { perform(&*store, &id, &job).await });
+        let limit = self.shared.setup.write_timeout;
+        self.write = Some(Box::pin(async move {
+            let abort = write.abort_handle();
+            match timeout(limit, write).await {
+                Ok(Ok(written)) => written,
+                Ok(Err(panicked)) => Err(StoreError::failed("the store's own code", panicked)),
+                Err(_) => {
+                    abort.abort();
+                    Err(StoreError::failed(format!("writing conversation {place}"), TookTooLong(limit)))
+                }
+            }
+        }));
+    }
+
+    /// The write under way is done.
+    pub(super) fn written(&mut self, outcome: Written) {
+        self.write = None;
+        self.step(|core, env, effects| core.written(outcome, env, effects));
+        self.answer_flushes();
+        if self.is_saved() && std::mem::take(&mut self.idle_when_saved) {
+            self.consider_idle_shutdown();
+        }
+    }
+
+    /// Writes what is unsaved, unless that goes on already.
+    pub(super) fn save(&mut self) {
+        self.retry = None;
+        self.step(Core::save);
+    }
+
+    /// Tells those who wait that what they wait for is safe.
+    pub(super) fn answer_flushes(&mut self) {
+        let core = &self.core;
+        for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
+            let _ = flush.reply.send(());
+        }
+    }
+}
+
+async fn perform(store: &dyn Store, id: &ConversationId, job: &Job) -> Written {
+    match job {
+        Job::Create(write, state) => store.create(id, *write, state).await,
+        Job::Commit(write, commit) => store.commit(id, write, commit).await,
+        Job::State(write, change) => store.save_state(id, write, change).await,
+    }
+}
+
+/// What becomes of the write under way; waits for ever if there is none.
+pub(super) async fn outcome(write: &mut Option<UnderWay>) -> Written {
+    match write {
+        Some(write) => write.await,
+        None => std::future::pending().await,
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("the store did not answer within {0:?}")]
+struct TookTooLong(Duration);

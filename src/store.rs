@@ -1,0 +1,232 @@
+//! Where conversations live between runs.
+//!
+//! A [`Store`] keeps conversations, each with a [`StoredState`], the nodes of its tree, its head and its
+//! cursors. There are two in the crate: [`MemoryStore`], for tests and for what may be forgotten, and
+//! [`FileSystemStore`], one folder for an application on one machine. Others implement [`Store`] and are
+//! checked by the suite in `conformance` (feature `test-util`).
+//!
+//! ```
+//! use omni_agent::{
+//!     message::Message,
+//!     store::{Commit, ConversationId, MemoryStore, Page, Store, StoredState, Write, WriteId},
+//!     tree::Tree,
+//! };
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//!
+//! let store = MemoryStore::new();
+//! let id = ConversationId::generate();
+//! let state = StoredState::default().with_model("anthropic:claude-sonnet-4-6");
+//! let version = store.create(&id, WriteId::generate(), &state).await?;
+//!
+//! let mut tree = Tree::new();
+//! let before = tree.clone();
+//! tree.push(Message::user("Hello"));
+//! let commit = Commit::from(tree.changes_since(&before).expect("the tree only grew"));
+//! let version = store.commit(&id, &Write::on(version), &commit).await?;
+//!
+//! let stored = store.load(&id).await?;
+//! assert_eq!(stored.version, version);
+//! assert_eq!(Tree::hydrate(stored.nodes, stored.head, stored.cursors)?, tree);
+//! assert_eq!(store.list(Page::default()).await?[0].id, id);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#[cfg(feature = "test-util")]
+pub mod conformance;
+mod content;
+mod error;
+pub mod file_system;
+mod id;
+mod memory;
+mod write;
+
+pub use content::{Commit, Page, StateChange, Stored, StoredState, Summary};
+pub use error::StoreError;
+pub use file_system::FileSystemStore;
+pub use id::{ConversationId, InvalidId, InvalidWriteId, WriteId};
+pub use memory::MemoryStore;
+pub use write::{Epoch, Lease, Owner, Version, Write};
+
+use async_trait::async_trait;
+
+/// Keeps conversations.
+///
+/// # What an implementation promises
+///
+/// **A write is all or nothing**, whatever happens meanwhile: a crash, a full disk, a dropped future, a lost
+/// connection. When a write returns `Ok`, it survives a crash of the process, and of the machine too if the
+/// store is meant to last. When it returns an error, nothing has changed. Its cost depends on what it
+/// writes, not on what the conversation already holds.
+///
+/// **Writes to one conversation form one line.** [`create`](Store::create) gives the first
+/// [`Version`], and each write that takes effect the [`next`](Version::next). A [`Write`] names the version
+/// that it builds on; whether that is the current one is decided together with the write, in one transaction
+/// or under one lock:
+///
+/// 1. It is current: the write takes effect, and its result is the version after it.
+/// 2. It is not, but the write that once followed it has the same [`WriteId`]: this is a repetition of that
+///    write, whose answer got lost. Nothing is written, and the result is the one that it had then. A
+///    store therefore keeps the ids of all writes, for as long as the conversation lives.
+/// 3. Else another writer got there first: [`StoreError::Conflict`] names the current version, and nothing
+///    changes. A base beyond the current version is a conflict too.
+///
+/// Any number of writers may try at the same time, from any number of handles and processes. Different
+/// conversations do not get in each other's way.
+///
+/// **First versions are random** ([`Version::first`]), so that a writer who outlived its conversation does
+/// not write into a later one that has the same id.
+///
+/// **What goes in comes out.** Messages come back equal to what was written, and encode to the same bytes; they
+/// are kept as the JSON text that `serde_json` makes of them, since formats that look into JSON may refuse
+/// U+0000, reorder keys or change numbers. Nodes come back in the order in which they were committed, cursors
+/// with their latest values, state and head as last written. A store need not know what nodes mean: that
+/// parents exist and ids ascend is for the writer to see to, and for the tree to check when it is loaded.
+/// [`Stored`] does the folding for stores that keep the writes themselves.
+///
+/// **No secrets.** What is stored has been through [`StoredState::without_secrets`].
+///
+/// **Nothing is skipped in silence.** What cannot be read is [`StoreError::Damaged`], with the place.
+/// Only a write that a crash tore, and that was therefore never acknowledged, is dropped: whole, and the
+/// next write is sound. Damage to one conversation concerns no other; in a list, it is told in
+/// [`Summary::damage`], where listing comes across it at all.
+///
+/// **Times are the store's**: created and updated are taken from its clock, and `updated` never goes back.
+///
+/// # Ownership
+///
+/// Versions alone keep histories apart. Ownership tells a second process early who has a conversation open,
+/// and takes it away from one that is gone. The three methods come as a set, and a store that leaves
+/// them out leaves ownership to versions. One that has them gives a [`Lease`] with an [`Epoch`] to one
+/// owner at a time, for a limited time, by its own clock. It refuses every write that carries the epoch of a lease
+/// that ran out or passed to another, with [`StoreError::LeaseLost`], in the same transaction that would write it.
+/// A write without an epoch is not checked.
+///
+/// # Cancel safety
+///
+/// Every future may be dropped at any time. A write whose future was dropped has taken effect, will shortly,
+/// or never will, but always as a whole; repeating it with the same [`WriteId`] is safe and makes sure.
+///
+/// # Checking an implementation
+///
+/// Implement [`conformance::Subject`](crate::store::conformance::Subject) and run
+/// [`conformance::check`](crate::store::conformance::check), with the feature `test-util`. It checks each of
+/// the promises above that a test can check.
+#[async_trait]
+pub trait Store: Send + Sync + 'static {
+    /// Creates a conversation with this state and no nodes. Of several that try the same id at the same time, one
+    /// succeeds. Repeating the write that created the conversation returns its first result.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::AlreadyExists`], or that the store can't be written to.
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError>;
+
+    /// Adds what one turn, or one move in the tree, changed.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NotFound`], [`StoreError::Conflict`], [`StoreError::LeaseLost`], or that the store can't
+    /// be written to.
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError>;
+
+    /// Replaces the state, or the title alone.
+    ///
+    /// # Errors
+    ///
+    /// As for [`commit`](Store::commit).
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError>;
+
+    /// The whole conversation.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NotFound`], [`StoreError::Damaged`], [`StoreError::UnknownFormat`], or that the store
+    /// can't be read.
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError>;
+
+    /// What a list says about this conversation, without reading it whole.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NotFound`], or that the store can't be read. Damage is told in the summary.
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError>;
+
+    /// Conversations by their last write, newest first, and by id where that is the same. Conversations are
+    /// not read whole for it.
+    ///
+    /// A page is taken from the list as it is at that moment: what is written to between two pages moves to the
+    /// front, and pushes others to a later place, but none that is left alone is missed.
+    ///
+    /// # Errors
+    ///
+    /// That the store can't be read.
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError>;
+
+    /// Removes the conversation with all that belongs to it. That there is none is no error.
+    ///
+    /// # Errors
+    ///
+    /// That the store can't be written to.
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError>;
+
+    /// Whether there is such a conversation, readable or not.
+    ///
+    /// # Errors
+    ///
+    /// That the store can't be read.
+    async fn exists(&self, id: &ConversationId) -> Result<bool, StoreError> {
+        match self.summary(id).await {
+            Ok(_) => Ok(true),
+            Err(StoreError::NotFound { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes `owner` the owner of the conversation, if it has none, if its owner's lease ran out, or if it is the
+    /// owner already (by name; it gets a new epoch, and the old one ends).
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Owned`] names who has it; [`StoreError::NotFound`], or that the store can't be reached.
+    async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
+        let _ = (id, owner);
+        Ok(Lease::unlimited())
+    }
+
+    /// Makes a lease last from now on, for as long as it did at first.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::LeaseLost`] if it ran out or passed to another, or that the store can't be reached.
+    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
+        let _ = id;
+        Ok(lease.clone())
+    }
+
+    /// Ends a lease before its time. That it has ended already is no error.
+    ///
+    /// # Errors
+    ///
+    /// That the store can't be reached.
+    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        let _ = (id, lease);
+        Ok(())
+    }
+}

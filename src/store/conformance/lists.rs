@@ -1,0 +1,144 @@
+use std::{collections::BTreeSet, sync::Arc};
+
+use tokio::sync::Semaphore;
+
+use super::{Outcome, Subject, committed, conversation, created, turn};
+use crate::{
+    message::Timestamp,
+    store::{ConversationId, Page, StateChange, Store, Summary, Write},
+};
+
+/// Lets the clock get on, so that what is written next is later.
+async fn tick() {
+    let now = Timestamp::now();
+    while Timestamp::now() <= Timestamp(now.0 + 1) {
+        tokio::task::yield_now().await;
+    }
+}
+
+async fn list(store: &dyn Store, page: Page) -> Vec<Summary> {
+    store.list(page).await.expect("a list")
+}
+
+fn ids(summaries: &[Summary]) -> Vec<&str> {
+    summaries.iter().map(|summary| summary.id.as_str()).collect()
+}
+
+pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    assert_eq!(list(&*store, Page::default()).await, []);
+    let (a, b, c) = (conversation("a"), conversation("b"), conversation("c"));
+    let mut versions = Vec::new();
+    for id in [&c, &a, &b] {
+        versions.push(created(&*store, id).await);
+        tick().await;
+    }
+    assert_eq!(ids(&list(&*store, Page::default()).await), ["b", "a", "c"], "creating is a write");
+    let title = StateChange::title("A");
+    store.save_state(&a, &Write::on(versions[1]), &title).await.expect("a title");
+    tick().await;
+    assert_eq!(ids(&list(&*store, Page::default()).await), ["a", "b", "c"], "a title is a write");
+    committed(&*store, &c, versions[0], &turn(1, 2)).await;
+    tick().await;
+    let listed = list(&*subject.another().await, Page::default()).await;
+    assert_eq!(ids(&listed), ["c", "a", "b"], "a commit is a write");
+    store.load(&b).await.expect("it is there");
+    assert_eq!(list(&*store, Page::default()).await, listed, "loading is no write");
+    let stale = store.commit(&b, &Write::on(versions[2].next()), &turn(1, 2)).await;
+    assert!(stale.is_err());
+    assert_eq!(list(&*store, Page::default()).await, listed, "a refused write is none");
+
+    for summary in &listed {
+        assert!(summary.created <= summary.updated, "{summary:?}");
+        assert_eq!(summary.damage, None);
+    }
+    assert_eq!((listed[1].title.as_deref(), listed[2].title.as_deref()), (Some("A"), None));
+    Outcome::Made
+}
+
+pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    for number in 0..23 {
+        created(&*store, &conversation(&format!("n{number}"))).await;
+    }
+    let all = list(&*store, Page::first(100)).await;
+    assert_eq!(all.len(), 23);
+    let ordered = all.is_sorted_by(|a, b| (b.updated, &a.id) < (a.updated, &b.id));
+    assert!(ordered, "by last write, newest first, then by id: {all:?}");
+    let mut page = Page::first(5);
+    let mut paged = Vec::new();
+    loop {
+        let part = list(&*store, page).await;
+        assert!(part.len() <= 5);
+        if part.is_empty() {
+            break;
+        }
+        paged.extend(part);
+        page = page.next();
+    }
+    assert_eq!(paged, all);
+    assert_eq!(list(&*store, Page::first(3).from(21)).await, all[21..]);
+    assert_eq!(list(&*store, Page::first(0)).await, []);
+    assert_eq!(list(&*store, Page::first(5).from(1_000_000)).await, []);
+    assert_eq!(list(&*store, Page::first(usize::MAX).from(20)).await, all[20..]);
+    Outcome::Made
+}
+
+pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    let quiet: BTreeSet<ConversationId> =
+        (0..12).map(|number| conversation(&format!("quiet{number}"))).collect();
+    for id in &quiet {
+        created(&*store, id).await;
+    }
+    // A new one for each page: if they came faster than pages, the quiet ones would move away from the reader.
+    let pages = Arc::new(Semaphore::new(0));
+    let permits = Arc::clone(&pages);
+    let other = subject.another().await;
+    let writer = tokio::spawn(async move {
+        let mut number = 0;
+        let busy = conversation("busy");
+        let mut version = created(&*other, &busy).await;
+        while let Ok(permit) = permits.acquire().await {
+            permit.forget();
+            version = committed(&*other, &busy, version, &turn(number + 1, number + 1)).await;
+            number += 1;
+            created(&*other, &conversation(&format!("new{number}"))).await;
+        }
+    });
+    for _ in 0..5 {
+        let mut seen = BTreeSet::new();
+        let mut page = Page::first(3);
+        while !quiet.is_subset(&seen) {
+            pages.add_permits(1);
+            let part = list(&*store, page).await;
+            assert!(!part.is_empty(), "missed: {:?}", quiet.difference(&seen).collect::<Vec<_>>());
+            assert!(part.is_sorted_by(|a, b| (b.updated, &a.id) < (a.updated, &b.id)), "{part:?}");
+            seen.extend(part.into_iter().map(|summary| summary.id));
+            page = page.next();
+        }
+    }
+    pages.close();
+    writer.await.expect("writing beside lists succeeds");
+    Outcome::Made
+}
+
+pub(super) async fn summary_is_what_the_list_says(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    let id = conversation("summary");
+    let version = created(&*store, &id).await;
+    let version = committed(&*store, &id, version, &turn(1, 2)).await;
+    let title = StateChange::title("A talk");
+    let version = store.save_state(&id, &Write::on(version), &title).await.expect("a title");
+    let version = committed(&*store, &id, version, &turn(3, 4)).await;
+    let handles: [Arc<dyn Store>; 2] = [store, subject.another().await];
+    for handle in handles {
+        let summary = handle.summary(&id).await.expect("it is there");
+        assert_eq!(list(&*handle, Page::default()).await, std::slice::from_ref(&summary));
+        let stored = handle.load(&id).await.expect("it is there");
+        assert_eq!((summary.version, stored.version), (version, version));
+        assert_eq!((summary.created, summary.updated), (stored.created, stored.updated));
+        assert_eq!(summary.title.as_deref(), Some("A talk"));
+    }
+    Outcome::Made
+}

@@ -1,0 +1,95 @@
+//! Writing a log anew without what later lines made void.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom, Write as _},
+};
+
+use super::{
+    Durability,
+    format::{Change, Compacted, Header, Record, SummaryFile},
+    log::{Log, try_lock},
+    read::Replay,
+    summary,
+};
+use crate::store::StoreError;
+
+/// Bytes of void lines that are not worth the trouble.
+const WORTHWHILE: u64 = 64 * 1024;
+
+/// After a log was read: writes it anew if the lines without nodes have outgrown those with, and brings the
+/// summary up to date. Another's lock, and a medium that can't be written to, put that off to another time.
+pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
+    let header = log.header.compacted();
+    let lines = outgrown(replay).then(|| compacted(log, &header, replay)).flatten();
+    let title = &replay.stored.state.title;
+    let current = SummaryFile::new(&log.header, &replay.last, title.clone(), replay.end);
+    if lines.is_none() && summary::read(log.place).as_ref() == Some(&current) {
+        return;
+    }
+    let tidied = (|| {
+        if !try_lock(log.place, log.file)? || log.place.is_gone(log.file)? || !is_current(log, replay)? {
+            return Ok(());
+        }
+        if let Some((first, last)) = lines {
+            let (_locked, len) = replace(log, replay, &first, &last)?;
+            summary::save(log.place, &SummaryFile::new(&header, &replay.last, title.clone(), len));
+        } else {
+            summary::save(log.place, &current);
+        }
+        log.file.unlock().map_err(|error| log.place.failed("unlocking", error))
+    })();
+    if let Err(error) = tidied {
+        let error: &dyn std::error::Error = &error;
+        tracing::debug!(error, "a log was not compacted");
+    }
+}
+
+/// Whether the log still ends where it was read to, with the same write.
+fn is_current(log: &Log<'_>, replay: &Replay) -> Result<bool, StoreError> {
+    let tail = log.tail()?;
+    Ok(log.len()? == replay.end && tail.is_some_and(|tail| tail.stamp == replay.last))
+}
+
+fn outgrown(replay: &Replay) -> bool {
+    let kept: u64 = replay.kept.iter().map(|span| span.end - span.start).sum();
+    replay.spare_bytes > WORTHWHILE.max(kept)
+}
+
+/// The first line and the last, if they save enough.
+fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>, Vec<u8>)> {
+    let stored = &replay.stored;
+    let change = Change::Compacted(Box::new(Compacted {
+        state: stored.state.clone(),
+        head: stored.head,
+        cursors: stored.cursors.iter().map(|(node, child)| (*node, *child)).collect(),
+        writes: replay.spare.clone(),
+    }));
+    let last = Record::new(replay.last, &change).encode(log.place.id()).ok()?;
+    (last.len() as u64 <= replay.spare_bytes / 2).then(|| (header.encode(), last))
+}
+
+/// Puts the new log in the place of the old one; gives it, locked, and its length.
+fn replace(log: &Log<'_>, replay: &Replay, first: &[u8], last: &[u8]) -> Result<(File, u64), StoreError> {
+    // A summary is known by the length of its log, which the new one may reach a second time.
+    log.place.remove_summary()?;
+    let mut len = 0;
+    let replaced = log.place.replace_log(log.file, |new| {
+        new.write_all(first)?;
+        for span in &replay.kept {
+            let mut old: &File = log.file;
+            old.seek(SeekFrom::Start(span.start))?;
+            let copied = io::copy(&mut old.take(span.end - span.start), new)?;
+            if copied != span.end - span.start {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        new.write_all(last)?;
+        len = new.stream_position()?;
+        Ok(())
+    });
+    let new = replaced.map_err(|error| log.place.failed("compacting", error))?;
+    // Before anybody can write to it: a write that is acknowledged must not be in a log without a name.
+    log.place.sync_folder(Durability::Machine)?;
+    Ok((new, len))
+}

@@ -1,0 +1,241 @@
+//! What the lines of a log hold, and the summary. Pure.
+
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use super::line;
+use crate::{
+    message::Timestamp,
+    store::{Commit, ConversationId, StoreError, StoredState, Summary, Version, WriteId},
+    tree::NodeId,
+};
+
+/// The version of the format that this crate writes.
+pub(super) const FORMAT_VERSION: u64 = 1;
+/// What the first line says it is the beginning of.
+const FORMAT: &str = "omni-agent conversation";
+/// The deepest nesting that is written: twice what JSON from a model service can have, and far from what
+/// would exhaust the stack of a thread that reads it again.
+const MAX_DEPTH: usize = 256;
+/// The nesting that `serde_json` reads without being told to.
+const PLAIN_DEPTH: usize = 127;
+
+/// The first line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Header {
+    format: String,
+    format_version: u64,
+    pub(super) id: ConversationId,
+    pub(super) created: Timestamp,
+    /// How often the log was written anew. Lines may be missing then, and the last that did it says which.
+    pub(super) compactions: u64,
+}
+
+/// Enough of any version's first line to tell which it is.
+#[derive(Deserialize)]
+struct AnyHeader {
+    format: String,
+    format_version: u64,
+}
+
+impl Header {
+    pub(super) fn new(id: ConversationId, created: Timestamp) -> Self {
+        Self { format: FORMAT.to_owned(), format_version: FORMAT_VERSION, id, created, compactions: 0 }
+    }
+
+    pub(super) fn parse(record: &[u8], place: &str) -> Result<Self, StoreError> {
+        let damaged = |problem| StoreError::damaged(place, problem);
+        let any: AnyHeader = parse(record).map_err(damaged)?;
+        if any.format != FORMAT {
+            return Err(StoreError::damaged(place, "it is not the first line of a conversation"));
+        }
+        if any.format_version > FORMAT_VERSION {
+            return Err(StoreError::UnknownFormat {
+                place: place.to_owned(),
+                found: any.format_version,
+                known: FORMAT_VERSION,
+            });
+        }
+        parse(record).map_err(damaged)
+    }
+
+    /// The first line of the log that this one's is compacted to.
+    pub(super) fn compacted(&self) -> Self {
+        Self { compactions: self.compactions.saturating_add(1), ..self.clone() }
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        encode(self)
+    }
+}
+
+/// Every line but the first: one write.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Record<C = Change> {
+    /// The version that the write led to.
+    version: Version,
+    write: WriteId,
+    time: Timestamp,
+    /// The last version that changed the state: a summary from before it has an old title.
+    state_version: Version,
+    pub(super) change: C,
+}
+
+/// What stands at the beginning of a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Stamp {
+    pub(super) version: Version,
+    pub(super) write: WriteId,
+    pub(super) time: Timestamp,
+    pub(super) state_version: Version,
+}
+
+impl<C> Record<C> {
+    pub(super) fn new(stamp: Stamp, change: C) -> Self {
+        let Stamp { version, write, time, state_version } = stamp;
+        Self { version, write, time, state_version, change }
+    }
+
+    pub(super) fn stamp(&self) -> Stamp {
+        let Self { version, write, time, state_version, .. } = *self;
+        Stamp { version, write, time, state_version }
+    }
+}
+
+/// What a write changed.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Change {
+    // Most lines are commits: what is larger is boxed.
+    Create(Box<StoredState>),
+    Commit(Commit),
+    State(Box<StoredState>),
+    Title(Option<String>),
+    Compacted(Box<Compacted>),
+}
+
+impl Change {
+    /// The title, if this changes the state.
+    pub(super) fn title(&self) -> Option<&Option<String>> {
+        match self {
+            Self::Commit(commit) => commit.state.as_ref().map(|state| &state.title),
+            Self::Create(state) | Self::State(state) => Some(&state.title),
+            Self::Title(title) => Some(title),
+            Self::Compacted(compacted) => Some(&compacted.state.title),
+        }
+    }
+}
+
+/// What all lines without nodes had come to when the log was written anew without them.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Compacted {
+    pub(super) state: StoredState,
+    pub(super) head: Option<NodeId>,
+    pub(super) cursors: Vec<(NodeId, NodeId)>,
+    /// The versions of those lines and their writes, to know a repetition by.
+    pub(super) writes: Vec<(Version, WriteId)>,
+}
+
+impl Record<&Change> {
+    pub(super) fn encode(&self, id: &ConversationId) -> Result<Vec<u8>, StoreError> {
+        let line = encode(self);
+        let problem = if line.len() > line::LONGEST {
+            format!("it is longer than {} bytes", line::LONGEST)
+        } else if line::depth(&line) > MAX_DEPTH {
+            format!("its JSON is nested more than {MAX_DEPTH} levels deep")
+        } else {
+            return Ok(line);
+        };
+        Err(StoreError::Unstorable { id: id.clone(), problem })
+    }
+}
+
+impl Record {
+    pub(super) fn parse(record: &[u8]) -> Result<Self, String> {
+        parse(record)
+    }
+}
+
+impl Stamp {
+    /// The stamp of a record, and whether the record has a [`Compacted`]. Reads no further than it must.
+    pub(super) fn parse(record: &[u8]) -> Result<(Self, bool), String> {
+        const LONGEST: usize = 256;
+        const NEXT: &[u8] = b",\"change\":{\"";
+        let beginning = &record[..record.len().min(LONGEST)];
+        let end = beginning.windows(NEXT.len()).position(|window| window == NEXT);
+        let end = end.ok_or_else(|| "it holds no write".to_owned())?;
+        let stamp = parse(&[&record[..end], b"}"].concat())?;
+        Ok((stamp, record[end + NEXT.len()..].starts_with(b"compacted\"")))
+    }
+}
+
+fn encode(record: &impl Serialize) -> Vec<u8> {
+    let mut text = line::begin();
+    serde_json::to_writer(&mut text, record).expect("messages and state have a JSON form");
+    line::finish(text)
+}
+
+fn parse<T: DeserializeOwned>(record: &[u8]) -> Result<T, String> {
+    let text = std::str::from_utf8(record).map_err(|error| error.to_string())?;
+    match serde_json::from_str(text) {
+        Err(_) if (PLAIN_DEPTH + 1..=MAX_DEPTH).contains(&line::depth(record)) => {
+            let mut deserializer = serde_json::Deserializer::from_str(text);
+            deserializer.disable_recursion_limit();
+            T::deserialize(&mut deserializer)
+        }
+        parsed => parsed,
+    }
+    .map_err(|error| error.to_string())
+}
+
+/// A summary as it is on disk, next to the log that it sums up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct SummaryFile {
+    format_version: u64,
+    pub(super) id: ConversationId,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) title: Option<String>,
+    pub(super) created: Timestamp,
+    pub(super) updated: Timestamp,
+    pub(super) version: Version,
+    /// Bytes of the log at that version.
+    pub(super) log: u64,
+}
+
+impl SummaryFile {
+    pub(super) fn new(header: &Header, stamp: &Stamp, title: Option<String>, log: u64) -> Self {
+        Self {
+            format_version: FORMAT_VERSION,
+            id: header.id.clone(),
+            title,
+            created: header.created,
+            updated: stamp.time,
+            version: stamp.version,
+            log,
+        }
+    }
+
+    /// `None` for what is no summary of this conversation and format. It is made again from the log then.
+    pub(super) fn parse(text: &[u8], id: &ConversationId) -> Option<Self> {
+        let summary: Self = serde_json::from_slice(text).ok()?;
+        (summary.format_version == FORMAT_VERSION && summary.id == *id).then_some(summary)
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut text = serde_json::to_vec(self).expect("a summary has a JSON form");
+        text.push(b'\n');
+        text
+    }
+
+    pub(super) fn into_summary(self) -> Summary {
+        Summary {
+            title: self.title,
+            updated: self.updated,
+            ..Summary::new(self.id, self.version, self.created)
+        }
+    }
+}

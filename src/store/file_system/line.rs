@@ -1,0 +1,179 @@
+//! The frame of a line: a checksum and a length around a record, so that a line can be told from a piece of
+//! one. Pure.
+
+use std::ops::Range;
+
+/// `{"sum":"xxxxxxxx","len":dddddddddd,"record":` comes before the record, `}` and a line feed after it.
+pub(super) const PREFIX: usize = 44;
+const SUM: Range<usize> = 8..16;
+const LEN: Range<usize> = 24..34;
+const LITERALS: [(usize, &[u8]); 3] = [(0, b"{\"sum\":\""), (16, b"\",\"len\":"), (34, b",\"record\":")];
+
+/// The longest line: its length must fit the digits there are for it.
+pub(super) const LONGEST: usize = 9_999_999_999;
+
+/// Why a line is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Fault {
+    /// Whether a write that broke off can have left it, at the end of a log.
+    pub(super) torn: bool,
+    pub(super) problem: &'static str,
+}
+
+/// An empty line, to append a record to.
+pub(super) fn begin() -> Vec<u8> {
+    vec![b' '; PREFIX]
+}
+
+/// Closes a line that was begun and has its record now.
+pub(super) fn finish(mut line: Vec<u8>) -> Vec<u8> {
+    let (prefix, record) = line.split_at_mut(PREFIX);
+    for (at, literal) in LITERALS {
+        prefix[at..at + literal.len()].copy_from_slice(literal);
+    }
+    prefix[SUM].copy_from_slice(format!("{:08x}", crc32fast::hash(record)).as_bytes());
+    // Whoever writes a line sees to it that this is not longer than ten digits.
+    let len = format!("{:10}", record.len());
+    prefix[LEN].copy_from_slice(&len.as_bytes()[..10]);
+    line.extend_from_slice(b"}\n");
+    line
+}
+
+/// The record in a line, which comes with its line feed, if it has one, and begins at `at` in its file.
+pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
+    let (content, ended) = match line.strip_suffix(b"\n") {
+        Some(content) => (content, true),
+        None => (line, false),
+    };
+    let found = whole(content);
+    match found {
+        Ok(record) if ended => Ok(record),
+        // All but the line feed.
+        Ok(_) => Err(Fault { torn: true, problem: "it does not end in a line feed" }),
+        Err(Flaw::Short) if !ended => Err(Fault { torn: true, problem: "it breaks off" }),
+        Err(_) if never_filled(line, at) => {
+            Err(Fault { torn: true, problem: "it has bytes that were never written" })
+        }
+        Err(flaw) => Err(Fault { torn: false, problem: flaw.problem() }),
+    }
+}
+
+/// The least that a disk writes at once.
+const SECTOR: u64 = 512;
+
+/// Whether a line has zeros as a power cut leaves them. JSON has none, but space that was given to the file and
+/// never filled has nothing else: whole sectors, or what of one belongs to the line. Any other zero is a byte that was
+/// something else once.
+fn never_filled(line: &[u8], at: u64) -> bool {
+    let edge = |place: usize| place == 0 || place == line.len() || (at + place as u64).is_multiple_of(SECTOR);
+    let mut found = false;
+    let mut place = 0;
+    while let Some(begin) = line[place..].iter().position(|byte| *byte == 0).map(|zero| place + zero) {
+        let rest = &line[begin..];
+        let end = begin + rest.iter().position(|byte| *byte != 0).unwrap_or(rest.len());
+        if !edge(begin) || !edge(end) {
+            return false;
+        }
+        found = true;
+        place = end;
+    }
+    found
+}
+
+/// How long the line that begins here says it is, the line feed included.
+pub(super) fn told_len(line: &[u8]) -> Option<usize> {
+    len(line.get(LEN)?).map(|len| PREFIX + len + 2)
+}
+
+#[derive(Clone, Copy)]
+enum Flaw {
+    Short,
+    Long,
+    Frame,
+    Sum,
+}
+
+impl Flaw {
+    fn problem(self) -> &'static str {
+        match self {
+            Self::Short => "it is shorter than its length says",
+            Self::Long => "it is longer than its length says",
+            Self::Frame => "it does not begin and end as a line does",
+            Self::Sum => "its checksum does not match",
+        }
+    }
+}
+
+fn whole(content: &[u8]) -> Result<&[u8], Flaw> {
+    for (at, literal) in LITERALS {
+        let there = content.get(at..).unwrap_or_default();
+        let there = &there[..there.len().min(literal.len())];
+        if *there != literal[..there.len()] {
+            return Err(Flaw::Frame);
+        }
+    }
+    let Some((prefix, rest)) = content.split_at_checked(PREFIX) else {
+        return Err(Flaw::Short);
+    };
+    let (Some(sum), Some(len)) = (sum(&prefix[SUM]), len(&prefix[LEN])) else {
+        return Err(Flaw::Frame);
+    };
+    match rest.len() {
+        there if there <= len => return Err(Flaw::Short),
+        there if there > len + 1 => return Err(Flaw::Long),
+        _ => {}
+    }
+    let (record, close) = rest.split_at(len);
+    if close != b"}" {
+        return Err(Flaw::Frame);
+    }
+    if crc32fast::hash(record) != sum {
+        return Err(Flaw::Sum);
+    }
+    Ok(record)
+}
+
+/// Exactly as it is written, so that no change of a byte goes unseen.
+fn sum(digits: &[u8]) -> Option<u32> {
+    digits.iter().try_fold(0, |sum, digit| match digit {
+        b'0'..=b'9' => Some(sum << 4 | u32::from(digit - b'0')),
+        b'a'..=b'f' => Some(sum << 4 | u32::from(digit - b'a' + 10)),
+        _ => None,
+    })
+}
+
+/// As above.
+fn len(padded: &[u8]) -> Option<usize> {
+    let digits = padded.trim_ascii_start();
+    let padding = padded.len() - digits.len();
+    if digits.starts_with(b"0") || padded[..padding].iter().any(|byte| *byte != b' ') {
+        return None;
+    }
+    std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?.parse().ok()
+}
+
+/// How deeply arrays and objects are nested in a JSON text.
+pub(super) fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'[' | b'{' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b'"' => {
+                while let Some(byte) = bytes.next() {
+                    match byte {
+                        b'\\' => drop(bytes.next()),
+                        b'"' => break,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    deepest
+}

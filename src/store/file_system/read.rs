@@ -1,0 +1,318 @@
+//! Reading a log whole: line by line, into a conversation.
+
+use std::{
+    io::{Read, Seek, SeekFrom},
+    ops::Range,
+};
+
+use super::{
+    format::{Change, Compacted, Record, Stamp},
+    line,
+    log::Log,
+};
+use crate::store::{StoreError, Stored, StoredState, Version, WriteId};
+
+/// Bytes that are read from the file together.
+const CHUNK: usize = 128 * 1024;
+
+/// The whole lines of a log after the first.
+struct Lines<'a> {
+    log: &'a Log<'a>,
+    /// What was read and not given out is from `at` on.
+    buffer: Vec<u8>,
+    at: usize,
+    /// Of the line last given, counted from 1.
+    number: usize,
+    /// Where the line last given begins and ends in the file.
+    span: Range<u64>,
+}
+
+impl<'a> Lines<'a> {
+    fn of(log: &'a Log<'a>) -> Result<Self, StoreError> {
+        let mut file = log.file;
+        file.seek(SeekFrom::Start(log.start)).map_err(|error| log.place.failed("reading", error))?;
+        Ok(Self { log, buffer: Vec::new(), at: 0, number: 1, span: log.start..log.start })
+    }
+
+    /// The record of the next line; `None` at the end, or where a write broke off.
+    fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
+        let len = self.len_of_next()?;
+        if len == 0 {
+            return Ok(None);
+        }
+        self.number += 1;
+        self.span = self.span.end..self.span.end + len as u64;
+        let line = self.at..self.at + len;
+        self.at += len;
+        let found = line::record(&self.buffer[line.clone()], self.span.start).map(<[u8]>::len);
+        match found {
+            Ok(len) => Ok(Some(&self.buffer[line][line::PREFIX..][..len])),
+            Err(fault) if fault.torn && self.at == self.buffer.len() && !self.fill()? => Ok(None),
+            Err(fault) => Err(self.damaged(fault.problem)),
+        }
+    }
+
+    /// Bytes of the next line, which is in the buffer then: up to its line feed, or the end of the file.
+    fn len_of_next(&mut self) -> Result<usize, StoreError> {
+        let mut seen = 0;
+        loop {
+            let there = &self.buffer[self.at..];
+            // A sound line tells how long it is; any other is looked through.
+            let told = line::told_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
+            let found = told.or_else(|| {
+                let end = there[seen..].iter().position(|byte| *byte == b'\n');
+                end.map(|end| seen + end + 1)
+            });
+            if let Some(len) = found {
+                return Ok(len);
+            }
+            seen = there.len();
+            if !self.fill()? {
+                return Ok(seen);
+            }
+        }
+    }
+
+    /// Reads on; `false` at the end of the file. What has been given out goes.
+    fn fill(&mut self) -> Result<bool, StoreError> {
+        self.buffer.drain(..self.at);
+        self.at = 0;
+        let before = self.buffer.len();
+        // A line that does not fit makes the buffer twice as long each time.
+        let wanted = CHUNK.max(before);
+        self.buffer.reserve(wanted);
+        let read = self.log.file.take(wanted as u64).read_to_end(&mut self.buffer);
+        read.map_err(|error| self.log.place.failed("reading", error))?;
+        Ok(self.buffer.len() > before)
+    }
+
+    fn damaged(&self, problem: impl Into<String>) -> StoreError {
+        StoreError::damaged(self.log.place.line(self.number), problem)
+    }
+}
+
+/// What a log comes to.
+pub(super) struct Replay {
+    pub(super) stored: Stored,
+    /// The stamp of the last line.
+    pub(super) last: Stamp,
+    /// Where the last whole line ends.
+    pub(super) end: u64,
+    /// Where the lines with nodes are; neighbours are one.
+    pub(super) kept: Vec<Range<u64>>,
+    /// The writes of the other lines, those that went in earlier compactions included.
+    pub(super) spare: Vec<(Version, WriteId)>,
+    /// Bytes of the other lines.
+    pub(super) spare_bytes: u64,
+    /// Lines with nodes so far, and whether what an earlier compaction left out has been told.
+    lines: u64,
+    told: bool,
+}
+
+/// Reads the whole log; `None` if nothing follows its first line.
+pub(super) fn replay(log: &Log<'_>) -> Result<Option<Replay>, StoreError> {
+    let mut lines = Lines::of(log)?;
+    let mut replay: Option<Replay> = None;
+    loop {
+        let record = match lines.next()? {
+            Some(record) => Record::parse(record),
+            None => break,
+        };
+        let taken = record.and_then(|record| match &mut replay {
+            Some(replay) => replay.take(record, lines.span.clone()),
+            None => Replay::begin(log, record, lines.span.clone()).map(|begun| replay = Some(begun)),
+        });
+        taken.map_err(|problem| lines.damaged(problem))?;
+    }
+    match replay {
+        Some(replay) if !replay.told => Err(StoreError::damaged(
+            log.place.log_name(),
+            "the line that sums up what was left out is missing",
+        )),
+        replay => Ok(replay),
+    }
+}
+
+impl Replay {
+    fn begin(log: &Log<'_>, record: Record, span: Range<u64>) -> Result<Self, String> {
+        let last = record.stamp();
+        let told = log.header.compactions == 0;
+        let mut replay = Self {
+            stored: Stored::new(last.version, log.header.created, StoredState::default()),
+            last,
+            end: log.start,
+            kept: Vec::new(),
+            spare: Vec::new(),
+            spare_bytes: 0,
+            lines: 0,
+            told,
+        };
+        match (record.change, told) {
+            (Change::Create(state), true) => {
+                replay.stored.state = *state;
+                replay.leave_out(last, &span);
+                replay.advance(last, span);
+                Ok(())
+            }
+            (_, true) => Err("it does not create the conversation, as the first write does".to_owned()),
+            (change, false) => replay.apply(last, change, span),
+        }
+        .map(|()| replay)
+    }
+
+    fn take(&mut self, record: Record, span: Range<u64>) -> Result<(), String> {
+        let stamp = record.stamp();
+        let (before, version) = (self.last.version, stamp.version);
+        let restates = matches!(record.change, Change::Compacted(_)) && version == before;
+        // Before an earlier compaction has told what it left out, versions may be missing.
+        let follows = if self.told {
+            version == before.next() && version > before
+        } else {
+            version > before || restates
+        };
+        if !follows {
+            return Err(format!("it has version {version} and follows version {before}"));
+        }
+        self.apply(stamp, record.change, span)
+    }
+
+    fn apply(&mut self, stamp: Stamp, change: Change, span: Range<u64>) -> Result<(), String> {
+        match change {
+            Change::Create(_) => return Err("it creates the conversation again".to_owned()),
+            Change::Compacted(_) if self.told => return Err("it sums up what is there".to_owned()),
+            Change::Compacted(compacted) => {
+                self.check_told(stamp, &compacted)?;
+                let Compacted { state, head, cursors, writes } = *compacted;
+                self.stored.state = state;
+                self.stored.head = head;
+                self.stored.cursors.extend(cursors);
+                self.spare = writes;
+                self.spare_bytes += span.end - span.start;
+                self.told = true;
+            }
+            Change::Commit(commit) => {
+                if commit.nodes.is_empty() {
+                    self.leave_out(stamp, &span);
+                } else {
+                    self.keep(&span);
+                }
+                self.stored.commit(commit);
+            }
+            Change::State(state) => {
+                self.stored.state = *state;
+                self.leave_out(stamp, &span);
+            }
+            Change::Title(title) => {
+                self.stored.state.title = title;
+                self.leave_out(stamp, &span);
+            }
+        }
+        self.advance(stamp, span);
+        Ok(())
+    }
+
+    /// Holds that the lines so far and those left out are all that there were.
+    fn check_told(&self, stamp: Stamp, compacted: &Compacted) -> Result<(), String> {
+        let writes = &compacted.writes;
+        let first = writes.iter().map(|(version, _)| *version).min();
+        let there = self.lines + writes.len() as u64;
+        match first {
+            Some(first) if stamp.version.get().checked_sub(first.get()) == Some(there - 1) => Ok(()),
+            _ => Err("lines before it are missing".to_owned()),
+        }
+    }
+
+    fn keep(&mut self, span: &Range<u64>) {
+        self.lines += 1;
+        match self.kept.last_mut() {
+            Some(last) if last.end == span.start => last.end = span.end,
+            _ => self.kept.push(span.clone()),
+        }
+    }
+
+    fn leave_out(&mut self, stamp: Stamp, span: &Range<u64>) {
+        self.spare.push((stamp.version, stamp.write));
+        self.spare_bytes += span.end - span.start;
+    }
+
+    fn advance(&mut self, stamp: Stamp, span: Range<u64>) {
+        self.stored.version = stamp.version;
+        self.stored.updated = stamp.time;
+        self.last = stamp;
+        self.end = span.end;
+    }
+}
+
+/// The write that created the conversation, and the version it led to.
+pub(super) fn first_write(log: &Log<'_>) -> Result<Option<(Version, WriteId)>, StoreError> {
+    let mut first: Option<(Version, WriteId)> = None;
+    writes(log, |version, write| {
+        if first.is_none_or(|(first, _)| version < first) {
+            first = Some((version, write));
+        }
+        // Without compactions, the first line has it.
+        log.header.compactions > 0
+    })?;
+    Ok(first)
+}
+
+/// The write that led to this version.
+pub(super) fn write_of(log: &Log<'_>, wanted: Version) -> Result<Option<WriteId>, StoreError> {
+    let mut found = None;
+    writes(log, |version, write| {
+        if version == wanted {
+            found = Some(write);
+        }
+        found.is_none()
+    })?;
+    Ok(found)
+}
+
+/// Visits the writes in a log until told to stop. Reads no more of them than their stamps.
+fn writes(log: &Log<'_>, mut visit: impl FnMut(Version, WriteId) -> bool) -> Result<(), StoreError> {
+    let mut lines = Lines::of(log)?;
+    loop {
+        let writes = match lines.next()? {
+            None => return Ok(()),
+            Some(record) => Stamp::parse(record).and_then(|(stamp, compacted)| {
+                if compacted {
+                    return Record::parse(record).map(|record| match record.change {
+                        Change::Compacted(compacted) => compacted.writes,
+                        _ => Vec::new(),
+                    });
+                }
+                Ok(vec![(stamp.version, stamp.write)])
+            }),
+        };
+        for (version, write) in writes.map_err(|problem| lines.damaged(problem))? {
+            if !visit(version, write) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// The title, without reading what nodes say.
+pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
+    let mut lines = Lines::of(log)?;
+    let mut title = None;
+    loop {
+        let told = match lines.next()? {
+            None => return Ok(title),
+            Some(record) => Stamp::parse(record).and_then(|(stamp, compacted)| {
+                if stamp.version == stamp.state_version || compacted {
+                    Record::parse(record).map(Some)
+                } else {
+                    Ok(None)
+                }
+            }),
+        };
+        match told.map_err(|problem| lines.damaged(problem))?.map(|record| record.change) {
+            Some(Change::Create(state) | Change::State(state)) => title = state.title,
+            Some(Change::Title(new)) => title = new,
+            Some(Change::Compacted(compacted)) => title = compacted.state.title,
+            Some(Change::Commit(commit)) => title = commit.state.map_or(title, |state| state.title),
+            None => {}
+        }
+    }
+}

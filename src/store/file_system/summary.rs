@@ -1,0 +1,199 @@
+//! What a list says of each conversation.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read},
+    num::NonZeroUsize,
+    panic::resume_unwind,
+    path::Path,
+    thread,
+};
+
+use super::{
+    format::SummaryFile,
+    log::{self, Log, try_lock},
+    place::{self, LOG, Place},
+    read,
+};
+use crate::{
+    message::Timestamp,
+    store::{ConversationId, Page, StoreError, Summary, Version},
+};
+
+/// The summary as it was last saved, up to date or not.
+pub(super) fn read(place: &Place<'_>) -> Option<SummaryFile> {
+    // `fs::read` would ask for the length first, and for more at the end: lists read many of these.
+    let mut file = File::open(place.summary()).ok()?;
+    let mut text = vec![0; 1024];
+    let mut len = 0;
+    loop {
+        match file.read(&mut text[len..]).ok()? {
+            read if len + read < text.len() => return SummaryFile::parse(&text[..len + read], place.id()),
+            read => len += read,
+        }
+        text.resize(len * 4, 0);
+    }
+}
+
+/// Saves a summary. Failing is no failure of the write before it: the summary is then made again from the log.
+/// The log is locked.
+pub(super) fn save(place: &Place<'_>, summary: &SummaryFile) {
+    if let Err(error) = place.replace_summary(&summary.encode()) {
+        let error: &dyn std::error::Error = &error;
+        tracing::debug!(error, "a summary was not saved");
+    }
+}
+
+/// What a list says of the conversation, if there is one. Summaries that commits left behind are brought up to date as
+/// long as `refresh` is not used up.
+pub(super) fn summarise(place: &Place<'_>, refresh: &mut usize) -> Result<Option<Summary>, StoreError> {
+    let len = match fs::metadata(place.log()) {
+        Ok(log) => log.len(),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            place.check_folder()?;
+            return Ok(None);
+        }
+        Err(error) => return Err(place.failed("reading", error)),
+    };
+    let saved = read(place);
+    if let Some(saved) = saved.as_ref().filter(|saved| saved.log == len) {
+        return Ok(Some(saved.clone().into_summary()));
+    }
+    // What looks like damage may have been a torn line that a writer was just replacing.
+    let summary = from_log(place, saved.as_ref(), refresh).or_else(|error| match error {
+        StoreError::Damaged { .. } => from_log(place, saved.as_ref(), refresh),
+        error => Err(error),
+    });
+    match summary {
+        Err(error @ (StoreError::Damaged { .. } | StoreError::UnknownFormat { .. })) => {
+            let known = saved.map_or_else(|| unknown(place), SummaryFile::into_summary);
+            Ok(Some(Summary { damage: Some(error.to_string()), ..known }))
+        }
+        Err(StoreError::NotFound { .. }) => Ok(None),
+        summary => summary,
+    }
+}
+
+/// For a log that nothing can be said about.
+fn unknown(place: &Place<'_>) -> Summary {
+    let touched = fs::metadata(place.log()).and_then(|log| log.modified()).ok();
+    let touched = touched.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
+    let touched = touched.and_then(|since| u64::try_from(since.as_millis()).ok());
+    Summary::new(place.id().clone(), Version::new(0), Timestamp(touched.unwrap_or_default()))
+}
+
+fn from_log(
+    place: &Place<'_>,
+    saved: Option<&SummaryFile>,
+    refresh: &mut usize,
+) -> Result<Option<Summary>, StoreError> {
+    let Some(file) = log::open(place)? else {
+        return Ok(None);
+    };
+    let Some(log) = Log::open(place, &file)? else {
+        return Ok(None);
+    };
+    let Some(tail) = log.tail()? else {
+        return Ok(None);
+    };
+    // A commit leaves the summary behind, but with the right title.
+    let known =
+        saved.filter(|saved| (tail.stamp.state_version..=tail.stamp.version).contains(&saved.version));
+    let title = match known {
+        Some(saved) => saved.title.clone(),
+        None => read::title(&log)?,
+    };
+    let summary = SummaryFile::new(&log.header, &tail.stamp, title, tail.end);
+    // Without the right title it takes reading the log, which is dear enough to spare the next one.
+    let wanted = known.is_none() || *refresh > 0;
+    *refresh = refresh.saturating_sub(1);
+    if wanted && try_lock(place, &file)? && !place.is_gone(&file)? && log.len()? == tail.end {
+        save(place, &summary);
+    }
+    Ok(Some(summary.into_summary()))
+}
+
+/// How many conversations are worth a thread more to list them, and how many threads at most.
+const SHARE: usize = 500;
+const MAX_THREADS: usize = 4;
+/// How many summaries each of them brings up to date: a list is made of what was written since the last, so that is
+/// few as a rule, and no one list pays for all that were never listed.
+const REFRESHED: usize = 500;
+
+/// The conversations in the folder that are on this page.
+pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError> {
+    let ids = ids(folder)?;
+    let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    let threads = ids.len().div_ceil(SHARE).clamp(1, cores.min(MAX_THREADS));
+    let summaries = if threads == 1 {
+        summarise_all(folder, &ids)?
+    } else {
+        thread::scope(|scope| {
+            let shares = ids.chunks(ids.len().div_ceil(threads));
+            let spawn = |share| {
+                let spawned =
+                    thread::Builder::new().spawn_scoped(scope, move || summarise_all(folder, share));
+                (share, spawned)
+            };
+            let threads: Vec<_> = shares.map(spawn).collect();
+            let shares = threads.into_iter().map(|(share, spawned)| match spawned {
+                Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
+                // No more threads for this process.
+                Err(_) => summarise_all(folder, share),
+            });
+            shares.collect::<Result<Vec<_>, _>>()
+        })?
+        .concat()
+    };
+    let order = summaries.iter().enumerate().map(|(at, summary)| (summary.updated, (&summary.id, at)));
+    let places: Vec<usize> = page.cut(order.collect()).into_iter().map(|(_, at)| at).collect();
+    Ok(places.into_iter().map(|at| summaries[at].clone()).collect())
+}
+
+fn summarise_all(folder: &Path, ids: &[ConversationId]) -> Result<Vec<Summary>, StoreError> {
+    let mut refresh = REFRESHED;
+    let summaries = ids.iter().map(|id| {
+        let place = Place::new(folder, id);
+        summarise(&place, &mut refresh).or_else(|error| match problem(&error) {
+            Some(problem) => Ok(Some(Summary { damage: Some(problem), ..unknown(&place) })),
+            None => Err(error),
+        })
+    });
+    summaries.filter_map(Result::transpose).collect()
+}
+
+/// What is wrong with this one conversation, if that is all that is wrong: not with the folder, say, or for want of
+/// descriptors.
+fn problem(error: &StoreError) -> Option<String> {
+    // What has no stable kind yet: an input or output error, links in a circle (Linux and others), a file system that
+    // needs repair.
+    const OF_ONE_FILE: [i32; 4] = [5, 40, 62, 117];
+
+    let (StoreError::Failed { source, .. } | StoreError::Denied { source, .. }) = error else {
+        return None;
+    };
+    let system = source.downcast_ref::<io::Error>()?;
+    let own = system.kind() == io::ErrorKind::PermissionDenied
+        || (cfg!(unix) && system.raw_os_error().is_some_and(|code| OF_ONE_FILE.contains(&code)));
+    own.then(|| format!("{error}: {system}"))
+}
+
+/// The conversations in the folder, in no order. Files with other names are not the store's.
+fn ids(folder: &Path) -> Result<Vec<ConversationId>, StoreError> {
+    let failed = |error| place::failed("listing", folder, error);
+    let entries = fs::read_dir(folder).map_err(|error| match place::check_folder(folder) {
+        Ok(()) => failed(error),
+        Err(unreachable) => unreachable,
+    })?;
+    let mut ids = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            continue;
+        }
+        let name = entry.file_name();
+        let id = name.to_str().and_then(|name| name.strip_suffix(LOG));
+        ids.extend(id.and_then(|id| ConversationId::new(id).ok()));
+    }
+    Ok(ids)
+}

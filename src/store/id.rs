@@ -1,0 +1,282 @@
+use std::{fmt, sync::Arc};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+/// Names a conversation. Whoever holds one knows that it is safe in a path, a query and a URL.
+///
+/// An id is 1 to 128 of the characters that a URL takes as they are (RFC 3986, 2.3: ASCII letters, digits,
+/// `-`, `.`, `_`, `~`). It neither begins nor ends with a dot and is no name that Windows keeps for a device.
+/// Upper and lower case are different.
+///
+/// ```
+/// use omni_agent::store::{ConversationId, InvalidId};
+///
+/// let id = ConversationId::new("support-42")?;
+/// assert_eq!(id.as_str(), "support-42");
+/// assert_eq!(ConversationId::generate().as_str().len(), 22);
+/// assert_eq!(ConversationId::new("../secrets"), Err(InvalidId::DotAtEdge));
+/// # Ok::<(), InvalidId>(())
+/// ```
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConversationId(Arc<str>);
+
+impl ConversationId {
+    /// Bytes that an id may have.
+    pub const MAX_LEN: usize = 128;
+
+    /// The id with this text.
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidId`] says what is wrong with the text.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, InvalidId> {
+        let text = text.as_ref();
+        check(text)?;
+        Ok(Self(text.into()))
+    }
+
+    /// A new id that nobody else has: 128 random bits in URL-safe base64, 22 characters.
+    pub fn generate() -> Self {
+        Self(encode(rand::random()).into())
+    }
+
+    /// The id's text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+fn check(text: &str) -> Result<(), InvalidId> {
+    if text.is_empty() {
+        return Err(InvalidId::Empty);
+    }
+    if text.len() > ConversationId::MAX_LEN {
+        return Err(InvalidId::TooLong { len: text.len() });
+    }
+    if text.starts_with('.') || text.ends_with('.') {
+        return Err(InvalidId::DotAtEdge);
+    }
+    let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | '_' | '~');
+    if let Some((at, character)) = text.char_indices().find(|(_, c)| !allowed(*c)) {
+        return Err(InvalidId::Character { character, at });
+    }
+    let stem = text.split('.').next().unwrap_or_default();
+    if is_device(stem) {
+        return Err(InvalidId::Device { name: stem.to_owned() });
+    }
+    Ok(())
+}
+
+/// Whether Windows takes a file of this name, whatever its extension, for a device ("Naming Files, Paths, and
+/// Namespaces" in the Win32 documentation).
+fn is_device(stem: &str) -> bool {
+    let stem = stem.to_ascii_uppercase();
+    match stem.as_str() {
+        "CON" | "PRN" | "AUX" | "NUL" => true,
+        port => {
+            let number = port.strip_prefix("COM").or_else(|| port.strip_prefix("LPT"));
+            number.is_some_and(|number| number.len() == 1 && number.as_bytes()[0].is_ascii_digit())
+        }
+    }
+}
+
+impl fmt::Display for ConversationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for ConversationId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl AsRef<str> for ConversationId {
+    fn as_ref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TryFrom<&str> for ConversationId {
+    type Error = InvalidId;
+
+    fn try_from(text: &str) -> Result<Self, InvalidId> {
+        Self::new(text)
+    }
+}
+
+impl TryFrom<String> for ConversationId {
+    type Error = InvalidId;
+
+    fn try_from(text: String) -> Result<Self, InvalidId> {
+        Self::new(text)
+    }
+}
+
+impl std::str::FromStr for ConversationId {
+    type Err = InvalidId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        Self::new(text)
+    }
+}
+
+impl Serialize for ConversationId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for ConversationId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Self::new(String::deserialize(deserializer)?).map_err(de::Error::custom)
+    }
+}
+
+/// Why a text is no [`ConversationId`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidId {
+    /// There is no text.
+    #[error("a conversation id can't be empty")]
+    Empty,
+    /// There is too much of it.
+    #[error("a conversation id has at most {max} bytes, not {len}", max = ConversationId::MAX_LEN)]
+    TooLong {
+        /// Bytes of the text.
+        len: usize,
+    },
+    /// It begins or ends with a dot: hidden, or a way out of the folder.
+    #[error("a conversation id neither begins nor ends with a dot")]
+    DotAtEdge,
+    /// A character that is special in a path, a query or a URL.
+    #[error(
+        "a conversation id has ASCII letters, digits, `-`, `.`, `_` and `~` only, not {character:?} (at byte {at})"
+    )]
+    Character {
+        /// The first such character.
+        character: char,
+        /// The byte at which it stands.
+        at: usize,
+    },
+    /// A name that Windows keeps for a device.
+    #[error("{name:?} is the name of a device on Windows and can't be a conversation id")]
+    Device {
+        /// The part of the id that is one.
+        name: String,
+    },
+}
+
+/// Names one write, so that a store knows it again when it is repeated. 128 random bits, shown as 22
+/// characters of URL-safe base64.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct WriteId([u8; 16]);
+
+impl WriteId {
+    /// A new id that no other write has.
+    pub fn generate() -> Self {
+        Self(rand::random())
+    }
+
+    /// The id with these bytes.
+    pub const fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+
+    /// The id's bytes.
+    pub const fn as_bytes(&self) -> &[u8; 16] {
+        &self.0
+    }
+}
+
+impl fmt::Display for WriteId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&encode(self.0))
+    }
+}
+
+impl fmt::Debug for WriteId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::str::FromStr for WriteId {
+    type Err = InvalidWriteId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidWriteId> {
+        decode(text).map(Self).ok_or(InvalidWriteId)
+    }
+}
+
+/// A text is no [`WriteId`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("a write id is 22 characters of URL-safe base64")]
+pub struct InvalidWriteId;
+
+impl Serialize for WriteId {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for WriteId {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Visitor;
+
+        impl de::Visitor<'_> for Visitor {
+            type Value = WriteId;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a write id")
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<WriteId, E> {
+                text.parse().map_err(E::custom)
+            }
+        }
+
+        deserializer.deserialize_str(Visitor)
+    }
+}
+
+/// RFC 4648, 5, without padding.
+const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+
+fn encode(bytes: [u8; 16]) -> String {
+    // 22 characters hold 132 bits: the last four are zero.
+    let bits = u128::from_be_bytes(bytes);
+    let digit = |place: u32| if place < 126 { bits >> (122 - place) } else { bits << 4 };
+    (0..22).map(|place| char::from(ALPHABET[(digit(place * 6) & 63) as usize])).collect()
+}
+
+/// The value of each character, or one that is none.
+const VALUES: [u8; 256] = {
+    let mut values = [u8::MAX; 256];
+    let mut value = 0;
+    while value < ALPHABET.len() {
+        #[expect(clippy::cast_possible_truncation, reason = "below 64")]
+        let digit = value as u8;
+        values[ALPHABET[value] as usize] = digit;
+        value += 1;
+    }
+    values
+};
+
+fn decode(text: &str) -> Option<[u8; 16]> {
+    let text: &[u8; 22] = text.as_bytes().try_into().ok()?;
+    let mut bits = 0_u128;
+    let mut wrong = 0;
+    for character in &text[..21] {
+        let value = VALUES[usize::from(*character)];
+        wrong |= value;
+        bits = bits << 6 | u128::from(value & 63);
+    }
+    let last = VALUES[usize::from(text[21])];
+    // No value has these bits; of the last, only the highest two of six are used.
+    if (wrong | last) & 0xc0 != 0 || last & 15 != 0 {
+        return None;
+    }
+    Some((bits << 2 | u128::from(last >> 4)).to_be_bytes())
+}

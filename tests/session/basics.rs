@@ -1,0 +1,77 @@
+//! A session from its first prompt to its second life.
+
+use std::{sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::Agent,
+    session::{Mode, SavedPart, Session, SessionEvent, StoreReport},
+    store::{MemoryStore, Store},
+    subscription::Update,
+    testing::{ScriptedProvider, Step},
+};
+
+/// Which event it is, in a word.
+pub(crate) fn word(event: &SessionEvent) -> String {
+    match event {
+        SessionEvent::Agent(event) => {
+            serde_json::to_value(event).unwrap()["type"].as_str().unwrap().to_owned()
+        }
+        SessionEvent::Tree(_) => "tree".into(),
+        SessionEvent::Title { .. } => "title".into(),
+        SessionEvent::Store(StoreReport::Saved { what: SavedPart::Tree, .. }) => "store tree".into(),
+        SessionEvent::Store(StoreReport::Saved { .. }) => "store state".into(),
+        SessionEvent::Store(StoreReport::Failed { .. }) => "store failed".into(),
+        _ => "other".into(),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_committed_tells_turn_then_tree_then_store() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let provider = ScriptedProvider::new([Step::text("Hello!"), Step::text("Bye."), Step::text("Hi again")]);
+    let agent = || Agent::builder().model(provider.model());
+    let session = Session::builder(Arc::clone(&store)).agent(agent()).create().await.unwrap();
+    let mut events = session.subscribe(Mode::Controller).await.unwrap();
+    let mut told = events.snapshot().unwrap().as_ref().clone();
+    session.prompt("Hi").await.unwrap();
+    let mut words = Vec::new();
+    while words.last().is_none_or(|word| word != "store tree") {
+        let Some(Update::Event(event)) = events.next().await else { panic!() };
+        words.push(word(&event.event));
+        told.apply(&event.event).unwrap();
+    }
+    assert_eq!(
+        words,
+        [
+            "status",
+            "message",
+            "text_start",
+            "text_delta",
+            "text_end",
+            "message",
+            "step",
+            "status",
+            "turn",
+            "tree",
+            "store tree"
+        ]
+    );
+    assert_eq!(session.snapshot().await.unwrap(), told);
+    session.ask("Bye").await.unwrap();
+    let tree = session.tree().await.unwrap();
+    assert_eq!(tree.len(), 4);
+    let id = session.id().clone();
+    session.stop(Duration::from_secs(1)).await.unwrap();
+    let stored = store.load(&id).await.unwrap();
+    assert_eq!(stored.nodes.len(), 4);
+
+    let again = Session::builder(Arc::clone(&store)).agent(agent()).load(id).await.unwrap();
+    assert_eq!(again.tree().await.unwrap(), tree);
+    let user = tree.roots().next().unwrap().id();
+    again.regenerate(user).await.unwrap();
+    again.wait_until_idle().await.unwrap();
+    let tree = again.tree().await.unwrap();
+    assert_eq!(tree.len(), 5, "{tree}");
+    assert_eq!(tree.history().len(), 2);
+    assert_eq!(again.snapshot().await.unwrap().agent.state.history, *tree.history());
+}

@@ -1,0 +1,314 @@
+//! How sessions end, and what they answer during and after it.
+
+use std::{sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::Agent,
+    session::{Mode, Session, SessionError},
+    store::{MemoryStore, Store},
+    subscription::EndReason,
+    testing::{Gate, ScriptedProvider, Step},
+    tool::Decision,
+    tree::NodeId,
+};
+
+use crate::watch::{Hooks, Log, Watched, answered, echo, held, in_time, on, reached, scripted};
+
+fn node(number: u64) -> NodeId {
+    NodeId::new(number).unwrap()
+}
+
+/// Every operation is answered at once, with the session's end.
+async fn all_ended(session: &Session, reason: &EndReason) {
+    let none: Option<&str> = None;
+    let errors = [
+        ("prompt", answered(session.prompt("Q")).await.err()),
+        ("ask", answered(session.ask("Q")).await.err()),
+        ("ask_as", answered(session.ask_as::<u32>("Q")).await.err()),
+        ("resume", answered(session.resume("t", Decision::Execute)).await.err()),
+        ("cancel", answered(session.cancel()).await.err()),
+        ("interrupt", answered(session.interrupt()).await.err()),
+        ("notify", answered(session.notify("an event")).await.err()),
+        ("configure", answered(session.configure(|_| Ok(()))).await.err()),
+        ("add_tool", answered(session.add_tool(echo())).await.err()),
+        ("remove_tool", answered(session.remove_tool("echo")).await.err()),
+        ("state", answered(session.state()).await.err()),
+        ("status", answered(session.status()).await.err()),
+        ("wait_until_idle", answered(session.wait_until_idle()).await.err()),
+        ("regenerate", answered(session.regenerate(node(1))).await.err()),
+        ("branch", answered(session.branch(None, "Q")).await.err()),
+        ("navigate", answered(session.navigate(None)).await.err()),
+        ("tree", answered(session.tree()).await.err()),
+        ("set_title", answered(session.set_title(none)).await.err()),
+        ("title", answered(session.title()).await.err()),
+        ("snapshot", answered(session.snapshot()).await.err()),
+        ("subscribe", answered(session.subscribe(Mode::Controller)).await.err()),
+        ("flush", answered(session.flush(Duration::from_secs(1))).await.err()),
+    ];
+    for (operation, error) in errors {
+        let Some(SessionError::Ended(given)) = &error else { panic!("{operation}: {error:?}") };
+        assert_eq!(given, reason, "{operation}");
+    }
+}
+
+/// The session has ended for this reason; who watched has seen it, and everything is answered with it.
+async fn ended(mut session: Watched, reason: EndReason) {
+    assert_eq!(session.closed().await, reason);
+    let end = answered(session.session.ended()).await;
+    assert_eq!(end.reason, reason);
+    let left = end.snapshot.unwrap();
+    assert_eq!(*left, session.told);
+    assert_eq!(session.session.end().unwrap().reason, reason);
+    all_ended(&session.session, &reason).await;
+    let stopped = answered(session.session.stop(Duration::ZERO)).await;
+    assert_eq!(stopped.is_ok(), left.unsaved.is_empty(), "{stopped:?}");
+    let after = session.session.downgrade();
+    drop(session);
+    assert!(after.upgrade().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_while_idle_ends_the_session() {
+    let mut session = Watched::scripted([Step::text("A1")]).await;
+    session.ask("Q1").await;
+    answered(session.session.stop(Duration::from_secs(1))).await.unwrap();
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_before_anything_ends_the_session() {
+    let session = Watched::scripted([]).await;
+    answered(session.session.stop(Duration::from_secs(1))).await.unwrap();
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_while_busy_cancels_the_run_and_rolls_its_branch_back() {
+    let gate = Gate::new();
+    let mut session = Watched::scripted([Step::text("A1"), held(&gate)]).await;
+    session.ask("Q1").await;
+    let before = session.told.tree.clone();
+    answered(session.session.regenerate(node(1))).await.unwrap();
+    reached(&gate).await;
+    answered(session.session.stop(Duration::from_secs(1))).await.unwrap();
+    session.until("cancelled").await;
+    assert_eq!(session.until("state").await, ["tree", "state"]);
+    assert_eq!(session.told.tree, before);
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_asked_for_twice_answers_both() {
+    let gate = Gate::new();
+    let session = Watched::scripted([held(&gate)]).await;
+    answered(session.session.prompt("Q1")).await.unwrap();
+    reached(&gate).await;
+    let (one, two) = tokio::join!(
+        session.session.stop(Duration::from_secs(1)),
+        session.session.stop(Duration::from_secs(2))
+    );
+    assert!(one.is_ok() && two.is_ok());
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn ask_in_flight_when_the_session_stops_is_answered() {
+    let gate = Gate::new();
+    let session = Watched::scripted([held(&gate)]).await;
+    let asked = tokio::spawn({
+        let session = session.session.clone();
+        async move { session.ask("Q1").await }
+    });
+    reached(&gate).await;
+    answered(session.session.stop(Duration::from_secs(1))).await.unwrap();
+    let answer = answered(asked).await.unwrap();
+    assert!(
+        matches!(answer, Err(SessionError::Agent(omni_agent::agent::AgentError::Cancelled(_)))),
+        "{answer:?}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn operations_while_the_session_stops_are_answered_at_once() {
+    let (gate, log) = (Gate::new(), Log::default());
+    let hooks = Hooks::new().on_end({
+        let (gate, log) = (gate.clone(), log.clone());
+        move |reason, _| {
+            log.push(format!("{reason:?}"));
+            let gate = gate.clone();
+            async move { gate.pass().await }
+        }
+    });
+    let session = Watched::start(on(scripted([]).callbacks(hooks))).await;
+    let stopping = tokio::spawn({
+        let session = session.session.clone();
+        async move { session.stop(Duration::from_mins(1)).await }
+    });
+    reached(&gate).await;
+    all_ended(&session.session, &EndReason::Stopped).await;
+    assert!(session.session.end().is_none(), "it has not ended yet");
+    gate.open();
+    in_time(stopping).await.unwrap().unwrap();
+    assert_eq!(log.all(), ["Stopped"]);
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_with_a_hanging_terminate_is_done_by_its_deadline() {
+    let hooks = Hooks::new().on_end(|_, _| std::future::pending());
+    let mut session = Watched::start(on(scripted([Step::text("A1")]).callbacks(hooks))).await;
+    session.ask("Q1").await;
+    let begun = tokio::time::Instant::now();
+    in_time(session.session.stop(Duration::from_secs(7))).await.unwrap();
+    assert!(begun.elapsed() <= Duration::from_secs(8), "{:?}", begun.elapsed());
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_with_a_hanging_terminate_still_repeats_a_failed_write() {
+    let hooks = Hooks::new().on_end(|_, _| std::future::pending());
+    let store = crate::joining::Balky::failing_once();
+    let session = Session::builder(store).agent(scripted([Step::text("A1")]).callbacks(hooks));
+    let mut session = Watched::start(session).await;
+    session.ask("Q1").await;
+    in_time(session.session.stop(Duration::from_secs(7))).await.unwrap();
+    ended(session, EndReason::Stopped).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_handle_dropped_ends_the_session_and_saves() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let gate = Gate::new();
+    let agent = scripted([Step::text("A1"), held(&gate)]);
+    let session = Session::builder(Arc::clone(&store)).agent(agent).create().await.unwrap();
+    let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
+    session.ask("Q1").await.unwrap();
+    session.prompt("Q2").await.unwrap();
+    reached(&gate).await;
+    let id = session.id().clone();
+    drop(session);
+    let end = loop {
+        if let omni_agent::subscription::Update::Closed(end) = in_time(events.next()).await.unwrap() {
+            break end;
+        }
+    };
+    assert_eq!(end.reason, EndReason::HandlesDropped);
+    let last = end.snapshot.unwrap();
+    assert_eq!((last.tree.len(), last.unsaved.len()), (2, 0));
+    assert_eq!(store.load(&id).await.unwrap().nodes.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_is_stopped_ends_the_session() {
+    let hooks = Hooks::new().on_event(|_, state| async move {
+        let agent = state.agent().upgrade().unwrap();
+        tokio::spawn(async move { agent.stop(Duration::from_secs(1)).await });
+        None
+    });
+    let mut session = Watched::start(on(scripted([Step::text("A1")]).callbacks(hooks))).await;
+    session.ask("Q1").await;
+    answered(session.session.notify("end")).await.unwrap();
+    in_time(session.session.ended()).await;
+    ended(session, EndReason::AgentEnded).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn operations_while_the_agent_ends_by_itself_are_answered_at_once() {
+    let gate = Gate::new();
+    let hooks = Hooks::new()
+        .on_event(|_, state| async move {
+            let agent = state.agent().upgrade().unwrap();
+            tokio::spawn(async move { agent.stop(Duration::from_mins(1)).await });
+            None
+        })
+        .on_end({
+            let gate = gate.clone();
+            move |_, _| {
+                let gate = gate.clone();
+                async move { gate.pass().await }
+            }
+        });
+    let session = Watched::start(on(scripted([]).callbacks(hooks))).await;
+    answered(session.session.notify("end")).await.unwrap();
+    reached(&gate).await;
+    all_ended(&session.session, &EndReason::AgentEnded).await;
+    gate.open();
+    ended(session, EndReason::AgentEnded).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_ends_amid_a_branch_leaves_the_tree_of_before() {
+    let gate = Gate::new();
+    let mut turns = 0;
+    let hooks = Hooks::new().on_turn({
+        let gate = gate.clone();
+        move |_, state| {
+            turns += 1;
+            let (gate, ends) = (gate.clone(), turns == 2);
+            async move {
+                if ends {
+                    let agent = state.agent().upgrade().unwrap();
+                    tokio::spawn(async move { agent.stop(Duration::from_secs(1)).await });
+                    gate.pass().await;
+                }
+                omni_agent::agent::TurnDecision::Stop
+            }
+        }
+    });
+    let steps = ["A1", "B1"].map(Step::text);
+    let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
+    session.ask("Q1").await;
+    let before = session.told.tree.clone();
+    answered(session.session.branch(None, "Q2")).await.unwrap();
+    let end = in_time(session.session.ended()).await;
+    assert_eq!(end.snapshot.unwrap().tree, before);
+    ended(session, EndReason::AgentEnded).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_writer_ends_the_session() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let agent = || Agent::builder().model(ScriptedProvider::from_fn(|_| Step::text("A")).model());
+    let mut session = Watched::start(Session::builder(Arc::clone(&store)).agent(agent())).await;
+    session.ask("Q1").await;
+    in_time(session.session.flush(Duration::from_secs(1))).await.unwrap();
+    let id = session.session.id().clone();
+    let other = Session::builder(Arc::clone(&store)).agent(agent()).load(id.clone()).await.unwrap();
+    other.ask("Q2").await.unwrap();
+    in_time(other.flush(Duration::from_secs(1))).await.unwrap();
+    session.session.ask("Q3").await.unwrap();
+    let end = in_time(session.session.ended()).await;
+    assert_eq!(end.snapshot.unwrap().unsaved, [node(3), node(4)]);
+    ended(session, EndReason::LostPlace).await;
+    // The other one is untouched.
+    other.ask("Q4").await.unwrap();
+    in_time(other.flush(Duration::from_secs(1))).await.unwrap();
+    assert_eq!(store.load(&id).await.unwrap().nodes.len(), 6);
+}
+
+#[test]
+fn session_killed_with_its_runtime_says_so() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let its = runtime();
+    let gate = Gate::new();
+    let (session, mut events) = its.block_on(async {
+        let session = on(scripted([held(&gate)])).create().await.unwrap();
+        let events = session.subscribe(Mode::Controller).await.unwrap();
+        session.prompt("Q1").await.unwrap();
+        gate.reached().await;
+        (session, events)
+    });
+    drop(its);
+    runtime().block_on(async {
+        assert_eq!(session.ended().await.reason, EndReason::Killed);
+        all_ended(&session, &EndReason::Killed).await;
+        session.stop(Duration::from_secs(1)).await.unwrap();
+        let end = loop {
+            if let omni_agent::subscription::Update::Closed(end) = events.next().await.unwrap() {
+                break end;
+            }
+        };
+        assert_eq!(end.reason, EndReason::Killed);
+        assert!(end.snapshot.is_none());
+    });
+}

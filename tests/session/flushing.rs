@@ -1,0 +1,152 @@
+//! `flush`: everything that was there when it was asked for is safe when it says so.
+
+use std::time::Duration;
+
+use omni_agent::{
+    session::{Session, SessionError},
+    testing::{Gate, Step},
+};
+use tokio::time::Instant;
+
+use crate::support::{
+    Act, ScriptedStore, assert_agree, configure, created, held, node, parrot, scripted, secs,
+};
+
+#[tokio::test(start_paused = true)]
+async fn flush_after_ask_covers_the_turn() {
+    let store = ScriptedStore::new([]);
+    let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
+    for turns in 1..=5 {
+        session.ask("Hi").await.unwrap();
+        session.flush(secs(1)).await.unwrap();
+        assert_eq!(store.tree(session.id()).await.len(), turns * 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_covers_moves_titles_and_configuration() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("Hi").await.unwrap();
+    session.navigate(None).await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.tree(session.id()).await.head(), None);
+    session.set_title(Some("Talk")).await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    session.flush(secs(1)).await.unwrap();
+    let state = store.beneath().load(session.id()).await.unwrap().state;
+    assert_eq!((state.title.as_deref(), state.system.as_deref()), (Some("Talk"), Some("Be brief.")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_deadline_passes_says_what_is_missing() {
+    let store = ScriptedStore::new([Act::Work, Act::Hang]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    session.ask("Two").await.unwrap();
+    let start = Instant::now();
+    let flushed = session.flush(secs(5)).await;
+    let Err(SessionError::Unsaved { nodes, waited, error }) = flushed else { panic!("{flushed:?}") };
+    assert_eq!((nodes, waited, error), (2, secs(5), None));
+    assert_eq!(start.elapsed(), secs(5));
+    let text = session.flush(Duration::ZERO).await.unwrap_err().to_string();
+    assert_eq!(text, "after 0ns 2 messages are not in the store");
+    assert_agree(&session, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_deadline_zero_on_saved_session_is_ok() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    session.flush(Duration::ZERO).await.unwrap();
+    session.ask("One").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    session.flush(Duration::ZERO).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_of_failing_store_names_the_failure() {
+    let store = ScriptedStore::new([]);
+    store.otherwise(|| Act::Fail);
+    let session = created(&store, "talk", parrot()).await;
+    session.set_title(Some("Talk")).await.unwrap();
+    let flushed = session.flush(secs(2)).await;
+    let Err(SessionError::Unsaved { nodes: 0, error: Some(error), .. }) = flushed else {
+        panic!("{flushed:?}")
+    };
+    assert!(error.contains("writing failed"), "{error}");
+    store.otherwise(|| Act::Work);
+    assert_agree(&session, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_repeats_a_waiting_write_at_once() {
+    let store = ScriptedStore::new([]);
+    store.otherwise(|| Act::Fail);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    for _ in 0..6 {
+        store.arrival().await;
+    }
+    store.otherwise(|| Act::Work);
+    // The next try would come in half a minute, almost.
+    let start = Instant::now();
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    let before = store.tried().len();
+    tokio::time::advance(secs(120)).await;
+    session.tree().await.unwrap();
+    assert_eq!(store.tried().len(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_while_a_turn_streams_does_not_wait_for_it() {
+    let gate = Gate::new();
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", scripted([Step::text("Yes."), held(&gate, "No.")])).await;
+    session.ask("One").await.unwrap();
+    session.prompt("Two").await.unwrap();
+    gate.reached().await;
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.tree(session.id()).await.head(), Some(node(2)));
+    gate.open();
+    session.wait_until_idle().await.unwrap();
+    assert_agree(&session, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_waits_for_no_more_than_was_there_when_it_came() {
+    let (first, second) = (Gate::new(), Gate::new());
+    let store = ScriptedStore::new([Act::Wait(first.clone()), Act::Wait(second.clone())]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    first.reached().await;
+    let waiting = session.clone();
+    let flush = tokio::spawn(async move { waiting.flush(secs(60)).await });
+    tokio::task::yield_now().await;
+    session.tree().await.unwrap();
+    session.ask("Two").await.unwrap();
+    first.open();
+    second.reached().await;
+    flush.await.unwrap().unwrap();
+    assert_eq!(store.tree(session.id()).await.len(), 2);
+    second.open();
+    assert_agree(&session, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn flush_dropped_while_it_waits_leaves_nothing_behind() {
+    let gate = Gate::new();
+    let store = ScriptedStore::new([Act::Wait(gate.clone())]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    gate.reached().await;
+    for _ in 0..10_000 {
+        // Its future is dropped at the deadline.
+        assert!(session.flush(Duration::ZERO).await.is_err());
+    }
+    assert_eq!(store.tried().len(), 1);
+    gate.open();
+    assert_agree(&session, &store).await;
+}

@@ -1,0 +1,379 @@
+//! Joining at any moment, coming back, and falling behind.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::Agent,
+    provider::Part,
+    session::{Mode, SavedPart, Session, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+    subscription::{EndReason, EventId, FeedLimits, Update},
+    testing::{Gate, ScriptedProvider, Step},
+    tree::NodeId,
+};
+use serde_json::json;
+
+use crate::watch::{Watched, answered, held, in_time, on, reached, scripted, word};
+
+/// A session that answers everything, with this answer.
+fn parrot(answer: &'static str) -> omni_agent::agent::AgentBuilder {
+    Agent::builder().model(ScriptedProvider::from_fn(move |_| Step::text(answer)).model())
+}
+
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// Takes what comes until the session is at `last`; gives how often it was resynced.
+async fn follow(events: &mut SessionSubscription, told: &mut SessionSnapshot, last: EventId) -> usize {
+    let mut resyncs = 0;
+    while told.last.number < last.number {
+        match in_time(events.next()).await.unwrap() {
+            Update::Event(numbered) => {
+                told.apply(&numbered.event).unwrap();
+                assert_eq!(told.last, numbered.id);
+            }
+            Update::Resync(snapshot) => {
+                *told = SessionSnapshot::clone(&snapshot);
+                resyncs += 1;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    resyncs
+}
+
+#[tokio::test(start_paused = true)]
+async fn joining_at_every_event_comes_to_the_same_truth() {
+    let gate = Gate::new();
+    let slowly = |text: &str| {
+        let begun = Step::new().wait(MOMENT).then_text(["Well"]).wait(MOMENT);
+        begun.more(Part::Text(text.to_owned())).wait(MOMENT)
+    };
+    let steps = [
+        slowly("A1").stop(),
+        slowly("Let me see").then_tool_use("t", "echo", json!({})).wait(MOMENT).stop(),
+        slowly("B1").stop(),
+        slowly("C1").gate(&gate).stop(),
+        slowly("D1").panic("broken"),
+    ];
+    let mut session = Watched::scripted(steps).await;
+    let mut joined: Vec<Watched> = Vec::new();
+    let one = NodeId::new(1).unwrap();
+    for act in 0..6 {
+        match act {
+            0 => drop(answered(session.session.prompt("Q1")).await.unwrap()),
+            1 | 3 => answered(session.session.regenerate(one)).await.unwrap(),
+            2 => answered(session.session.navigate(NodeId::new(2))).await.unwrap(),
+            4 => answered(session.session.cancel()).await.unwrap(),
+            _ => answered(session.session.branch(None, "Q2")).await.unwrap(),
+        }
+        for _ in 0..20 {
+            joined.push(Watched::of(&session.session).await);
+            tokio::time::advance(MOMENT / 2).await;
+        }
+        if act == 3 {
+            reached(&gate).await;
+        }
+    }
+    in_time(session.session.flush(Duration::from_secs(1))).await.unwrap();
+    session.rest().await;
+    let moments: std::collections::HashSet<u64> = joined.iter().map(|one| one.told.last.number).collect();
+    assert!(moments.len() > 20, "{moments:?}");
+    for mut one in joined {
+        one.check().await;
+        assert_eq!(one.told, session.told);
+    }
+    assert_eq!(session.told.tree.len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn resume_from_any_event_replays_what_follows() {
+    let session = on(parrot("A")).create().await.unwrap();
+    let mut events = answered(session.subscribe(Mode::Controller)).await.unwrap();
+    let mut told = vec![events.snapshot().unwrap().as_ref().clone()];
+    session.ask("Q1").await.unwrap();
+    answered(session.navigate(None)).await.unwrap();
+    session.ask("Q2").await.unwrap();
+    in_time(session.flush(Duration::from_secs(1))).await.unwrap();
+    let truth = answered(session.snapshot()).await.unwrap();
+    while told.last().unwrap().last != truth.last {
+        let Some(Update::Event(numbered)) = in_time(events.next()).await else { panic!() };
+        let mut next = told.last().unwrap().clone();
+        next.apply(&numbered.event).unwrap();
+        told.push(next);
+    }
+    assert_eq!(*told.last().unwrap(), truth);
+    for mut view in told {
+        let mut events = answered(session.resume_from(view.last, Mode::Observer)).await.unwrap();
+        assert!(events.snapshot().is_none());
+        assert_eq!(events.last_id(), view.last);
+        assert_eq!(follow(&mut events, &mut view, truth.last).await, 0);
+        assert_eq!(view, truth);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn resume_from_what_is_gone_resyncs_first() {
+    let limits = FeedLimits { lag: 256, replay: 256, bytes: 1 << 22 };
+    let session = on(parrot("A")).feed_limits(limits).create().await.unwrap();
+    let before = answered(session.snapshot()).await.unwrap();
+    session.ask("Unseen").await.unwrap();
+    let _events = answered(session.subscribe(Mode::Controller)).await.unwrap();
+    let stranger = EventId { incarnation: before.last.incarnation ^ 1, number: 1 };
+    let future = EventId { number: 1_000_000, ..before.last };
+    for last in [before.last, stranger, future] {
+        let mut events = answered(session.resume_from(last, Mode::Observer)).await.unwrap();
+        let truth = answered(session.snapshot()).await.unwrap();
+        let Some(Update::Resync(snapshot)) = in_time(events.next()).await else { panic!("{last}") };
+        let mut told = SessionSnapshot::clone(&snapshot);
+        follow(&mut events, &mut told, truth.last).await;
+        assert_eq!(told.tree, truth.tree);
+        // And it goes on from there.
+        session.ask("Q").await.unwrap();
+        let truth = answered(session.snapshot()).await.unwrap();
+        assert_eq!(follow(&mut events, &mut told, truth.last).await, 0);
+        assert_eq!(told.tree, truth.tree);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn resume_from_last_life_resyncs_first() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let session = Session::builder(Arc::clone(&store)).agent(parrot("A")).create().await.unwrap();
+    let events = answered(session.subscribe(Mode::Controller)).await.unwrap();
+    session.ask("Q1").await.unwrap();
+    let last = events.last_id();
+    in_time(session.stop(Duration::from_secs(1))).await.unwrap();
+    let again = Session::builder(store).agent(parrot("A")).load(session.id().clone()).await.unwrap();
+    let mut events = answered(again.resume_from(last, Mode::Controller)).await.unwrap();
+    assert_eq!(events.mode(), Mode::Controller);
+    let Some(Update::Resync(snapshot)) = in_time(events.next()).await else { panic!() };
+    assert_eq!(snapshot.tree.len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscriber_far_behind_misses_no_turn() {
+    let session = on(parrot("A")).create().await.unwrap();
+    let mut slow = answered(session.subscribe(Mode::Observer)).await.unwrap();
+    let mut prompt = Watched::of(&session).await;
+    let mut told = slow.snapshot().unwrap().as_ref().clone();
+    for round in 0..3 {
+        for turn in 0..100 {
+            session.ask(format!("Q{round}.{turn}")).await.unwrap();
+            prompt.check().await;
+        }
+        // A few only, and behind again.
+        let some = EventId { number: told.last.number + 1, ..told.last };
+        let resyncs = follow(&mut slow, &mut told, some).await;
+        assert_eq!(resyncs, 1);
+    }
+    in_time(session.flush(Duration::from_secs(1))).await.unwrap();
+    let truth = answered(session.snapshot()).await.unwrap();
+    follow(&mut slow, &mut told, truth.last).await;
+    assert_eq!(told, truth);
+    assert_eq!(told.tree.len(), 600);
+    let questions = told.tree.history().iter().step_by(2).map(|message| message.text());
+    assert!(questions.eq((0..300).map(|n| format!("Q{}.{}", n / 100, n % 100))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscriber_behind_in_bytes_misses_no_turn() {
+    let limits = FeedLimits { lag: 256, replay: 256, bytes: 10_000 };
+    let agent =
+        || Agent::builder().model(ScriptedProvider::from_fn(|_| Step::text("x".repeat(5_000))).model());
+    let session = on(agent()).feed_limits(limits).create().await.unwrap();
+    let mut slow = answered(session.subscribe(Mode::Observer)).await.unwrap();
+    let mut told = slow.snapshot().unwrap().as_ref().clone();
+    for _ in 0..20 {
+        session.ask("Q").await.unwrap();
+    }
+    in_time(session.flush(Duration::from_secs(1))).await.unwrap();
+    let truth = answered(session.snapshot()).await.unwrap();
+    assert!(follow(&mut slow, &mut told, truth.last).await > 0);
+    assert_eq!(told, truth);
+    assert_eq!(told.tree.len(), 40);
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscriber_far_behind_at_the_end_gets_the_last_snapshot() {
+    let session = on(parrot("A")).create().await.unwrap();
+    let mut slow = answered(session.subscribe(Mode::Observer)).await.unwrap();
+    for _ in 0..100 {
+        session.ask("Q").await.unwrap();
+    }
+    in_time(session.stop(Duration::from_secs(1))).await.unwrap();
+    let end = loop {
+        if let Update::Closed(end) = in_time(slow.next()).await.unwrap() {
+            break end;
+        }
+    };
+    assert_eq!(end.reason, EndReason::Stopped);
+    let last = end.snapshot.unwrap();
+    assert_eq!((last.tree.len(), last.unsaved.len()), (200, 0));
+    assert!(in_time(slow.next()).await.is_none());
+}
+
+// ---- what else is told ----
+
+#[tokio::test(start_paused = true)]
+async fn title_changes_are_told_once() {
+    let mut session = Watched::start(on(scripted([])).title("First")).await;
+    assert_eq!(session.told.title.as_deref(), Some("First"));
+    for (title, told) in [
+        (Some("First"), false),
+        (Some("Second"), true),
+        (Some("Second"), false),
+        (None, true),
+        (None, false),
+        (Some(""), true),
+    ] {
+        let before = session.told.last.number;
+        answered(session.session.set_title(title)).await.unwrap();
+        assert_eq!(answered(session.session.title()).await.unwrap().as_deref(), title);
+        in_time(session.session.flush(Duration::from_secs(1))).await.unwrap();
+        session.check().await;
+        assert_eq!(session.told.last.number > before, told, "{title:?}");
+        assert_eq!(session.told.title.as_deref(), title);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_is_set_while_the_agent_is_busy() {
+    let gate = Gate::new();
+    let mut session = Watched::scripted([held(&gate)]).await;
+    answered(session.session.prompt("Q1")).await.unwrap();
+    reached(&gate).await;
+    answered(session.session.set_title(Some("A title"))).await.unwrap();
+    assert_eq!(session.until("title").await.last().unwrap(), "title");
+    gate.open();
+    session.rest().await;
+    assert_eq!(session.told.title.as_deref(), Some("A title"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn tools_come_and_go_while_idle() {
+    let provider = ScriptedProvider::from_fn(|_| Step::text("A"));
+    let mut session = Watched::start(on(Agent::builder().model(provider.model()))).await;
+    let offered = || {
+        let request = provider.last_request().unwrap();
+        request.tools.iter().map(|tool| tool.name().to_owned()).collect::<Vec<_>>()
+    };
+    session.ask("Q1").await;
+    assert!(offered().is_empty());
+    answered(session.session.add_tool(crate::watch::echo())).await.unwrap();
+    session.ask("Q2").await;
+    assert_eq!(offered(), ["echo"]);
+    assert_eq!(session.told.agent.state.tools[0].name, "echo");
+    answered(session.session.add_tool(crate::watch::echo())).await.unwrap_err();
+    answered(session.session.remove_tool("echo")).await.unwrap();
+    answered(session.session.remove_tool("echo")).await.unwrap();
+    session.ask("Q3").await;
+    assert!(offered().is_empty());
+    assert_eq!(session.told.tree.len(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn configuration_in_force_is_told_and_the_tree_left_alone() {
+    let mut session = Watched::scripted([Step::text("A1")]).await;
+    session.ask("Q1").await;
+    let tree = session.told.tree.clone();
+    let edit = |config: &mut omni_agent::agent::Config| {
+        config.system = Some("Be brief.".into());
+        Ok(())
+    };
+    answered(session.session.configure(edit)).await.unwrap();
+    session.check().await;
+    assert_eq!(session.told.agent.state.system.as_deref(), Some("Be brief."));
+    assert_eq!(session.told.tree, tree);
+    let error = answered(session.session.configure(|_| Err("no".into()))).await.unwrap_err();
+    assert!(matches!(error, omni_agent::session::SessionError::Agent(_)), "{error:?}");
+    session.check().await;
+}
+
+/// A store whose first write fails, and whose commits wait.
+#[derive(Debug)]
+pub(crate) struct Balky(MemoryStore, std::sync::atomic::AtomicBool, Gate);
+
+impl Balky {
+    /// One that only fails.
+    pub(crate) fn failing_once() -> Arc<dyn Store> {
+        let gate = Gate::new();
+        (0..10).for_each(|_| gate.open());
+        Arc::new(Self(MemoryStore::new(), false.into(), gate))
+    }
+}
+
+#[async_trait]
+impl Store for Balky {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        if !self.1.swap(true, std::sync::atomic::Ordering::Relaxed) {
+            return Err(StoreError::failed("creating", std::io::Error::other("not now")));
+        }
+        self.0.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.2.pass().await;
+        self.0.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.0.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.0.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.0.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.0.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.0.delete(id).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn report_of_a_failed_first_write_stands_until_an_event_says_otherwise() {
+    let gate = Gate::new();
+    let store: Arc<dyn Store> = Arc::new(Balky(MemoryStore::new(), false.into(), gate.clone()));
+    let mut session = Watched::start(Session::builder(store).agent(scripted([Step::text("A1")]))).await;
+    answered(session.session.prompt("Q1")).await.unwrap();
+    reached(&gate).await;
+    session.check().await;
+    assert!(matches!(session.told.store, Some(StoreReport::Failed { .. })));
+    gate.open();
+    loop {
+        let event = session.next().await;
+        if let SessionEvent::Store(StoreReport::Saved { what, through, .. }) = &*event {
+            assert_eq!((*what, *through), (SavedPart::Tree, NodeId::new(2)));
+            break;
+        }
+        assert_ne!(word(&event), "title");
+    }
+    session.check().await;
+    assert_eq!(session.told.store, None);
+}

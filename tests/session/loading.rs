@@ -1,0 +1,279 @@
+//! A conversation taken up again: what comes from the store, and what from those who load it.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentBuilder, AgentError, Config},
+    message::{Content, History, Message, ToolUse},
+    provider::{Model, Options, Registry},
+    session::{Session, SessionError},
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+    testing::{ScriptedProvider, Step},
+    tool::tool_fn,
+    tree::{Node, TreeError},
+};
+use serde_json::{Value, json};
+
+use crate::support::{ScriptedStore, assert_agree, created, id, node, parrot, secs};
+
+fn model(provider: &str) -> Model {
+    ScriptedProvider::new([]).named(provider.to_owned()).model()
+}
+
+fn registry() -> Registry {
+    Registry::empty().with(ScriptedProvider::new([]).named("known"))
+}
+
+/// Stores a conversation with this state.
+async fn stored(state: StoredState) -> ScriptedStore {
+    let store = ScriptedStore::new([]);
+    let beneath = store.beneath();
+    let version = beneath.create(&id("talk"), WriteId::generate(), &state).await.unwrap();
+    let commit = Commit::new(Some(node(2))).with_nodes([
+        Node::new(node(1), None, Message::user("Hi")),
+        Node::new(node(2), Some(node(1)), Message::assistant("Hello")),
+    ]);
+    beneath.commit(&id("talk"), &Write::on(version), &commit).await.unwrap();
+    store
+}
+
+async fn load(store: &ScriptedStore, agent: AgentBuilder) -> Result<Session, SessionError> {
+    Session::builder(store.as_dyn()).agent(agent.registry(registry())).load(id("talk")).await
+}
+
+async fn config(session: &Session) -> Config {
+    session.state().await.unwrap().config().clone()
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_persisted_model_known_wins() {
+    let store = stored(StoredState::default().with_model("known:saved")).await;
+    for agent in [Agent::builder(), Agent::builder().model(model("given"))] {
+        let session = load(&store, agent).await.unwrap();
+        assert_eq!(config(&session).await.model.name(), "known:saved");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_persisted_model_unknown_given_one_stays_and_is_saved_with_the_next_commit() {
+    let store = stored(StoredState::default().with_model("gone:saved")).await;
+    let given = ScriptedProvider::new([Step::text("Well.")]).named("given").model();
+    let session = load(&store, Agent::builder().model(given)).await.unwrap();
+    assert_eq!(config(&session).await.model.name(), "given:scripted");
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.words(), [""; 0]);
+    session.ask("How are you?").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.words(), ["commit with state"]);
+    assert_eq!(store.tried()[0].what.state().unwrap().model.as_deref(), Some("given:scripted"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_no_model_to_be_had_is_an_error() {
+    let store = stored(StoredState::default().with_model("gone:saved")).await;
+    let refused = load(&store, Agent::builder()).await;
+    assert!(matches!(refused, Err(SessionError::Agent(AgentError::Model(_)))), "{refused:?}");
+    let store = stored(StoredState::default()).await;
+    let refused = load(&store, Agent::builder()).await;
+    assert!(matches!(refused, Err(SessionError::Agent(AgentError::NoModel))), "{refused:?}");
+    load(&store, Agent::builder().model("known:given")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_system_and_options_given_ones_replace_the_persisted_whole() {
+    let options = Options::default().with_temperature(0.1).with_max_tokens(100);
+    let state = StoredState::default().with_model("known:saved").with_system("Saved.").with_options(options);
+    let store = stored(state.clone()).await;
+
+    let kept = config(&load(&store, Agent::builder()).await.unwrap()).await;
+    assert_eq!((kept.system.as_deref(), &kept.options), (Some("Saved."), &state.options));
+
+    let given = Options::default().with_temperature(0.9);
+    let system = config(&load(&store, Agent::builder().system("Given.")).await.unwrap()).await;
+    assert_eq!((system.system.as_deref(), &system.options), (Some("Given."), &state.options));
+    let replaced = config(&load(&store, Agent::builder().options(given.clone())).await.unwrap()).await;
+    assert_eq!((replaced.system.as_deref(), &replaced.options), (Some("Saved."), &given));
+    let none = config(&load(&store, Agent::builder().options(Options::default())).await.unwrap()).await;
+    assert_eq!(none.options, Options::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_title_and_history_come_from_the_store_alone() {
+    let store = stored(StoredState::default().with_title("Saved")).await;
+    let mut history = History::new();
+    history.push(Message::user("Something else"));
+    history.push(Message::assistant("Indeed"));
+    let agent = parrot().history(history);
+    let builder = Session::builder(store.as_dyn()).agent(agent).title("Given");
+    let session = builder.load(id("talk")).await.unwrap();
+    assert_eq!(session.title().await.unwrap().as_deref(), Some("Saved"));
+    let texts: Vec<_> = session.state().await.unwrap().history().iter().map(|said| said.text()).collect();
+    assert_eq!(texts, ["Hi", "Hello"]);
+    assert_agree(&session, &store).await;
+    assert_eq!(store.words(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_tools_and_keys_come_from_the_start_alone() {
+    let store = stored(StoredState::default()).await;
+    let echo = tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });
+    let first =
+        load(&store, parrot().tool(echo).options(Options::default().with_api_key("hush"))).await.unwrap();
+    first.ask("One").await.unwrap();
+    first.stop(secs(1)).await.unwrap();
+    let again = config(&load(&store, parrot()).await.unwrap()).await;
+    assert!(again.tools.is_empty());
+    assert_eq!(again.options.api_key, None);
+    store.assert_sound();
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_goes_on_where_it_was_left_with_all_branches() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    session.ask("Two").await.unwrap();
+    session.regenerate(node(1)).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session.branch(None, "Other").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session.navigate(node(2)).await.unwrap();
+    session.stop(secs(1)).await.unwrap();
+    let left = session.end().unwrap().snapshot.unwrap();
+
+    let again = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    assert_eq!(again.tree().await.unwrap(), left.tree);
+    assert_eq!(left.tree.head(), Some(node(4)));
+    assert_eq!(again.snapshot().await.unwrap().agent.state.history, *left.tree.history());
+    again.ask("Three").await.unwrap();
+    assert_eq!(again.tree().await.unwrap().node(node(8)).unwrap().parent(), Some(node(4)));
+    assert_agree(&again, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_of_what_is_not_there_is_not_found() {
+    let store = ScriptedStore::new([]);
+    let missing = load(&store, parrot()).await;
+    assert!(matches!(missing, Err(SessionError::Store(StoreError::NotFound { .. }))), "{missing:?}");
+    assert!(!store.exists(&id("talk")).await.unwrap());
+}
+
+/// Commits this to an empty conversation and loads it.
+async fn load_of(commit: Commit) -> Result<Session, SessionError> {
+    let store = ScriptedStore::new([]);
+    let beneath = store.beneath();
+    let version = beneath.create(&id("talk"), WriteId::generate(), &StoredState::default()).await.unwrap();
+    beneath.commit(&id("talk"), &Write::on(version), &commit).await.unwrap();
+    load(&store, parrot()).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_of_no_tree_says_so() {
+    let says = |number, parent| Node::new(node(number), Some(node(parent)), Message::user("Hi"));
+    let Err(SessionError::Tree(error)) = load_of(Commit::new(None).with_nodes([says(2, 1)])).await else {
+        panic!()
+    };
+    assert_eq!(error, TreeError::UnknownParent { id: node(2), parent: node(1) });
+    let Err(SessionError::Tree(error)) = load_of(Commit::new(Some(node(7)))).await else { panic!() };
+    assert_eq!(error, TreeError::UnknownHead { id: node(7) });
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_of_an_unlawful_path_says_so() {
+    let look = ToolUse::new("t1", "look", json!({}));
+    let nodes = [
+        Node::new(node(1), None, Message::user("Look")),
+        Node::new(node(2), Some(node(1)), Message::assistant([Content::ToolUse(look)])),
+        Node::new(node(3), Some(node(2)), Message::assistant("It was never looked up.")),
+    ];
+    let refused = load_of(Commit::new(Some(node(3))).with_nodes(nodes.clone())).await;
+    assert!(matches!(refused, Err(SessionError::Agent(AgentError::InvalidHistory(_)))), "{refused:?}");
+
+    // Where the path does not lead there, all but that branch is of use.
+    let session = load_of(Commit::new(None).with_nodes(nodes)).await.unwrap();
+    let refused = session.navigate(node(3)).await;
+    assert!(matches!(refused, Err(SessionError::Agent(AgentError::InvalidHistory(_)))), "{refused:?}");
+    let refused = session.branch(Some(node(3)), "Well?").await;
+    assert!(matches!(refused, Err(SessionError::Agent(AgentError::InvalidHistory(_)))), "{refused:?}");
+    let snapshot = session.snapshot().await.unwrap();
+    assert_eq!((snapshot.tree.head(), snapshot.agent.state.history.len()), (None, 0));
+    session.regenerate(node(1)).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_with_open_tool_uses_at_the_head_can_be_answered() {
+    let look = ToolUse::new("t1", "look", json!({}));
+    let nodes = [
+        Node::new(node(1), None, Message::user("Look")),
+        Node::new(node(2), Some(node(1)), Message::assistant([Content::ToolUse(look)])),
+    ];
+    let session = load_of(Commit::new(Some(node(2))).with_nodes(nodes)).await.unwrap();
+    session.ask("Never mind").await.unwrap();
+    let snapshot = session.snapshot().await.unwrap();
+    assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history);
+    session.flush(secs(1)).await.unwrap();
+}
+
+/// A store whose one conversation is damaged.
+struct Damaged(MemoryStore);
+
+#[async_trait]
+impl Store for Damaged {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.0.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.0.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.0.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        Err(StoreError::damaged(format!("conversation {id}, line 3"), "no JSON"))
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.0.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.0.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.0.delete(id).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_of_damage_names_the_place_and_its_id_stays_taken() {
+    let store: Arc<dyn Store> = Arc::new(Damaged(MemoryStore::new()));
+    let builder = || Session::builder(Arc::clone(&store)).agent(parrot());
+    builder().create_as(id("talk")).await.unwrap();
+    let refused = builder().load(id("talk")).await.unwrap_err();
+    assert_eq!(refused.to_string(), "conversation talk, line 3 is damaged: no JSON");
+    let taken = builder().create_as(id("talk")).await;
+    assert!(matches!(taken, Err(SessionError::Store(StoreError::AlreadyExists { .. }))), "{taken:?}");
+}

@@ -1,0 +1,179 @@
+//! Another writer on the same conversation: the session that comes second loses its place, and nothing else.
+
+use omni_agent::{
+    session::{Mode, Session, SessionError, SessionEvent, StoreReport},
+    store::{Commit, Page, Store, StoreError, Write},
+    subscription::{EndReason, Update},
+    testing::Gate,
+};
+
+use crate::support::{Act, ScriptedStore, created, held, id, node, parrot, report, scripted, secs, watch};
+
+#[tokio::test(start_paused = true)]
+async fn two_sessions_on_one_conversation_second_loses_its_place_first_is_untouched() {
+    let store = ScriptedStore::new([]);
+    let first = created(&store, "talk", parrot()).await;
+    first.ask("One").await.unwrap();
+    first.flush(secs(1)).await.unwrap();
+    let second = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    let mut events = watch(&second).await;
+
+    first.ask("Two").await.unwrap();
+    first.flush(secs(1)).await.unwrap();
+    second.ask("Another two").await.unwrap();
+    let StoreReport::Lost { error } = report(&mut events).await else { panic!() };
+    assert!(error.contains("was written to by another"), "{error}");
+    let Some(Update::Closed(end)) = events.next().await else { panic!() };
+    assert_eq!(end.reason, EndReason::LostPlace);
+
+    let last = end.snapshot.unwrap();
+    assert_eq!(last.unsaved, [node(3), node(4)]);
+    assert_eq!(last.tree.node(node(3)).unwrap().message().text(), "Another two");
+    assert_eq!(last.store, Some(StoreReport::Lost { error }));
+    assert!(matches!(second.prompt("Three").await, Err(SessionError::Ended(EndReason::LostPlace))));
+    assert!(matches!(second.flush(secs(1)).await, Err(SessionError::Ended(EndReason::LostPlace))));
+
+    first.ask("Three").await.unwrap();
+    first.flush(secs(1)).await.unwrap();
+    assert_eq!(store.tree(first.id()).await, first.tree().await.unwrap());
+    assert_eq!(first.tree().await.unwrap().len(), 6);
+    assert_eq!(store.tried().len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_after_the_place_was_lost_says_what_is_unsaved() {
+    let store = ScriptedStore::new([Act::Refuse(StoreError::LeaseLost { id: id("talk") })]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    assert_eq!(session.ended().await.reason, EndReason::LostPlace);
+    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = session.stop(secs(1)).await else {
+        panic!()
+    };
+    assert!(error.contains("no longer owned"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn place_lost_while_a_turn_streams_ends_with_the_committed_tree() {
+    let (gate, write) = (Gate::new(), Gate::new());
+    let store = ScriptedStore::new([Act::Wait(write.clone())]);
+    let steps = [omni_agent::testing::Step::text("Yes."), held(&gate, "Never.")];
+    let session = created(&store, "talk", scripted(steps)).await;
+    session.ask("One").await.unwrap();
+    session.regenerate(node(1)).await.unwrap();
+    gate.reached().await;
+    // Another process.
+    let beneath = store.beneath();
+    let version = beneath.load(&id("talk")).await.unwrap().version;
+    let other = beneath.commit(&id("talk"), &Write::on(version), &Commit::new(None)).await.unwrap();
+    write.open();
+    let end = session.ended().await;
+    assert_eq!(end.reason, EndReason::LostPlace);
+    let last = end.snapshot.unwrap();
+    assert_eq!(last.tree.head(), Some(node(2)));
+    assert_eq!(*last.tree.history(), last.agent.state.history);
+    assert_eq!(last.unsaved, [node(1), node(2)]);
+    assert_eq!(beneath.load(&id("talk")).await.unwrap().version, other);
+    assert_eq!(store.tried().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn place_lost_wakes_everybody_who_waits() {
+    let gate = Gate::new();
+    let store = ScriptedStore::new([Act::Wait(gate.clone())]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    let flush = tokio::spawn({
+        let session = session.clone();
+        async move { session.flush(secs(60)).await }
+    });
+    gate.reached().await;
+    store.delete(session.id()).await.unwrap();
+    gate.open();
+    let flushed = flush.await.unwrap();
+    assert!(matches!(flushed, Err(SessionError::Ended(EndReason::LostPlace))), "{flushed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn conversation_deleted_underneath_is_lost_and_not_created_again() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    store.delete(session.id()).await.unwrap();
+    session.ask("Two").await.unwrap();
+    let end = session.ended().await;
+    assert_eq!(end.reason, EndReason::LostPlace);
+    let last = end.snapshot.unwrap();
+    assert_eq!(last.unsaved, [node(3), node(4)]);
+    assert_eq!(last.tree.len(), 4);
+    assert!(store.list(Page::default()).await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_on_the_title_alone_is_a_loss_too() {
+    let store = ScriptedStore::new([]);
+    let first = created(&store, "talk", parrot()).await;
+    let second = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    first.set_title(Some("Mine")).await.unwrap();
+    first.flush(secs(1)).await.unwrap();
+    second.set_title(Some("No, mine")).await.unwrap();
+    let end = second.ended().await;
+    assert_eq!(end.reason, EndReason::LostPlace);
+    assert_eq!(end.snapshot.unwrap().unsaved, []);
+    let stopped = second.stop(secs(1)).await;
+    assert!(matches!(stopped, Err(SessionError::Unsaved { nodes: 0, error: Some(_), .. })), "{stopped:?}");
+    assert_eq!(store.load(&id("talk")).await.unwrap().state.title.as_deref(), Some("Mine"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn generated_id_taken_before_the_first_save_is_a_loss() {
+    let store = ScriptedStore::new([]);
+    let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
+    let other =
+        Session::builder(store.as_dyn()).agent(parrot()).create_as(session.id().clone()).await.unwrap();
+    other.ask("Mine").await.unwrap();
+    other.flush(secs(1)).await.unwrap();
+    session.ask("One").await.unwrap();
+    assert_eq!(session.ended().await.reason, EndReason::LostPlace);
+    assert_eq!(store.tree(other.id()).await, other.tree().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn conflict_while_stopping_is_said_by_stop() {
+    let gate = Gate::new();
+    let store = ScriptedStore::new([Act::Wait(gate.clone())]);
+    let session = created(&store, "talk", parrot()).await;
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    session.ask("One").await.unwrap();
+    gate.reached().await;
+    store.delete(session.id()).await.unwrap();
+    let (stopped, ()) = tokio::join!(session.stop(secs(5)), async { gate.open() });
+    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
+        panic!("{stopped:?}")
+    };
+    assert!(error.contains("no conversation"), "{error}");
+    let mut lost = 0;
+    loop {
+        match events.next().await.unwrap() {
+            Update::Event(event) => {
+                lost += u32::from(matches!(&*event.event, SessionEvent::Store(StoreReport::Lost { .. })));
+            }
+            Update::Closed(end) => break assert_eq!(end.reason, EndReason::Stopped),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(lost, 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_after_the_end_with_much_unsaved_says_that_it_ended() {
+    let store = ScriptedStore::new([Act::Hang]);
+    let agent = parrot();
+    let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
+    session.ask("One").await.unwrap();
+    session.tree().await.unwrap();
+    assert!(matches!(session.prompt("Two").await, Err(SessionError::StoreBehind { .. })));
+    assert!(session.stop(secs(1)).await.is_err());
+    let refused = session.prompt("Two").await;
+    assert!(matches!(refused, Err(SessionError::Ended(EndReason::Stopped))), "{refused:?}");
+}

@@ -1,0 +1,27 @@
+//! Sessions, through their public surface.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod basics;
+mod branches;
+mod callbacks;
+mod ends;
+mod files;
+mod flushing;
+mod idle;
+mod joining;
+mod loading;
+mod losing;
+mod modes;
+mod moves;
+mod order;
+mod property;
+mod races;
+mod random;
+mod regenerate;
+mod saving;
+mod starting;
+mod state;
+mod stopping;
+mod support;
+mod watch;

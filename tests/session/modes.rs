@@ -1,0 +1,161 @@
+//! Controllers, observers, and guards on their own.
+
+use std::time::Duration;
+
+use omni_agent::{
+    session::{Guard, Mode, SessionError, SessionSubscription, WeakSession},
+    subscription::{EndReason, Update},
+    testing::{Gate, Step},
+};
+
+use crate::watch::{answered, held, in_time, on, reached, scripted};
+
+/// A session that nothing but this subscriber holds.
+async fn held_by(mode: Mode, steps: impl IntoIterator<Item = Step>) -> (SessionSubscription, WeakSession) {
+    let session = on(scripted(steps)).create().await.unwrap();
+    let events = answered(session.subscribe(mode)).await.unwrap();
+    (events, session.downgrade())
+}
+
+async fn closed(events: &mut SessionSubscription) -> EndReason {
+    loop {
+        if let Update::Closed(end) = in_time(events.next()).await.unwrap() {
+            return end.reason;
+        }
+    }
+}
+
+/// Whether the session is there an hour later.
+async fn lives(session: &WeakSession) -> bool {
+    tokio::time::advance(Duration::from_hours(1)).await;
+    let Some(session) = session.upgrade() else { return false };
+    answered(session.tree()).await.is_ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_without_handles_keeps_the_session_alive() {
+    let (events, session) = held_by(Mode::Controller, [Step::text("A1")]).await;
+    assert_eq!(events.mode(), Mode::Controller);
+    assert!(lives(&session).await);
+    in_time(session.upgrade().unwrap().ask("Q1")).await.unwrap();
+    assert!(lives(&session).await);
+    drop(events);
+    tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>()).await.unwrap_err();
+    assert!(session.upgrade().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn observer_without_handles_sees_the_session_end() {
+    let (mut events, session) = held_by(Mode::Observer, []).await;
+    assert_eq!(events.mode(), Mode::Observer);
+    assert_eq!(closed(&mut events).await, EndReason::HandlesDropped);
+    assert!(session.upgrade().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn controller_that_becomes_an_observer_lets_go() {
+    let (mut events, session) = held_by(Mode::Controller, []).await;
+    events.set_mode(Mode::Controller).unwrap();
+    assert!(lives(&session).await);
+    events.set_mode(Mode::Observer).unwrap();
+    assert_eq!(events.mode(), Mode::Observer);
+    assert_eq!(closed(&mut events).await, EndReason::HandlesDropped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn observer_that_becomes_a_controller_holds_on() {
+    let session = on(scripted([])).create().await.unwrap();
+    let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
+    events.set_mode(Mode::Controller).unwrap();
+    events.set_mode(Mode::Controller).unwrap();
+    let weak = session.downgrade();
+    drop(session);
+    assert!(lives(&weak).await);
+    events.set_mode(Mode::Observer).unwrap();
+    assert_eq!(closed(&mut events).await, EndReason::HandlesDropped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn guard_apart_from_its_events_keeps_the_session_alive() {
+    let (events, session) = held_by(Mode::Controller, []).await;
+    let (mut events, guard): (_, Guard) = events.into_parts();
+    assert_eq!(guard.mode(), Mode::Controller);
+    assert!(lives(&session).await);
+    drop(guard);
+    let end = in_time(events.next()).await.unwrap();
+    assert!(matches!(&end, Update::Closed(end) if end.reason == EndReason::HandlesDropped), "{end:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_apart_from_their_guard_keep_nothing_alive() {
+    let (events, session) = held_by(Mode::Controller, []).await;
+    let (events, guard) = events.into_parts();
+    drop(events);
+    assert!(lives(&session).await);
+    drop(guard);
+    tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>()).await.unwrap_err();
+    assert!(session.upgrade().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_of_a_controller_is_its_guard() {
+    use futures_util::StreamExt;
+    let (events, session) = held_by(Mode::Controller, [Step::text("A1")]).await;
+    let mut stream = Box::pin(events.into_stream());
+    assert!(lives(&session).await);
+    in_time(session.upgrade().unwrap().ask("Q1")).await.unwrap();
+    assert!(matches!(in_time(stream.next()).await, Some(Update::Event(_))));
+    drop(stream);
+    tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>()).await.unwrap_err();
+    assert!(session.upgrade().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn last_controller_without_handles_that_leaves_cancels_the_run() {
+    let gate = Gate::new();
+    let (events, session) = held_by(Mode::Controller, [held(&gate)]).await;
+    let mut watching = answered(session.upgrade().unwrap().subscribe(Mode::Observer)).await.unwrap();
+    answered(session.upgrade().unwrap().prompt("Q1")).await.unwrap();
+    reached(&gate).await;
+    assert!(lives(&session).await);
+    drop(events);
+    assert_eq!(closed(&mut watching).await, EndReason::HandlesDropped);
+}
+
+#[tokio::test(start_paused = true)]
+async fn mode_of_an_ended_session_cannot_become_controller() {
+    let session = on(scripted([])).create().await.unwrap();
+    let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
+    answered(session.stop(Duration::from_secs(1))).await.unwrap();
+    for _ in 0..2 {
+        let error = events.set_mode(Mode::Controller).unwrap_err();
+        assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
+        assert_eq!(events.mode(), Mode::Observer);
+        events.set_mode(Mode::Observer).unwrap();
+    }
+    drop(session);
+    let error = events.set_mode(Mode::Controller).unwrap_err();
+    assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn mode_while_the_session_ends_cannot_become_controller() {
+    let gate = Gate::new();
+    let hooks = crate::watch::Hooks::new().on_end({
+        let gate = gate.clone();
+        move |_, _| {
+            let gate = gate.clone();
+            async move { gate.pass().await }
+        }
+    });
+    let session = on(scripted([]).callbacks(hooks)).create().await.unwrap();
+    let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
+    let stopping = tokio::spawn(async move { session.stop(Duration::from_mins(1)).await });
+    reached(&gate).await;
+    stopping.abort();
+    assert!(in_time(stopping).await.unwrap_err().is_cancelled());
+    let error = events.set_mode(Mode::Controller).unwrap_err();
+    assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
+    gate.open();
+    assert_eq!(closed(&mut events).await, EndReason::Stopped);
+}

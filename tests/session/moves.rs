@@ -1,0 +1,352 @@
+//! Branching and navigating, and what is refused.
+
+use omni_agent::{
+    agent::{AgentError, Prompt, Status, ToolDecision},
+    session::{Session, SessionError},
+    testing::{Gate, Step},
+    tool::Decision,
+    tree::NodeId,
+};
+use serde_json::json;
+
+use crate::watch::{Hooks, Watched, answered, held, in_time, on, reached, scripted};
+
+fn node(number: u64) -> NodeId {
+    NodeId::new(number).unwrap()
+}
+
+/// A session with this tree, its path through 5 and 6:
+///
+/// ```text
+/// 1 user: Q1
+/// 2 assistant: A1
+/// ├─ 3 user: Q2
+/// │  4 assistant: A2
+/// └─ 5 user: Q3
+///    6 assistant: A3
+/// ```
+async fn forked(after: impl IntoIterator<Item = Step>) -> Watched {
+    let steps = ["A1", "A2", "A3"].map(Step::text).into_iter().chain(after);
+    let mut session = Watched::scripted(steps).await;
+    session.ask("Q1").await;
+    session.ask("Q2").await;
+    answered(session.session.branch(Some(node(2)), "Q3")).await.unwrap();
+    session.rest().await;
+    session
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_below_an_answer_edits_what_followed() {
+    let session = forked([]).await;
+    assert_eq!(
+        session.drawn(),
+        "\
+* 1 user: Q1
+* 2 assistant: A1
+  ├─ 3 user: Q2
+  │  4 assistant: A2
+* └─ 5 user: Q3
+>    6 assistant: A3"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_at_the_head_goes_on() {
+    let mut session = forked([Step::text("A4")]).await;
+    answered(session.session.branch(Some(node(6)), "Q4")).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.path()[2..], ["user: Q3", "assistant: A3", "user: Q4", "assistant: A4"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_to_none_begins_a_root() {
+    let mut session = forked([Step::text("A4")]).await;
+    answered(session.session.branch(None, "Q4")).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.path(), ["user: Q4", "assistant: A4"]);
+    assert_eq!(session.told.tree.roots().count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_in_flight_snapshot_ends_at_its_base() {
+    let gate = Gate::new();
+    let mut session = forked([held(&gate)]).await;
+    answered(session.session.branch(Some(node(4)), "Q4")).await.unwrap();
+    reached(&gate).await;
+    session.check().await;
+    assert_eq!(session.told.tree.head(), Some(node(4)));
+    assert_eq!(session.told.agent.pending.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_brings_the_options_of_its_prompt() {
+    let mut session = forked([Step::tool_use("t", "echo", json!({}))]).await;
+    answered(session.session.branch(Some(node(2)), Prompt::new("Q4").with_max_steps(1))).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.path()[2..], ["user: Q4", "assistant: use t", "user: result t"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn navigate_lands_on_the_leaf_that_was_active_last() {
+    let mut session = forked([Step::text("A4")]).await;
+    for (to, head) in [(3, 4), (1, 4), (5, 6), (2, 6), (4, 4), (6, 6)] {
+        answered(session.session.navigate(node(to))).await.unwrap();
+        session.check().await;
+        assert_eq!(session.told.tree.head(), Some(node(head)), "by way of {to}");
+    }
+    answered(session.session.navigate(node(3))).await.unwrap();
+    session.ask("Q4").await;
+    assert_eq!(session.path()[2..], ["user: Q2", "assistant: A2", "user: Q4", "assistant: A4"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn navigate_to_where_the_path_is_does_nothing() {
+    let mut session = forked([]).await;
+    in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
+    session.check().await;
+    let last = session.told.last;
+    for to in [1, 2, 5, 6] {
+        answered(session.session.navigate(node(to))).await.unwrap();
+    }
+    session.check().await;
+    assert_eq!(session.told.last, last);
+    answered(session.session.navigate(None)).await.unwrap();
+    in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
+    session.check().await;
+    let last = session.told.last;
+    answered(session.session.navigate(None)).await.unwrap();
+    in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
+    session.check().await;
+    assert_eq!(session.told.last, last);
+}
+
+#[tokio::test(start_paused = true)]
+async fn navigate_none_clears_and_the_next_prompt_is_a_root() {
+    let mut session = forked([Step::text("A4")]).await;
+    answered(session.session.navigate(None)).await.unwrap();
+    session.check().await;
+    assert_eq!(session.told.tree.head(), None);
+    assert!(session.told.agent.state.history.is_empty());
+    session.ask("Q4").await;
+    assert_eq!(session.path(), ["user: Q4", "assistant: A4"]);
+    assert_eq!(session.told.tree.roots().count(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn navigate_none_and_cancelled_prompt_stays_cleared() {
+    let gate = Gate::new();
+    let mut session = forked([held(&gate)]).await;
+    answered(session.session.navigate(None)).await.unwrap();
+    answered(session.session.prompt("Q4")).await.unwrap();
+    reached(&gate).await;
+    answered(session.session.cancel()).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.told.tree.head(), None);
+    assert_eq!(session.told.tree.len(), 6);
+}
+
+// ---- what is refused ----
+
+async fn refused(session: &Session, what: &str) -> [SessionError; 3] {
+    let to = node(what.parse().unwrap());
+    [
+        answered(session.regenerate(to)).await.unwrap_err(),
+        answered(session.branch(Some(to), "Q")).await.unwrap_err(),
+        answered(session.navigate(to)).await.unwrap_err(),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn moves_to_an_unknown_node_are_refused() {
+    let mut session = forked([]).await;
+    for error in refused(&session.session, "99").await {
+        assert!(
+            matches!(error, SessionError::UnknownNode { node: unknown } if unknown == node(99)),
+            "{error:?}"
+        );
+    }
+    session.check().await;
+    assert_eq!(session.told.tree.head(), Some(node(6)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn moves_from_the_wrong_role_are_refused() {
+    let mut session = forked([]).await;
+    let error = answered(session.session.regenerate(node(2))).await.unwrap_err();
+    assert!(matches!(error, SessionError::NotUser { node: of } if of == node(2)), "{error:?}");
+    let error = answered(session.session.branch(Some(node(3)), "Q")).await.unwrap_err();
+    assert!(matches!(error, SessionError::NotAssistant { node: of } if of == node(3)), "{error:?}");
+    session.check().await;
+    assert_eq!(session.told.tree.head(), Some(node(6)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn moves_into_the_middle_of_a_turn_are_refused() {
+    let steps = [Step::tool_use("t", "echo", json!({})), Step::text("A1")];
+    let mut session = Watched::scripted(steps).await;
+    session.ask("Q1").await;
+    let error = answered(session.session.regenerate(node(3))).await.unwrap_err();
+    assert!(matches!(error, SessionError::ToolResults { node: of } if of == node(3)), "{error:?}");
+    let error = answered(session.session.branch(Some(node(3)), "Q")).await.unwrap_err();
+    assert!(matches!(error, SessionError::NotAssistant { node: of } if of == node(3)), "{error:?}");
+    let error = answered(session.session.branch(Some(node(2)), "Q")).await.unwrap_err();
+    assert!(matches!(error, SessionError::OpenToolUses { node: of } if of == node(2)), "{error:?}");
+    for to in [2, 3] {
+        answered(session.session.navigate(node(to))).await.unwrap();
+    }
+    session.check().await;
+    assert_eq!(session.told.tree.head(), Some(node(4)), "a leaf all the same");
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_below_open_tool_uses_at_the_head_is_refused() {
+    let tool = omni_agent::tool::SchemaTool::of::<serde_json::Value>("look", "The application answers.");
+    let steps = [Step::tool_use("t", "look", json!({})), Step::text("A1"), Step::text("B1")];
+    let mut session = Watched::start(on(scripted(steps).tool(tool))).await;
+    session.ask("Q1").await;
+    assert_eq!(session.path(), ["user: Q1", "assistant: use t"]);
+    let error = answered(session.session.branch(Some(node(2)), "Q")).await.unwrap_err();
+    assert!(matches!(error, SessionError::OpenToolUses { node: of } if of == node(2)), "{error:?}");
+    // A prompt answers them.
+    session.ask("Never mind").await;
+    assert_eq!(session.path()[2..], ["user: result t, Never mind", "assistant: A1"]);
+    let error = answered(session.session.regenerate(node(3))).await.unwrap_err();
+    assert!(matches!(error, SessionError::ToolResults { node: of } if of == node(3)), "{error:?}");
+    answered(session.session.regenerate(node(1))).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.path(), ["user: Q1", "assistant: B1"]);
+    answered(session.session.navigate(node(2))).await.unwrap();
+    session.check().await;
+    assert_eq!(session.told.tree.head(), Some(node(4)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_with_a_bad_prompt_changes_nothing() {
+    let mut session = forked([]).await;
+    session.check().await;
+    let before = session.told.clone();
+    let error = answered(session.session.branch(Some(node(2)), "  ")).await.unwrap_err();
+    assert!(matches!(error, SessionError::Agent(AgentError::EmptyPrompt)), "{error:?}");
+    let error = answered(session.session.branch(None, Prompt::new("Q").with_max_steps(0))).await.unwrap_err();
+    assert!(matches!(error, SessionError::Agent(AgentError::ZeroSteps)), "{error:?}");
+    session.check().await;
+    assert_eq!(session.told.tree, before.tree);
+}
+
+#[tokio::test(start_paused = true)]
+async fn moves_while_busy_name_the_status() {
+    let gate = Gate::new();
+    let mut session = forked([held(&gate)]).await;
+    answered(session.session.prompt("Q4")).await.unwrap();
+    reached(&gate).await;
+    all_busy(&session.session, Status::Busy).await;
+    gate.open();
+    session.rest().await;
+    assert_eq!(session.path().len(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn moves_while_paused_name_the_status() {
+    let mut asked = false;
+    let hooks = Hooks::new().on_tool_use(move |_| {
+        if std::mem::replace(&mut asked, true) {
+            ToolDecision::Execute
+        } else {
+            ToolDecision::Pause(json!("sure?"))
+        }
+    });
+    let steps = [Step::text("A1"), Step::tool_use("t", "echo", json!({})), Step::text("A2")];
+    let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
+    session.ask("Q1").await;
+    answered(session.session.regenerate(node(1))).await.unwrap();
+    session.until("pause").await;
+    session.check().await;
+    assert_eq!(session.told.agent.pause.as_ref().unwrap().reason, json!("sure?"));
+    all_busy(&session.session, Status::Paused).await;
+    answered(session.session.resume("t", Decision::Execute)).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.path(), ["user: Q1", "assistant: use t", "user: result t", "assistant: A2"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
+    let hooks = Hooks::new().on_tool_use(|_| ToolDecision::Pause(json!("sure?")));
+    let steps = [Step::text("A1"), Step::tool_use("t", "echo", json!({}))];
+    let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
+    session.ask("Q1").await;
+    let before = session.told.tree.clone();
+    answered(session.session.branch(None, "Q2")).await.unwrap();
+    session.until("pause").await;
+    answered(session.session.cancel()).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.told.tree, before);
+}
+
+/// What needs an idle session says what the session is doing instead, whatever else is wrong.
+async fn all_busy(session: &Session, status: Status) {
+    let errors = [
+        answered(session.regenerate(node(1))).await.unwrap_err(),
+        answered(session.regenerate(node(99))).await.unwrap_err(),
+        answered(session.branch(Some(node(2)), "Q")).await.unwrap_err(),
+        answered(session.branch(None, "Q")).await.unwrap_err(),
+        answered(session.navigate(node(1))).await.unwrap_err(),
+        answered(session.navigate(None)).await.unwrap_err(),
+        answered(session.configure(|_| Ok(()))).await.unwrap_err(),
+        answered(session.add_tool(crate::watch::echo())).await.unwrap_err(),
+        answered(session.remove_tool("echo")).await.unwrap_err(),
+        answered(session.ask("Q")).await.unwrap_err(),
+    ];
+    for error in errors {
+        assert!(matches!(error, SessionError::Busy(at) if at == status), "{error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_stands_beside_the_message_wherever_that_hangs() {
+    let mut session = forked([Step::text("B1"), Step::text("B2")]).await;
+    answered(session.session.edit(node(3), "Q2, better")).await.unwrap();
+    session.rest().await;
+    answered(session.session.edit(node(1), "Q1, better")).await.unwrap();
+    session.rest().await;
+    let tree = session.session.tree().await.unwrap();
+    let parents = |id| tree.node(node(id)).unwrap().parent();
+    assert_eq!((parents(7), parents(9)), (Some(node(2)), None), "{tree}");
+    assert_eq!(tree.head(), Some(node(10)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_after_an_interrupted_tool_goes_on_below_its_results() {
+    let gate = Gate::new();
+    let steps = [
+        Step::tool_use("t1", "echo", json!({})),
+        Step::new().gate(&gate).then_text(["never"]),
+        Step::text("A2"),
+        Step::text("B2"),
+    ];
+    let mut session = Watched::scripted(steps).await;
+    session.session.prompt("Q1").await.unwrap();
+    // The tool's results are there, the next answer is not.
+    while session.session.snapshot().await.unwrap().agent.pending.len() < 3 {
+        tokio::task::yield_now().await;
+    }
+    answered(session.session.interrupt()).await.unwrap();
+    session.rest().await;
+    session.ask("Q2").await;
+    let tree = session.session.tree().await.unwrap();
+    let results = tree.node(node(4)).unwrap().parent().unwrap();
+    assert_eq!(tree.node(results).unwrap().message().tool_results().count(), 1, "{tree}");
+    answered(session.session.edit(node(4), "Q2, better")).await.unwrap();
+    session.rest().await;
+    let tree = session.session.tree().await.unwrap();
+    assert_eq!(tree.siblings(node(4)).unwrap().count(), 2, "{tree}");
+    assert_eq!(session.session.snapshot().await.unwrap().agent.state.history, *tree.history());
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_of_what_is_no_prompt_is_refused() {
+    let session = forked([]).await;
+    let refused = |error| matches!(error, Err(SessionError::NotUser { node: at }) if at == node(2));
+    assert!(refused(answered(session.session.edit(node(2), "Q")).await));
+    let unknown = answered(session.session.edit(node(99), "Q")).await;
+    assert!(matches!(unknown, Err(SessionError::UnknownNode { .. })), "{unknown:?}");
+}

@@ -1,0 +1,171 @@
+//! In which order a session tells what happens.
+
+use omni_agent::{
+    agent::Status,
+    provider::{ErrorKind, ProviderError},
+    session::SessionEvent,
+    testing::{Gate, Step},
+    tree::NodeId,
+};
+
+use crate::watch::{Watched, answered, in_time, reached, word};
+
+/// How a run begins that moves the path.
+const BEGIN: [&str; 4] = ["tree", "state", "status(busy)", "message"];
+
+fn refusal() -> Step {
+    Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
+}
+
+/// A move that begins a run.
+#[derive(Clone, Copy, Debug)]
+enum Begin {
+    Regenerate,
+    Branch,
+    Root,
+}
+
+const ALL: [Begin; 3] = [Begin::Regenerate, Begin::Branch, Begin::Root];
+
+/// A session with two turns whose next answer is `step`.
+async fn two_turns(step: Step) -> (Watched, Vec<NodeId>) {
+    let steps = [Step::text("A1"), Step::text("A2"), step, Step::text("Later")];
+    let mut session = Watched::scripted(steps).await;
+    session.ask("Q1").await;
+    session.ask("Q2").await;
+    in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
+    session.check().await;
+    let nodes = session.told.tree.iter().map(omni_agent::tree::Node::id).collect();
+    (session, nodes)
+}
+
+async fn begin(session: &Watched, nodes: &[NodeId], how: Begin) {
+    let begun = match how {
+        Begin::Regenerate => answered(session.session.regenerate(nodes[2])).await,
+        Begin::Branch => answered(session.session.branch(Some(nodes[1]), "Q3")).await,
+        Begin::Root => answered(session.session.branch(None, "Q3")).await,
+    };
+    begun.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_committed_tells_turn_then_tree() {
+    for how in ALL {
+        let (mut session, nodes) = two_turns(Step::text("A3")).await;
+        begin(&session, &nodes, how).await;
+        let words = session.until("turn(stop)").await;
+        assert_eq!(words[..4], BEGIN, "{how:?}");
+        assert_eq!(words[words.len() - 2..], ["status(idle)", "turn(stop)"]);
+        assert_eq!(words.iter().filter(|word| *word == "tree" || *word == "state").count(), 2, "{words:?}");
+        assert_eq!(word(&*session.next().await), "tree");
+        session.rest().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_cancelled_tells_cancelled_then_tree_then_state() {
+    for how in ALL {
+        let gate = Gate::new();
+        let (mut session, nodes) = two_turns(Step::new().gate(&gate)).await;
+        let before = session.told.clone();
+        begin(&session, &nodes, how).await;
+        reached(&gate).await;
+        assert_eq!(session.status().await, Status::Busy);
+        answered(session.session.cancel()).await.unwrap();
+        let words = session.until("cancelled").await;
+        assert_eq!(words[..4], BEGIN, "{how:?}");
+        assert_eq!(words[words.len() - 2..], ["status(idle)", "cancelled"]);
+        rolled_back(session, before).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_failed_tells_error_then_tree_then_state() {
+    for how in ALL {
+        let (mut session, nodes) = two_turns(refusal()).await;
+        let before = session.told.clone();
+        begin(&session, &nodes, how).await;
+        let words = session.until("error").await;
+        assert_eq!(words[..4], BEGIN, "{how:?}");
+        rolled_back(session, before).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_interrupted_with_nothing_to_keep_is_rolled_back() {
+    let gate = Gate::new();
+    for how in ALL {
+        let (mut session, nodes) = two_turns(Step::new().gate(&gate)).await;
+        let before = session.told.clone();
+        begin(&session, &nodes, how).await;
+        reached(&gate).await;
+        answered(session.session.interrupt()).await.unwrap();
+        session.until("cancelled").await;
+        rolled_back(session, before).await;
+    }
+}
+
+/// The run has ended; the tree and the history of before it are told, nothing is stored, and the session goes on from there.
+async fn rolled_back(mut session: Watched, before: omni_agent::session::SessionSnapshot) {
+    assert_eq!(word(&*session.next().await), "tree");
+    assert_eq!(session.told.tree, before.tree);
+    assert_eq!(word(&*session.next().await), "state");
+    assert_eq!(session.told.agent.state, before.agent.state);
+    session.rest().await;
+    assert_eq!(session.told.unsaved, []);
+    answered(session.session.flush(std::time::Duration::from_millis(1))).await.unwrap();
+    let told = session.told.last;
+    session.check().await;
+    assert_eq!(session.told.last, told, "nothing was written");
+    session.ask("Q4").await;
+    assert_eq!(
+        session.path(),
+        ["user: Q1", "assistant: A1", "user: Q2", "assistant: A2", "user: Q4", "assistant: Later"]
+    );
+    assert_eq!(session.told.tree.len(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_cancelled_tells_neither_tree_nor_state() {
+    let gate = Gate::new();
+    let (mut session, _) = two_turns(Step::new().gate(&gate)).await;
+    answered(session.session.prompt("Q3")).await.unwrap();
+    reached(&gate).await;
+    answered(session.session.cancel()).await.unwrap();
+    let words = session.until("cancelled").await;
+    assert_eq!(words, ["status(busy)", "message", "status(idle)", "cancelled"]);
+    answered(session.session.prompt("Q3")).await.unwrap();
+    assert_eq!(word(&*session.next().await), "status(busy)");
+}
+
+#[tokio::test(start_paused = true)]
+async fn navigate_tells_tree_then_state() {
+    let (mut session, nodes) = two_turns(Step::text("A3")).await;
+    begin(&session, &nodes, Begin::Root).await;
+    session.rest().await;
+    answered(session.session.navigate(nodes[0])).await.unwrap();
+    assert_eq!(session.until("state").await, ["tree", "state"]);
+    assert_eq!(session.told.tree.head(), Some(nodes[3]));
+    session.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn store_events_follow_their_trees_in_order() {
+    let mut session = Watched::scripted((0..20).map(|n| Step::text(n.to_string()))).await;
+    for _ in 0..20 {
+        session.session.ask("Q").await.unwrap();
+    }
+    let (mut told, mut saved) = (0, 0);
+    while saved < 40 {
+        match &*session.next().await {
+            SessionEvent::Tree(changes) => told = changes.nodes.last().unwrap().id().get(),
+            SessionEvent::Store(omni_agent::session::StoreReport::Saved { through: Some(node), .. }) => {
+                assert!(node.get() <= told && node.get() > saved, "{node} after {saved}, told {told}");
+                saved = node.get();
+            }
+            _ => {}
+        }
+    }
+    session.check().await;
+    assert_eq!(session.told.unsaved, []);
+}

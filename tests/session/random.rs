@@ -1,0 +1,389 @@
+//! Random operations, many at a time, on a session with a slow and failing store: whoever joins whenever comes to the
+//! truth, the path is the agent's history, and in the end the store has it all.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentError, Prompt, TurnDecision},
+    message::Role,
+    provider::{ErrorKind, ProviderError},
+    session::{Mode, Session, SessionError, SessionSnapshot, SessionSubscription},
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+    subscription::{EventId, Update},
+    testing::{ScriptedProvider, Step},
+    tree::{Node, NodeId, Tree},
+};
+use proptest::{collection::vec, prelude::*};
+use serde_json::json;
+use tokio::time::sleep;
+
+use crate::watch::{Hooks, echo, in_time};
+
+#[derive(Clone, Debug)]
+enum Op {
+    Prompt,
+    Ask,
+    Regenerate(u64),
+    Branch(Option<u64>),
+    Navigate(Option<u64>),
+    Title(u8),
+    Configure(u8),
+    Notify(bool),
+    Cancel,
+    Interrupt,
+    Flush,
+    Join,
+    /// A subscriber takes what is there; or leaves, and comes back after the last event it saw.
+    Read(usize),
+    Rejoin(usize),
+    /// All look at the truth.
+    Check,
+    Yield(usize),
+    Wait(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    let node = || 1..40_u64;
+    prop_oneof![
+        4 => Just(Op::Prompt),
+        2 => Just(Op::Ask),
+        4 => node().prop_map(Op::Regenerate),
+        3 => proptest::option::of(node()).prop_map(Op::Branch),
+        3 => proptest::option::weighted(0.8, node()).prop_map(Op::Navigate),
+        1 => (0..3_u8).prop_map(Op::Title),
+        1 => (0..3_u8).prop_map(Op::Configure),
+        3 => any::<bool>().prop_map(Op::Notify),
+        3 => Just(Op::Cancel),
+        2 => Just(Op::Interrupt),
+        1 => Just(Op::Flush),
+        3 => Just(Op::Join),
+        2 => (0..8_usize).prop_map(Op::Read),
+        1 => (0..8_usize).prop_map(Op::Rejoin),
+        2 => Just(Op::Check),
+        4 => (0..20_usize).prop_map(Op::Yield),
+        6 => (1..40_u64).prop_map(Op::Wait),
+    ]
+}
+
+/// Numbers that follow from a seed.
+#[derive(Clone, Debug)]
+struct Dice(Arc<AtomicU64>);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Self(Arc::new(AtomicU64::new(seed)))
+    }
+
+    fn roll(&self, sides: u64) -> u64 {
+        let state = self.0.fetch_add(0x9e37_79b9_7f4a_7c15, Ordering::Relaxed);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb) >> 33) % sides
+    }
+}
+
+fn answer(dice: &Dice) -> Step {
+    let pause = |step: Step| match dice.roll(3) {
+        0 => step,
+        _ => step.wait(Duration::from_millis(dice.roll(10))),
+    };
+    match dice.roll(10) {
+        0 => pause(Step::new()).fail(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        1 => pause(Step::new().then_text(["Half"])).panic("the provider broke"),
+        2 | 3 => {
+            let id = format!("t{}", dice.roll(1 << 40));
+            pause(Step::new().then_text(["Let me see"])).then_tool_use(&id, "echo", json!({})).stop()
+        }
+        n => pause(pause(Step::new()).then_text([format!("Answer {n}")])).stop(),
+    }
+}
+
+fn hooks(dice: &Dice) -> Hooks {
+    let (of_turn, of_event) = (dice.clone(), dice.clone());
+    Hooks::new()
+        .on_turn(move |_, _| {
+            let (wait, goes_on) = (of_turn.roll(5), of_turn.roll(4) == 0);
+            async move {
+                sleep(Duration::from_millis(wait)).await;
+                if goes_on { TurnDecision::continue_with("Go on") } else { TurnDecision::Stop }
+            }
+        })
+        .on_event(move |event, _| {
+            let wait = of_event.roll(8);
+            async move {
+                if wait > 4 {
+                    sleep(Duration::from_millis(wait)).await;
+                }
+                event.downcast_ref::<bool>().unwrap().then(|| Prompt::new("From an event"))
+            }
+        })
+}
+
+/// A store that is slow, and fails now and then: before it writes, or when it has.
+#[derive(Debug)]
+struct Rough(MemoryStore, Dice);
+
+#[derive(Debug, thiserror::Error)]
+#[error("not now")]
+struct NotNow;
+
+impl Rough {
+    async fn write(
+        &self,
+        id: &ConversationId,
+        write: impl Future<Output = Result<Version, StoreError>>,
+    ) -> Result<Version, StoreError> {
+        sleep(Duration::from_millis(self.1.roll(20))).await;
+        let fate = self.1.roll(6);
+        if fate == 0 {
+            return Err(StoreError::failed("writing", NotNow));
+        }
+        let written = write.await?;
+        let stored = self.0.load(id).await?;
+        let head = stored.nodes.iter().find(|node| Some(node.id()) == stored.head);
+        let bare = head.is_some_and(|head| {
+            head.message().role == Role::User && head.message().tool_results().next().is_none()
+        });
+        assert!(!bare, "a stored head is a bare prompt");
+        if fate == 1 { Err(StoreError::failed("hearing from the store", NotNow)) } else { Ok(written) }
+    }
+}
+
+#[async_trait]
+impl Store for Rough {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.write(id, self.0.create(id, write, state)).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.write(id, self.0.commit(id, write, commit)).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.write(id, self.0.save_state(id, write, change)).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.0.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.0.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.0.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.0.delete(id).await
+    }
+}
+
+/// A subscriber who folds what it is told.
+struct Reader {
+    events: SessionSubscription,
+    told: SessionSnapshot,
+}
+
+impl Reader {
+    async fn join(session: &Session) -> Self {
+        let events = session.subscribe(Mode::Observer).await.unwrap();
+        let told = events.snapshot().unwrap().as_ref().clone();
+        Self { events, told }
+    }
+
+    fn take(&mut self, update: Update<SessionSnapshot, omni_agent::session::SessionEvent>) {
+        match update {
+            Update::Event(numbered) => {
+                self.told.apply(&numbered.event).unwrap();
+                assert_eq!(self.told.last, numbered.id);
+            }
+            Update::Resync(snapshot) => {
+                check(&snapshot);
+                self.told = snapshot.as_ref().clone();
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn read_to(&mut self, last: EventId) {
+        while self.told.last < last {
+            let update = in_time(self.events.next()).await.unwrap();
+            self.take(update);
+        }
+    }
+
+    /// Comes to the truth, if it has not been told more already.
+    async fn see(&mut self, truth: &SessionSnapshot) {
+        self.read_to(truth.last).await;
+        if self.told.last == truth.last {
+            let mut told = self.told.clone();
+            told.agent.staged.clone_from(&truth.agent.staged);
+            assert_eq!(told, *truth);
+        }
+    }
+}
+
+/// What holds of every snapshot.
+fn check(snapshot: &SessionSnapshot) {
+    assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history, "{}", snapshot.tree);
+    snapshot.agent.state.history.check().unwrap();
+    let nodes: Vec<Node> = snapshot.tree.nodes().cloned().collect();
+    let again = Tree::hydrate(nodes, snapshot.tree.head(), snapshot.tree.cursors()).unwrap();
+    assert_eq!(again, snapshot.tree);
+}
+
+/// What may be refused, given that others act too.
+fn is_fair(error: &SessionError) -> bool {
+    matches!(
+        error,
+        SessionError::Busy(_)
+            | SessionError::UnknownNode { .. }
+            | SessionError::NotUser { .. }
+            | SessionError::NotAssistant { .. }
+            | SessionError::ToolResults { .. }
+            | SessionError::OpenToolUses { .. }
+            | SessionError::Unsaved { .. }
+            | SessionError::Agent(AgentError::Idle | AgentError::Cancelled(_) | AgentError::Failed(..))
+    )
+}
+
+async fn perform(session: Session, op: Op) {
+    let node = |number| NodeId::new(number).unwrap();
+    let done = match op {
+        Op::Prompt => session.prompt("A question").await.map(drop),
+        Op::Ask => match session.ask("A question to be answered").await {
+            Ok(response) => {
+                let tree = session.tree().await.unwrap();
+                let answer = response.message.as_ref().unwrap();
+                assert!(tree.nodes().any(|node| node.message() == answer), "the answer is not in the tree");
+                Ok(())
+            }
+            Err(error) => Err(error),
+        },
+        Op::Regenerate(number) => session.regenerate(node(number)).await,
+        Op::Branch(number) => session.branch(number.map(node), "Another question").await,
+        Op::Navigate(number) => session.navigate(number.map(node)).await,
+        Op::Title(0) => session.set_title(None).await,
+        Op::Title(n) => session.set_title(Some(&format!("Title {n}"))).await,
+        Op::Configure(n) => {
+            session
+                .configure(move |config| {
+                    config.system = Some(format!("System {n}").into());
+                    Ok(())
+                })
+                .await
+        }
+        Op::Notify(prompts) => session.notify(prompts).await,
+        Op::Cancel => session.cancel().await,
+        Op::Interrupt => session.interrupt().await,
+        _ => session.flush(Duration::from_millis(50)).await,
+    };
+    if let Err(error) = done {
+        assert!(is_fair(&error), "{error:?}");
+    }
+}
+
+async fn run(ops: Vec<Op>, seed: u64) {
+    let dice = Dice::new(seed);
+    let provider = ScriptedProvider::from_fn({
+        let dice = dice.clone();
+        move |_| answer(&dice)
+    });
+    let store = Arc::new(Rough(MemoryStore::new(), dice.clone()));
+    let agent = Agent::builder().model(provider.model()).tool(echo()).max_steps(6).callbacks(hooks(&dice));
+    let session = Session::builder(Arc::clone(&store) as Arc<dyn Store>).agent(agent).create().await.unwrap();
+    let mut readers = vec![Reader::join(&session).await];
+    let mut others = tokio::task::JoinSet::new();
+    for op in ops {
+        match op {
+            Op::Join => readers.push(Reader::join(&session).await),
+            Op::Read(index) => {
+                let index = index % readers.len();
+                let reader = &mut readers[index];
+                while let Ok(update) = tokio::time::timeout(Duration::ZERO, reader.events.next()).await {
+                    reader.take(update.unwrap());
+                }
+            }
+            Op::Rejoin(index) => {
+                let index = index % readers.len();
+                let reader = &mut readers[index];
+                let last = reader.events.last_id();
+                reader.events = session.resume_from(last, Mode::Observer).await.unwrap();
+                assert!(reader.events.snapshot().is_none());
+            }
+            Op::Check => {
+                let truth = session.snapshot().await.unwrap();
+                check(&truth);
+                for reader in &mut readers {
+                    reader.see(&truth).await;
+                }
+            }
+            Op::Yield(times) => {
+                for _ in 0..times {
+                    tokio::task::yield_now().await;
+                }
+            }
+            Op::Wait(millis) => sleep(Duration::from_millis(millis)).await,
+            op => drop(others.spawn(perform(session.clone(), op))),
+        }
+    }
+    while let Some(done) = in_time(others.join_next()).await {
+        done.unwrap();
+    }
+    in_time(session.wait_until_idle()).await.unwrap();
+    in_time(session.flush(Duration::from_mins(10))).await.unwrap();
+    let truth = session.snapshot().await.unwrap();
+    check(&truth);
+    assert_eq!((truth.unsaved.len(), &truth.store), (0, &None));
+    for reader in &mut readers {
+        reader.see(&truth).await;
+    }
+    match store.load(session.id()).await {
+        Ok(stored) => {
+            assert_eq!(stored.state.title.as_deref(), truth.title.as_deref());
+            assert_eq!(stored.state.system.as_deref(), truth.agent.state.system.as_deref());
+            let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap();
+            assert_eq!(tree, truth.tree);
+        }
+        Err(StoreError::NotFound { .. }) => assert!(truth.tree.is_empty()),
+        Err(error) => panic!("{error:?}"),
+    }
+    in_time(session.stop(Duration::from_secs(1))).await.unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    #[test]
+    fn operations_at_random_everybody_comes_to_the_truth(ops in vec(op(), 1..80), seed: u64) {
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().start_paused(true).build().unwrap();
+        runtime.block_on(run(ops, seed));
+    }
+}

@@ -1,0 +1,170 @@
+//! How a conversation comes to be in the store: with its first save, or at once under a given id.
+
+use std::sync::Arc;
+
+use omni_agent::{
+    agent::{Agent, AgentCallbacks, AgentError, Draft, State},
+    message::{History, Message},
+    session::{Session, SessionError},
+    store::{ConversationId, MemoryStore, Store, StoreError},
+    testing::ScriptedProvider,
+};
+
+use crate::support::{Act, ScriptedStore, assert_agree, id, parrot, secs};
+
+#[tokio::test(start_paused = true)]
+async fn create_generated_id_is_in_the_store_from_the_first_save_on() {
+    let store = ScriptedStore::new([]);
+    let agent = parrot().system("Be brief.");
+    let session = Session::builder(store.as_dyn()).agent(agent).title("Talk").create().await.unwrap();
+    assert_eq!(session.id().as_str().len(), 22);
+    session.flush(secs(1)).await.unwrap();
+    assert!(!store.exists(session.id()).await.unwrap());
+
+    session.ask("One").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.words(), ["create", "commit"]);
+    let state = store.beneath().load(session.id()).await.unwrap().state;
+    assert_eq!(state.title.as_deref(), Some("Talk"));
+    assert_eq!(state.system.as_deref(), Some("Be brief."));
+    assert_eq!(state.model.as_deref(), Some("test:scripted"));
+    assert_agree(&session, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_generated_id_first_change_of_the_state_saves_it() {
+    let store = ScriptedStore::new([]);
+    let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
+    session.set_title(Some("Talk")).await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.words(), ["create"]);
+    assert_eq!(store.beneath().load(session.id()).await.unwrap().state.title.as_deref(), Some("Talk"));
+    session.ask("One").await.unwrap();
+    assert_agree(&session, &store).await;
+    assert_eq!(store.words(), ["create", "commit"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_title_changes_while_the_first_save_is_slow_latest_wins() {
+    let store = ScriptedStore::new([Act::Slow(secs(1))]);
+    let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
+    session.set_title(Some("First")).await.unwrap();
+    store.arrival().await;
+    session.set_title(Some("Second")).await.unwrap();
+    session.ask("One").await.unwrap();
+    session.set_title(None).await.unwrap();
+    session.set_title(Some("Third")).await.unwrap();
+    assert_agree(&session, &store).await;
+    assert_eq!(store.words(), ["create", "commit with state"]);
+    assert_eq!(store.beneath().load(session.id()).await.unwrap().state.title.as_deref(), Some("Third"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_as_is_in_the_store_before_it_returns() {
+    let store = ScriptedStore::new([]);
+    let builder = Session::builder(store.as_dyn()).agent(parrot().system("Be brief.")).title("Talk");
+    let session = builder.create_as(id("talk")).await.unwrap();
+    assert_eq!(store.words(), ["create"]);
+    let stored = store.beneath().load(&id("talk")).await.unwrap();
+    assert_eq!(stored.state.title.as_deref(), Some("Talk"));
+    assert_eq!(stored.nodes, []);
+    session.flush(secs(1)).await.unwrap();
+    session.stop(secs(1)).await.unwrap();
+    assert_eq!(store.words(), ["create"]);
+}
+
+/// Tells that `init` ran.
+struct Told(tokio::sync::mpsc::UnboundedSender<ConversationId>);
+
+#[async_trait::async_trait]
+impl AgentCallbacks for Told {
+    async fn init(
+        &mut self,
+        _: &mut Draft,
+        state: &State,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        self.0.send(state.extensions().get::<ConversationId>().unwrap().clone())?;
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_as_taken_id_is_refused_before_init_and_changes_nothing() {
+    let store = ScriptedStore::new([]);
+    let first = Session::builder(store.as_dyn()).agent(parrot()).create_as(id("talk")).await.unwrap();
+    first.ask("One").await.unwrap();
+    first.flush(secs(1)).await.unwrap();
+    let (told, mut inits) = tokio::sync::mpsc::unbounded_channel();
+    let agent = parrot().callbacks(Told(told));
+    let taken = Session::builder(store.as_dyn()).agent(agent).create_as(id("talk")).await;
+    let Err(SessionError::Store(StoreError::AlreadyExists { id: named })) = taken else { panic!() };
+    assert_eq!(named, id("talk"));
+    assert_eq!(inits.recv().await, None);
+    assert_agree(&first, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_as_twice_at_once_one_succeeds() {
+    for _ in 0..20 {
+        let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
+        let create = || Session::builder(store.as_dyn()).agent(parrot()).create_as(id("talk"));
+        let (one, other) = tokio::join!(create(), create());
+        assert_eq!(store.tried().len(), 2);
+        let (won, lost) = match (one, other) {
+            (Ok(won), Err(lost)) | (Err(lost), Ok(won)) => (won, lost),
+            both => panic!("{both:?}"),
+        };
+        assert!(matches!(lost, SessionError::Store(StoreError::AlreadyExists { .. })), "{lost:?}");
+        won.ask("One").await.unwrap();
+        assert_agree(&won, &store).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_as_store_fails_is_its_error_and_the_agent_ends() {
+    let store = ScriptedStore::new([Act::Fail]);
+    let (told, mut inits) = tokio::sync::mpsc::unbounded_channel();
+    let failed = Session::builder(store.as_dyn()).agent(parrot().callbacks(Told(told))).create_as(id("talk"));
+    assert!(matches!(failed.await, Err(SessionError::Store(StoreError::Failed { .. }))));
+    assert_eq!(inits.recv().await, Some(id("talk")));
+    // The callbacks go with the agent.
+    assert_eq!(inits.recv().await, None);
+    assert!(!store.exists(&id("talk")).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_with_an_initial_history_is_an_error() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let mut history = History::new();
+    history.push(Message::user("Hi"));
+    history.push(Message::assistant("Hello"));
+    let builder = || Session::builder(Arc::clone(&store)).agent(parrot().history(history.clone()));
+    assert!(matches!(builder().create().await, Err(SessionError::InitialHistory)));
+    assert!(matches!(builder().create_as(id("talk")).await, Err(SessionError::InitialHistory)));
+    assert!(!store.exists(&id("talk")).await.unwrap());
+}
+
+/// Gives the agent a history in `init`.
+struct Historian;
+
+#[async_trait::async_trait]
+impl AgentCallbacks for Historian {
+    async fn init(
+        &mut self,
+        draft: &mut Draft,
+        _: &State,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        draft.history.push(Message::user("Hi"));
+        draft.history.push(Message::assistant("Hello"));
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_init_that_sets_the_history_is_refused() {
+    let store = ScriptedStore::new([]);
+    let agent = Agent::builder().model(ScriptedProvider::new([]).model()).callbacks(Historian);
+    let refused = Session::builder(store.as_dyn()).agent(agent).create_as(id("talk")).await;
+    assert!(matches!(refused, Err(SessionError::Agent(AgentError::HistoryOwned))), "{refused:?}");
+    assert!(!store.exists(&id("talk")).await.unwrap());
+}

@@ -1,0 +1,403 @@
+//! What the tests of saving share: a store that does as it is told, and sessions upon it.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentBuilder, Config},
+    message::{Content, Message, Role},
+    provider::{ErrorKind, ProviderError},
+    session::{Mode, Session, SessionEvent, SessionSubscription, StoreReport},
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+    subscription::Update,
+    testing::{Gate, ScriptedProvider, Step},
+    tree::{NodeId, Tree},
+};
+use tokio::{sync::Semaphore, time::Instant};
+
+/// What becomes of one write.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    Work,
+    /// Works once the gate is open.
+    Wait(Gate),
+    /// Works after so long.
+    Slow(Duration),
+    /// Fails, and has done nothing.
+    Fail,
+    /// Fails for this reason.
+    Refuse(StoreError),
+    /// Works, and fails to say so.
+    LoseWord,
+    /// Never answers, and does nothing.
+    Hang,
+    /// Works, and never answers.
+    HangAfter,
+    Panic,
+    /// Holds its thread up until the lock is opened, then works.
+    Block(Lock),
+}
+
+/// Holds a thread up.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lock(Arc<(Mutex<bool>, Condvar)>);
+
+impl Lock {
+    pub(crate) fn open(&self) {
+        *lock(&self.0.0) = true;
+        self.0.1.notify_all();
+    }
+
+    fn pass(&self) {
+        let opened = self.0.1.wait_while(lock(&self.0.0), |open| !*open);
+        drop(opened.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// A write, as the store got it.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Wrote {
+    Create(WriteId, StoredState),
+    Commit(Write, Commit),
+    State(Write, StateChange),
+}
+
+impl Wrote {
+    pub(crate) fn id(&self) -> WriteId {
+        match self {
+            Self::Create(id, _) => *id,
+            Self::Commit(write, _) | Self::State(write, _) => write.id,
+        }
+    }
+
+    /// The nodes that it brings.
+    pub(crate) fn nodes(&self) -> Vec<u64> {
+        match self {
+            Self::Commit(_, commit) => commit.nodes.iter().map(|node| node.id().get()).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// The whole state, if it brings one.
+    pub(crate) fn state(&self) -> Option<&StoredState> {
+        match self {
+            Self::Create(_, state) => Some(state),
+            Self::Commit(_, commit) => commit.state.as_deref(),
+            Self::State(_, StateChange::Whole(state)) => Some(state),
+            Self::State(..) => None,
+        }
+    }
+
+    /// What it is, in a word.
+    pub(crate) fn word(&self) -> &'static str {
+        match self {
+            Self::Create(..) => "create",
+            Self::Commit(_, commit) if commit.state.is_some() => "commit with state",
+            Self::Commit(..) => "commit",
+            Self::State(_, StateChange::Title(_)) => "title",
+            Self::State(..) => "state",
+        }
+    }
+}
+
+/// One attempt to write.
+#[derive(Clone, Debug)]
+pub(crate) struct Tried {
+    pub(crate) what: Wrote,
+    pub(crate) at: Instant,
+}
+
+type Otherwise = Box<dyn FnMut() -> Act + Send>;
+
+/// A store whose writes go as the script says, and after it, well. It looks at all that is written for what must
+/// never be there.
+#[derive(Clone)]
+pub(crate) struct ScriptedStore(Arc<Inner>);
+
+struct Inner {
+    store: Arc<dyn Store>,
+    script: Mutex<VecDeque<Act>>,
+    otherwise: Mutex<Otherwise>,
+    tried: Mutex<Vec<Tried>>,
+    /// As many permits as writes that were tried and not awaited.
+    arrivals: Semaphore,
+    wrongs: Mutex<Vec<String>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ScriptedStore {
+    pub(crate) fn new(script: impl IntoIterator<Item = Act>) -> Self {
+        Self::over(Arc::new(MemoryStore::new()), script)
+    }
+
+    /// Upon another store.
+    pub(crate) fn over(store: Arc<dyn Store>, script: impl IntoIterator<Item = Act>) -> Self {
+        Self(Arc::new(Inner {
+            store,
+            script: Mutex::new(script.into_iter().collect()),
+            otherwise: Mutex::new(Box::new(|| Act::Work)),
+            tried: Mutex::default(),
+            arrivals: Semaphore::new(0),
+            wrongs: Mutex::default(),
+        }))
+    }
+
+    /// What comes after the script.
+    pub(crate) fn otherwise(&self, act: impl FnMut() -> Act + Send + 'static) {
+        *lock(&self.0.otherwise) = Box::new(act);
+    }
+
+    pub(crate) fn as_dyn(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
+    }
+
+    /// The store underneath, which always works.
+    pub(crate) fn beneath(&self) -> &Arc<dyn Store> {
+        &self.0.store
+    }
+
+    /// Waits for the next write to be tried. Each is seen once.
+    pub(crate) async fn arrival(&self) {
+        let arrival = tokio::time::timeout(secs(300), self.0.arrivals.acquire()).await;
+        arrival.expect("a write that never comes").unwrap().forget();
+    }
+
+    pub(crate) fn tried(&self) -> Vec<Tried> {
+        lock(&self.0.tried).clone()
+    }
+
+    /// What was tried, in words.
+    pub(crate) fn words(&self) -> Vec<&'static str> {
+        self.tried().iter().map(|tried| tried.what.word()).collect()
+    }
+
+    /// What is in the store, as a tree.
+    pub(crate) async fn tree(&self, id: &ConversationId) -> Tree {
+        tree_in(&**self.beneath(), id).await
+    }
+
+    /// Asserts that nothing was ever written that must not be.
+    #[track_caller]
+    pub(crate) fn assert_sound(&self) {
+        assert_eq!(*lock(&self.0.wrongs), Vec::<String>::new());
+    }
+
+    fn next(&self, what: Wrote) -> Act {
+        if let Some(state) = what.state()
+            && (state.options.api_key.is_some() || state.options.headers.is_some())
+        {
+            lock(&self.0.wrongs).push(format!("a secret in {what:?}"));
+        }
+        lock(&self.0.tried).push(Tried { what, at: Instant::now() });
+        self.0.arrivals.add_permits(1);
+        let next = lock(&self.0.script).pop_front();
+        next.unwrap_or_else(|| lock(&self.0.otherwise)())
+    }
+
+    async fn perform(
+        &self,
+        id: &ConversationId,
+        what: Wrote,
+        write: impl Future<Output = Result<Version, StoreError>> + Send,
+    ) -> Result<Version, StoreError> {
+        let broken = || StoreError::failed("writing", fmt::Error);
+        let act = self.next(what);
+        match &act {
+            Act::Work | Act::LoseWord | Act::HangAfter => {}
+            Act::Wait(gate) => gate.pass().await,
+            Act::Slow(time) => tokio::time::sleep(*time).await,
+            Act::Block(lock) => lock.pass(),
+            Act::Fail => return Err(broken()),
+            Act::Refuse(error) => return Err(error.clone()),
+            Act::Hang => std::future::pending().await,
+            Act::Panic => panic!("the store broke"),
+        }
+        let version = write.await?;
+        self.look(id).await;
+        match act {
+            Act::LoseWord => Err(broken()),
+            Act::HangAfter => std::future::pending().await,
+            _ => Ok(version),
+        }
+    }
+
+    /// A stored head is never a bare prompt, and what is stored is a lawful tree.
+    async fn look(&self, id: &ConversationId) {
+        let Ok(stored) = self.0.store.load(id).await else { return };
+        let wrong = match Tree::hydrate(stored.nodes, stored.head, stored.cursors) {
+            Err(error) => Some(error.to_string()),
+            Ok(tree) => tree.history().check().err().map(|error| error.to_string()).or_else(|| {
+                let head = tree.head().and_then(|head| tree.node(head))?;
+                is_prompt(head.message()).then(|| format!("the head is a bare prompt:\n{tree}"))
+            }),
+        };
+        lock(&self.0.wrongs).extend(wrong);
+    }
+}
+
+fn is_prompt(message: &Message) -> bool {
+    let is_result = |content: &Content| matches!(content, Content::ToolResult(_));
+    message.role == Role::User && !message.content.iter().any(is_result)
+}
+
+#[async_trait]
+impl Store for ScriptedStore {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        let what = Wrote::Create(write, state.clone());
+        self.perform(id, what, self.0.store.create(id, write, state)).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        let what = Wrote::Commit(*write, commit.clone());
+        self.perform(id, what, self.0.store.commit(id, write, commit)).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        let what = Wrote::State(*write, change.clone());
+        self.perform(id, what, self.0.store.save_state(id, write, change)).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.0.store.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.0.store.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.0.store.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.0.store.delete(id).await
+    }
+}
+
+pub(crate) async fn tree_in(store: &dyn Store, id: &ConversationId) -> Tree {
+    let stored = store.load(id).await.unwrap();
+    Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap()
+}
+
+pub(crate) fn id(text: &str) -> ConversationId {
+    ConversationId::new(text).unwrap()
+}
+
+pub(crate) fn node(number: u64) -> NodeId {
+    NodeId::new(number).unwrap()
+}
+
+pub(crate) fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// An agent that answers each prompt with `re:` and the prompt.
+pub(crate) fn parrot() -> AgentBuilder {
+    let provider = ScriptedProvider::from_fn(|request| {
+        Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
+    });
+    Agent::builder().model(provider.model())
+}
+
+/// An agent that answers with these steps.
+pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
+    Agent::builder().model(ScriptedProvider::new(steps).model())
+}
+
+/// An answer that waits at a gate.
+pub(crate) fn held(gate: &Gate, text: &str) -> Step {
+    Step::new().gate(gate).then_text([text]).stop()
+}
+
+/// A request that fails, and is not repeated.
+pub(crate) fn failing() -> Step {
+    Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
+}
+
+/// A session that was created under this id, whose creation is not in the script.
+pub(crate) async fn created(store: &ScriptedStore, name: &str, agent: AgentBuilder) -> Session {
+    let made =
+        Session::builder(Arc::clone(store.beneath())).agent(parrot()).create_as(id(name)).await.unwrap();
+    made.stop(secs(1)).await.unwrap();
+    drop(made);
+    Session::builder(store.as_dyn()).agent(agent).load(id(name)).await.unwrap()
+}
+
+/// Asserts that the tree's path is the agent's history, and that the store has all of it.
+pub(crate) async fn assert_agree(session: &Session, store: &ScriptedStore) {
+    session.flush(secs(3600)).await.unwrap();
+    let snapshot = session.snapshot().await.unwrap();
+    assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history);
+    assert_eq!(store.tree(session.id()).await, snapshot.tree);
+    assert_eq!(snapshot.unsaved, []);
+    assert_eq!(snapshot.store, None);
+    store.assert_sound();
+}
+
+pub(crate) async fn watch(session: &Session) -> SessionSubscription {
+    session.subscribe(Mode::Observer).await.unwrap()
+}
+
+/// Changes the configuration.
+pub(crate) async fn configure(session: &Session, edit: impl FnOnce(&mut Config) + Send + 'static) {
+    let edit = |config: &mut Config| {
+        edit(config);
+        Ok(())
+    };
+    session.configure(edit).await.unwrap();
+}
+
+/// The next event.
+pub(crate) async fn event(events: &mut SessionSubscription) -> Arc<SessionEvent> {
+    match tokio::time::timeout(secs(300), events.next()).await.expect("an event that never comes") {
+        Some(Update::Event(event)) => event.event,
+        other => panic!("no event but {other:?}"),
+    }
+}
+
+/// The next report of the store.
+pub(crate) async fn report(events: &mut SessionSubscription) -> StoreReport {
+    loop {
+        if let SessionEvent::Store(report) = &*event(events).await {
+            return report.clone();
+        }
+    }
+}
+
+/// Asserts that the session answers everything at once, whatever its store does.
+pub(crate) async fn assert_answers(session: &Session) {
+    let start = Instant::now();
+    session.status().await.unwrap();
+    session.state().await.unwrap();
+    session.tree().await.unwrap();
+    session.title().await.unwrap();
+    session.snapshot().await.unwrap();
+    watch(session).await;
+    assert_eq!(start.elapsed(), Duration::ZERO);
+}

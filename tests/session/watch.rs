@@ -1,0 +1,297 @@
+//! What these tests share: sessions whose events are checked on their way, and callbacks made of closures.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{
+        Agent, AgentBuilder, AgentCallbacks, AppEvent, Event, Prompt, Response, State, Status, ToolDecision,
+        TurnDecision, TurnOutcome,
+    },
+    message::{Content, History, Message, ToolUse},
+    session::{Mode, Session, SessionBuilder, SessionEvent, SessionSnapshot, SessionSubscription},
+    store::{MemoryStore, Store},
+    subscription::{End, EndReason, Update},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Tool, tool_fn},
+};
+use serde_json::Value;
+
+/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
+}
+
+/// The answer of an operation, which must not wait for anything that takes time.
+pub(crate) async fn answered<T>(operation: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_millis(10), operation).await.expect("the operation was not answered")
+}
+
+/// Waits until somebody stands at the gate.
+pub(crate) async fn reached(gate: &Gate) {
+    in_time(gate.reached()).await;
+}
+
+/// A builder of a session on a store of its own.
+pub(crate) fn on(agent: AgentBuilder) -> SessionBuilder {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    Session::builder(store).agent(agent)
+}
+
+/// An agent that takes a script's steps, with an `echo` tool.
+pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
+    Agent::builder().model(ScriptedProvider::new(steps).model()).tool(echo())
+}
+
+pub(crate) fn echo() -> impl Tool {
+    tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) })
+}
+
+/// An answer that stops at the gate after its first words, and says no more.
+pub(crate) fn held(gate: &Gate) -> Step {
+    Step::new().then_text(["Half"]).gate(gate).stop()
+}
+
+/// Which event it is, in a word.
+pub(crate) fn word(event: &SessionEvent) -> String {
+    match event {
+        SessionEvent::Agent(event) => match &**event {
+            Event::Status { status } => format!("status({status:?})").to_lowercase(),
+            Event::Turn(TurnOutcome::Stop { .. }) => "turn(stop)".into(),
+            Event::Turn(_) => "turn(continue)".into(),
+            other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
+        },
+        SessionEvent::Tree(_) => "tree".into(),
+        SessionEvent::Title { .. } => "title".into(),
+        SessionEvent::Store(_) => "store".into(),
+        _ => "other".into(),
+    }
+}
+
+/// A message in short.
+pub(crate) fn brief(message: &Message) -> String {
+    let blocks = message.content.iter().map(|block| match block {
+        Content::Text(text) => text.text.clone(),
+        Content::ToolUse(tool_use) => format!("use {}", tool_use.id),
+        Content::ToolResult(result) => format!("result {}", result.tool_use_id),
+        other => format!("{other:?}"),
+    });
+    format!("{}: {}", message.role, blocks.collect::<Vec<_>>().join(", "))
+}
+
+pub(crate) fn briefs(history: &History) -> Vec<String> {
+    history.iter().map(|message| brief(message)).collect()
+}
+
+/// A session and a view of it that is built of events alone.
+pub(crate) struct Watched {
+    pub(crate) session: Session,
+    pub(crate) events: SessionSubscription,
+    pub(crate) told: SessionSnapshot,
+}
+
+impl Watched {
+    /// A new session of an agent that takes a script's steps.
+    pub(crate) async fn scripted(steps: impl IntoIterator<Item = Step>) -> Self {
+        Self::start(on(scripted(steps))).await
+    }
+
+    pub(crate) async fn start(builder: SessionBuilder) -> Self {
+        Self::of(&builder.create().await.unwrap()).await
+    }
+
+    pub(crate) async fn of(session: &Session) -> Self {
+        let events = answered(session.subscribe(Mode::Observer)).await.unwrap();
+        let told = events.snapshot().unwrap().as_ref().clone();
+        Self { session: session.clone(), events, told }
+    }
+
+    /// The next event, taken in. It must survive serialisation and have the number that follows.
+    pub(crate) async fn next(&mut self) -> Arc<SessionEvent> {
+        let update = in_time(self.events.next()).await;
+        let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
+        assert_eq!(numbered.id.number, self.told.last.number + 1);
+        let json = serde_json::to_string(&*numbered.event).unwrap();
+        assert_eq!(serde_json::from_str::<SessionEvent>(&json).unwrap(), *numbered.event, "{json}");
+        self.told.apply(&numbered.event).unwrap();
+        assert_eq!(numbered.id, self.told.last);
+        numbered.event
+    }
+
+    /// The events up to the first of this name, included, without those of the store: these come when they come.
+    pub(crate) async fn until(&mut self, last: &str) -> Vec<String> {
+        let mut seen = Vec::new();
+        while seen.last().is_none_or(|seen| seen != last) {
+            let word = word(&*self.next().await);
+            if word != "store" {
+                seen.push(word);
+            }
+        }
+        seen
+    }
+
+    /// Asks, and sees the turn through to the tree.
+    pub(crate) async fn ask(&mut self, prompt: &str) {
+        in_time(self.session.ask(prompt)).await.unwrap();
+        self.check().await;
+    }
+
+    /// Waits until nothing goes on; the view must be the truth then.
+    pub(crate) async fn rest(&mut self) {
+        in_time(self.session.wait_until_idle()).await.unwrap();
+        self.check().await;
+    }
+
+    /// The view must be the truth, and the path the agent's history.
+    pub(crate) async fn check(&mut self) {
+        let truth = answered(self.session.snapshot()).await.unwrap();
+        self.see(&truth).await;
+    }
+
+    pub(crate) async fn see(&mut self, truth: &SessionSnapshot) {
+        while self.told.last.number < truth.last.number {
+            self.next().await;
+        }
+        assert_eq!(*truth.tree.history(), truth.agent.state.history, "{}", truth.tree);
+        truth.agent.state.history.check().unwrap();
+        let mut told = self.told.clone();
+        // That a prompt is staged is told to who sent it.
+        told.agent.staged.clone_from(&truth.agent.staged);
+        assert_eq!(told, *truth);
+    }
+
+    /// How the session ended. The view must be the last snapshot.
+    pub(crate) async fn closed(&mut self) -> EndReason {
+        loop {
+            match in_time(self.events.next()).await {
+                Some(Update::Event(numbered)) => self.told.apply(&numbered.event).unwrap(),
+                Some(Update::Closed(End { reason, snapshot: Some(snapshot) })) => {
+                    assert_eq!(self.told, *snapshot);
+                    assert!(in_time(self.events.next()).await.is_none(), "nothing follows the end");
+                    return reason;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// The path's messages in short.
+    pub(crate) fn path(&self) -> Vec<String> {
+        briefs(self.told.tree.history())
+    }
+
+    /// The tree, drawn.
+    pub(crate) fn drawn(&self) -> String {
+        self.told.tree.to_string()
+    }
+
+    pub(crate) async fn status(&self) -> Status {
+        answered(self.session.status()).await.unwrap()
+    }
+}
+
+type Later<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type TurnHook = dyn FnMut(Response, State) -> Later<TurnDecision> + Send;
+type ToolUseHook = dyn FnMut(ToolUse) -> ToolDecision + Send;
+type EventHook = dyn FnMut(AppEvent, State) -> Later<Option<Prompt>> + Send;
+type EndHook = dyn FnMut(EndReason, State) -> Later<()> + Send;
+
+/// Callbacks made of closures; what has none does as callbacks do that are not written.
+#[derive(Default)]
+pub(crate) struct Hooks {
+    turn: Option<Box<TurnHook>>,
+    tool_use: Option<Box<ToolUseHook>>,
+    event: Option<Box<EventHook>>,
+    end: Option<Box<EndHook>>,
+}
+
+impl Hooks {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn on_turn<F: Future<Output = TurnDecision> + Send + 'static>(
+        mut self,
+        mut hook: impl FnMut(Response, State) -> F + Send + 'static,
+    ) -> Self {
+        self.turn = Some(Box::new(move |response, state| Box::pin(hook(response, state))));
+        self
+    }
+
+    /// Continues with these texts, one a turn, then stops.
+    pub(crate) fn continuing(self, texts: impl IntoIterator<Item = &'static str>) -> Self {
+        let mut texts: Vec<_> = texts.into_iter().collect();
+        texts.reverse();
+        self.on_turn(move |_, _| {
+            let next = texts.pop().map_or(TurnDecision::Stop, TurnDecision::continue_with);
+            async move { next }
+        })
+    }
+
+    pub(crate) fn on_tool_use(mut self, hook: impl FnMut(ToolUse) -> ToolDecision + Send + 'static) -> Self {
+        self.tool_use = Some(Box::new(hook));
+        self
+    }
+
+    pub(crate) fn on_event<F: Future<Output = Option<Prompt>> + Send + 'static>(
+        mut self,
+        mut hook: impl FnMut(AppEvent, State) -> F + Send + 'static,
+    ) -> Self {
+        self.event = Some(Box::new(move |event, state| Box::pin(hook(event, state))));
+        self
+    }
+
+    pub(crate) fn on_end<F: Future<Output = ()> + Send + 'static>(
+        mut self,
+        mut hook: impl FnMut(EndReason, State) -> F + Send + 'static,
+    ) -> Self {
+        self.end = Some(Box::new(move |reason, state| Box::pin(hook(reason, state))));
+        self
+    }
+}
+
+#[async_trait]
+impl AgentCallbacks for Hooks {
+    async fn handle_tool_use(&mut self, tool_use: &ToolUse, _: &mut State) -> ToolDecision {
+        self.tool_use.as_mut().map_or(ToolDecision::Execute, |hook| hook(tool_use.clone()))
+    }
+
+    async fn handle_turn(&mut self, response: &Response, state: &mut State) -> TurnDecision {
+        match &mut self.turn {
+            Some(hook) => hook(response.clone(), state.clone()).await,
+            None => TurnDecision::Stop,
+        }
+    }
+
+    async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
+        match &mut self.event {
+            Some(hook) => hook(event, state.clone()).await,
+            None => None,
+        }
+    }
+
+    async fn terminate(&mut self, reason: &EndReason, state: &State) {
+        if let Some(hook) = &mut self.end {
+            hook(reason.clone(), state.clone()).await;
+        }
+    }
+}
+
+/// What callbacks note down for a test to look at.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
+
+impl Log {
+    pub(crate) fn push(&self, entry: impl Into<String>) {
+        self.0.lock().unwrap().push(entry.into());
+    }
+
+    pub(crate) fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}

@@ -1,0 +1,145 @@
+//! What goes in comes out: any tree, and JSON as deep as it may be.
+
+use omni_agent::{
+    message::{Content, Message, ToolUse, Usage},
+    store::{Commit, MemoryStore, Store, StoreError, Version, Write},
+    tree::{Node, NodeId, Tree},
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::support::{Folder, create, id, node};
+
+/// Something that is done to a tree between two commits.
+#[derive(Clone, Debug)]
+enum Step {
+    Turn(String, bool),
+    Navigate(prop::sample::Index),
+    Clear,
+    Commit,
+    Reload,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => ("\\PC{0,12}|[\\x00\\n\"]{0,3}", any::<bool>()).prop_map(|(text, usage)| Step::Turn(text, usage)),
+        3 => any::<prop::sample::Index>().prop_map(Step::Navigate),
+        1 => Just(Step::Clear),
+        4 => Just(Step::Commit),
+        1 => Just(Step::Reload),
+    ]
+}
+
+async fn saved(store: &dyn Store, tree: &Tree, stored: &mut Tree, version: &mut Version) {
+    let changes = tree.changes_since(stored).unwrap();
+    if !changes.is_empty() {
+        *version = store.commit(&id("tree"), &Write::on(*version), &Commit::from(changes)).await.unwrap();
+        *stored = tree.clone();
+    }
+}
+
+async fn loaded(store: &dyn Store) -> Tree {
+    let stored = store.load(&id("tree")).await.unwrap();
+    Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap()
+}
+
+async fn any_commits_make_the_same_tree(store: &dyn Store, steps: &[Step]) -> Result<(), TestCaseError> {
+    let mut version = create(store, &id("tree")).await;
+    let (mut tree, mut stored) = (Tree::new(), Tree::new());
+    for step in steps {
+        match step {
+            Step::Turn(text, usage) => {
+                let messages = [Message::user(text.as_str()), Message::assistant("Yes.")];
+                if *usage {
+                    tree.push_turn(messages, Usage { input: 7, cost: Some(0.1), ..Usage::default() });
+                } else {
+                    for message in messages {
+                        tree.push(message);
+                    }
+                }
+            }
+            Step::Navigate(index) => {
+                let ids: Vec<NodeId> = tree.nodes().map(Node::id).collect();
+                if !ids.is_empty() {
+                    tree.navigate(*index.get(&ids)).unwrap();
+                    tree.extend();
+                }
+            }
+            Step::Clear => tree.clear(),
+            Step::Commit => saved(store, &tree, &mut stored, &mut version).await,
+            Step::Reload => {
+                saved(store, &tree, &mut stored, &mut version).await;
+                tree = loaded(store).await;
+                prop_assert_eq!(&tree, &stored);
+                stored = tree.clone();
+            }
+        }
+    }
+    saved(store, &tree, &mut stored, &mut version).await;
+    let again = loaded(store).await;
+    prop_assert_eq!(again.usage(), tree.usage());
+    prop_assert_eq!(again, tree);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn load_after_any_commits_gives_the_same_tree(steps in prop::collection::vec(step(), 0..30)) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            any_commits_make_the_same_tree(&MemoryStore::new(), &steps).await?;
+            let folder = Folder::new();
+            any_commits_make_the_same_tree(&folder.quick_store().await, &steps).await
+        })?;
+    }
+}
+
+/// A message with a tool input of so many levels.
+fn nested(levels: usize) -> Commit {
+    let input = (1..levels).fold(json!({}), |inner, _| json!({"a": inner}));
+    let message = Message::assistant(vec![Content::from(ToolUse::new("toolu_1", "deep", input))]);
+    Commit::new(Some(node(1))).with_nodes([Node::new(node(1), None, message)])
+}
+
+#[tokio::test]
+async fn commit_of_json_as_deep_as_services_send_comes_back() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    // What a service sends as the text of the arguments is read by itself: up to 127 levels.
+    let input: Value = serde_json::from_str(&("[".repeat(127) + &"]".repeat(127))).unwrap();
+    assert!(serde_json::from_str::<Value>(&("[".repeat(128) + &"]".repeat(128))).is_err());
+    let commit = nested(127);
+    let mut version = create(&store, &id("a")).await;
+    version = store.commit(&id("a"), &Write::on(version), &commit).await.unwrap();
+    let message = Message::assistant(vec![Content::from(ToolUse::new("toolu_2", "deep", input))]);
+    let lists = Commit::new(Some(node(2))).with_nodes([Node::new(node(2), Some(node(1)), message)]);
+    store.commit(&id("a"), &Write::on(version), &lists).await.unwrap();
+    let nodes = store.load(&id("a")).await.unwrap().nodes;
+    assert_eq!(nodes, [commit.nodes, lists.nodes].concat());
+}
+
+#[tokio::test]
+async fn commit_of_json_too_deep_to_read_again_is_refused() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    for levels in 200..300 {
+        let version = create(&store, &id("a")).await;
+        let commit = nested(levels);
+        match store.commit(&id("a"), &Write::on(version), &commit).await {
+            Ok(_) => assert_eq!(store.load(&id("a")).await.unwrap().nodes, commit.nodes, "{levels} levels"),
+            Err(error) => {
+                assert!(
+                    matches!(&error, StoreError::Unstorable { .. }) && levels > 240,
+                    "{levels} levels: {error}"
+                );
+                assert!(!error.is_transient());
+                assert_eq!(store.load(&id("a")).await.unwrap().version, version, "nothing was written");
+                return;
+            }
+        }
+        store.delete(&id("a")).await.unwrap();
+    }
+    panic!("everything was taken");
+}

@@ -1,0 +1,223 @@
+//! A file system that refuses: no room, no permission, no folder.
+
+use std::{fs, process::Command};
+
+use omni_agent::store::{FileSystemStore, Page, StateChange, Store, StoreError, Write};
+
+use crate::support::{Folder, child, child_folder, commit, create, id, says};
+
+/// The child: fills what room there is, then some is made.
+#[cfg(unix)]
+#[tokio::test]
+async fn child_writes_until_there_is_no_room() {
+    let Some(folder) = child_folder() else {
+        return;
+    };
+    let store = FileSystemStore::open(&folder).await.unwrap();
+    let log = folder.join("a.jsonl");
+    let mut version = create(&store, &id("a")).await;
+    let mut number = 1;
+    version = commit(&store, &id("a"), version, number, "fits").await;
+    // Each too long for what room is left: part of it is written, then comes the error.
+    let text = "x".repeat(40_000);
+    let (write, error) = loop {
+        let write = Write::on(version);
+        match store.commit(&id("a"), &write, &says(number + 1, &text)).await {
+            Ok(next) => (version, number) = (next, number + 1),
+            Err(error) => break (write, error),
+        }
+    };
+    assert!(matches!(&error, StoreError::Full { place, .. } if place.ends_with("a.jsonl")), "{error:?}");
+    assert!(error.to_string().contains("free some"), "{error}");
+    assert!(error.is_transient());
+    assert!(fs::read(&log).unwrap().ends_with(b"\n"), "the piece that was written is gone again");
+    let stored = store.load(&id("a")).await.unwrap();
+    assert_eq!(
+        (stored.version, stored.nodes.len() as u64),
+        (version, number),
+        "nothing that was there is lost"
+    );
+
+    // A new conversation does not fit either, and leaves nothing behind.
+    let state = omni_agent::store::StoredState::default().with_system("x".repeat(200_000));
+    let created = store.create(&id("b"), omni_agent::store::WriteId::generate(), &state).await;
+    assert!(matches!(created, Err(StoreError::Full { .. })), "{created:?}");
+    assert!(!store.exists(&id("b")).await.unwrap());
+    assert!(!folder.join("b.jsonl").exists());
+
+    // What is small enough still fits, or once there is room.
+    let next = store.commit(&id("a"), &write, &says(number + 1, "short")).await;
+    let next = match next {
+        Err(StoreError::Full { .. }) => {
+            fs::remove_file(folder.join("ballast")).unwrap();
+            store.commit(&id("a"), &write, &says(number + 1, "short")).await.unwrap()
+        }
+        next => next.unwrap(),
+    };
+    assert_eq!(next, version.next());
+    assert_eq!(store.load(&id("a")).await.unwrap().nodes.len() as u64, number + 1);
+    println!("\nall seen");
+}
+
+fn sees_all(mut command: Command) {
+    let output = command.output().unwrap();
+    let text =
+        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("all seen"), "{text}");
+}
+
+/// `child` in a shell, after this was done.
+fn after(script: &str, child: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", &format!("{script} && exec \"$0\" \"$@\"")])
+        .arg(child.get_program())
+        .args(child.get_args());
+    for (key, value) in child.get_envs() {
+        shell.env(key, value.unwrap());
+    }
+    shell
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_sound() {
+    let folder = Folder::new();
+    let child = child("faults::child_writes_until_there_is_no_room", folder.path());
+    // 100 blocks of 512 bytes or 1 KiB, by the shell. Without the trap, the signal would end the child.
+    sees_all(after("trap '' XFSZ && ulimit -f 100", &child));
+}
+
+/// Whether this user may mount file systems in a namespace of its own.
+#[allow(clippy::print_stdout, reason = "who skips a test says so")]
+fn can_mount() -> bool {
+    let tried = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
+    let can = tried.is_ok_and(|output| output.status.success());
+    if !can {
+        println!("skipped: mounting needs `unshare` and user namespaces");
+    }
+    can
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn write_to_a_full_disk_is_full_and_leaves_the_log_sound() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let child = child("faults::child_writes_until_there_is_no_room", folder.path());
+    let script = "mount -t tmpfs -o size=256k none \"$OMNI_CHILD\" && head -c 65536 /dev/zero > \"$OMNI_CHILD/ballast\"";
+    let shell = after(script, &child);
+    let mut unshared = Command::new("unshare");
+    unshared.arg("-rm").arg(shell.get_program()).args(shell.get_args());
+    unshared.env("OMNI_CHILD", folder.path());
+    sees_all(unshared);
+}
+
+/// The child: a folder that can be read and not written to.
+#[tokio::test]
+async fn child_finds_a_read_only_folder() {
+    let Some(folder) = child_folder() else {
+        return;
+    };
+    let store = FileSystemStore::open(&folder).await.unwrap();
+    let stored = store.load(&id("a")).await.unwrap();
+    assert_eq!(stored.nodes.len(), 1, "reading works");
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
+    let write = Write::on(stored.version);
+    let refused = [
+        store.commit(&id("a"), &write, &says(2, "more")).await.map(drop),
+        store.save_state(&id("a"), &write, &StateChange::Title(None)).await.map(drop),
+        store.create(&id("b"), write.id, &stored.state).await.map(drop),
+        store.delete(&id("a")).await,
+    ];
+    for refused in refused {
+        match refused {
+            Err(error @ StoreError::Denied { .. }) => {
+                assert!(error.to_string().contains("mode"), "{error}");
+                assert!(std::error::Error::source(&error).is_some());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    println!("\nall seen");
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
+    if !can_mount() {
+        return;
+    }
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    // No summary: listing would like to make one.
+    fs::remove_file(folder.summary(&id("a"))).unwrap();
+    let child = child("faults::child_finds_a_read_only_folder", folder.path());
+    let script = "mount --bind \"$OMNI_CHILD\" \"$OMNI_CHILD\" && mount -o remount,bind,ro \"$OMNI_CHILD\"";
+    let shell = after(script, &child);
+    let mut unshared = Command::new("unshare");
+    unshared.arg("-rm").arg(shell.get_program()).args(shell.get_args());
+    unshared.env("OMNI_CHILD", folder.path());
+    sees_all(unshared);
+}
+
+#[tokio::test]
+async fn operations_in_a_folder_that_vanished_say_so() {
+    let folder = Folder::new();
+    let inner = folder.path().join("store");
+    let store = FileSystemStore::open(&inner).await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let moved = folder.path().join("elsewhere");
+    fs::rename(&inner, &moved).unwrap();
+
+    let write = Write::on(version);
+    let state = omni_agent::store::StoredState::default();
+    let refused = [
+        store.create(&id("b"), write.id, &state).await.map(drop),
+        store.commit(&id("a"), &write, &says(1, "Hi")).await.map(drop),
+        store.load(&id("a")).await.map(drop),
+        store.list(Page::default()).await.map(drop),
+        store.exists(&id("a")).await.map(drop),
+        store.delete(&id("a")).await,
+    ];
+    for refused in refused {
+        match refused {
+            Err(error @ StoreError::Unreachable { .. }) => {
+                assert!(error.to_string().contains("/store can't be reached"), "{error}");
+                assert!(error.is_transient());
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(!inner.exists(), "a folder that is not there, for want of a mount, say, is not made anew");
+
+    fs::rename(&moved, &inner).unwrap();
+    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
+}
+
+#[tokio::test]
+async fn open_where_a_file_is_says_so() {
+    let folder = Folder::new();
+    let file = folder.path().join("file");
+    fs::write(&file, "no folder").unwrap();
+    assert!(matches!(FileSystemStore::open(&file).await, Err(StoreError::Unreachable { .. })));
+    assert!(FileSystemStore::open(file.join("below")).await.is_err());
+}
+
+#[tokio::test]
+async fn summary_that_cannot_be_written_fails_no_write() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let version = create(&store, &id("a")).await;
+    fs::remove_file(folder.summary(&id("a"))).unwrap();
+    // Nothing can be renamed to it.
+    fs::create_dir_all(folder.summary(&id("a")).join("in the way")).unwrap();
+    let title = StateChange::title("A talk");
+    store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
+    assert_eq!(store.load(&id("a")).await.unwrap().state.title.as_deref(), Some("A talk"));
+    assert_eq!(store.list(Page::default()).await.unwrap()[0].title.as_deref(), Some("A talk"));
+}

@@ -1,0 +1,253 @@
+//! The file-system store: the suite, settings, locks, permissions, summaries.
+
+use std::{
+    fs::{self, File},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::store::{
+    ConversationId, FileSystemStore, Page, StateChange, Store, StoreError, StoredState, Write, WriteId,
+    conformance,
+};
+
+use crate::support::{Folder, commit, create, id, says};
+
+struct Subject {
+    folder: Folder,
+    store: Arc<FileSystemStore>,
+}
+
+#[async_trait]
+impl conformance::Subject for Subject {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store) as Arc<dyn Store>
+    }
+
+    async fn another(&self) -> Arc<dyn Store> {
+        Arc::new(self.folder.store().await)
+    }
+
+    async fn tear(&self, id: &ConversationId) -> bool {
+        let log = File::options().write(true).open(self.folder.log(id)).unwrap();
+        log.set_len(log.metadata().unwrap().len() - 20).unwrap();
+        true
+    }
+
+    async fn damage(&self, id: &ConversationId) -> bool {
+        let mut log = fs::read(self.folder.log(id)).unwrap();
+        let middle = log.len() / 2;
+        log[middle] ^= 1;
+        fs::write(self.folder.log(id), log).unwrap();
+        true
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn suite_on_file_system_store_passes() {
+    let make = async || {
+        let folder = Folder::new();
+        let store = Arc::new(folder.store().await);
+        Subject { folder, store }
+    };
+    let report = conformance::check(make).await;
+    assert_eq!(report.skipped, ["lease_keeps_others_out"]);
+}
+
+#[tokio::test]
+async fn open_without_folder_creates_it() {
+    let folder = Folder::new();
+    let inner = folder.path().join("a/b");
+    let store = FileSystemStore::open(&inner).await.unwrap();
+    create(&store, &id("a")).await;
+    assert_eq!(store.folder(), inner);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn create_leaves_files_to_their_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = Folder::new();
+    let inner = folder.path().join("private");
+    let store = FileSystemStore::open(&inner).await.unwrap();
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    let mode = |path: &std::path::Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&inner), 0o700);
+    for entry in fs::read_dir(&inner).unwrap() {
+        let path = entry.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+}
+
+#[tokio::test]
+async fn delete_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    create(&store, &id("a")).await;
+    assert_eq!(folder.names(), ["a.jsonl", "a.summary.json"]);
+    fs::write(folder.path().join("a.jsonl.new"), "left by a crash").unwrap();
+    store.delete(&id("a")).await.unwrap();
+    assert_eq!(folder.names(), [""; 0]);
+
+    fs::write(folder.summary(&id("a")), "left by a crash").unwrap();
+    store.delete(&id("a")).await.unwrap();
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn write_while_another_holds_the_lock_is_busy_after_the_wait() {
+    let folder = Folder::new();
+    let store =
+        FileSystemStore::builder(folder.path()).lock_wait(Duration::from_secs(3)).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let other = File::open(folder.log(&id("a"))).unwrap();
+    other.lock().unwrap();
+
+    let begun = tokio::time::Instant::now();
+    let write = Write::on(version);
+    match store.commit(&id("a"), &write, &says(1, "Hi")).await {
+        Err(error @ StoreError::Busy { waited, .. }) => {
+            assert_eq!((waited, begun.elapsed()), (Duration::from_secs(3), Duration::from_secs(3)));
+            assert!(error.is_transient());
+        }
+        other => panic!("{other:?}"),
+    }
+    // Reading waits for nobody.
+    assert_eq!(store.load(&id("a")).await.unwrap().version, version);
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
+
+    other.unlock().unwrap();
+    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
+}
+
+#[tokio::test]
+async fn write_while_another_holds_the_lock_goes_on_when_it_is_free() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let version = create(&store, &id("a")).await;
+    let other = File::open(folder.log(&id("a"))).unwrap();
+    other.lock().unwrap();
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
+    });
+    // Another conversation is not held up.
+    create(&store, &id("b")).await;
+    other.unlock().unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), version.next());
+}
+
+#[tokio::test]
+async fn list_without_summaries_makes_them_again() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let version = create(&store, &id("a")).await;
+    let title = StateChange::title("A talk");
+    let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    create(&store, &id("b")).await;
+    let before = store.list(Page::default()).await.unwrap();
+    assert_eq!(before.iter().find(|summary| summary.id == id("a")).unwrap().title.as_deref(), Some("A talk"));
+
+    for broken in [None, Some(""), Some("{\"format_version\":1"), Some("\0\0\0\0")] {
+        for id in [id("a"), id("b")] {
+            match broken {
+                None => fs::remove_file(folder.summary(&id)).unwrap(),
+                Some(content) => fs::write(folder.summary(&id), content).unwrap(),
+            }
+        }
+        assert_eq!(store.list(Page::default()).await.unwrap(), before, "with summaries {broken:?}");
+        assert!(fs::read_to_string(folder.summary(&id("a"))).unwrap().contains("A talk"), "it is made again");
+    }
+}
+
+#[tokio::test]
+async fn list_after_commits_brings_summaries_up_to_date() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let version = create(&store, &id("a")).await;
+    let old = fs::read_to_string(folder.summary(&id("a"))).unwrap();
+    let version = commit(&store, &id("a"), version, 1, "Hi").await;
+    assert_eq!(fs::read_to_string(folder.summary(&id("a"))).unwrap(), old, "a commit writes the log alone");
+    let listed = store.list(Page::default()).await.unwrap();
+    let new = fs::read_to_string(folder.summary(&id("a"))).unwrap();
+    assert!(new.contains(&format!("\"version\":{version}")), "{new}");
+    assert_eq!(store.list(Page::default()).await.unwrap(), listed);
+}
+
+#[tokio::test]
+async fn list_with_summary_from_before_the_title_shows_the_title() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let version = create(&store, &id("a")).await;
+    let old = fs::read(folder.summary(&id("a"))).unwrap();
+    let title = StateChange::title("A talk");
+    let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    // As if the machine had gone down between the write and its summary.
+    fs::write(folder.summary(&id("a")), old).unwrap();
+    assert_eq!(store.summary(&id("a")).await.unwrap().title.as_deref(), Some("A talk"));
+}
+
+#[tokio::test]
+async fn create_over_a_summary_left_by_a_crash_does_not_show_it() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    let state = StoredState::default().with_title("old");
+    store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    let old = fs::read(folder.summary(&id("a"))).unwrap();
+    fs::remove_file(folder.log(&id("a"))).unwrap();
+    fs::write(folder.summary(&id("a")), old).unwrap();
+    let state = StoredState::default().with_title("new");
+    store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    assert_eq!(store.list(Page::default()).await.unwrap()[0].title.as_deref(), Some("new"));
+}
+
+#[tokio::test]
+async fn list_leaves_other_files_alone() {
+    let folder = Folder::new();
+    let store = folder.store().await;
+    for name in ["notes.txt", ".jsonl", "..jsonl", "a b.jsonl", "con.jsonl"] {
+        fs::write(folder.path().join(name), "not the store's").unwrap();
+    }
+    create(&store, &id("a")).await;
+    let listed = store.list(Page::default()).await.unwrap();
+    assert_eq!(listed.iter().map(|summary| summary.id.as_str()).collect::<Vec<_>>(), ["a"]);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn idle_conversations_hold_no_descriptor() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let held = || {
+        let open = fs::read_dir("/proc/self/fd").unwrap().flatten();
+        open.filter(|fd| fs::read_link(fd.path()).is_ok_and(|path| path.starts_with(folder.path()))).count()
+    };
+    for number in 0..20 {
+        let id = id(&format!("n{number}"));
+        let version = create(&store, &id).await;
+        commit(&store, &id, version, 1, "Hi").await;
+        store.load(&id).await.unwrap();
+    }
+    assert_eq!(held(), 0);
+}
+
+#[tokio::test]
+async fn commit_takes_as_many_bytes_at_the_end_as_at_the_beginning() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let mut version = create(&store, &id("a")).await;
+    let size = || fs::metadata(folder.log(&id("a"))).unwrap().len();
+    let mut added = Vec::new();
+    for number in 1001..2001 {
+        let before = size();
+        version = commit(&store, &id("a"), version, number, "of the same length").await;
+        added.push(size() - before);
+    }
+    assert_eq!(added[0], added[999]);
+    assert_eq!(folder.names(), ["a.jsonl", "a.summary.json"]);
+}

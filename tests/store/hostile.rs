@@ -1,0 +1,201 @@
+//! What no crash and no store leaves behind: logs made by hand, and files that are not what they should be.
+
+use std::fs;
+
+use omni_agent::store::{Page, Store, StoreError, StoredState, Version, Write, WriteId};
+use serde_json::json;
+
+use crate::support::{Folder, create, id, says};
+
+/// A line with this record, its sum and length in order.
+fn line(record: &str) -> String {
+    format!(
+        "{{\"sum\":\"{:08x}\",\"len\":{:10},\"record\":{record}}}\n",
+        crc32fast::hash(record.as_bytes()),
+        record.len()
+    )
+}
+
+fn header(compactions: u64) -> String {
+    line(&format!(
+        r#"{{"format":"omni-agent conversation","format_version":1,"id":"a","created":7,"compactions":{compactions}}}"#
+    ))
+}
+
+fn write(version: u64, change: &str) -> String {
+    let id = WriteId::generate();
+    line(&format!(
+        r#"{{"version":{version},"write":"{id}","time":7,"state_version":{version},"change":{change}}}"#
+    ))
+}
+
+/// Records that have the right sum and make no sense, each with the line that is to blame.
+#[tokio::test]
+async fn log_with_records_that_make_no_sense_is_damaged_in_its_line() {
+    let deep = |levels: usize| {
+        let (open, close) = ("[".repeat(levels), "]".repeat(levels));
+        format!(r#"{{"create":{{"title":"x","options":{{"extra":{{"a":{open}{close}}}}}}}}}"#)
+    };
+    let begun = || header(0) + &write(5, r#"{"create":{}}"#);
+    let commit = |nodes: &str| format!(r#"{{"commit":{{"head":1,"nodes":[{nodes}]}}}}"#);
+    let stamp = r#""write":"AAAAAAAAAAAAAAAAAAAAAA","time":7,"state_version":6"#;
+    let logs = [
+        (header(0) + &write(5, &deep(100_000)), 2),
+        (header(0) + &write(5, r#"{"title":"x"}"#), 2),
+        (begun() + &write(6, r#"{"create":{}}"#), 3),
+        (begun() + &write(6, r#"{"later":{}}"#), 3),
+        (begun() + &write(6, r#"{"compacted":{"state":{},"head":null,"cursors":[],"writes":[]}}"#), 3),
+        (begun() + &write(6, &commit(r#"{"id":0}"#)), 3),
+        (begun() + &write(6, &commit(r#"{"id":18446744073709551616}"#)), 3),
+        (begun() + &write(6, &commit(r#"{"id":1e300}"#)), 3),
+        (begun() + &write(7, r#"{"title":null}"#), 3),
+        (begun() + &write(0, r#"{"title":null}"#), 3),
+        (begun() + &write(u64::MAX, r#"{"title":null}"#), 3),
+        (begun() + &line("null"), 3),
+        (begun() + &line("7"), 3),
+        (begun() + &line(r#"{"version":6}"#), 3),
+        (begun() + &line(&format!(r#"{{"version":-6,{stamp},"change":{{"title":null}}}}"#)), 3),
+        (
+            begun()
+                + &line(&format!(r#"{{"version":99999999999999999999,{stamp},"change":{{"title":null}}}}"#)),
+            3,
+        ),
+        (begun() + &line(&format!(r#"{{"version":6,{stamp},"change":{{"title":null}},"more":1}}"#)), 3),
+        (begun() + &line(&format!(r#"{{"version":6,"version":6,{stamp},"change":{{"title":null}}}}"#)), 3),
+        (begun() + "{\"sum\":\"00000000\",\"len\":9999999999,\"record\":{}}\n", 3),
+        (begun() + "\n", 3),
+        (header(0) + &write(u64::MAX, r#"{"create":{}}"#) + &write(u64::MAX, r#"{"title":null}"#), 3),
+        (line(r#"{"format":"another","format_version":1}"#), 1),
+    ];
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    for (log, number) in logs {
+        let shown = log.chars().take(600).collect::<String>();
+        fs::write(folder.log(&id("a")), &log).unwrap();
+        let loaded = store.load(&id("a")).await;
+        let expected = format!("a.jsonl, line {number}");
+        assert!(
+            matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with(&expected)),
+            "{shown}: {loaded:?}"
+        );
+        // A write sees no more than both ends of the log. If those are sound, it conflicts at least.
+        let written = store.commit(&id("a"), &Write::on(Version::new(1)), &says(1, "")).await;
+        match &written {
+            Err(StoreError::Conflict { .. }) => {}
+            Err(StoreError::Damaged { place, .. }) => assert!(place.ends_with(&expected), "{place}"),
+            other => panic!("{shown}: {other:?}"),
+        }
+        assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "{shown}");
+        assert_eq!(fs::read_to_string(folder.log(&id("a"))).unwrap(), log, "it is left as it is");
+        store.delete(&id("a")).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn log_that_is_not_text_is_damaged() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let mut log = (header(0) + &write(5, r#"{"create":{"title":"xx"}}"#)).into_bytes();
+    let at = log.windows(2).position(|two| two == b"xx").unwrap();
+    log[at] = 0xff;
+    // The sum is that of the changed bytes: only the text is wrong.
+    let begin = log.iter().position(|byte| *byte == b'\n').unwrap() + 1;
+    let record = begin + 44..log.len() - 2;
+    let sum = format!("{:08x}", crc32fast::hash(&log[record]));
+    log[begin + 8..begin + 16].copy_from_slice(sum.as_bytes());
+    fs::write(folder.log(&id("a")), log).unwrap();
+    let loaded = store.load(&id("a")).await;
+    assert!(
+        matches!(&loaded, Err(StoreError::Damaged { place, problem }) if place.ends_with("line 2") && problem.contains("utf-8")),
+        "{loaded:?}"
+    );
+}
+
+#[tokio::test]
+async fn write_after_the_last_version_is_refused() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    fs::write(folder.log(&id("a")), header(0) + &write(u64::MAX, r#"{"create":{}}"#)).unwrap();
+    let version = store.load(&id("a")).await.unwrap().version;
+    let written = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await;
+    assert!(matches!(written, Err(StoreError::Unstorable { .. })), "{written:?}");
+    assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 0);
+}
+
+#[tokio::test]
+async fn log_that_was_compacted_as_often_as_can_be_counted_is_read_and_compacted() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let id_of_write = WriteId::generate();
+    let told = format!(
+        r#"{{"compacted":{{"state":{{}},"head":null,"cursors":[],"writes":[[5,"{id_of_write}"]]}}}}"#
+    );
+    let title = "x".repeat(1000);
+    let titles: String =
+        (6..200).map(|version| write(version, &format!(r#"{{"title":"{title}"}}"#))).collect();
+    let log = header(u64::MAX) + &write(5, &told) + &titles;
+    fs::write(folder.log(&id("a")), &log).unwrap();
+    for _ in 0..2 {
+        assert_eq!(store.load(&id("a")).await.unwrap().state.title.as_deref(), Some(title.as_str()));
+    }
+    assert!(fs::metadata(folder.log(&id("a"))).unwrap().len() < log.len() as u64 / 4);
+}
+
+#[tokio::test]
+async fn create_of_what_cannot_be_stored_leaves_nothing_behind() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let deep = (0..500).fold(json!({}), |inner, _| json!({ "a": inner }));
+    let options = omni_agent::provider::Options::default().with_extra([("deep", deep)]);
+    let state = StoredState::default().with_options(options);
+    let created = store.create(&id("a"), WriteId::generate(), &state).await;
+    assert!(matches!(created, Err(StoreError::Unstorable { .. })), "{created:?}");
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+/// Two names of one file, as ids that differ in their case have where the file system can't tell.
+#[tokio::test]
+async fn operations_on_an_id_that_is_anothers_to_the_file_system_leave_that_alone() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = create(&store, &id("case")).await;
+    let stored = store.load(&id("case")).await.unwrap();
+    fs::hard_link(folder.log(&id("case")), folder.log(&id("CASE"))).unwrap();
+    fs::hard_link(folder.summary(&id("case")), folder.summary(&id("CASE"))).unwrap();
+
+    let created = store.create(&id("CASE"), WriteId::generate(), &StoredState::default()).await;
+    assert!(matches!(created, Err(StoreError::AlreadyExists { .. })), "{created:?}");
+    let written = store.commit(&id("CASE"), &Write::on(version), &says(1, "Hi")).await;
+    assert!(matches!(written, Err(StoreError::NotFound { .. })), "{written:?}");
+    assert!(matches!(store.load(&id("CASE")).await, Err(StoreError::NotFound { .. })));
+    assert!(!store.exists(&id("CASE")).await.unwrap());
+    store.delete(&id("CASE")).await.unwrap();
+    assert!(folder.log(&id("CASE")).exists(), "it is the log of `case`");
+    assert!(folder.summary(&id("CASE")).exists(), "it is the summary of `case`");
+    assert_eq!(store.load(&id("case")).await.unwrap(), stored);
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn list_with_a_log_that_the_disk_cannot_read_says_so_and_shows_the_others() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    create(&store, &id("sound")).await;
+    // Reading where nothing is mapped is an input/output error.
+    std::os::unix::fs::symlink("/proc/self/mem", folder.log(&id("unreadable"))).unwrap();
+    // A path that leads nowhere.
+    std::os::unix::fs::symlink(folder.log(&id("loop")), folder.log(&id("loop"))).unwrap();
+    fs::create_dir(folder.log(&id("folder"))).unwrap();
+    let listed = store.list(Page::default()).await.unwrap();
+    let damage = |name: &str| {
+        let listed = listed.iter().find(|summary| summary.id == id(name));
+        listed.map(|summary| summary.damage.clone())
+    };
+    assert_eq!(damage("sound"), Some(None));
+    for name in ["unreadable", "loop"] {
+        let told = damage(name).unwrap().expect("damage is told");
+        assert!(told.contains(&format!("{name}.jsonl")) && told.contains("error"), "{told}");
+    }
+    assert_eq!(damage("folder"), None, "a folder is no log");
+    assert!(store.load(&id("unreadable")).await.is_err());
+}

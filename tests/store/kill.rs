@@ -1,0 +1,110 @@
+//! kill −9 of a process that commits without a pause.
+//!
+//! 50 times in an ordinary run; `OMNI_KILLS=1000 cargo test --release --test store kill::` is the long run.
+
+use std::{
+    env,
+    io::{BufRead, BufReader, Write as _},
+};
+
+use omni_agent::{
+    store::{ConversationId, Store, Write, WriteId},
+    tree::NodeId,
+};
+
+use crate::support::{Folder, child, child_folder, commit, create, id, says};
+
+/// What the child commits as node `number`. Some texts are so long that the system writes them piece by
+/// piece, and a kill falls between two pieces.
+fn text(number: u64) -> String {
+    let length = if number.is_multiple_of(3) { 1_500_000 } else { 200 };
+    format!("{number} ").repeat(length / 4)
+}
+
+/// The child: goes on where the conversation ends, and tells of each commit once it is acknowledged.
+#[tokio::test]
+async fn child_commits_until_it_is_killed() {
+    let Some(folder) = child_folder() else {
+        return;
+    };
+    let store = omni_agent::store::FileSystemStore::open(folder).await.unwrap();
+    let id = id("killed");
+    let stored = store.load(&id).await.unwrap();
+    let (mut version, mut number) = (stored.version, stored.nodes.len() as u64);
+    println!("\nready");
+    loop {
+        number += 1;
+        version = commit(&store, &id, version, number, &text(number)).await;
+        let mut out = std::io::stdout().lock();
+        writeln!(out, "ack {number}").unwrap();
+        out.flush().unwrap();
+    }
+}
+
+/// Kills a child some microseconds after its `after`th acknowledgement; gives the last that it made.
+fn kill(folder: &Folder, after: usize, micros: u64) -> Option<u64> {
+    let mut child = child("kill::child_commits_until_it_is_killed", folder.path()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
+    assert!(lines.by_ref().any(|line| line == "ready"), "the child did not start");
+    let mut acknowledged = None;
+    let mut take = |line: String| {
+        acknowledged = line.strip_prefix("ack ").map(|number| number.parse().unwrap()).or(acknowledged);
+    };
+    lines.by_ref().take(after).for_each(&mut take);
+    let begun = std::time::Instant::now();
+    while begun.elapsed().as_micros() < u128::from(micros) {
+        std::hint::spin_loop();
+    }
+    child.kill().unwrap();
+    // What it said before it died counts.
+    lines.for_each(&mut take);
+    child.wait().unwrap();
+    acknowledged
+}
+
+#[tokio::test]
+async fn kill_during_commits_loses_no_acknowledged_one_and_leaves_no_half() {
+    let kills = env::var("OMNI_KILLS").map_or(50, |kills| kills.parse().unwrap());
+    let mut folder = Folder::new();
+    let mut id = start(&folder).await;
+    let mut seen = 0;
+    for round in 0..kills {
+        // Conversations of all lengths up to some tens of megabytes.
+        if round % 25 == 24 {
+            folder = Folder::new();
+            id = start(&folder).await;
+            seen = 0;
+        }
+        // Over the whole time that a commit takes, and a little more.
+        let micros = u64::from(rand_below(12_000));
+        let acknowledged = kill(&folder, round % 4, micros).unwrap_or(seen);
+
+        let store = folder.store().await;
+        let stored = store.load(&id).await.unwrap_or_else(|error| panic!("round {round}: {error}"));
+        let there = stored.nodes.len() as u64;
+        assert!(there >= acknowledged, "round {round}: {there} commits of {acknowledged} acknowledged ones");
+        // One more may have been whole and not acknowledged.
+        assert!(there <= acknowledged + 1, "round {round}: {there} commits, {acknowledged} acknowledged");
+        for (node, number) in stored.nodes.iter().zip(1..).skip(usize::try_from(seen).unwrap()) {
+            assert_eq!(node.id().get(), number);
+            assert!(node.message().text() == text(number), "round {round}: half a commit");
+        }
+        assert_eq!(stored.head.map_or(0, NodeId::get), there);
+        let write = Write::on(stored.version).with_id(WriteId::generate());
+        let next = store.commit(&id, &write, &says(there + 1, &text(there + 1))).await.unwrap();
+        assert_eq!(next, stored.version.next());
+        seen = there + 1;
+    }
+}
+
+async fn start(folder: &Folder) -> ConversationId {
+    let id = id("killed");
+    create(&folder.store().await, &id).await;
+    id
+}
+
+/// Random enough to hit different moments.
+fn rand_below(limit: u32) -> u32 {
+    let bytes = *WriteId::generate().as_bytes();
+    u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) % limit
+}

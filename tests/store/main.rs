@@ -1,0 +1,15 @@
+//! Stores: the conformance suite on each, and what is particular to the file system.
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod compaction;
+mod contents;
+mod faults;
+mod file_system;
+mod golden;
+mod hostile;
+mod ids;
+mod kill;
+mod memory;
+mod processes;
+mod support;
+mod torn;

@@ -1,0 +1,106 @@
+//! What the tests of stores share.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use omni_agent::{
+    message::Message,
+    store::{
+        Commit, ConversationId, FileSystemStore, Store, StoredState, Version, Write, WriteId,
+        file_system::Durability,
+    },
+    tree::{Node, NodeId},
+};
+
+/// A folder that goes when it is dropped.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        let name = format!("omni-agent-{}", ConversationId::generate());
+        let folder = env::temp_dir().join(name);
+        fs::create_dir(&folder).unwrap();
+        Self(folder)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The log of a conversation.
+    pub(crate) fn log(&self, id: &ConversationId) -> PathBuf {
+        self.0.join(format!("{id}.jsonl"))
+    }
+
+    pub(crate) fn summary(&self, id: &ConversationId) -> PathBuf {
+        self.0.join(format!("{id}.summary.json"))
+    }
+
+    /// The names in it, in order.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(&self.0).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    pub(crate) async fn store(&self) -> FileSystemStore {
+        FileSystemStore::open(&self.0).await.unwrap()
+    }
+
+    /// A store that does not sync, for tests of something else with many writes.
+    pub(crate) async fn quick_store(&self) -> FileSystemStore {
+        FileSystemStore::builder(&self.0).durability(Durability::Process).open().await.unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(crate) fn id(text: &str) -> ConversationId {
+    ConversationId::new(text).unwrap()
+}
+
+pub(crate) fn node(number: u64) -> NodeId {
+    NodeId::new(number).unwrap()
+}
+
+/// A commit of one node under the one before, with this text.
+pub(crate) fn says(number: u64, text: &str) -> Commit {
+    let message = Message::user(text);
+    Commit::new(Some(node(number))).with_nodes([Node::new(node(number), NodeId::new(number - 1), message)])
+}
+
+pub(crate) async fn create(store: &dyn Store, id: &ConversationId) -> Version {
+    store.create(id, WriteId::generate(), &StoredState::default()).await.unwrap()
+}
+
+pub(crate) async fn commit(
+    store: &dyn Store,
+    id: &ConversationId,
+    base: Version,
+    number: u64,
+    text: &str,
+) -> Version {
+    store.commit(id, &Write::on(base), &says(number, text)).await.unwrap()
+}
+
+/// This test program again, to run one test that is a child's part.
+pub(crate) fn child(test: &str, folder: &Path) -> Command {
+    let mut command = Command::new(env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
+    command.env("OMNI_CHILD", folder).stdin(Stdio::piped()).stdout(Stdio::piped());
+    command
+}
+
+/// The folder that a child works in; `None` in the run of all tests, where a child's part has nothing to do.
+pub(crate) fn child_folder() -> Option<PathBuf> {
+    env::var_os("OMNI_CHILD").map(PathBuf::from)
+}

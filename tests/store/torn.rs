@@ -1,0 +1,226 @@
+//! Logs that a crash tore, and logs that are damaged.
+
+use std::fs;
+
+use omni_agent::store::{Page, StateChange, Store, StoreError, StoredState, Write, WriteId};
+
+use crate::support::{Folder, commit, create, id, says};
+
+/// A log of a state, three commits, the last of them with characters of several bytes; and where its lines begin.
+async fn log(folder: &Folder) -> (Vec<u8>, Vec<usize>) {
+    let store = folder.quick_store().await;
+    let state = StoredState::default().with_title("A talk");
+    let mut version = store.create(&id("a"), WriteId::generate(), &state).await.unwrap();
+    for (number, text) in [(1, "one"), (2, "two\n\0"), (3, "drei \u{fc}\u{1f600}")] {
+        version = commit(&store, &id("a"), version, number, text).await;
+    }
+    let log = fs::read(folder.log(&id("a"))).unwrap();
+    let ends = log.iter().enumerate().filter(|(_, byte)| **byte == b'\n').map(|(at, _)| at + 1);
+    let begins = [0].into_iter().chain(ends).collect();
+    (log, begins)
+}
+
+/// Puts this in the place of the log. A new file: writing over one makes some file systems wait for the disk.
+fn put(folder: &Folder, log: impl AsRef<[u8]>) {
+    let _ = fs::remove_file(folder.log(&id("a")));
+    fs::write(folder.log(&id("a")), log).unwrap();
+}
+
+#[tokio::test]
+async fn log_cut_at_every_byte_of_its_last_commit_drops_it_whole() {
+    let folder = Folder::new();
+    let (log, begins) = log(&folder).await;
+    assert_eq!(begins.len(), 6);
+    let store = folder.quick_store().await;
+    let last = begins[4];
+    for cut in last..log.len() {
+        put(&folder, &log[..cut]);
+        let stored = store.load(&id("a")).await.unwrap();
+        assert_eq!(stored.nodes.len(), 2, "cut at byte {cut}");
+        let summary = store.list(Page::default()).await.unwrap().remove(0);
+        assert_eq!((summary.version, summary.damage), (stored.version, None));
+        assert_eq!(fs::read(folder.log(&id("a"))).unwrap(), &log[..cut], "reading changes nothing");
+        // The next write, longer or shorter than the torn one.
+        for text in ["", "a text that is longer than what was torn off, and more than that"] {
+            put(&folder, &log[..cut]);
+            let version = commit(&store, &id("a"), stored.version, 3, text).await;
+            commit(&store, &id("a"), version, 4, "and one more").await;
+            let nodes = store.load(&id("a")).await.unwrap().nodes;
+            assert_eq!((nodes.len(), nodes[2].message().text().as_str()), (4, text));
+        }
+    }
+}
+
+#[tokio::test]
+async fn log_with_a_last_line_never_filled_drops_it_whole() {
+    let folder = Folder::new();
+    log(&folder).await;
+    let store = folder.quick_store().await;
+    let version = store.load(&id("a")).await.unwrap().version;
+    let last = fs::read(folder.log(&id("a"))).unwrap().len();
+    commit(&store, &id("a"), version, 4, &"a text over several sectors ".repeat(100)).await;
+    let log = fs::read(folder.log(&id("a"))).unwrap();
+    // A file system may give a file its length, and some of its sectors, before a power cut.
+    let sector = (last + 1).next_multiple_of(512);
+    for zeros in [
+        vec![(last, log.len())],
+        vec![(last, sector)],
+        vec![(last, sector + 1024)],
+        vec![(sector, sector + 512)],
+        vec![(sector + 512, log.len())],
+        vec![(last, sector), (sector + 512, sector + 1024)],
+    ] {
+        let mut torn = log.clone();
+        for (from, to) in &zeros {
+            torn[*from..*to].fill(0);
+        }
+        put(&folder, &torn);
+        let stored = store.load(&id("a")).await.unwrap();
+        assert_eq!(stored.nodes.len(), 3, "bytes {zeros:?}");
+        commit(&store, &id("a"), stored.version, 4, "anew").await;
+        assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 4);
+    }
+}
+
+#[tokio::test]
+async fn log_with_zeros_in_its_last_line_that_no_crash_leaves_is_damaged() {
+    let folder = Folder::new();
+    let (log, begins) = log(&folder).await;
+    let store = folder.quick_store().await;
+    let version = store.load(&id("a")).await.unwrap().version;
+    for at in begins[4]..log.len() {
+        // Alone in its sector: that is how one looks that was never written.
+        if (at == begins[4] && (at + 1) % 512 == 0) || (at + 1 == log.len() && at % 512 == 0) {
+            continue;
+        }
+        let mut damaged = log.clone();
+        damaged[at] = 0;
+        put(&folder, &damaged);
+        let loaded = store.load(&id("a")).await;
+        assert!(
+            matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with("line 5")),
+            "byte {at}: {loaded:?}"
+        );
+        let written = store.commit(&id("a"), &Write::on(version), &says(4, "more")).await;
+        assert!(matches!(written, Err(StoreError::Damaged { .. })), "byte {at}: {written:?}");
+    }
+}
+
+#[tokio::test]
+async fn create_cut_at_every_byte_was_none() {
+    let folder = Folder::new();
+    let (log, begins) = log(&folder).await;
+    let store = folder.quick_store().await;
+    for cut in 0..begins[2] {
+        put(&folder, &log[..cut]);
+        let _ = fs::remove_file(folder.summary(&id("a")));
+        assert!(!store.exists(&id("a")).await.unwrap(), "cut at byte {cut}");
+        assert!(matches!(store.load(&id("a")).await, Err(StoreError::NotFound { .. })));
+        assert_eq!(store.list(Page::default()).await.unwrap(), []);
+        let version = create(&store, &id("a")).await;
+        commit(&store, &id("a"), version, 1, "Hi").await;
+        assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn log_with_a_flipped_byte_in_the_middle_is_damaged_in_its_line() {
+    let folder = Folder::new();
+    let (log, begins) = log(&folder).await;
+    let store = folder.quick_store().await;
+    for at in 0..begins[4] {
+        for flip in [0x01, 0x20, log[at] ^ b'\n', log[at]] {
+            let mut damaged = log.clone();
+            damaged[at] ^= flip;
+            if damaged == log {
+                continue;
+            }
+            put(&folder, &damaged);
+            let line = begins.partition_point(|begin| *begin <= at);
+            match store.load(&id("a")).await {
+                Err(StoreError::Damaged { place, .. }) => {
+                    assert!(place.ends_with(&format!("a.jsonl, line {line}")), "byte {at}: {place}");
+                }
+                other => panic!("byte {at} flipped by {flip:#x}: {other:?}"),
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn log_with_a_flipped_byte_in_its_last_line_is_damaged_and_takes_no_write() {
+    let folder = Folder::new();
+    let (log, begins) = log(&folder).await;
+    let store = folder.quick_store().await;
+    let version = store.load(&id("a")).await.unwrap().version;
+    for at in begins[4]..log.len() {
+        let mut damaged = log.clone();
+        damaged[at] ^= 1;
+        put(&folder, &damaged);
+        let loaded = store.load(&id("a")).await;
+        assert!(
+            matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with("line 5")),
+            "byte {at}: {loaded:?}"
+        );
+        let written = store.commit(&id("a"), &Write::on(version), &says(4, "more")).await;
+        assert!(
+            matches!(&written, Err(StoreError::Damaged { place, .. }) if place.ends_with("line 5")),
+            "{written:?}"
+        );
+        let summary = store.list(Page::default()).await.unwrap().remove(0);
+        assert_eq!((summary.id, summary.title.as_deref()), (id("a"), Some("A talk")));
+    }
+}
+
+#[tokio::test]
+async fn log_with_a_line_missing_or_doubled_is_damaged() {
+    let folder = Folder::new();
+    let (log, begins) = log(&folder).await;
+    let store = folder.quick_store().await;
+    let lines: Vec<&[u8]> = begins.windows(2).map(|span| &log[span[0]..span[1]]).collect();
+    for (order, line) in [
+        (vec![0, 2, 3, 4], 2),
+        (vec![0, 1, 3, 4], 3),
+        (vec![0, 1, 2, 2, 3], 4),
+        (vec![0, 1, 3, 2, 4], 3),
+        (vec![0, 1, 1, 2], 3),
+        (vec![1, 2, 3, 4], 1),
+        (vec![0, 0, 1], 2),
+    ] {
+        let changed: Vec<u8> = order.iter().flat_map(|line| lines[*line]).copied().collect();
+        put(&folder, changed);
+        let loaded = store.load(&id("a")).await;
+        let place = format!("line {line}");
+        assert!(
+            matches!(&loaded, Err(StoreError::Damaged { place: at, .. }) if at.ends_with(&place)),
+            "{order:?}: {loaded:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn log_of_another_conversation_is_damaged() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = create(&store, &id("a")).await;
+    fs::copy(folder.log(&id("a")), folder.log(&id("b"))).unwrap();
+    let loaded = store.load(&id("b")).await;
+    assert!(
+        matches!(&loaded, Err(StoreError::Damaged { problem, .. }) if problem.contains("conversation a")),
+        "{loaded:?}"
+    );
+    let written = store.save_state(&id("b"), &Write::on(version), &StateChange::Title(None)).await;
+    assert!(matches!(written, Err(StoreError::Damaged { .. })), "{written:?}");
+}
+
+#[tokio::test]
+async fn list_with_a_damaged_conversation_says_so_and_shows_the_others() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    create(&store, &id("sound")).await;
+    fs::write(folder.log(&id("damaged")), "this is no log\n").unwrap();
+    let listed = store.list(Page::default()).await.unwrap();
+    let damage = |name: &str| listed.iter().find(|summary| summary.id == id(name)).unwrap().damage.clone();
+    assert_eq!(damage("sound"), None);
+    assert!(damage("damaged").unwrap().contains("damaged.jsonl, line 1"));
+}

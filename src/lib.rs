@@ -32,6 +32,8 @@
 //! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
 //! | [`tree`] | pure data: a branching conversation |
 //! | [`store`] | where conversations live between runs |
+//! | [`session`] | a conversation with an identity: an agent, a tree and a store, as an actor |
+//! | [`manager`] | many sessions by id |
 //!
 //! # Features
 //!
@@ -54,6 +56,7 @@ compile_error!(
 
 mod actor;
 pub mod agent;
+pub mod manager;
 pub mod message;
 pub mod provider;
 pub mod session;

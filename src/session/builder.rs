@@ -10,7 +10,7 @@ use std::{
 use tokio::sync::mpsc;
 
 use super::{
-    Session, SessionError, WeakSession,
+    Session, SessionError, Watcher, WeakSession,
     core::Core,
     task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task},
 };
@@ -43,11 +43,12 @@ pub struct SessionBuilder {
     agent: AgentBuilder,
     title: Option<Arc<str>>,
     setup: Arc<Setup>,
+    watcher: Option<Arc<dyn Watcher>>,
 }
 
 impl SessionBuilder {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, agent: Agent::builder(), title: None, setup: Arc::clone(&USUAL) }
+        Self { store, agent: Agent::builder(), title: None, setup: Arc::clone(&USUAL), watcher: None }
     }
 
     /// The agent: model, tools, callbacks and all. Its history comes from the session, and its commit channel is the
@@ -102,6 +103,12 @@ impl SessionBuilder {
         self
     }
 
+    /// Who is told what becomes of the session.
+    pub fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
+        self.watcher = Some(watcher);
+        self
+    }
+
     /// Starts a new conversation with an id of its own, which nobody else has. It is in the store from its first save
     /// on: the first turn, or the first change of its state.
     ///
@@ -117,7 +124,24 @@ impl SessionBuilder {
     ///
     /// Outside a tokio runtime.
     pub async fn create(self) -> Result<Session, SessionError> {
-        let (starting, _) = self.start_new(ConversationId::generate()).await?;
+        self.create_with(ConversationId::generate()).await
+    }
+
+    /// As [`create`](Self::create), under an id that the caller has generated, and nobody else has.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is done starts nothing.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
+        let (starting, _) = self.start_new(generated).await?;
         Ok(starting.run())
     }
 
@@ -194,7 +218,7 @@ impl SessionBuilder {
         id: ConversationId,
         core: impl FnOnce(Arc<Config>, EventId) -> Core,
     ) -> Result<Starting, SessionError> {
-        let Self { store, agent, setup, .. } = self;
+        let Self { store, agent, setup, watcher, .. } = self;
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
         let shared = Arc::new(Shared {
@@ -203,7 +227,9 @@ impl SessionBuilder {
             agent: OnceLock::new(),
             fate: Fate::default(),
             started: AtomicBool::new(false),
+            watcher,
             is_behind: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
             left_unsaved: OnceLock::new(),
             controllers: AtomicUsize::new(0),
             left: Signal::default(),

@@ -21,9 +21,10 @@ use tokio::{
 };
 
 use super::{
-    SessionEvent, SessionSnapshot,
+    Notice, SessionEvent, SessionSnapshot, Watcher,
     command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
+    watcher,
 };
 use crate::{
     actor::{Breath, Fate, Signal},
@@ -49,7 +50,6 @@ pub(super) struct Setup {
 }
 
 /// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) id: ConversationId,
     pub(super) setup: Arc<Setup>,
@@ -57,6 +57,9 @@ pub(super) struct Shared {
     pub(super) agent: OnceLock<WeakAgent>,
     pub(super) fate: Fate<SessionSnapshot>,
     pub(super) started: AtomicBool,
+    pub(super) watcher: Option<Arc<dyn Watcher>>,
+    /// Whether nothing new is taken since all is being shut down.
+    pub(super) is_draining: AtomicBool,
     /// Whether new prompts are refused since the store is behind.
     pub(super) is_behind: AtomicBool,
     /// What was not in the store at the end, if anything was not.
@@ -100,6 +103,9 @@ pub(super) struct LastWords(pub(super) Arc<Shared>);
 impl Drop for LastWords {
     fn drop(&mut self) {
         self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
+        if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.fate.end()) {
+            watcher::tell_of(&**watcher, Notice::Ended(&end.reason));
+        }
     }
 }
 
@@ -156,7 +162,12 @@ impl Task {
             Input::Written(outcome) => self.written(outcome),
             Input::Delivery(Some(delivery)) => self.take_all(delivery),
             Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
-            Input::Left => self.consider_idle_shutdown(),
+            Input::Left => {
+                self.consider_idle_shutdown();
+                if let Some(watcher) = &self.shared.watcher {
+                    watcher::tell_of(&**watcher, Notice::Left);
+                }
+            }
             Input::Retry => self.save(),
             Input::IdleTimeOver => {
                 if Box::pin(self.is_unwanted()).await {
@@ -244,6 +255,9 @@ impl Task {
     }
 
     fn perform(&mut self, effect: Effect) {
+        if let (Effect::Emit(event), Some(watcher)) = (&effect, &self.shared.watcher) {
+            watcher::tell(&**watcher, event);
+        }
         match effect {
             Effect::Emit(event) if self.feed.is_listened_to() => {
                 let weight = event.weight();

@@ -1,0 +1,324 @@
+//! Opening and closing: one at a time for each id, whoever asks how often.
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+
+use super::{
+    Inner, ManagerError, Opened, Start,
+    registry::{Claimed, Key},
+    watching::Watch,
+};
+use crate::{
+    session::{Mode, Session, SessionError},
+    store::{ConversationId, StateChange, StoreError, Write},
+};
+
+/// An id that nobody else works on. Let go of when it is dropped, whatever happens.
+struct Claim {
+    inner: Arc<Inner>,
+    id: ConversationId,
+    key: Key,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.inner.registry().release(&self.id, self.key);
+    }
+}
+
+/// What a session begins from.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum From {
+    /// The store.
+    Stored,
+    /// Nothing, under an id that may be taken.
+    Named,
+    /// Nothing, under an id that is not.
+    Generated,
+}
+
+impl Inner {
+    /// The session with this id: the one that runs, or a new one.
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        id: ConversationId,
+        start: Start,
+        from: From,
+    ) -> Result<Opened, ManagerError> {
+        let mode = start.mode;
+        loop {
+            let running = {
+                let registry = self.registry();
+                if registry.is_shut {
+                    return Err(ManagerError::ShutDown);
+                }
+                registry.look(&id)
+            };
+            match running {
+                Some(_) if from != From::Stored => return Err(ManagerError::AlreadyExists { id }),
+                Some(Ok(session)) => match subscribe(session, mode, false).await {
+                    // It ended this moment: another one takes its place.
+                    Err(SessionError::Ended(_)) => self.settled(&id).await,
+                    opened => return Ok(opened?),
+                },
+                Some(Err(claim)) => claim.cancelled().await,
+                None => match self.claim(&id) {
+                    Err(claim) => claim.cancelled().await,
+                    Ok((claim, Some(_))) => drop(claim),
+                    Ok((claim, None)) => return self.start(claim, start, from).await,
+                },
+            }
+        }
+    }
+
+    /// Claims an id, and gives the session that is open there; or who is to be waited for.
+    fn claim(
+        self: &Arc<Self>,
+        id: &ConversationId,
+    ) -> Result<(Claim, Option<Session>), tokio_util::sync::CancellationToken> {
+        match self.registry().claim(id) {
+            Claimed::Mine { key, session } => {
+                Ok((Claim { inner: Arc::clone(self), id: id.clone(), key }, session))
+            }
+            Claimed::Wait(claim) => Err(claim),
+        }
+    }
+
+    /// Claims an id as soon as nobody else works on it.
+    async fn claim_in_time(self: &Arc<Self>, id: &ConversationId) -> (Claim, Option<Session>) {
+        loop {
+            match self.claim(id) {
+                Ok(claimed) => return claimed,
+                Err(claim) => claim.cancelled().await,
+            }
+        }
+    }
+
+    /// Waits until a session that has ended is known to have.
+    async fn settled(self: &Arc<Self>, id: &ConversationId) {
+        let session = self.registry().look(id).and_then(Result::ok);
+        if let Some(session) = session {
+            session.ended().await;
+            // It is told of a moment later.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Starts a session in a task of its own, which a caller that goes away does not take with it.
+    async fn start(self: &Arc<Self>, claim: Claim, start: Start, from: From) -> Result<Opened, ManagerError> {
+        let id = claim.id.clone();
+        let (reply, mut answer) = oneshot::channel();
+        let inner = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let mode = start.mode;
+            let mut reply = reply;
+            let permit = tokio::select! {
+                biased;
+                permit = inner.room(&claim) => permit,
+                // Whoever wanted it is gone, and it has not begun.
+                () = reply.closed() => return,
+            };
+            let opened = match permit {
+                Ok(permit) => inner.launch(&claim, start, from, permit).await,
+                Err(error) => Err(error),
+            };
+            // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
+            let opened = match opened {
+                Ok(session) => subscribe(session, mode, true).await.map_err(ManagerError::from),
+                Err(error) => Err(error),
+            };
+            drop(claim);
+            let _ = reply.send(opened);
+        });
+        match (&mut answer).await {
+            Ok(opened) => opened,
+            Err(_) => {
+                let reason =
+                    task.await.err().map_or_else(|| "it was given up".to_owned(), |error| error.to_string());
+                Err(ManagerError::CutOff { id, reason })
+            }
+        }
+    }
+
+    /// Waits for room for one more session, if there is a limit.
+    async fn room(self: &Arc<Self>, claim: &Claim) -> Result<Option<OwnedSemaphorePermit>, ManagerError> {
+        let Some(open) = &self.limits.open else {
+            return Ok(None);
+        };
+        if let Ok(permit) = Arc::clone(open).try_acquire_owned() {
+            return Ok(Some(permit));
+        }
+        self.registry().wait(&claim.id, claim.key);
+        self.make_room();
+        tokio::select! {
+            biased;
+            permit = Arc::clone(open).acquire_owned() => Ok(permit.ok()),
+            () = self.shutting.cancelled() => Err(ManagerError::ShutDown),
+        }
+    }
+
+    /// Puts idle sessions to sleep, the least recently used first, while somebody waits to be opened.
+    pub(super) fn make_room(self: &Arc<Self>) {
+        if !self.registry().is_anyone_waiting() {
+            return;
+        }
+        let inner = Arc::clone(self);
+        tokio::spawn(async move {
+            let _one_at_a_time = inner.making_room.lock().await;
+            let sleepers = inner.registry().sleepers();
+            for session in sleepers {
+                if !inner.registry().is_anyone_waiting() {
+                    break;
+                }
+                if session.sleep().await.unwrap_or(true) {
+                    session.ended().await;
+                    // Whoever waits gets its place before another one is put to sleep.
+                    tokio::task::yield_now().await;
+                }
+            }
+        });
+    }
+
+    async fn launch(
+        self: &Arc<Self>,
+        claim: &Claim,
+        start: Start,
+        from: From,
+        permit: Option<OwnedSemaphorePermit>,
+    ) -> Result<Session, ManagerError> {
+        let (id, key) = (&claim.id, claim.key);
+        let mut start = start;
+        start.agent = start.agent.registry(self.registry_of_models.clone());
+        if let Some(admission) = self.limits.admission(start.tenant.clone(), self, id, key) {
+            start.agent = start.agent.admission(admission);
+        }
+        let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
+        let builder = Session::builder(Arc::clone(&self.store)).watcher(Arc::new(watch));
+        let builder = start.set_up(builder, self.idle_shutdown);
+        let session = match from {
+            From::Stored => builder.load(id.clone()).await?,
+            From::Named => builder.create_as(id.clone()).await?,
+            From::Generated => builder.create_with(id.clone()).await?,
+        };
+        let title = session.title().await.unwrap_or_default();
+        let is_shut = {
+            let mut registry = self.registry();
+            registry.opened(key, session.clone(), title, permit);
+            registry.is_shut
+        };
+        if is_shut {
+            // It came too late for the shutdown to see it as open; it waits for the claim, and then does.
+            session.drain();
+        }
+        Ok(session)
+    }
+
+    /// Ends the session with this id, if there is one.
+    pub(super) async fn close(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
+        let (claim, session) = self.claim_in_time(id).await;
+        let Some(session) = session else {
+            return Ok(());
+        };
+        let limit = self.close_timeout;
+        in_a_task(async move {
+            let stopped = session.stop(limit).await;
+            drop(claim);
+            Ok(stopped?)
+        })
+        .await
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+    }
+
+    /// Removes a conversation, and ends its session first.
+    pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
+        let (claim, session) = self.claim_in_time(id).await;
+        let (inner, limit) = (Arc::clone(self), self.close_timeout);
+        in_a_task(async move {
+            if let Some(session) = session {
+                // What is not saved is to be removed in any case.
+                let _ = session.stop(limit).await;
+            }
+            inner.store.delete(&claim.id).await?;
+            inner.registry().tell_deleted(&claim.id);
+            drop(claim);
+            Ok(())
+        })
+        .await
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+    }
+
+    /// Gives a conversation another title, open or not.
+    pub(super) async fn rename(
+        self: &Arc<Self>,
+        id: &ConversationId,
+        title: Option<&str>,
+    ) -> Result<(), ManagerError> {
+        let (claim, session) = self.claim_in_time(id).await;
+        if let Some(session) = session {
+            match session.set_title(title).await {
+                Err(SessionError::Ended(_)) => {}
+                renamed => return Ok(renamed?),
+            }
+            session.ended().await;
+        }
+        let (inner, title) = (Arc::clone(self), title.map(str::to_owned));
+        in_a_task(async move {
+            inner.rename_stored(&claim.id, title.clone()).await?;
+            inner.registry().tell_title(&claim.id, title.map(Arc::from));
+            drop(claim);
+            Ok(())
+        })
+        .await
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+    }
+
+    async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
+        let change = StateChange::Title(title);
+        let mut version = self.store.summary(id).await?.version;
+        for _ in 0..RENAME_TRIES {
+            match self.store.save_state(id, &Write::on(version), &change).await {
+                // A title builds on nothing that others have written.
+                Err(StoreError::Conflict { current, .. }) => version = current,
+                renamed => return renamed.map(|_| ()),
+            }
+        }
+        self.store.save_state(id, &Write::on(version), &change).await.map(|_| ())
+    }
+}
+
+/// How often a title is written again behind another writer.
+const RENAME_TRIES: usize = 8;
+
+/// Does something to its end, whether or not the caller waits for it.
+async fn in_a_task<T: Send + 'static>(
+    work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
+) -> Result<Result<T, ManagerError>, String> {
+    tokio::spawn(work).await.map_err(|error| error.to_string())
+}
+
+/// A session, with the caller's subscription.
+async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Result<Opened, SessionError> {
+    let subscription = match mode {
+        Some(mode) => Some(session.subscribe(mode).await?),
+        None => None,
+    };
+    Ok(Opened { session, subscription, started })
+}
+
+/// Ends all sessions; those that could not be ended with everything saved are given back.
+pub(super) async fn end_all(
+    sessions: Vec<Session>,
+    grace: Duration,
+    limit: Duration,
+) -> Vec<(ConversationId, SessionError)> {
+    let ends = sessions.into_iter().map(|session| async move {
+        if tokio::time::timeout(grace, session.wait_until_idle()).await.is_err() {
+            // A turn that keeps nothing is cancelled by that, and one that is complete by now needs none.
+            let _ = session.interrupt().await;
+        }
+        let stopped = session.stop(limit).await;
+        stopped.err().map(|error| (session.id().clone(), error))
+    });
+    futures_util::future::join_all(ends).await.into_iter().flatten().collect()
+}

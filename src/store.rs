@@ -110,8 +110,8 @@ use async_trait::async_trait;
 ///
 /// # Checking an implementation
 ///
-/// Implement [`conformance::Subject`](crate::store::conformance::Subject) and run
-/// [`conformance::check`](crate::store::conformance::check), with the feature `test-util`. It checks each of
+/// Implement `conformance::Subject` and run
+/// `conformance::check`, with the feature `test-util`. It checks each of
 /// the promises above that a test can check.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {

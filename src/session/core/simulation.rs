@@ -1,7 +1,7 @@
 //! A simulator of the core: a seeded world plays agent, shell, store and other writers, and a model checks what the core
 //! makes of it.
 //!
-//! - `cargo test --lib session::core::simulation` runs 6,000 schedules.
+//! - `cargo test --lib session::core::simulation` runs 2,500 schedules.
 //! - `OMNI_SCHEDULES=1000000 cargo test --release --lib session::core::simulation` runs more.
 //! - `OMNI_SEED=17 cargo test --lib session::core::simulation` replays one and prints what went in.
 //!
@@ -13,11 +13,11 @@ mod agent;
 mod commands;
 mod ledger;
 mod model;
-// The same numbers for the same seed as in the agent's simulation.
 mod regressions;
-mod shelf;
 mod start;
+mod vault;
 mod world;
+mod writes;
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -40,7 +40,7 @@ macro_rules! ensure {
 }
 use ensure;
 
-const SCHEDULES: u64 = 6_000;
+const SCHEDULES: u64 = 2_500;
 
 fn number_from_env(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;

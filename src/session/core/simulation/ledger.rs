@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use super::{
     Check, ensure,
     model::{Kind, Model},
-    shelf::{Content, Shelf, content, with, write_id},
+    vault::{Content, Vault, content, with, write_id},
 };
 use crate::{
     message::Timestamp,
@@ -17,7 +17,7 @@ use crate::{
     tree::{Node, NodeId, Tree},
 };
 
-#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own")]
+#[expect(clippy::struct_excessive_bools, reason = "each is a fact of its own, and any may be so")]
 pub(super) struct Ledger {
     /// All that there was to be stored, at one time after another.
     moments: Vec<Content>,
@@ -232,7 +232,7 @@ impl Ledger {
     }
 
     /// Checks everything after an input.
-    pub(super) fn check(&mut self, core: &Core, stock: &Shelf, limit: usize) -> Check {
+    pub(super) fn check(&mut self, core: &Core, vault: &Vault, limit: usize) -> Check {
         ensure!(self.wait.is_none(), "a failed write is not repeated");
         ensure!(self.told.is_none(), "nothing is told of a write that came back");
         ensure!(core.is_lost() == self.lost, "lost: {}, not {}", core.is_lost(), self.lost);
@@ -248,26 +248,26 @@ impl Ledger {
         ensure!(core.unsaved() == missing, "unsaved are {:?}, not {missing:?}", core.unsaved());
         let bytes: usize = nodes().skip(acked).map(|node| 128 + node.message().weight()).sum();
         ensure!((bytes > limit) == self.behind, "{bytes} bytes of {limit}, behind is {}", self.behind);
-        if !stock.is_foreign {
-            let stored = stock.stored.as_ref().map_or(&[][..], |stored| &stored.nodes);
+        if !vault.is_foreign {
+            let stored = vault.stored.as_ref().map_or(&[][..], |stored| &stored.nodes);
             let there = nodes().take(acked).eq(stored.iter().take(acked));
             ensure!(there, "not all is in the store that is told to be");
             let version = |stored: &Stored| stored.version;
-            let (stored, acked) = (stock.stored.as_ref().map(version), self.acked.as_ref().map(version));
+            let (stored, acked) = (vault.stored.as_ref().map(version), self.acked.as_ref().map(version));
             ensure!(stored >= acked, "version {acked:?} is told to be stored, {stored:?} is there");
         }
-        self.check_tickets(core, stock)
+        self.check_tickets(core, vault)
     }
 
     /// What is told to be safe is in the store, should the process die now.
-    fn check_tickets(&mut self, core: &Core, stock: &Shelf) -> Check {
+    fn check_tickets(&mut self, core: &Core, vault: &Vault) -> Check {
         let (safe, rest): (Vec<_>, _) =
             std::mem::take(&mut self.tickets).into_iter().partition(|ticket| core.is_safe(ticket.wanted));
         self.tickets = rest;
         if let Some(moment) = safe.iter().map(|ticket| ticket.moment).max()
-            && !stock.is_foreign
+            && !vault.is_foreign
         {
-            let stored = self.moment_of(stock)?;
+            let stored = self.moment_of(vault)?;
             ensure!(stored >= Some(moment), "moment {moment} is safe, and {stored:?} is stored");
         }
         Ok(())
@@ -288,8 +288,8 @@ impl Ledger {
     }
 
     /// The latest moment that is what the store holds. A conversation is created without its tree.
-    fn moment_of(&self, stock: &Shelf) -> Check<Option<usize>> {
-        let Some(stored) = &stock.stored else {
+    fn moment_of(&self, vault: &Vault) -> Check<Option<usize>> {
+        let Some(stored) = &vault.stored else {
             return Ok(None);
         };
         let content = content(stored)?;
@@ -297,14 +297,14 @@ impl Ledger {
     }
 
     /// What is stored was once there to be stored, and can be built on.
-    pub(super) fn check_stored(&self, stock: &Shelf) -> Check {
-        let Some(stored) = stock.stored.as_ref().filter(|_| !stock.is_foreign) else {
+    pub(super) fn check_stored(&self, vault: &Vault) -> Check {
+        let Some(stored) = vault.stored.as_ref().filter(|_| !vault.is_foreign) else {
             return Ok(());
         };
         let (tree, state) = content(stored)?;
         let created = tree.is_empty() && self.moments.iter().any(|moment| moment.1 == state);
         let begun_with = self.acked_content.as_ref() == Some(&(tree.clone(), state));
-        let known = created || begun_with || self.moment_of(stock)?.is_some();
+        let known = created || begun_with || self.moment_of(vault)?.is_some();
         ensure!(known, "what is stored was never the session's:\n{tree}");
         let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
         let bare = head.is_some_and(|head| {
@@ -315,14 +315,14 @@ impl Ledger {
     }
 
     /// At the end, with a store that works: all is there.
-    pub(super) fn check_end(&self, stock: &Shelf) -> Check {
+    pub(super) fn check_end(&self, vault: &Vault) -> Check {
         if self.lost || !self.touched {
             return Ok(());
         }
         ensure!(self.tickets.is_empty(), "somebody waits still");
         ensure!(self.open.is_none(), "a write is open still");
-        let stored = stock.stored.as_ref().map(content).transpose()?;
-        ensure!(stock.is_foreign || stored.as_ref() == Some(self.now()), "{stored:?}, not {:?}", self.now());
+        let stored = vault.stored.as_ref().map(content).transpose()?;
+        ensure!(vault.is_foreign || stored.as_ref() == Some(self.now()), "{stored:?}, not {:?}", self.now());
         Ok(())
     }
 }

@@ -1,1 +1,56 @@
 //! What the simulator found, as short schedules.
+
+use std::sync::Arc;
+
+use super::{agent::random_turn, start::config};
+use crate::{
+    actor::random::Rng,
+    agent::{Event, Response, TurnOutcome},
+    message::History,
+    provider::StopReason,
+    session::{
+        SessionEvent, StoreReport,
+        core::{Core, Effect, Env},
+    },
+    store::{StoreError, Version, WriteId},
+    subscription::EventId,
+};
+
+fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
+    let report = |effect| match effect {
+        &Effect::Emit(SessionEvent::Store(ref report)) => Some(report),
+        _ => None,
+    };
+    effects.iter().filter_map(report).collect()
+}
+
+/// The creation is not told of when a turn is still to follow it, so whoever follows the events does not learn that
+/// it came off. A fresh snapshot must not know better.
+#[test]
+fn report_after_creation_succeeds_late_is_the_failure_until_the_turn_is_saved() {
+    let config = config();
+    let id = |number| EventId { incarnation: 1, number };
+    let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX };
+    let mut core = Core::new(None, Arc::clone(&config), id(1));
+    let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
+    let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0) });
+    let turn = Arc::new(Event::Turn(TurnOutcome::Stop { response, staged: None }));
+    core.event(id(2), &turn, &config, &env, &mut Vec::new());
+
+    let mut effects = Vec::new();
+    let failure = StoreError::damaged("the place", "it is damaged");
+    core.written(Err(failure), &env, &mut effects);
+    let failed = reports(&effects)[0].clone();
+    assert!(matches!(failed, StoreReport::Failed { .. }));
+
+    core.save(&env, &mut Vec::new());
+    effects.clear();
+    core.written(Ok(Version::new(7)), &env, &mut effects);
+    assert!(reports(&effects).is_empty());
+    assert_eq!(core.report(), Some(&failed));
+
+    effects.clear();
+    core.written(Ok(Version::new(8)), &env, &mut effects);
+    assert!(matches!(reports(&effects)[..], [StoreReport::Saved { .. }]));
+    assert_eq!(core.report(), None);
+}

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{agent::random_turn, shelf::Shelf};
-use crate::actor::random::Rng;
+use super::{agent::random_turn, vault::Vault};
 use crate::{
+    actor::random::Rng,
     agent::Config,
     message::History,
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
@@ -53,7 +53,7 @@ pub(super) fn random_config(before: &Arc<Config>, rng: &mut Rng) -> Arc<Config> 
 }
 
 /// Puts a conversation into the store, in which the ids of nodes may have gaps.
-pub(super) fn put_random(shelf: &mut Shelf, state: StoredState, rng: &mut Rng) {
+pub(super) fn put_random(vault: &mut Vault, state: StoredState, rng: &mut Rng) {
     let mut tree = Tree::new();
     for number in 0..rng.pick(&[0, 1, 2, 5, 9]) {
         let turn = random_turn(number, tree.history(), rng);
@@ -74,8 +74,8 @@ pub(super) fn put_random(shelf: &mut Shelf, state: StoredState, rng: &mut Rng) {
     }
     let gap = rng.pick(&[1, 1, 3]);
     let id = |id: NodeId| NodeId::new(id.get() * gap).expect("it is not 0");
-    shelf.put(state);
-    let stored = shelf.stored.as_mut().expect("it was put there");
+    vault.put(state);
+    let stored = vault.stored.as_mut().expect("it was put there");
     stored.nodes.extend(
         tree.nodes().map(|node| Node::new(id(node.id()), node.parent().map(id), Arc::clone(node.message()))),
     );
@@ -84,9 +84,9 @@ pub(super) fn put_random(shelf: &mut Shelf, state: StoredState, rng: &mut Rng) {
 }
 
 /// The tree that is stored, with the history of its path.
-pub(super) fn read(shelf: &Shelf) -> Result<(Tree, History), String> {
-    let stored = shelf.stored.as_ref().ok_or("nothing is stored")?;
-    let (tree, _) = super::shelf::content(stored)?;
+pub(super) fn read(vault: &Vault) -> Result<(Tree, History), String> {
+    let stored = vault.stored.as_ref().ok_or("nothing is stored")?;
+    let (tree, _) = super::vault::content(stored)?;
     let history = tree.history().clone();
     Ok((tree, history))
 }

@@ -8,8 +8,8 @@ use super::{
     ensure,
     ledger::Ledger,
     model::{Kind, Model, same_messages},
-    shelf::{self, Shelf},
     start,
+    vault::{self, Vault},
 };
 use crate::{
     actor::random::Rng,
@@ -18,7 +18,7 @@ use crate::{
         SessionEvent, SessionSnapshot, StoreReport,
         core::{Core, Effect, Env, Job},
     },
-    store::{StoreError, WriteId},
+    store::WriteId,
     subscription::EventId,
     tree::Tree,
 };
@@ -29,19 +29,19 @@ pub(super) struct World {
     pub(super) agent: Agent,
     pub(super) model: Model,
     pub(super) ledger: Ledger,
-    shelf: Shelf,
+    pub(super) vault: Vault,
     /// A snapshot of an earlier moment, with the events since then.
     kept: SessionSnapshot,
     /// The agent's own, as of the last event that was taken.
     agent_now: Snapshot,
     /// Writes that nobody waits for any more, and that may reach the store yet; whether this process made them.
-    ghosts: Vec<(Arc<Job>, bool)>,
+    pub(super) ghosts: Vec<(Arc<Job>, bool)>,
     limit: usize,
     write_ids: u64,
     /// How often, of a hundred, a write comes back in an input, fails, and another interferes.
     store_speed: usize,
-    trouble: usize,
-    foes: usize,
+    pub(super) trouble: usize,
+    pub(super) foes: usize,
     /// How often the agent is done when somebody wants to move.
     pub(super) haste: usize,
     /// How many of a hundred inputs are commands.
@@ -72,7 +72,7 @@ thread_local! {
 impl World {
     pub(super) fn new(seed: u64, trace: bool) -> Self {
         let mut rng = Rng::new(seed);
-        let mut shelf = Shelf::default();
+        let mut vault = Vault::default();
         let config = start::random_config(&CONFIG.with(Arc::clone), &mut rng);
         let title: Option<Arc<str>> = rng.pick(&[None, None, Some("one")]).map(Arc::from);
         let agent = Agent::new(Arc::clone(&config), crate::message::History::new(), 1);
@@ -80,14 +80,14 @@ impl World {
         let mut core = Core::new(title, config, agent.last());
         let is_created = rng.percent(30);
         if is_created {
-            let version = shelf.put(core.state());
+            let version = vault.put(core.state());
             core.created(version);
         }
-        let ledger = Ledger::new(&model, shelf.stored.as_ref()).expect("an empty conversation is one");
+        let ledger = Ledger::new(&model, vault.stored.as_ref()).expect("an empty conversation is one");
         let mut world = Self {
             kept: SessionSnapshot {
                 last: agent.last(),
-                id: shelf::id(),
+                id: vault::id(),
                 title: model.title.clone(),
                 tree: Tree::new(),
                 agent: snapshot(&agent, &Tree::new()),
@@ -99,7 +99,7 @@ impl World {
             agent,
             model,
             ledger,
-            shelf,
+            vault,
             ghosts: Vec::new(),
             limit: rng.pick(&[0, 500, 2000, usize::MAX]),
             write_ids: 0,
@@ -116,7 +116,7 @@ impl World {
         world.note(|| format!("seed {seed}, created: {is_created}"));
         if world.rng.percent(40) {
             let state = world.core.state();
-            start::put_random(&mut world.shelf, state, &mut world.rng);
+            start::put_random(&mut world.vault, state, &mut world.rng);
             world.load().expect("what was put there can be read");
         }
         world
@@ -134,10 +134,10 @@ impl World {
     }
 
     /// A process takes the conversation up from the store.
-    fn load(&mut self) -> Check {
+    pub(super) fn load(&mut self) -> Check {
         self.lives += 1;
-        let (tree, history) = start::read(&self.shelf)?;
-        let stored = self.shelf.stored.clone().ok_or("nothing is stored")?;
+        let (tree, history) = start::read(&self.vault)?;
+        let stored = self.vault.stored.clone().ok_or("nothing is stored")?;
         self.note(|| format!("loaded at {}:\n{tree}", stored.version));
         // What the process was started with may take the place of what is stored.
         let config = if self.rng.percent(60) {
@@ -151,7 +151,7 @@ impl World {
         self.core = Core::loaded(tree.clone(), &stored.state, stored.version, config, self.agent.last());
         self.ledger = Ledger::new(&self.model, Some(&stored))?;
         self.agent_now = snapshot(&self.agent, &tree);
-        self.shelf.is_foreign = false;
+        self.vault.is_foreign = false;
         self.join();
         self.check()
     }
@@ -160,7 +160,7 @@ impl World {
     fn join(&mut self) {
         self.kept = SessionSnapshot {
             last: EventId { incarnation: 0, number: 0 },
-            id: shelf::id(),
+            id: vault::id(),
             title: self.core.title().cloned(),
             tree: self.core.tree().clone(),
             agent: self.agent_now.clone(),
@@ -200,7 +200,7 @@ impl World {
             }
             40..75 if !self.agent.told.is_empty() => self.deliver(),
             75..80 if self.ledger.waiting().is_some() => self.save(),
-            80 if self.shelf.stored.is_some() && self.rng.percent(50) => self.die_and_load(),
+            80 if self.vault.stored.is_some() && self.rng.percent(50) => self.die_and_load(),
             _ => Ok(()),
         }
     }
@@ -232,11 +232,11 @@ impl World {
             }
         }
         ensure!(self.ledger.under_way().is_none(), "it takes too many writes");
-        self.ledger.check_end(&self.shelf)?;
+        self.ledger.check_end(&self.vault)?;
         while !self.ghosts.is_empty() {
             self.ghost()?;
         }
-        self.ledger.check_end(&self.shelf)
+        self.ledger.check_end(&self.vault)
     }
 
     // ---- inputs ----
@@ -263,103 +263,6 @@ impl World {
         Ok(())
     }
 
-    /// The write under way comes back, done or not.
-    fn comes_back(&mut self, friendly: bool) -> Check {
-        let job = self.ledger.under_way().cloned().ok_or("no write is under way")?;
-        let fails = !friendly && self.rng.percent(self.trouble);
-        let outcome = match self.rng.below(4) {
-            _ if !fails => self.shelf.write(&job),
-            0 => {
-                // It was done, and the answer is lost.
-                let _ = self.shelf.write(&job);
-                Err(self.random_failure(&job))
-            }
-            1 | 2 => {
-                // It took too long: it is done later, or never.
-                if self.rng.percent(70) {
-                    self.ghosts.push((Arc::clone(&job), true));
-                }
-                Err(self.random_failure(&job))
-            }
-            _ if self.rng.percent(self.foes) && self.ledger.acked.is_some() => {
-                self.shelf.meddle();
-                Err(StoreError::LeaseLost { id: shelf::id() })
-            }
-            _ => Err(self.random_failure(&job)),
-        };
-        self.note(|| format!("write {} comes back: {outcome:?}", shelf::write_id(&job)));
-        self.ledger.check_stored(&self.shelf)?;
-        let place = matches!(outcome, Err(StoreError::Conflict { .. } | StoreError::AlreadyExists { .. }));
-        ensure!(!place || self.shelf.is_foreign, "the session is in its own way: {outcome:?}");
-        let brings = self.ledger.brings().filter(|_| outcome.is_ok());
-        let told = match self.ledger.comes_back(&outcome, self.model.stable())? {
-            Kind::Agent => vec![],
-            kind => vec![kind],
-        };
-        let loses = told == [Kind::Lost];
-        let effects = self.feed(told, |core, env, effects| core.written(outcome, env, effects))?;
-        let lost = effects.iter().filter(|effect| matches!(effect, Effect::Lost)).count();
-        ensure!(lost == usize::from(loses), "{lost} times lost, {loses}");
-        brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
-    }
-
-    /// A failure after which the write is to be repeated.
-    fn random_failure(&mut self, job: &Job) -> StoreError {
-        let place = || "the place".to_owned();
-        let cause = || std::io::Error::other("the cause");
-        match self.rng.below(6) {
-            0 => StoreError::Full { place: place(), source: Arc::new(cause()) },
-            1 => StoreError::Unreachable { place: place(), source: Arc::new(cause()) },
-            2 => StoreError::damaged(place(), "it is damaged"),
-            3 if matches!(job, Job::Create(..)) => StoreError::NotFound { id: shelf::id() },
-            4 => StoreError::Unstorable { id: shelf::id(), problem: "a number".to_owned() },
-            _ => StoreError::failed("writing", cause()),
-        }
-    }
-
-    /// A write that nobody waits for reaches the store.
-    fn ghost(&mut self) -> Check {
-        let place = self.rng.below(self.ghosts.len());
-        let (job, own) = self.ghosts.swap_remove(place);
-        let version = |shelf: &Shelf| shelf.stored.as_ref().map(|stored| stored.version);
-        let before = version(&self.shelf);
-        let outcome = self.shelf.write(&job);
-        self.note(|| format!("write {} arrives late: {outcome:?}", shelf::write_id(&job)));
-        if !own && version(&self.shelf) != before {
-            // To this process, the one before is another.
-            self.shelf.is_foreign = true;
-        }
-        self.ledger.check_stored(&self.shelf)?;
-        self.check()
-    }
-
-    /// Another writes to the conversation, or removes it.
-    fn interfere(&mut self) {
-        if self.rng.percent(60) {
-            self.note(|| "another writes".to_owned());
-            self.shelf.meddle();
-        } else {
-            self.note(|| "another deletes".to_owned());
-            // Nobody misses what was not told to be there.
-            self.shelf.is_foreign |= self.ledger.acked.is_some();
-            self.shelf.delete();
-        }
-    }
-
-    /// The process dies, and another goes on.
-    fn die_and_load(&mut self) -> Check {
-        self.note(|| "the process dies".to_owned());
-        for ghost in &mut self.ghosts {
-            ghost.1 = false;
-        }
-        if let Some(job) = self.ledger.under_way()
-            && self.rng.percent(50)
-        {
-            self.ghosts.push((Arc::clone(job), false));
-        }
-        self.load()
-    }
-
     // ---- performing ----
 
     /// Gives the core an input, which must tell this and nothing else, and checks everything after it.
@@ -371,7 +274,7 @@ impl World {
         self.feed(told, input).map(drop)
     }
 
-    fn feed(
+    pub(super) fn feed(
         &mut self,
         told: Vec<Kind>,
         input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
@@ -424,7 +327,7 @@ impl World {
 
     pub(super) fn check(&mut self) -> Check {
         self.model.check(&self.core)?;
-        self.ledger.check(&self.core, &self.shelf, self.limit)?;
+        self.ledger.check(&self.core, &self.vault, self.limit)?;
         let (kept, core) = (&self.kept, &self.core);
         ensure!(kept.title.as_ref() == core.title(), "followed, the title is {:?}", kept.title);
         ensure!(kept.tree == *core.tree(), "followed, the tree is\n{}\nnot\n{}", kept.tree, core.tree());

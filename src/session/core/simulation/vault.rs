@@ -9,7 +9,7 @@ use crate::{
 };
 
 #[derive(Default)]
-pub(super) struct Shelf {
+pub(super) struct Vault {
     pub(super) stored: Option<Stored>,
     /// What each write built on, its id, and its first result.
     writes: Vec<(Option<Version>, WriteId, Version)>,
@@ -53,7 +53,7 @@ pub(super) fn write_id(job: &Job) -> WriteId {
     }
 }
 
-impl Shelf {
+impl Vault {
     /// Puts a conversation there.
     pub(super) fn put(&mut self, state: StoredState) -> Version {
         self.created += 1;

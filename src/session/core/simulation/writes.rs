@@ -1,0 +1,113 @@
+//! What becomes of writes: of the one under way, of those that nobody waits for any more, and of others'.
+
+use std::sync::Arc;
+
+use super::{
+    Check, ensure,
+    model::Kind,
+    vault::{self, Vault},
+    world::World,
+};
+use crate::{
+    session::core::{Effect, Job},
+    store::StoreError,
+};
+
+impl World {
+    /// The write under way comes back, done or not.
+    pub(super) fn comes_back(&mut self, friendly: bool) -> Check {
+        let job = self.ledger.under_way().cloned().ok_or("no write is under way")?;
+        let fails = !friendly && self.rng.percent(self.trouble);
+        let outcome = match self.rng.below(4) {
+            _ if !fails => self.vault.write(&job),
+            0 => {
+                // It was done, and the answer is lost.
+                let _ = self.vault.write(&job);
+                Err(self.random_failure(&job))
+            }
+            1 | 2 => {
+                // It took too long: it is done later, or never.
+                if self.rng.percent(70) {
+                    self.ghosts.push((Arc::clone(&job), true));
+                }
+                Err(self.random_failure(&job))
+            }
+            _ if self.rng.percent(self.foes) && self.ledger.acked.is_some() => {
+                self.vault.meddle();
+                Err(StoreError::LeaseLost { id: vault::id() })
+            }
+            _ => Err(self.random_failure(&job)),
+        };
+        self.note(|| format!("write {} comes back: {outcome:?}", vault::write_id(&job)));
+        self.ledger.check_stored(&self.vault)?;
+        let place = matches!(outcome, Err(StoreError::Conflict { .. } | StoreError::AlreadyExists { .. }));
+        ensure!(!place || self.vault.is_foreign, "the session is in its own way: {outcome:?}");
+        let brings = self.ledger.brings().filter(|_| outcome.is_ok());
+        let told = match self.ledger.comes_back(&outcome, self.model.stable())? {
+            Kind::Agent => vec![],
+            kind => vec![kind],
+        };
+        let loses = told == [Kind::Lost];
+        let effects = self.feed(told, |core, env, effects| core.written(outcome, env, effects))?;
+        let lost = effects.iter().filter(|effect| matches!(effect, Effect::Lost)).count();
+        ensure!(lost == usize::from(loses), "{lost} times lost, {loses}");
+        brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
+    }
+
+    /// A failure after which the write is to be repeated.
+    fn random_failure(&mut self, job: &Job) -> StoreError {
+        let place = || "the place".to_owned();
+        let cause = || std::io::Error::other("the cause");
+        match self.rng.below(6) {
+            0 => StoreError::Full { place: place(), source: Arc::new(cause()) },
+            1 => StoreError::Unreachable { place: place(), source: Arc::new(cause()) },
+            2 => StoreError::damaged(place(), "it is damaged"),
+            3 if matches!(job, Job::Create(..)) => StoreError::NotFound { id: vault::id() },
+            4 => StoreError::Unstorable { id: vault::id(), problem: "a number".to_owned() },
+            _ => StoreError::failed("writing", cause()),
+        }
+    }
+
+    /// A write that nobody waits for reaches the store.
+    pub(super) fn ghost(&mut self) -> Check {
+        let place = self.rng.below(self.ghosts.len());
+        let (job, own) = self.ghosts.swap_remove(place);
+        let version = |vault: &Vault| vault.stored.as_ref().map(|stored| stored.version);
+        let before = version(&self.vault);
+        let outcome = self.vault.write(&job);
+        self.note(|| format!("write {} arrives late: {outcome:?}", vault::write_id(&job)));
+        if !own && version(&self.vault) != before {
+            // To this process, the one before is another.
+            self.vault.is_foreign = true;
+        }
+        self.ledger.check_stored(&self.vault)?;
+        self.check()
+    }
+
+    /// Another writes to the conversation, or removes it.
+    pub(super) fn interfere(&mut self) {
+        if self.rng.percent(60) {
+            self.note(|| "another writes".to_owned());
+            self.vault.meddle();
+        } else {
+            self.note(|| "another deletes".to_owned());
+            // Nobody misses what was not told to be there.
+            self.vault.is_foreign |= self.ledger.acked.is_some();
+            self.vault.delete();
+        }
+    }
+
+    /// The process dies, and another goes on.
+    pub(super) fn die_and_load(&mut self) -> Check {
+        self.note(|| "the process dies".to_owned());
+        for ghost in &mut self.ghosts {
+            ghost.1 = false;
+        }
+        if let Some(job) = self.ledger.under_way()
+            && self.rng.percent(50)
+        {
+            self.ghosts.push((Arc::clone(job), false));
+        }
+        self.load()
+    }
+}

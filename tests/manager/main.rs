@@ -1,0 +1,5 @@
+//! The manager, through its public surface.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod basics;

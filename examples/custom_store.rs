@@ -37,7 +37,8 @@ use support::explain;
 
 /// Each conversation as a load gives it back, and its writes by the versions that they led to.
 #[derive(Clone, Default)]
-struct Shelf(Arc<Mutex<HashMap<ConversationId, (Stored, HashMap<Version, WriteId>)>>>);
+struct Shelf(Arc<Mutex<HashMap<ConversationId, Kept>>>);
+type Kept = (Stored, HashMap<Version, WriteId>);
 
 impl Shelf {
     /// All that a write has to look after: the base is the current version, or the write is there already.

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::{
+    sync::{OwnedSemaphorePermit, oneshot},
+    time::sleep,
+};
 
 use super::{
     Inner, ManagerError, Opened, Start,
@@ -56,7 +59,7 @@ impl Inner {
                 registry.look(&id)
             };
             match running {
-                Some(_) if from != From::Stored => return Err(ManagerError::AlreadyExists { id }),
+                Some(Ok(_)) if from != From::Stored => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
                     // It ended this moment: another one takes its place.
                     Err(SessionError::Ended(_)) => self.settled(&id).await,
@@ -119,14 +122,16 @@ impl Inner {
                 // Whoever wanted it is gone, and it has not begun.
                 () = reply.closed() => return,
             };
-            let opened = match permit {
-                Ok(permit) => inner.launch(&claim, start, from, permit).await,
-                Err(error) => Err(error),
+            let launched = async {
+                let session = inner.launch(&claim, start, from, permit?).await?;
+                // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
+                Ok(subscribe(session, mode, true).await?)
             };
-            // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
-            let opened = match opened {
-                Ok(session) => subscribe(session, mode, true).await.map_err(ManagerError::from),
-                Err(error) => Err(error),
+            let opened = tokio::select! {
+                biased;
+                opened = launched => opened,
+                // A store or an `init` that hangs is not to keep the id from others for ever.
+                () = async { reply.closed().await; sleep(inner.close_timeout).await } => return,
             };
             drop(claim);
             let _ = reply.send(opened);
@@ -301,7 +306,11 @@ async fn in_a_task<T: Send + 'static>(
 async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Result<Opened, SessionError> {
     let subscription = match mode {
         Some(mode) => Some(session.subscribe(mode).await?),
-        None => None,
+        None => {
+            // One that is about to end answers nothing any more.
+            session.title().await?;
+            None
+        }
     };
     Ok(Opened { session, subscription, started })
 }

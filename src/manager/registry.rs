@@ -18,13 +18,16 @@ use crate::{
 };
 /// Tells one life of a session from another with the same id.
 pub(super) type Key = u64;
+/// Where a session stands among those that are open, or that wait.
+type Place = u64;
 
 pub(super) struct Registry {
     slots: HashMap<ConversationId, Slot>,
-    /// The keys of the open sessions, oldest first, and of the waiting ones.
-    open: BTreeMap<Key, ConversationId>,
-    waiting: BTreeMap<Key, ConversationId>,
+    /// The open sessions, and those that wait to be, by their places: in the order in which they came to be so.
+    open: BTreeMap<Place, ConversationId>,
+    waiting: BTreeMap<Place, ConversationId>,
     last_key: Key,
+    last_place: Place,
     /// Counts what sessions do, to tell which was used last.
     clock: u64,
     feed: Feed<ManagerEvent>,
@@ -36,6 +39,8 @@ pub(super) struct Registry {
 /// What is known of one id that is not merely stored.
 struct Slot {
     key: Key,
+    /// Among those that wait, and then among those that are open.
+    place: Place,
     /// The session, while it is open.
     session: Option<Session>,
     /// Somebody opens, closes, renames or deletes it; who else wants to waits for this.
@@ -75,6 +80,7 @@ impl Registry {
             open: BTreeMap::new(),
             waiting: BTreeMap::new(),
             last_key: 0,
+            last_place: 0,
             clock: 0,
             feed: Feed::new(rand::random()),
             is_shut: false,
@@ -100,6 +106,7 @@ impl Registry {
             self.last_key += 1;
             Slot {
                 key: self.last_key,
+                place: 0,
                 session: None,
                 claim: None,
                 title: None,
@@ -121,15 +128,15 @@ impl Registry {
 
     /// Lets go of a claim, and of the slot, if nothing is open there.
     pub(super) fn release(&mut self, id: &ConversationId, key: Key) {
-        if self.waiting.remove(&key).is_some() {
-            self.tell(ManagerEvent::GivenUp { id: id.clone() });
-        }
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
             return;
         };
-        let claim = slot.claim.take();
+        let (claim, place) = (slot.claim.take(), slot.place);
         if slot.session.is_none() {
             self.slots.remove(id);
+        }
+        if self.waiting.remove(&place).is_some() {
+            self.tell(ManagerEvent::GivenUp { id: id.clone() });
         }
         if let Some(claim) = claim {
             claim.cancel();
@@ -138,7 +145,11 @@ impl Registry {
 
     /// A claimed id waits for room to be opened.
     pub(super) fn wait(&mut self, id: &ConversationId, key: Key) {
-        self.waiting.insert(key, id.clone());
+        self.last_place += 1;
+        let place = self.last_place;
+        let Some(slot) = self.slot(id, key) else { return };
+        slot.place = place;
+        self.waiting.insert(place, id.clone());
         self.tell(ManagerEvent::Waiting { id: id.clone() });
     }
 
@@ -147,7 +158,7 @@ impl Registry {
     }
 
     pub(super) fn is_waiting(&self, id: &ConversationId) -> bool {
-        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.key))
+        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.place))
     }
 
     /// A claimed id is open from now on.
@@ -160,7 +171,8 @@ impl Registry {
     ) {
         let id = session.id().clone();
         self.clock += 1;
-        let clock = self.clock;
+        self.last_place += 1;
+        let (clock, place) = (self.clock, self.last_place);
         let Some(slot) = self.slots.get_mut(&id).filter(|slot| slot.key == key) else {
             return;
         };
@@ -168,10 +180,11 @@ impl Registry {
             slot.title = title;
         }
         (slot.session, slot._permit, slot.used) = (Some(session), permit, clock);
+        let waited = std::mem::replace(&mut slot.place, place);
         let ended = slot.ended.take();
         let told = OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() };
-        self.waiting.remove(&key);
-        self.open.insert(key, id.clone());
+        self.waiting.remove(&waited);
+        self.open.insert(place, id.clone());
         self.tell(ManagerEvent::Opened { session: told });
         if let Some(reason) = ended {
             self.ended(&id, key, &reason);
@@ -215,8 +228,12 @@ impl Registry {
         }
     }
 
-    /// A conversation that is not open has another title.
+    /// A conversation has another title in the store.
     pub(super) fn tell_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
+        if let Some(slot) = self.slots.get_mut(id) {
+            // It has ended, and that is not told yet.
+            slot.title.clone_from(&title);
+        }
         self.tell(ManagerEvent::Title { id: id.clone(), title });
     }
 
@@ -227,7 +244,7 @@ impl Registry {
     /// A session has ended.
     pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };
-        let was_open = slot.session.take().is_some();
+        let (was_open, place) = (slot.session.take().is_some(), slot.place);
         if !was_open {
             slot.ended = Some(reason.clone());
         }
@@ -235,7 +252,7 @@ impl Registry {
             self.slots.remove(id);
         }
         if was_open {
-            self.open.remove(&key);
+            self.open.remove(&place);
             self.tell(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
     }
@@ -270,6 +287,11 @@ impl Registry {
         idle.into_iter().map(|(_, session)| session).collect()
     }
 
+    /// The open session with this id, whoever works on it.
+    pub(super) fn get(&self, id: &ConversationId) -> Option<Session> {
+        self.slots.get(id)?.session.clone()
+    }
+
     pub(super) fn open_session(&self, id: &ConversationId) -> Option<OpenSession> {
         let slot = self.slots.get(id)?;
         slot.session.as_ref()?;
@@ -277,8 +299,7 @@ impl Registry {
     }
 
     pub(super) fn sessions(&self) -> Vec<Session> {
-        let session = |id: &ConversationId| self.slots.get(id)?.session.clone();
-        self.open.values().filter_map(session).collect()
+        self.open.values().filter_map(|id| self.get(id)).collect()
     }
 
     pub(super) fn claims(&self) -> Vec<CancellationToken> {
@@ -303,7 +324,12 @@ impl Registry {
             return attachment;
         }
         let snapshot = self.snapshot();
-        self.feed.join(limits, snapshot)
+        let attachment = self.feed.join(limits, snapshot);
+        if self.end.is_some() {
+            // All that is to come is the end.
+            self.feed.close();
+        }
+        attachment
     }
 
     /// Nothing is open any more, and nothing will be.

@@ -3,3 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod basics;
+mod closing;
+mod lives;
+mod opening;
+mod rig;

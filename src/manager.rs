@@ -83,8 +83,6 @@ struct Inner {
     limits: Limits,
     feed_limits: FeedLimits,
     sessions: Mutex<Sessions>,
-    /// Held while idle sessions are put to sleep.
-    making_room: tokio::sync::Mutex<()>,
     shutting: CancellationToken,
 }
 
@@ -179,10 +177,9 @@ impl ManagerBuilder {
             idle_shutdown: self.idle_shutdown,
             close_timeout: self.close_timeout,
             titles: self.titles,
-            limits: Limits::new(self.max_open, self.max_turns, self.max_turns_per_tenant),
+            limits: Limits::new(self.max_turns, self.max_turns_per_tenant),
             feed_limits: self.feed_limits,
-            sessions: Mutex::new(Sessions::new()),
-            making_room: tokio::sync::Mutex::new(()),
+            sessions: Mutex::new(Sessions::new(self.max_open.unwrap_or(usize::MAX).max(1))),
             shutting: CancellationToken::new(),
         }))
     }
@@ -338,9 +335,11 @@ impl Manager {
             }
             let left = grace.saturating_sub(begun.elapsed());
             failed.extend(opening::end_all(sessions, left, deadline).await);
-            // What is being opened or closed right now comes to its end too.
-            for claim in claims {
-                claim.cancelled().await;
+            // What is being opened or closed right now comes to its end too, unless the store keeps it for too long.
+            let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
+            let claims = futures_util::future::join_all(claims.iter().map(CancellationToken::cancelled));
+            if tokio::time::timeout(left, claims).await.is_err() && inner.registry().sessions().is_empty() {
+                break;
             }
             tokio::task::yield_now().await;
         }

@@ -18,17 +18,15 @@ use crate::{
 /// Limits that are set, as semaphores: whoever asks first is served first.
 #[derive(Debug, Default)]
 pub(super) struct Limits {
-    pub(super) open: Option<Arc<Semaphore>>,
     turns: Option<Arc<Semaphore>>,
     per_tenant: Option<usize>,
     tenants: Mutex<HashMap<Arc<str>, Weak<Semaphore>>>,
 }
 
 impl Limits {
-    pub(super) fn new(open: Option<usize>, turns: Option<usize>, per_tenant: Option<usize>) -> Self {
+    pub(super) fn new(turns: Option<usize>, per_tenant: Option<usize>) -> Self {
         let semaphore = |limit: usize| Arc::new(Semaphore::new(limit.clamp(1, Semaphore::MAX_PERMITS)));
         Self {
-            open: open.map(semaphore),
             turns: turns.map(semaphore),
             per_tenant: per_tenant.map(|limit| limit.clamp(1, Semaphore::MAX_PERMITS)),
             tenants: Mutex::default(),

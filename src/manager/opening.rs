@@ -2,10 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{
-    sync::{OwnedSemaphorePermit, oneshot},
-    time::sleep,
-};
+use tokio::{sync::oneshot, task::AbortHandle, time::sleep};
 
 use super::{
     Inner, ManagerError, Opened, Start,
@@ -58,6 +55,9 @@ impl Inner {
                 }
                 registry.look(&id)
             };
+            if from == From::Stored {
+                self.registry().touch(&id);
+            }
             match running {
                 Some(Ok(_)) if from != From::Stored => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
@@ -69,6 +69,8 @@ impl Inner {
                 None => match self.claim(&id) {
                     Err(claim) => claim.cancelled().await,
                     Ok((claim, Some(_))) => drop(claim),
+                    // Looked at once more: a shutdown that began before the claim does not wait for it.
+                    Ok((_, None)) if self.registry().is_shut => return Err(ManagerError::ShutDown),
                     Ok((claim, None)) => return self.start(claim, start, from).await,
                 },
             }
@@ -116,14 +118,15 @@ impl Inner {
         let task = tokio::spawn(async move {
             let mode = start.mode;
             let mut reply = reply;
-            let permit = tokio::select! {
+            let room = tokio::select! {
                 biased;
-                permit = inner.room(&claim) => permit,
+                room = inner.room(&claim) => room,
                 // Whoever wanted it is gone, and it has not begun.
                 () = reply.closed() => return,
             };
             let launched = async {
-                let session = inner.launch(&claim, start, from, permit?).await?;
+                room?;
+                let session = inner.launch(&claim, start, from).await?;
                 // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
                 Ok(subscribe(session, mode, true).await?)
             };
@@ -147,42 +150,76 @@ impl Inner {
     }
 
     /// Waits for room for one more session, if there is a limit.
-    async fn room(self: &Arc<Self>, claim: &Claim) -> Result<Option<OwnedSemaphorePermit>, ManagerError> {
-        let Some(open) = &self.limits.open else {
-            return Ok(None);
+    async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), ManagerError> {
+        let Some(told) = self.registry().take_place(&claim.id, claim.key) else {
+            return Ok(());
         };
-        if let Ok(permit) = Arc::clone(open).try_acquire_owned() {
-            return Ok(Some(permit));
-        }
-        self.registry().wait(&claim.id, claim.key);
         self.make_room();
         tokio::select! {
             biased;
-            permit = Arc::clone(open).acquire_owned() => Ok(permit.ok()),
+            _ = told => Ok(()),
             () = self.shutting.cancelled() => Err(ManagerError::ShutDown),
         }
     }
 
-    /// Puts idle sessions to sleep, the least recently used first, while somebody waits to be opened.
+    /// Has idle sessions put to sleep, the least recently used first, for as long as somebody waits to be opened.
     pub(super) fn make_room(self: &Arc<Self>) {
-        if !self.registry().is_anyone_waiting() {
+        let mut registry = self.registry();
+        if !registry.is_anyone_in_line() {
             return;
         }
-        let inner = Arc::clone(self);
-        tokio::spawn(async move {
-            let _one_at_a_time = inner.making_room.lock().await;
-            let sleepers = inner.registry().sleepers();
-            for session in sleepers {
-                if !inner.registry().is_anyone_waiting() {
-                    break;
-                }
-                if session.sleep().await.unwrap_or(true) {
-                    session.ended().await;
-                    // Whoever waits gets its place before another one is put to sleep.
-                    tokio::task::yield_now().await;
+        registry.room.notify_one();
+        // One that was killed with its runtime is as good as none.
+        if registry.room_maker.as_ref().is_none_or(AbortHandle::is_finished) {
+            let inner = Arc::clone(self);
+            let maker = tokio::spawn(async move { inner.keep_making_room().await });
+            registry.room_maker = Some(maker.abort_handle());
+        }
+    }
+
+    async fn keep_making_room(self: Arc<Self>) {
+        let room = Arc::clone(&self.registry().room);
+        loop {
+            let is_any_refused = self.put_to_sleep().await;
+            {
+                let mut registry = self.registry();
+                if !registry.is_anyone_in_line() {
+                    registry.room_maker = None;
+                    return;
                 }
             }
-        });
+            let again = async {
+                if !is_any_refused {
+                    std::future::pending::<()>().await;
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            };
+            tokio::select! {
+                () = room.notified() => {}
+                () = again => {}
+            }
+        }
+    }
+
+    /// Puts as many idle sessions to sleep as others wait to be opened; tells whether one is not ready for it.
+    async fn put_to_sleep(&self) -> bool {
+        let sleepers = self.registry().sleepers();
+        let mut is_any_refused = false;
+        for (key, session) in sleepers {
+            if !self.registry().is_anyone_in_line() {
+                break;
+            }
+            if !session.sleep().await.unwrap_or(true) {
+                is_any_refused = true;
+                continue;
+            }
+            session.ended().await;
+            // Its place is passed on a moment later, and before another one is put to sleep.
+            while self.registry().is_open(session.id(), key) {
+                tokio::task::yield_now().await;
+            }
+        }
+        is_any_refused
     }
 
     async fn launch(
@@ -190,7 +227,6 @@ impl Inner {
         claim: &Claim,
         start: Start,
         from: From,
-        permit: Option<OwnedSemaphorePermit>,
     ) -> Result<Session, ManagerError> {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
@@ -201,15 +237,23 @@ impl Inner {
         let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
         let builder = Session::builder(Arc::clone(&self.store)).watcher(Arc::new(watch));
         let builder = start.set_up(builder, self.idle_shutdown);
-        let session = match from {
-            From::Stored => builder.load(id.clone()).await?,
-            From::Named => builder.create_as(id.clone()).await?,
-            From::Generated => builder.create_with(id.clone()).await?,
+        let starting = async {
+            match from {
+                From::Stored => builder.load(id.clone()).await,
+                From::Named => builder.create_as(id.clone()).await,
+                From::Generated => builder.create_with(id.clone()).await,
+            }
+        };
+        // A store that takes its time, or an `init`, does not hold a shutdown up.
+        let session = tokio::select! {
+            biased;
+            session = starting => session?,
+            () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
         };
         let title = session.title().await.unwrap_or_default();
         let is_shut = {
             let mut registry = self.registry();
-            registry.opened(key, session.clone(), title, permit);
+            registry.opened(key, session.clone(), title);
             registry.is_shut
         };
         if is_shut {
@@ -291,6 +335,9 @@ impl Inner {
         self.store.save_state(id, &Write::on(version), &change).await.map(|_| ())
     }
 }
+
+/// How soon it is looked again whether a session that has something to save, or to handle, can be put to sleep.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// How often a title is written again behind another writer.
 const RENAME_TRIES: usize = 8;

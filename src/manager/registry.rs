@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::{
+    sync::{Notify, oneshot},
+    task::AbortHandle,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{Activity, ManagerEvent, ManagerSnapshot, OpenSession};
@@ -16,19 +19,24 @@ use crate::{
     store::ConversationId,
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
 };
+
 /// Tells one life of a session from another with the same id.
 pub(super) type Key = u64;
-/// Where a session stands among those that are open, or that wait.
-type Place = u64;
 
 pub(super) struct Registry {
     slots: HashMap<ConversationId, Slot>,
-    /// The open sessions, and those that wait to be, by their places: in the order in which they came to be so.
-    open: BTreeMap<Place, ConversationId>,
-    waiting: BTreeMap<Place, ConversationId>,
+    /// The open sessions and the waiting ones, in order, by [`Slot::since`].
+    open: BTreeMap<u64, ConversationId>,
+    waiting: BTreeMap<u64, ConversationId>,
+    /// Those of the waiting ones that have no place yet, and how they learn of it.
+    line: BTreeMap<u64, oneshot::Sender<()>>,
+    /// Places for open sessions that nobody has; with some, nobody stands in line.
+    free: usize,
+    /// Who puts idle sessions to sleep while somebody stands in line, and what tells them to look again.
+    pub(super) room_maker: Option<AbortHandle>,
+    pub(super) room: Arc<Notify>,
     last_key: Key,
-    last_place: Place,
-    /// Counts what sessions do, to tell which was used last.
+    /// Counts what sessions do, to tell what was first.
     clock: u64,
     feed: Feed<ManagerEvent>,
     pub(super) is_shut: bool,
@@ -39,8 +47,6 @@ pub(super) struct Registry {
 /// What is known of one id that is not merely stored.
 struct Slot {
     key: Key,
-    /// Among those that wait, and then among those that are open.
-    place: Place,
     /// The session, while it is open.
     session: Option<Session>,
     /// Somebody opens, closes, renames or deletes it; who else wants to waits for this.
@@ -55,8 +61,10 @@ struct Slot {
     /// Whether a title is being made.
     is_titling: bool,
     used: u64,
-    /// Leave to be open, where it takes one.
-    _permit: Option<OwnedSemaphorePermit>,
+    /// When it became open, or began to wait for it.
+    since: u64,
+    /// Whether one of the places for open sessions is its own.
+    has_place: bool,
 }
 
 impl Slot {
@@ -74,13 +82,17 @@ pub(super) enum Claimed {
 }
 
 impl Registry {
-    pub(super) fn new() -> Self {
+    /// With places for so many open sessions.
+    pub(super) fn new(places: usize) -> Self {
         Self {
             slots: HashMap::new(),
             open: BTreeMap::new(),
             waiting: BTreeMap::new(),
+            line: BTreeMap::new(),
+            free: places,
+            room_maker: None,
+            room: Arc::new(Notify::new()),
             last_key: 0,
-            last_place: 0,
             clock: 0,
             feed: Feed::new(rand::random()),
             is_shut: false,
@@ -106,7 +118,6 @@ impl Registry {
             self.last_key += 1;
             Slot {
                 key: self.last_key,
-                place: 0,
                 session: None,
                 claim: None,
                 title: None,
@@ -116,7 +127,8 @@ impl Registry {
                 is_queued: false,
                 is_titling: false,
                 used: self.clock,
-                _permit: None,
+                since: 0,
+                has_place: false,
             }
         });
         if let Some(claim) = &slot.claim {
@@ -131,60 +143,86 @@ impl Registry {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
             return;
         };
-        let (claim, place) = (slot.claim.take(), slot.place);
+        let claim = slot.claim.take();
         if slot.session.is_none() {
+            let (since, has_place) = (slot.since, slot.has_place);
             self.slots.remove(id);
-        }
-        if self.waiting.remove(&place).is_some() {
-            self.tell(ManagerEvent::GivenUp { id: id.clone() });
+            self.line.remove(&since);
+            if self.waiting.remove(&since).is_some() {
+                self.tell(ManagerEvent::GivenUp { id: id.clone() });
+            }
+            if has_place {
+                self.vacate();
+            }
         }
         if let Some(claim) = claim {
             claim.cancel();
         }
+        // Who was worked on may be put to sleep now, or nobody stands in line any more.
+        self.room.notify_one();
     }
 
-    /// A claimed id waits for room to be opened.
-    pub(super) fn wait(&mut self, id: &ConversationId, key: Key) {
-        self.last_place += 1;
-        let place = self.last_place;
-        let Some(slot) = self.slot(id, key) else { return };
-        slot.place = place;
-        self.waiting.insert(place, id.clone());
+    // ---- places ----
+
+    /// Takes a place for a claimed id, or its place in the line for one; what is given tells when it has one.
+    pub(super) fn take_place(&mut self, id: &ConversationId, key: Key) -> Option<oneshot::Receiver<()>> {
+        self.clock += 1;
+        let (clock, is_free) = (self.clock, self.free > 0);
+        let slot = self.slot(id, key)?;
+        if is_free {
+            slot.has_place = true;
+            self.free -= 1;
+            return None;
+        }
+        slot.since = clock;
+        let (tell, told) = oneshot::channel();
+        self.line.insert(clock, tell);
+        self.waiting.insert(clock, id.clone());
         self.tell(ManagerEvent::Waiting { id: id.clone() });
+        Some(told)
     }
 
-    pub(super) fn is_anyone_waiting(&self) -> bool {
-        !self.waiting.is_empty()
+    /// Passes a place on to the first in line.
+    fn vacate(&mut self) {
+        while let Some((since, tell)) = self.line.pop_first() {
+            let slot = self.waiting.get(&since).and_then(|id| self.slots.get_mut(id));
+            if let Some(slot) = slot.filter(|slot| slot.since == since) {
+                slot.has_place = true;
+                // Who no longer wants it passes it on with its claim.
+                let _ = tell.send(());
+                return;
+            }
+        }
+        self.free += 1;
+    }
+
+    pub(super) fn is_anyone_in_line(&self) -> bool {
+        !self.line.is_empty()
     }
 
     pub(super) fn is_waiting(&self, id: &ConversationId) -> bool {
-        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.place))
+        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.since))
     }
 
+    // ---- what is open ----
+
     /// A claimed id is open from now on.
-    pub(super) fn opened(
-        &mut self,
-        key: Key,
-        session: Session,
-        title: Option<Arc<str>>,
-        permit: Option<OwnedSemaphorePermit>,
-    ) {
+    pub(super) fn opened(&mut self, key: Key, session: Session, title: Option<Arc<str>>) {
         let id = session.id().clone();
         self.clock += 1;
-        self.last_place += 1;
-        let (clock, place) = (self.clock, self.last_place);
+        let clock = self.clock;
         let Some(slot) = self.slots.get_mut(&id).filter(|slot| slot.key == key) else {
             return;
         };
         if !slot.has_told_title {
             slot.title = title;
         }
-        (slot.session, slot._permit, slot.used) = (Some(session), permit, clock);
-        let waited = std::mem::replace(&mut slot.place, place);
+        (slot.session, slot.used) = (Some(session), clock);
+        let waited_since = std::mem::replace(&mut slot.since, clock);
         let ended = slot.ended.take();
         let told = OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() };
-        self.waiting.remove(&waited);
-        self.open.insert(place, id.clone());
+        self.waiting.remove(&waited_since);
+        self.open.insert(clock, id.clone());
         self.tell(ManagerEvent::Opened { session: told });
         if let Some(reason) = ended {
             self.ended(&id, key, &reason);
@@ -195,6 +233,14 @@ impl Registry {
 
     fn slot(&mut self, id: &ConversationId, key: Key) -> Option<&mut Slot> {
         self.slots.get_mut(id).filter(|slot| slot.key == key)
+    }
+
+    /// A session is used by somebody.
+    pub(super) fn touch(&mut self, id: &ConversationId) {
+        self.clock += 1;
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.used = self.clock;
+        }
     }
 
     /// Changes what is known of a session, and tells if its activity is another then.
@@ -244,17 +290,22 @@ impl Registry {
     /// A session has ended.
     pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };
-        let (was_open, place) = (slot.session.take().is_some(), slot.place);
+        let was_open = slot.session.take().is_some();
         if !was_open {
             slot.ended = Some(reason.clone());
         }
+        let (since, had_place) = (slot.since, was_open && std::mem::take(&mut slot.has_place));
         if slot.claim.is_none() {
             self.slots.remove(id);
         }
         if was_open {
-            self.open.remove(&place);
+            self.open.remove(&since);
             self.tell(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
+        if had_place {
+            self.vacate();
+        }
+        self.room.notify_one();
     }
 
     // ---- titles ----
@@ -274,17 +325,22 @@ impl Registry {
     // ---- looking ----
 
     /// The idle sessions that nobody works on or controls, the least recently used first.
-    pub(super) fn sleepers(&self) -> Vec<Session> {
+    pub(super) fn sleepers(&self) -> Vec<(Key, Session)> {
         let idle = |slot: &&Slot| slot.claim.is_none() && slot.status == Status::Idle;
         let mut idle: Vec<_> = self
             .slots
             .values()
             .filter(idle)
-            .filter_map(|slot| Some((slot.used, slot.session.clone()?)))
-            .filter(|(_, session)| session.controllers() == 0)
+            .filter_map(|slot| Some((slot.used, slot.key, slot.session.clone()?)))
+            .filter(|(_, _, session)| session.controllers() == 0)
             .collect();
-        idle.sort_unstable_by_key(|(used, _)| *used);
-        idle.into_iter().map(|(_, session)| session).collect()
+        idle.sort_unstable_by_key(|(used, ..)| *used);
+        idle.into_iter().map(|(_, key, session)| (key, session)).collect()
+    }
+
+    /// Whether this life of a session is open.
+    pub(super) fn is_open(&self, id: &ConversationId, key: Key) -> bool {
+        self.slots.get(id).is_some_and(|slot| slot.key == key && slot.session.is_some())
     }
 
     /// The open session with this id, whoever works on it.
@@ -320,13 +376,15 @@ impl Registry {
         after: Option<EventId>,
         limits: FeedLimits,
     ) -> Attachment<ManagerSnapshot, ManagerEvent> {
-        if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {
+        if self.end.is_none()
+            && let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after))
+        {
             return attachment;
         }
         let snapshot = self.snapshot();
         let attachment = self.feed.join(limits, snapshot);
         if self.end.is_some() {
-            // All that is to come is the end.
+            // The first update is the end.
             self.feed.close();
         }
         attachment

@@ -124,9 +124,13 @@ fn tidy(text: &str) -> Option<String> {
     let around = |c: char| {
         c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '*' | '#' | '“' | '”' | '„' | '«' | '»')
     };
-    let line = text.lines().map(|line| line.trim_matches(around)).find(|line| !line.is_empty())?;
-    let line = line.strip_prefix("Title:").unwrap_or(line).trim_matches(around).trim_end_matches('.');
-    (!line.is_empty()).then(|| shorten(line, LONGEST))
+    let bare = |line: &'_ str| -> String {
+        let line = line.trim_matches(around);
+        let line = line.strip_prefix("Title:").unwrap_or(line);
+        line.trim_start_matches(around).trim_end_matches(|c| around(c) || c == '.').to_owned()
+    };
+    let line = text.lines().map(bare).find(|line| !line.is_empty())?;
+    Some(shorten(&line, LONGEST))
 }
 
 impl fmt::Debug for Titles {

@@ -37,7 +37,10 @@ impl Watcher for Watch {
             }
             Notice::Title(title) => inner.registry().titled(id, key, title.cloned()),
             Notice::Finished(_) => inner.make_title(id, key),
-            Notice::Left => inner.make_room(),
+            Notice::Left => {
+                inner.registry().touch(id);
+                inner.make_room();
+            }
             Notice::Ended(reason) => inner.registry().ended(id, key, reason),
         }
     }

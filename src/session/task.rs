@@ -305,6 +305,14 @@ impl Task {
         retired
     }
 
+    /// Whether the session may end now, whatever time is left to it. The agent has ended then; else nothing has changed.
+    async fn can_sleep(&mut self) -> bool {
+        self.catch_up().await.is_ok()
+            && !self.is_controlled()
+            && self.is_saved()
+            && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
+    }
+
     fn is_saved(&self) -> bool {
         self.core.is_safe(self.core.wanted())
     }

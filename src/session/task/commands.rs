@@ -50,13 +50,11 @@ impl Task {
                 let _ = reply.send(is_untitled);
             }
             Command::Sleep(reply) => {
-                let timer = self.idle.take();
-                let ends = self.is_unwanted().await;
+                let ends = self.can_sleep().await;
                 let _ = reply.send(ends);
                 if ends {
                     return Err(Over::Unwanted);
                 }
-                self.idle = self.idle.take().or(timer);
             }
             Command::Tree(reply) => {
                 self.catch_up().await?;

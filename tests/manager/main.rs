@@ -4,6 +4,8 @@
 
 mod basics;
 mod closing;
+mod faults;
+mod feed;
 mod lives;
 mod opening;
 mod rig;

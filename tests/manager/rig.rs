@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentCallbacks, AppEvent, Draft, Prompt, State, WeakAgent},
-    manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, ManagerSubscription, Opened, Titles},
+    manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, ManagerSubscription, Titles},
     session::Session,
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
@@ -452,11 +452,6 @@ impl Watch {
         };
         self.seen.iter().filter_map(word).collect()
     }
-}
-
-/// Lets go of the caller's subscription, and keeps the session.
-pub(crate) fn leave(opened: Opened) -> Session {
-    opened.session
 }
 
 /// The tasks that run in this runtime.

@@ -14,7 +14,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::rig::{
-    Act, Call, Do, Hooks, MoodyStore, Watch, held, id, in_time, parrot, scripted, secs, settle, tasks,
+    Act, Call, Do, Hooks, Lives, MoodyStore, Watch, held, id, in_time, parrot, scripted, secs, settle, tasks,
 };
 
 /// Sessions around the one that fails: idle, and in the middle of a turn.
@@ -114,11 +114,9 @@ async fn a_panic_in_a_tool_leaves_all_running() {
     let manager = store.manager().build();
     let neighbours = Neighbours::new(&manager).await;
     let steps = [Step::new().then_tool_use("use", "broken", json!({})).stop(), Step::text("Well")];
-    let broken = tool_fn("broken", "Breaks.", |_: Value, _| async move {
-        if true {
-            panic!("the tool broke")
-        }
-        Ok(Value::Null)
+    let broken = tool_fn("broken", "Breaks.", |input: Value, _| async move {
+        assert_ne!(input, json!({}), "the tool broke");
+        Ok(input)
     });
     let one = manager.create_as(&id("one"), scripted(steps).tool(broken)).await.unwrap();
     one.session.ask("Hi").await.unwrap();
@@ -134,7 +132,7 @@ async fn a_panic_in_terminate_leaves_all_running() {
     let hooks = Hooks::default().terminate(Act::Panic);
     manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
     manager.close(&id("one")).await.unwrap();
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.closed.len(), 1);
     neighbours.assert_well(&store).await;
 }
@@ -144,7 +142,8 @@ async fn a_terminate_that_hangs_holds_up_its_own_close_alone_and_not_for_ever() 
     let store = MoodyStore::new();
     let manager = store.manager().close_timeout(secs(10)).build();
     let neighbours = Neighbours::new(&manager).await;
-    let hooks = Hooks::default().terminate(Act::Hang);
+    let lives = Lives::default();
+    let hooks = Hooks::of(&lives).terminate(Act::Hang);
     manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
     let begun = tokio::time::Instant::now();
     let (name, other) = (id("one"), id("other"));
@@ -154,6 +153,7 @@ async fn a_terminate_that_hangs_holds_up_its_own_close_alone_and_not_for_ever() 
     });
     assert!(created < secs(1));
     assert!(begun.elapsed() <= secs(11), "{closed:?}");
+    assert_eq!(lives.living(), 0, "it is cut off with its session");
     assert!(manager.open(&name, parrot()).await.unwrap().started);
     neighbours.assert_well(&store).await;
 }
@@ -172,7 +172,7 @@ async fn a_store_that_breaks_for_one_leaves_all_running() {
             one.session.ask("Hi").await.unwrap();
             one.session.set_title(Some("Title")).await.unwrap();
             tokio::time::sleep(secs(100)).await;
-            watch.assert_agrees(&manager).await;
+            watch.assert_agrees(&manager);
             assert!(one.session.end().is_none(), "{call:?} {act:?}");
             neighbours.assert_well(&store).await;
             in_time(one.session.flush(Duration::from_mins(30))).await.unwrap();
@@ -216,5 +216,5 @@ async fn a_subscriber_that_stalls_holds_nobody_up() {
     }
     neighbours.assert_well(&store).await;
     let mut watch = Watch::new(&manager);
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
 }

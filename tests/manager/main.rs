@@ -8,4 +8,5 @@ mod faults;
 mod feed;
 mod lives;
 mod opening;
+mod random;
 mod rig;

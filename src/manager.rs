@@ -69,7 +69,7 @@ use crate::{
 /// # Cancel safety
 ///
 /// What an operation has begun goes on when its future is dropped, but for an opening that still waits for room: that is
-/// given up.
+/// given up; and for what [hangs](ManagerBuilder::close_timeout).
 #[derive(Clone)]
 pub struct Manager(Arc<Inner>);
 
@@ -132,7 +132,8 @@ impl ManagerBuilder {
         self
     }
 
-    /// How long closing one session may take, saving included. 30 seconds if unset.
+    /// How long closing one session may take, saving included, whatever ends it. 30 seconds if unset. What hangs in a store
+    /// or an `init` twice as long after the last caller has gone away is given up.
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.close_timeout = limit;
         self

@@ -2,7 +2,11 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::oneshot, task::AbortHandle, time::sleep};
+use tokio::{
+    sync::oneshot,
+    task::{AbortHandle, JoinHandle},
+    time::sleep,
+};
 
 use super::{
     Inner, ManagerError, Opened, Start,
@@ -134,19 +138,20 @@ impl Inner {
                 biased;
                 opened = launched => opened,
                 // A store or an `init` that hangs is not to keep the id from others for ever.
-                () = async { reply.closed().await; sleep(inner.close_timeout).await } => return,
+                () = abandoned(&mut reply, inner.patience()) => return,
             };
             drop(claim);
             let _ = reply.send(opened);
         });
         match (&mut answer).await {
             Ok(opened) => opened,
-            Err(_) => {
-                let reason =
-                    task.await.err().map_or_else(|| "it was given up".to_owned(), |error| error.to_string());
-                Err(ManagerError::CutOff { id, reason })
-            }
+            Err(_) => Err(ManagerError::CutOff { id, reason: cut_off(task).await }),
         }
+    }
+
+    /// How long what nobody waits for any more may take. Closing a session is part of it, at most.
+    fn patience(&self) -> Duration {
+        self.close_timeout.saturating_mul(2)
     }
 
     /// Waits for room for one more session, if there is a limit.
@@ -235,7 +240,9 @@ impl Inner {
             start.agent = start.agent.admission(admission);
         }
         let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
-        let builder = Session::builder(Arc::clone(&self.store)).watcher(Arc::new(watch));
+        let builder = Session::builder(Arc::clone(&self.store))
+            .watcher(Arc::new(watch))
+            .end_timeout(self.close_timeout);
         let builder = start.set_up(builder, self.idle_shutdown);
         let starting = async {
             match from {
@@ -270,7 +277,7 @@ impl Inner {
             return Ok(());
         };
         let limit = self.close_timeout;
-        in_a_task(async move {
+        in_a_task(self.patience(), async move {
             let stopped = session.stop(limit).await;
             drop(claim);
             Ok(stopped?)
@@ -283,7 +290,7 @@ impl Inner {
     pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
         let (claim, session) = self.claim_in_time(id).await;
         let (inner, limit) = (Arc::clone(self), self.close_timeout);
-        in_a_task(async move {
+        in_a_task(self.patience(), async move {
             if let Some(session) = session {
                 // What is not saved is to be removed in any case.
                 let _ = session.stop(limit).await;
@@ -312,7 +319,7 @@ impl Inner {
             session.ended().await;
         }
         let (inner, title) = (Arc::clone(self), title.map(str::to_owned));
-        in_a_task(async move {
+        in_a_task(self.patience(), async move {
             inner.rename_stored(&claim.id, title.clone()).await?;
             inner.registry().tell_title(&claim.id, title.map(Arc::from));
             drop(claim);
@@ -342,22 +349,44 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// How often a title is written again behind another writer.
 const RENAME_TRIES: usize = 8;
 
-/// Does something to its end, whether or not the caller waits for it.
+/// Does something to its end, whether or not the caller waits for it; but if it hangs and nobody waits, it is given up.
 async fn in_a_task<T: Send + 'static>(
+    limit: Duration,
     work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
 ) -> Result<Result<T, ManagerError>, String> {
-    tokio::spawn(work).await.map_err(|error| error.to_string())
+    let (mut reply, answer) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        tokio::select! {
+            biased;
+            done = work => drop(reply.send(done)),
+            () = abandoned(&mut reply, limit) => {}
+        }
+    });
+    match answer.await {
+        Ok(done) => Ok(done),
+        Err(_) => Err(cut_off(task).await),
+    }
+}
+
+/// Why a task did not come to its end.
+async fn cut_off(task: JoinHandle<()>) -> String {
+    task.await.err().map_or_else(|| "it was given up".to_owned(), |error| error.to_string())
+}
+
+/// Waits until nobody waits for the answer, and so long on top.
+async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
+    reply.closed().await;
+    sleep(limit).await;
 }
 
 /// A session, with the caller's subscription.
 async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Result<Opened, SessionError> {
-    let subscription = match mode {
-        Some(mode) => Some(session.subscribe(mode).await?),
-        None => {
-            // One that is about to end answers nothing any more.
-            session.title().await?;
-            None
-        }
+    let subscription = if let Some(mode) = mode {
+        Some(session.subscribe(mode).await?)
+    } else {
+        // One that is about to end answers nothing any more.
+        session.title().await?;
+        None
     };
     Ok(Opened { session, subscription, started })
 }

@@ -376,13 +376,11 @@ impl Registry {
         after: Option<EventId>,
         limits: FeedLimits,
     ) -> Attachment<ManagerSnapshot, ManagerEvent> {
-        if self.end.is_none()
-            && let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after))
-        {
-            return attachment;
-        }
-        let snapshot = self.snapshot();
-        let attachment = self.feed.join(limits, snapshot);
+        let replayed = after.and_then(|after| self.feed.replay(limits, after));
+        let attachment = replayed.unwrap_or_else(|| {
+            let snapshot = self.snapshot();
+            self.feed.join(limits, snapshot)
+        });
         if self.end.is_some() {
             // The first update is the end.
             self.feed.close();

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::{
     Session, SessionError, Watcher, WeakSession,
     core::Core,
-    task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task},
+    task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task, writing::contained},
 };
 use crate::{
     actor::{Fate, Signal},
@@ -166,8 +166,15 @@ impl SessionBuilder {
             return Err(crate::store::StoreError::AlreadyExists { id }.into());
         }
         let (mut starting, id) = self.start_new(id).await?;
-        let version = store.create(&id, WriteId::generate(), &starting.core.state()).await?;
-        starting.core.created(version);
+        let state = starting.core.state();
+        match contained(async move { store.create(&id, WriteId::generate(), &state).await }).await {
+            Ok(version) => starting.core.created(version),
+            Err(error) => {
+                // Whoever tries again is not to meet this agent; how it ended changes nothing.
+                let _ = starting.agent.stop(starting.session.shared.setup.end_timeout).await;
+                return Err(error.into());
+            }
+        }
         Ok(starting.run())
     }
 

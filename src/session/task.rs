@@ -3,7 +3,7 @@
 
 mod commands;
 mod ending;
-mod writing;
+pub(super) mod writing;
 
 use std::{
     pin::Pin,

@@ -40,7 +40,7 @@ async fn close_of_what_is_not_open_is_fine() {
     let mut watch = Watch::new(&manager);
     manager.close(&kept).await.unwrap();
     manager.close(&id("missing")).await.unwrap();
-    watch.catch_up().await;
+    watch.catch_up();
     assert!(watch.seen.is_empty());
     assert!(store.beneath().exists(&kept).await.unwrap());
 }
@@ -57,7 +57,7 @@ async fn close_of_a_busy_one_cancels_its_run_and_keeps_what_was_committed() {
     in_time(gate.reached()).await;
     manager.close(one.session.id()).await.unwrap();
     assert_eq!(store.beneath().load(one.session.id()).await.unwrap().nodes.len(), 2);
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.closed, [(one.session.id().clone(), EndReason::Stopped)]);
     assert_eq!(tasks(), 0);
 }
@@ -72,7 +72,7 @@ async fn close_by_many_at_once_closes_once() {
     for closed in futures_util::future::join_all(closing).await {
         closed.unwrap();
     }
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.words(one.session.id()), ["opened", "closed"]);
 }
 
@@ -104,7 +104,7 @@ async fn close_whose_caller_goes_away_goes_on() {
     gate.open();
     in_time(one.session.ended()).await;
     settle().await;
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.closed.len(), 1);
     assert!(manager.open(one.session.id(), parrot()).await.unwrap().started);
 }
@@ -143,7 +143,7 @@ async fn delete_of_an_open_stored_or_missing_one_removes_it() {
         assert!(!store.beneath().exists(id).await.unwrap());
     }
     assert!(one.session.end().is_some());
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.words(one.session.id())[..3], ["opened", "closed", "deleted"]);
     assert!(is_not_found(&manager.open(one.session.id(), parrot()).await.unwrap_err()));
 }
@@ -221,7 +221,7 @@ async fn rename_of_a_running_one_is_told_listed_and_saved() {
     for title in [Some("First"), Some("Second"), None] {
         manager.rename(one.session.id(), title).await.unwrap();
         assert_eq!(one.session.title().await.unwrap().as_deref(), title);
-        watch.assert_agrees(&manager).await;
+        watch.assert_agrees(&manager);
         assert_eq!(watch.told.open[0].title.as_deref(), title);
         assert_eq!(manager.list(Page::default()).await.unwrap()[0].summary.title.as_deref(), title);
         one.session.flush(secs(5)).await.unwrap();
@@ -243,7 +243,7 @@ async fn rename_of_a_stored_one_is_told_and_saved() {
         assert_eq!(listed[0].summary.title.as_deref(), title);
         assert_eq!(listed[0].presence, Presence::Stored);
     }
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.words(&kept), ["title", "title"]);
     assert!(watch.told.open.is_empty());
 }
@@ -254,7 +254,7 @@ async fn rename_of_a_missing_one_is_not_found_and_tells_nothing() {
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
     assert!(is_not_found(&manager.rename(&id("missing"), Some("Title")).await.unwrap_err()));
-    watch.catch_up().await;
+    watch.catch_up();
     assert!(watch.seen.is_empty());
     assert!(!store.beneath().exists(&id("missing")).await.unwrap());
 }
@@ -304,7 +304,7 @@ async fn rename_of_a_stored_one_while_it_is_opened_reaches_the_session() {
         assert_eq!(session.title().await.unwrap().as_deref(), Some("New"), "after {polls}");
         session.flush(secs(5)).await.unwrap();
         assert_eq!(title_in(&store, &kept).await.as_deref(), Some("New"));
-        watch.assert_agrees(&manager).await;
+        watch.assert_agrees(&manager);
     }
 }
 
@@ -357,7 +357,7 @@ async fn get_of_one_that_is_just_renamed_or_opened_finds_it() {
     let mut creating = Box::pin(manager.create_as(&name, parrot()));
     while watch.told.open.len() < 2 {
         let _ = poll_times(&mut creating, 1).await;
-        watch.catch_up().await;
+        watch.catch_up();
         assert_eq!(watch.told.open.len() == 2, manager.get(&name).is_some());
     }
 }

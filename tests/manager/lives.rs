@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use omni_agent::{
     manager::{Manager, Start},
-    session::Mode,
+    session::{Mode, SessionSubscription},
     store::Store,
     subscription::EndReason,
     testing::Gate,
@@ -27,10 +27,10 @@ async fn create_and_open_subscribe_as_a_controller_unless_told_otherwise() {
     for (mode, controllers) in [(Some(Mode::Controller), 1), (Some(Mode::Observer), 0), (None, 0)] {
         let start = || Start::new(parrot()).subscribe(mode);
         let started = manager.create(start()).await.unwrap();
-        assert_eq!(started.subscription.as_ref().map(|subscription| subscription.mode()), mode);
+        assert_eq!(started.subscription.as_ref().map(SessionSubscription::mode), mode);
         assert_eq!(started.session.controllers(), controllers);
         let joined = manager.open(started.session.id(), start()).await.unwrap();
-        assert_eq!(joined.subscription.as_ref().map(|subscription| subscription.mode()), mode);
+        assert_eq!(joined.subscription.as_ref().map(SessionSubscription::mode), mode);
         assert_eq!(started.session.controllers(), 2 * controllers);
     }
 }
@@ -42,14 +42,14 @@ async fn a_session_outlives_its_callers_until_its_idle_shutdown() {
     let mut watch = Watch::new(&manager);
     let name = id("one");
     drop(manager.create_as(&name, parrot()).await.unwrap());
-    tokio::time::sleep(Duration::from_mins(5) - secs(1)).await;
+    tokio::time::sleep(secs(5 * 60 - 1)).await;
     let again = manager.open(&name, parrot()).await.unwrap();
     assert!(!again.started, "five minutes are the default, and not over yet");
     tokio::time::sleep(secs(1000)).await;
     assert!(again.session.end().is_none(), "somebody has it open");
     drop(again);
     tokio::time::sleep(Duration::from_mins(5) + secs(1)).await;
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.closed, [(name.clone(), EndReason::Idle)]);
     assert_eq!(tasks(), 0);
     assert!(manager.open(&name, parrot()).await.unwrap().started);
@@ -122,7 +122,7 @@ async fn a_caller_that_goes_away_at_any_stage_leaves_nothing_behind() {
                     poll_times(manager.open(&name, agent), polls).await.is_some()
                 };
                 tokio::time::sleep(secs(60)).await;
-                watch.assert_agrees(&manager).await;
+                watch.assert_agrees(&manager);
                 assert!(watch.told.open.is_empty(), "{act:?}, {polls} polls, {done}");
                 assert_eq!((tasks(), lives.living()), (0, 0), "{act:?}, {polls} polls, {done}");
                 let words = watch.words(&name);
@@ -148,7 +148,7 @@ async fn a_caller_that_waits_for_room_and_goes_away_gives_it_up() {
     let one = manager.create(parrot()).await.unwrap();
     assert!(poll_times(manager.open(&kept, parrot()), 10).await.is_none());
     settle().await;
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert_eq!(watch.words(&kept), ["waiting", "given up"]);
     assert_eq!(store.calls(Call::Load, &kept), 0);
     manager.close(one.session.id()).await.unwrap();
@@ -234,6 +234,6 @@ async fn several_managers_on_one_store_are_independent() {
     second.session.ask("Hi").await.unwrap();
     one.shutdown(secs(1), secs(1)).await.unwrap();
     assert!(two.get(&name).is_some());
-    watch.assert_agrees(&two).await;
+    watch.assert_agrees(&two);
     assert!(watch.closed.is_empty());
 }

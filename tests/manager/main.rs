@@ -4,6 +4,9 @@
 
 mod basics;
 mod closing;
+mod faults;
+mod feed;
 mod lives;
 mod opening;
+mod random;
 mod rig;

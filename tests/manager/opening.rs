@@ -1,7 +1,5 @@
 //! Creating and opening: once for each id, whoever asks how often, and whatever goes wrong.
 
-use std::sync::Arc;
-
 use futures_util::future::join_all;
 use omni_agent::{
     agent::AgentBuilder,
@@ -105,7 +103,7 @@ async fn open_of_a_missing_one_is_not_found_and_leaves_nothing() {
     };
     assert!(outcome.as_ref().is_err_and(not_found), "{outcome:?}");
     settle().await;
-    watch.catch_up().await;
+    watch.catch_up();
     assert!(watch.seen.is_empty());
     assert!(manager.list_open().is_empty());
     assert_eq!(tasks(), 0);
@@ -120,7 +118,6 @@ async fn open_when_the_first_load_fails_is_tried_by_the_others() {
     let wait = gate.clone();
     store.mood(move |call, _| match call {
         Call::Load if std::mem::take(&mut first) => Act::Wait(wait.clone()),
-        Call::Load => Act::Work,
         _ => Act::Work,
     });
     let manager = store.manager().build();
@@ -269,8 +266,7 @@ async fn create_as_by_many_at_once_succeeds_for_one() {
         let (manager, name) = (managers[number % 2].clone(), name.clone());
         async move { manager.create_as(&name, parrot()).await }
     });
-    let (made, refused): (Vec<_>, Vec<_>) =
-        join_all(creating).await.into_iter().partition(|outcome| outcome.is_ok());
+    let (made, refused): (Vec<_>, Vec<_>) = join_all(creating).await.into_iter().partition(Result::is_ok);
     assert_eq!(made.len(), 1);
     refused.into_iter().for_each(is_taken);
     lives.assert_sound();
@@ -337,10 +333,35 @@ async fn create_with_an_agent_that_cannot_start_is_an_error_and_leaves_nothing()
         assert!(manager.create_as(&id("new"), parrot().callbacks(hooks)).await.is_err());
     }
     settle().await;
-    watch.assert_agrees(&manager).await;
+    watch.assert_agrees(&manager);
     assert!(watch.seen.is_empty());
     assert_eq!((tasks(), lives.living()), (0, 0));
     manager.create_as(&id("new"), parrot()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_as_that_the_store_fails_waits_for_the_agent_it_began() {
+    for act in [Act::Fail, Act::Panic] {
+        let (store, lives) = (MoodyStore::new(), Lives::default());
+        let manager = store.manager().build();
+        store.script(Call::Create, [act]);
+        let hooks = Hooks::of(&lives).terminate(Act::Slow(secs(5)));
+        assert!(manager.create_as(&id("one"), parrot().callbacks(hooks)).await.is_err());
+        assert_eq!((lives.begun(&id("one")), lives.living()), (1, 0));
+        manager.create_as(&id("one"), parrot()).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_of_a_session_with_no_time_leaves_no_agent_for_the_next_to_meet() {
+    let (store, lives) = (MoodyStore::new(), Lives::default());
+    let manager = store.manager().build();
+    let hooks = Hooks::of(&lives).terminate(Act::Slow(secs(5)));
+    let one = manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    let _ = one.session.stop(secs(0)).await;
+    assert_eq!(lives.living(), 0);
+    manager.open(&id("one"), parrot().callbacks(Hooks::of(&lives))).await.unwrap();
+    lives.assert_sound();
 }
 
 #[tokio::test(start_paused = true)]
@@ -359,5 +380,5 @@ async fn open_of_a_busy_one_joins_it() {
     );
     gate.open();
     first.session.wait_until_idle().await.unwrap();
-    assert!(Arc::new(first.session.tree().await.unwrap()).len() == 2);
+    assert_eq!(first.session.tree().await.unwrap().len(), 2);
 }

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt;
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentCallbacks, AppEvent, Draft, Prompt, State, WeakAgent},
-    manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, ManagerSubscription, Opened, Titles},
+    manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, ManagerSubscription, Titles},
     session::Session,
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
@@ -21,6 +21,7 @@ use omni_agent::{
     subscription::{EndReason, Update},
     testing::{Gate, ScriptedProvider, Step},
 };
+use tokio::task::unconstrained;
 
 /// A method of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -357,8 +358,9 @@ impl AgentCallbacks for Hooks {
     }
 
     async fn terminate(&mut self, _: &EndReason, _: &State) {
+        // It ends with this, also when it is cut off.
+        let _life = self.life.take();
         let _ = perform(self.terminate.as_ref()).await;
-        self.life = None;
     }
 }
 
@@ -417,9 +419,10 @@ impl Watch {
     }
 
     /// Takes what is there.
-    pub(crate) async fn catch_up(&mut self) {
+    pub(crate) fn catch_up(&mut self) {
+        // Without a yield, in which more could happen.
         while self.end.is_none()
-            && let Some(Some(update)) = poll_times(self.events.next(), 1).await
+            && let Some(Some(update)) = unconstrained(self.events.next()).now_or_never()
         {
             self.take(update);
         }
@@ -432,8 +435,8 @@ impl Watch {
     }
 
     /// Comes to the manager's truth, which has to be the same.
-    pub(crate) async fn assert_agrees(&mut self, manager: &Manager) {
-        self.catch_up().await;
+    pub(crate) fn assert_agrees(&mut self, manager: &Manager) {
+        self.catch_up();
         assert_eq!(self.told, *manager.subscribe().snapshot().unwrap().as_ref());
         assert_eq!(self.told.open, manager.list_open());
     }
@@ -452,11 +455,6 @@ impl Watch {
         };
         self.seen.iter().filter_map(word).collect()
     }
-}
-
-/// Lets go of the caller's subscription, and keeps the session.
-pub(crate) fn leave(opened: Opened) -> Session {
-    opened.session
 }
 
 /// The tasks that run in this runtime.

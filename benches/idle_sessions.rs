@@ -4,7 +4,7 @@
 //! the messages of the first turn are measured apart. The store keeps nothing, so that it does not count.
 //!
 //! Then the same through a manager, in a process of its own, whose heap has no holes either: nobody has handles or
-//! subscribes, and each session counts down to its idle shutdown.
+//! subscribes, and after its turn each session has a title and counts down to its idle shutdown.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]

@@ -23,7 +23,13 @@ impl Start {
     /// A session with this agent, to which the caller subscribes as a controller. The manager's registry takes the place of
     /// the agent's.
     pub fn new(agent: AgentBuilder) -> Self {
-        Self { agent: Box::new(agent), title: None, tenant: None, mode: Some(Mode::Controller), idle_shutdown: None }
+        Self {
+            agent: Box::new(agent),
+            title: None,
+            tenant: None,
+            mode: Some(Mode::Controller),
+            idle_shutdown: None,
+        }
     }
 
     /// The title of a new conversation.

@@ -157,12 +157,12 @@ async fn managed() {
     let idle = resident() - before;
     let open = manager.list_open();
     assert_eq!(open.len(), count + 1);
-    let listed = resident() - before - idle;
+    let listed = resident().saturating_sub(before + idle);
     for listed in &open {
         let session = manager.get(&listed.id).expect("it is open");
         turn(&session).await;
     }
-    let after_turn = resident() - before - listed;
+    let after_turn = resident().saturating_sub(before + listed);
     report(&format!("resident memory of {count} managed sessions, each"), count, idle, messages, after_turn);
 }
 

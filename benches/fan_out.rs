@@ -1,8 +1,9 @@
 //! One session to many subscribers: the CPU of one delivery, which is one event in the hands of one subscriber.
 //!
-//! The provider is in memory and answers with 1,000 deltas. *A delta a millisecond*: each delivery is a wake of its own, as
-//! at a model's pace. *A flood*: the provider never waits. Everything that the process does counts, the session's and the
-//! agent's own work included.
+//! The provider is in memory and answers with 1,000 deltas. *One by one*: it waits until every subscriber has had the last
+//! one, on one thread, so that each delivery is a wake of its own. *A delta a millisecond*: as at a model's pace; what a
+//! timer of a millisecond costs alone is told beside it, and part of the figure. *A flood*: it never waits. Everything that
+//! the process does counts, the session's and the agent's own work included.
 //!
 //! Each subscriber checks that the numbers of its events have no gap but behind a resync. One that reads nothing until the
 //! end is resynced, and finds the whole truth there. Of those who read, nobody is resynced on one thread, where the agent
@@ -25,14 +26,36 @@ use omni_agent::{
     store::MemoryStore,
     subscription::Update,
 };
-use support::{cpu, head, median, model, on_this_thread, row, size};
+use support::{cpu, cpu_each, head, median, model, on_this_thread, row, size};
 
 const DELTAS: usize = 1000;
 
-/// Streams as many deltas, with a pause before each or without.
+/// Streams as many deltas.
 #[derive(Clone, Copy)]
 struct Words {
-    pause: Option<Duration>,
+    pace: Pace,
+}
+
+/// What comes before each delta.
+#[derive(Clone, Copy, PartialEq)]
+enum Pace {
+    OneByOne,
+    Millisecond,
+    Flood,
+}
+
+impl Pace {
+    async fn wait(self) {
+        match self {
+            // The first for the session, which passes the event on; the second for those it went to.
+            Self::OneByOne => {
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+            }
+            Self::Millisecond => tokio::time::sleep(Duration::from_millis(1)).await,
+            Self::Flood => {}
+        }
+    }
 }
 
 #[async_trait]
@@ -42,14 +65,12 @@ impl Provider for Words {
     }
 
     async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
-        let pause = self.pause;
+        let pace = self.pace;
         let start = Delta::Start { index: 0, block: BlockStart::Text };
         let words = (0..DELTAS).map(|_| Delta::Extend { index: 0, part: Part::Text("word ".to_owned()) });
         let deltas = [start].into_iter().chain(words).chain([Delta::stop(StopReason::Stop)]);
         Ok(Box::pin(stream::iter(deltas).then(move |delta| async move {
-            if let Some(pause) = pause {
-                tokio::time::sleep(pause).await;
-            }
+            pace.wait().await;
             Ok(delta)
         })))
     }
@@ -103,15 +124,30 @@ async fn session(words: Words) -> Session {
 
 fn main() {
     let rounds = size(7, 1);
-    for (pause, how) in [(Some(Duration::from_millis(1)), "a delta a millisecond"), (None, "a flood")] {
-        let words = Words { pause };
+    for (pace, how) in [
+        (Pace::OneByOne, "one by one"),
+        (Pace::Millisecond, "a delta a millisecond"),
+        (Pace::Flood, "a flood"),
+    ] {
+        let words = Words { pace };
         head(&format!("one session, {DELTAS} deltas, {how}: CPU of a delivery, median of {rounds}"));
         for subscribers in [100, 1000] {
             let here = (0..rounds).map(|_| on_this_thread(measure(subscribers, words)));
             let resyncs = tell(&format!("{subscribers} subscribers, one thread"), here);
             assert_eq!(resyncs, 0, "who reads keeps up");
-            let there = (0..rounds).map(|_| on_all_threads(measure(subscribers, words)));
-            tell(&format!("{subscribers} subscribers, all threads"), there);
+            if pace != Pace::OneByOne {
+                let there = (0..rounds).map(|_| on_all_threads(measure(subscribers, words)));
+                tell(&format!("{subscribers} subscribers, all threads"), there);
+            }
+        }
+        if pace == Pace::Millisecond {
+            let timers = async {
+                for _ in 0..DELTAS {
+                    pace.wait().await;
+                }
+            };
+            let timer = cpu_each(DELTAS, || on_this_thread(timers));
+            row("a timer of a millisecond, alone", format!("{timer:.1} µs"), "—");
         }
     }
 }

@@ -4,7 +4,7 @@
 //! the messages of the first turn are measured apart. The store keeps nothing, so that it does not count.
 //!
 //! Then the same through a manager, in a process of its own, whose heap has no holes either: nobody has handles or
-//! subscribes, and each session counts down to its idle shutdown.
+//! subscribes, and after its turn each session has a title and counts down to its idle shutdown.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -157,12 +157,12 @@ async fn managed() {
     let idle = resident() - before;
     let open = manager.list_open();
     assert_eq!(open.len(), count + 1);
-    let listed = resident() - before - idle;
+    let listed = resident().saturating_sub(before + idle);
     for listed in &open {
         let session = manager.get(&listed.id).expect("it is open");
         turn(&session).await;
     }
-    let after_turn = resident() - before - listed;
+    let after_turn = resident().saturating_sub(before + listed);
     report(&format!("resident memory of {count} managed sessions, each"), count, idle, messages, after_turn);
 }
 

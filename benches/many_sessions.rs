@@ -78,14 +78,13 @@ async fn measure(count: usize, url: &str) {
     let (peak, after) = (peak_resident(), resident());
 
     // What the store has, read afresh.
-    let mut page = Page::default();
     let mut stored = 0;
-    page.limit = count;
-    for conversation in store.list(page).await.expect("the store answers") {
+    for conversation in store.list(Page::first(count)).await.expect("the store answers") {
         stored += 1;
-        let title = conversation.title.expect("each has a title by now");
-        let loaded = store.load(&conversation.id).await.expect("it is there");
-        assert_eq!(loaded.nodes.last().unwrap().message().text(), pieces(&title).collect::<String>());
+        let nodes = store.load(&conversation.id).await.expect("it is there").nodes;
+        let [asked, answered] = &nodes[..] else { panic!("a turn has two messages") };
+        let expected: String = pieces(&asked.message().text()).collect();
+        assert_eq!(answered.message().text(), expected);
     }
     assert_eq!(stored, count);
     std::fs::remove_dir_all(&folder).expect("the folder is there");

@@ -20,7 +20,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, Event},
-    manager::{Manager, Opened, Presence},
+    manager::{Manager, Opened},
     session::SessionEvent,
     store::{ConversationId, FileSystemStore, Page},
     subscription::Update,
@@ -59,7 +59,7 @@ async fn conversations() -> Result<(), BoxError> {
     let agent = || Agent::builder().model(picked.model.clone()).system("Be brief.");
     let (screen, table) = table::show(manager.subscribe());
 
-    screen.note(&format!("1. {} conversations at once; four may be open, two at work.", questions.len()));
+    screen.note(&format!("1. Conversations at once: {}; four may be open, two at work.", questions.len()));
     let mut tasks = tokio::task::JoinSet::new();
     for question in questions {
         tasks.spawn(begin(manager.clone(), agent(), question, screen.clone()));
@@ -99,7 +99,6 @@ async fn conversations() -> Result<(), BoxError> {
         }
     }
     for listed in manager.list(Page::default()).await? {
-        debug_assert_eq!(listed.presence, Presence::Stored);
         let title = listed.summary.title.as_deref().unwrap_or("untitled");
         println!("  {}  {title}", table::short(&listed.summary.id));
     }

@@ -116,8 +116,12 @@ impl Table {
         for row in &mut self.rows {
             "closed".clone_into(&mut row.doing);
         }
-        open.iter().for_each(|session| self.opened(session));
-        waiting.iter().for_each(|id| self.doing(id, "waiting"));
+        for session in open {
+            self.opened(session);
+        }
+        for id in waiting {
+            self.doing(id, "waiting");
+        }
     }
 
     fn row(&mut self, id: &ConversationId) -> &mut Row {

@@ -235,9 +235,9 @@ impl Inner {
     ) -> Result<Session, ManagerError> {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
-        start.agent = start.agent.registry(self.registry_of_models.clone());
+        start.agent = Box::new(start.agent.registry(self.registry_of_models.clone()));
         if let Some(admission) = self.limits.admission(start.tenant.clone(), self, id, key) {
-            start.agent = start.agent.admission(admission);
+            start.agent = Box::new(start.agent.admission(admission));
         }
         let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
         let builder = Session::builder(Arc::clone(&self.store))

@@ -10,7 +10,8 @@ use crate::{
 /// The store, the registry of models, and what is saved of a conversation are the manager's; all else is here.
 #[must_use = "it does nothing by itself"]
 pub struct Start {
-    pub(super) agent: AgentBuilder,
+    /// Boxed: what is moved from one future into the next adds up in the task that opens.
+    pub(super) agent: Box<AgentBuilder>,
     pub(super) title: Option<Arc<str>>,
     pub(super) tenant: Option<Arc<str>>,
     pub(super) mode: Option<Mode>,
@@ -22,7 +23,13 @@ impl Start {
     /// A session with this agent, to which the caller subscribes as a controller. The manager's registry takes the place of
     /// the agent's.
     pub fn new(agent: AgentBuilder) -> Self {
-        Self { agent, title: None, tenant: None, mode: Some(Mode::Controller), idle_shutdown: None }
+        Self {
+            agent: Box::new(agent),
+            title: None,
+            tenant: None,
+            mode: Some(Mode::Controller),
+            idle_shutdown: None,
+        }
     }
 
     /// The title of a new conversation.
@@ -59,7 +66,7 @@ impl Start {
         if let Some(after) = self.idle_shutdown.unwrap_or(usual) {
             session = session.idle_shutdown(after);
         }
-        session.agent(self.agent)
+        session.agent(*self.agent)
     }
 }
 

@@ -3,3 +3,5 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod basics;
+mod support;
+mod titles;

@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod basics;
+mod room;
+mod shutdown;
 mod support;
 mod titles;

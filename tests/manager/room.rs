@@ -384,3 +384,59 @@ async fn queued_session_is_not_put_to_sleep() {
     in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
     assert!(matches!(in_time(waiting).await.unwrap(), Err(ManagerError::ShutDown)));
 }
+
+// ---- several threads ----
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_threads_open_and_leave_the_limit_holds_and_nobody_waits_for_ever() {
+    let names: Vec<String> = (0..12).map(|nth| format!("s{nth}")).collect();
+    let stored: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (manager, _) = limited(3, &stored).await;
+    let users = (0..8_usize).map(|user| {
+        let (manager, names) = (manager.clone(), names.clone());
+        tokio::spawn(async move {
+            for round in 0..30 {
+                let name = id(&names[(user * 5 + round * 7) % names.len()]);
+                let opening = manager.open(&name, parrot());
+                let patience = if (user + round) % 5 == 0 { std::time::Duration::ZERO } else { secs(20) };
+                let Ok(opened) = tokio::time::timeout(patience, opening).await else {
+                    assert!(patience.is_zero(), "waited for ever");
+                    continue;
+                };
+                assert!(manager.list_open().len() <= 3);
+                match opened.unwrap().session.ask("Hi").await {
+                    Ok(_) | Err(omni_agent::session::SessionError::Busy(_)) => {}
+                    Err(other) => panic!("{other:?}"),
+                }
+            }
+        })
+    });
+    let users: Vec<_> = users.collect();
+    for user in users {
+        tokio::time::timeout(secs(60), user).await.unwrap().unwrap();
+    }
+    assert_eq!(waiting_ids(&manager), [""; 0]);
+    manager.shutdown(secs(5), secs(5)).await.unwrap();
+}
+
+#[test]
+fn runtime_is_killed_its_places_are_free_again() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let manager = first.block_on(async {
+        let (manager, _) = limited(1, &["b", "c"]).await;
+        std::mem::forget(manager.create_as(&id("a"), parrot()).await.unwrap().subscription);
+        drop(opening(&manager, "b", parrot()));
+        settle().await;
+        assert_eq!(waiting_ids(&manager), ["b"]);
+        manager
+    });
+    drop(first);
+    assert_eq!((open_ids(&manager), waiting_ids(&manager)), (vec![], vec![]));
+    second.block_on(async {
+        create(&manager, "x", parrot()).await;
+        // And room is made as before.
+        in_time(manager.open(&id("c"), parrot())).await.unwrap();
+        in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
+    });
+}

@@ -29,6 +29,8 @@ use crate::{
     support::{name, scripted},
 };
 
+type Admitting = Pin<Box<dyn Future<Output = Permit> + Send>>;
+
 /// Admits as many at once as there are places, first come, first served.
 struct Turnstile {
     places: Arc<Semaphore>,
@@ -69,7 +71,7 @@ impl Turnstile {
 }
 
 impl Admission for Turnstile {
-    fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>> {
+    fn admit(&self) -> Admitting {
         self.asked.fetch_add(1, Ordering::SeqCst);
         self.waiting.fetch_add(1, Ordering::SeqCst);
         let (places, waits) = (Arc::clone(&self.places), Waits(Arc::clone(&self.waiting)));
@@ -86,9 +88,9 @@ struct Admit<F>(F);
 
 impl<F> Admission for Admit<F>
 where
-    F: Fn() -> Pin<Box<dyn Future<Output = Permit> + Send>> + Send + Sync + 'static,
+    F: Fn() -> Admitting + Send + Sync + 'static,
 {
-    fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>> {
+    fn admit(&self) -> Admitting {
         (self.0)()
     }
 }
@@ -383,7 +385,7 @@ async fn clock_of_the_turn_goes_on_from_where_it_was_after_a_pause_and_a_wait() 
 
 #[tokio::test(start_paused = true)]
 async fn admission_panics_run_goes_on_without() {
-    let panics: [fn() -> Pin<Box<dyn Future<Output = Permit> + Send>>; 2] =
+    let panics: [fn() -> Admitting; 2] =
         [|| panic!("when asked"), || Box::pin(async { panic!("while it waits") })];
     for admit in panics {
         let (_, builder) = scripted([Step::text("One."), Step::text("Two.")]);
@@ -396,7 +398,7 @@ async fn admission_panics_run_goes_on_without() {
 #[tokio::test(start_paused = true)]
 async fn admission_panics_when_dropped_agent_lives_on() {
     // The wait itself, and the permit.
-    let waits: [fn() -> Pin<Box<dyn Future<Output = Permit> + Send>>; 2] = [
+    let waits: [fn() -> Admitting; 2] = [
         || {
             let spite = Spiteful;
             Box::pin(async move {

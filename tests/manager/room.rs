@@ -345,13 +345,13 @@ async fn paused_run_does_not_count_and_waits_to_go_on() {
 
 #[tokio::test(start_paused = true)]
 async fn one_tenant_does_not_starve_another() {
+    use Activity::{Busy, Queued};
     let sessions = [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")];
     let (manager, made) = running(in_memory().max_turns(2).max_turns_per_tenant(1), &sessions).await;
     for (session, _) in &made {
         session.prompt("Hi").await.unwrap();
         settle().await;
     }
-    use Activity::{Busy, Queued};
     // The others of the first tenant came before, and hold no place of all.
     assert_eq!(activities(&manager, ["a1", "a2", "a3", "b1"]), [Busy, Queued, Queued, Busy]);
     made[0].1.open();

@@ -4,8 +4,8 @@
 //! cargo run --example custom_store   # the suite comes with the feature `test-util`
 //! ```
 //!
-//! [`Tables`] keeps two tables, as a database would: one with a row for each conversation, one with a row for each
-//! write. Maps behind a lock stand in for them; where it is locked, a database would have a transaction.
+//! [`Shelf`] is as short as a store can be: a map behind a lock. Where it is locked, a database would have a
+//! transaction.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
 
@@ -17,7 +17,7 @@ use std::{
     collections::HashMap,
     error::Error,
     process::ExitCode,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -31,77 +31,54 @@ use omni_agent::{
         Write, WriteId,
         conformance::{self, Plain},
     },
+    tree::Tree,
 };
 use support::explain;
 
+/// Each conversation as a load gives it back, and its writes by the versions that they led to.
 #[derive(Clone, Default)]
-struct Tables(Arc<Mutex<HashMap<ConversationId, Conversation>>>);
+struct Shelf(Arc<Mutex<HashMap<ConversationId, Kept>>>);
+type Kept = (Stored, HashMap<Version, WriteId>);
 
-struct Conversation {
-    /// The row of the conversation: version, times and state. Its nodes are in the writes.
-    row: Stored,
-    writes: Vec<Row>,
-}
-
-/// The row of a write.
-struct Row {
-    /// What the write led to: with the conversation's id, the key.
-    version: Version,
-    write: WriteId,
-    /// What was committed, as JSON.
-    commit: Option<String>,
-}
-
-impl Tables {
-    // Nothing under the lock panics halfway through a change.
-    fn begin(&self) -> MutexGuard<'_, HashMap<ConversationId, Conversation>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+impl Shelf {
+    /// All that a write has to look after: the base is the current version, or the write is there already.
     fn write(
         &self,
         id: &ConversationId,
         write: &Write,
-        commit: Option<String>,
-        change_state: impl FnOnce(&mut Stored),
+        change: impl FnOnce(&mut Stored),
     ) -> Result<Version, StoreError> {
-        let mut conversations = self.begin();
-        let Conversation { row, writes } = conversations.get_mut(id).ok_or_else(|| not_found(id))?;
+        let mut map = self.0.lock().expect("nothing panics under the lock");
+        let (stored, writes) = map.get_mut(id).ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         let version = write.base.next();
-        if write.base != row.version {
-            // Either this very write is there already and its answer got lost, or another writer was faster.
-            return match writes.iter().rfind(|row| row.version == version) {
-                Some(row) if row.write == write.id => Ok(version),
-                _ => Err(StoreError::Conflict { id: id.clone(), current: row.version }),
-            };
+        if write.base != stored.version {
+            let is_repeated = writes.get(&version) == Some(&write.id);
+            let conflict = StoreError::Conflict { id: id.clone(), current: stored.version };
+            return if is_repeated { Ok(version) } else { Err(conflict) };
         }
-        change_state(row);
-        row.version = version;
-        row.updated = row.updated.max(Timestamp::now());
-        writes.push(Row { version, write: write.id, commit });
+        change(stored);
+        (stored.version, stored.updated) = (version, stored.updated.max(Timestamp::now()));
+        writes.insert(version, write.id);
         Ok(version)
     }
 }
 
 #[async_trait]
-impl Store for Tables {
+impl Store for Shelf {
     async fn create(
         &self,
         id: &ConversationId,
         write: WriteId,
         state: &StoredState,
     ) -> Result<Version, StoreError> {
-        let mut conversations = self.begin();
-        if let Some(Conversation { writes, .. }) = conversations.get(id) {
-            return match writes.first() {
-                Some(first) if first.write == write => Ok(first.version),
-                _ => Err(StoreError::AlreadyExists { id: id.clone() }),
-            };
+        let mut map = self.0.lock().expect("nothing panics under the lock");
+        if let Some((_, writes)) = map.get(id) {
+            let first = writes.keys().min().filter(|first| writes[first] == write);
+            return first.copied().ok_or_else(|| StoreError::AlreadyExists { id: id.clone() });
         }
-        let version = Version::first();
-        let row = Stored::new(version, Timestamp::now(), state.clone());
-        let writes = vec![Row { version, write, commit: None }];
-        conversations.insert(id.clone(), Conversation { row, writes });
+        let stored = Stored::new(Version::first(), Timestamp::now(), state.clone());
+        let version = stored.version;
+        map.insert(id.clone(), (stored, HashMap::from([(version, write)])));
         Ok(version)
     }
 
@@ -111,12 +88,7 @@ impl Store for Tables {
         write: &Write,
         commit: &Commit,
     ) -> Result<Version, StoreError> {
-        let json = serde_json::to_string(commit).map_err(|error| StoreError::failed("encoding", error))?;
-        self.write(id, write, Some(json), |row| {
-            if let Some(state) = &commit.state {
-                row.change_state(StateChange::Whole(state.clone()));
-            }
-        })
+        self.write(id, write, |stored| stored.commit(commit.clone()))
     }
 
     async fn save_state(
@@ -125,50 +97,34 @@ impl Store for Tables {
         write: &Write,
         change: &StateChange,
     ) -> Result<Version, StoreError> {
-        self.write(id, write, None, |row| row.change_state(change.clone()))
+        self.write(id, write, |stored| stored.change_state(change.clone()))
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        let conversations = self.begin();
-        let Conversation { row, writes } = conversations.get(id).ok_or_else(|| not_found(id))?;
-        let mut stored = row.clone();
-        for Row { version, commit, .. } in writes {
-            let Some(json) = commit else { continue };
-            let place = || format!("version {version} of {id}");
-            stored.commit(
-                serde_json::from_str(json)
-                    .map_err(|error| StoreError::damaged(place(), error.to_string()))?,
-            );
-        }
-        // Not that of the last commit: it may have changed since.
-        stored.state = row.state.clone();
-        Ok(stored)
+        let map = self.0.lock().expect("nothing panics under the lock");
+        map.get(id).map(|(stored, _)| stored.clone()).ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.begin().get(id).map(|conversation| summary(id, &conversation.row)).ok_or_else(|| not_found(id))
+        Ok(summary(id, &self.load(id).await?))
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        let mut all: Vec<Summary> = self.begin().iter().map(|(id, each)| summary(id, &each.row)).collect();
+        let map = self.0.lock().expect("nothing panics under the lock");
+        let mut all: Vec<Summary> = map.iter().map(|(id, (stored, _))| summary(id, stored)).collect();
         all.sort_by_key(|summary| (Reverse(summary.updated), summary.id.clone()));
         Ok(all.into_iter().skip(page.offset).take(page.limit).collect())
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        self.begin().remove(id);
+        self.0.lock().expect("nothing panics under the lock").remove(id);
         Ok(())
     }
 }
 
-fn not_found(id: &ConversationId) -> StoreError {
-    StoreError::NotFound { id: id.clone() }
-}
-
-fn summary(id: &ConversationId, row: &Stored) -> Summary {
-    let mut summary = Summary::new(id.clone(), row.version, row.created);
-    summary.updated = row.updated;
-    summary.title.clone_from(&row.state.title);
+fn summary(id: &ConversationId, stored: &Stored) -> Summary {
+    let mut summary = Summary::new(id.clone(), stored.version, stored.created);
+    (summary.updated, summary.title) = (stored.updated, stored.state.title.clone());
     summary
 }
 
@@ -187,24 +143,23 @@ async fn custom_store() -> Result<(), Box<dyn Error>> {
     let picked = support::pick_model().await?;
 
     println!("\n1. The suite, which panics if a check fails. A test of the store would do the same.");
-    // Nobody can tear these rows, or damage them: what a `Subject` can do besides is not called for.
-    let report = conformance::check(async || Plain::new(Tables::default())).await;
+    // Nobody can tear or damage what is in memory: what else a `Subject` can do is not called for.
+    let report = conformance::check(async || Plain::new(Shelf::default())).await;
     println!("passed:  {}", report.passed.join("\n         "));
     println!("skipped: {}", report.skipped.join("\n         "));
 
     println!("\n2. A turn of a session on it.");
-    let tables = Tables::default();
+    let shelf = Shelf::default();
     let agent = Agent::builder().model(picked.model).system("Be brief.");
-    let session = Session::builder(Arc::new(tables.clone())).agent(agent).title("Stores").create().await?;
+    let session = Session::builder(Arc::new(shelf.clone())).agent(agent).title("Stores").create().await?;
     println!("> What is a store?\n{}", session.ask("What is a store?").await?.text());
     session.stop(Duration::from_secs(5)).await?;
 
-    println!("\n3. What the tables have now.");
-    for (id, Conversation { row, writes }) in tables.begin().iter() {
-        println!("{id}: {}, version {}", row.state.title.as_deref().unwrap_or("untitled"), row.version);
-        for Row { version, write, commit } in writes {
-            println!("  {version} {write} {}", commit.as_deref().unwrap_or("(state)"));
-        }
+    println!("\n3. What it has now.");
+    for Summary { id, .. } in shelf.list(Page::default()).await? {
+        let Stored { nodes, head, cursors, state, version, .. } = shelf.load(&id).await?;
+        println!("{id}: {}, at version {version}", state.title.as_deref().unwrap_or("untitled"));
+        println!("{}", Tree::hydrate(nodes, head, cursors)?);
     }
     Ok(())
 }

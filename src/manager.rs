@@ -264,7 +264,7 @@ impl Manager {
 
     /// The session with this id, if it is open.
     pub fn get(&self, id: &ConversationId) -> Option<Session> {
-        self.0.registry().look(id)?.ok()
+        self.0.registry().get(id)
     }
 
     /// Conversations of the store by their last write, newest first, and whether they are open.

@@ -10,7 +10,7 @@ pub enum ManagerError {
     /// The manager has been shut down, or is being.
     #[error("the manager is shut down; it opens nothing new")]
     ShutDown,
-    /// The id belongs to a conversation that is open, or being worked on.
+    /// The id belongs to a conversation that is open.
     #[error("conversation {id} exists already; open it, or choose another id")]
     AlreadyExists {
         /// The taken id.
@@ -23,7 +23,7 @@ pub enum ManagerError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The task that did it was killed, or panicked: a store or a callback did.
-    #[error("opening conversation {id} was cut off: {reason}")]
+    #[error("the work on conversation {id} was cut off: {reason}")]
     CutOff {
         /// The conversation.
         id: ConversationId,

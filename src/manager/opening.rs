@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::{sync::oneshot, task::AbortHandle};
+use tokio::{sync::oneshot, task::AbortHandle, time::sleep};
 
 use super::{
     Inner, ManagerError, Opened, Start,
@@ -59,7 +59,7 @@ impl Inner {
                 self.registry().touch(&id);
             }
             match running {
-                Some(_) if from != From::Stored => return Err(ManagerError::AlreadyExists { id }),
+                Some(Ok(_)) if from != From::Stored => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
                     // It ended this moment: another one takes its place.
                     Err(SessionError::Ended(_)) => self.settled(&id).await,
@@ -124,14 +124,17 @@ impl Inner {
                 // Whoever wanted it is gone, and it has not begun.
                 () = reply.closed() => return,
             };
-            let opened = match room {
-                Ok(()) => inner.launch(&claim, start, from).await,
-                Err(error) => Err(error),
+            let launched = async {
+                room?;
+                let session = inner.launch(&claim, start, from).await?;
+                // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
+                Ok(subscribe(session, mode, true).await?)
             };
-            // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
-            let opened = match opened {
-                Ok(session) => subscribe(session, mode, true).await.map_err(ManagerError::from),
-                Err(error) => Err(error),
+            let opened = tokio::select! {
+                biased;
+                opened = launched => opened,
+                // A store or an `init` that hangs is not to keep the id from others for ever.
+                () = async { reply.closed().await; sleep(inner.close_timeout).await } => return,
             };
             drop(claim);
             let _ = reply.send(opened);
@@ -351,7 +354,11 @@ async fn in_a_task<T: Send + 'static>(
 async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Result<Opened, SessionError> {
     let subscription = match mode {
         Some(mode) => Some(session.subscribe(mode).await?),
-        None => None,
+        None => {
+            // One that is about to end answers nothing any more.
+            session.title().await?;
+            None
+        }
     };
     Ok(Opened { session, subscription, started })
 }

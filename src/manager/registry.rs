@@ -277,8 +277,12 @@ impl Registry {
         }
     }
 
-    /// A conversation that is not open has another title.
+    /// A conversation has another title in the store.
     pub(super) fn tell_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
+        if let Some(slot) = self.slots.get_mut(id) {
+            // It has ended, and that is not told yet.
+            slot.title.clone_from(&title);
+        }
         self.tell(ManagerEvent::Title { id: id.clone(), title });
     }
 
@@ -342,6 +346,11 @@ impl Registry {
         self.slots.get(id).is_some_and(|slot| slot.key == key && slot.session.is_some())
     }
 
+    /// The open session with this id, whoever works on it.
+    pub(super) fn get(&self, id: &ConversationId) -> Option<Session> {
+        self.slots.get(id)?.session.clone()
+    }
+
     pub(super) fn open_session(&self, id: &ConversationId) -> Option<OpenSession> {
         let slot = self.slots.get(id)?;
         slot.session.as_ref()?;
@@ -349,8 +358,7 @@ impl Registry {
     }
 
     pub(super) fn sessions(&self) -> Vec<Session> {
-        let session = |id: &ConversationId| self.slots.get(id)?.session.clone();
-        self.open.values().filter_map(session).collect()
+        self.open.values().filter_map(|id| self.get(id)).collect()
     }
 
     pub(super) fn claims(&self) -> Vec<CancellationToken> {

@@ -52,7 +52,7 @@ impl Inner {
         if self.titles.is_off() || !self.registry().begin_title(id, key) {
             return;
         }
-        let session = self.registry().look(id).and_then(Result::ok).map(|session| session.downgrade());
+        let session = self.registry().get(id).map(|session| session.downgrade());
         let (inner, id) = (std::sync::Arc::clone(self), id.clone());
         tokio::spawn(async move {
             let _titling = Titling { inner: &inner, id: &id, key };

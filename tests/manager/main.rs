@@ -3,6 +3,10 @@
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod basics;
+mod closing;
+mod lives;
+mod opening;
+mod rig;
 mod room;
 mod shutdown;
 mod support;

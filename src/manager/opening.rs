@@ -162,8 +162,9 @@ impl Inner {
         self.make_room();
         tokio::select! {
             biased;
-            _ = told => Ok(()),
+            // A shutdown may free the place itself.
             () = self.shutting.cancelled() => Err(ManagerError::ShutDown),
+            _ = told => Ok(()),
         }
     }
 

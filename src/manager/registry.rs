@@ -63,9 +63,12 @@ struct Slot {
     used: u64,
     /// When it became open, or began to wait for it.
     since: u64,
-    /// Whether one of the places for open sessions is its own.
-    has_place: bool,
+    /// The place that it has among the open sessions, or on the way there.
+    place: Option<Place>,
 }
+
+/// One of the places for open sessions. The slot's, which gives it back when it goes.
+struct Place;
 
 impl Slot {
     fn activity(&self) -> Activity {
@@ -128,7 +131,7 @@ impl Registry {
                 is_titling: false,
                 used: self.clock,
                 since: 0,
-                has_place: false,
+                place: None,
             }
         });
         if let Some(claim) = &slot.claim {
@@ -145,13 +148,13 @@ impl Registry {
         };
         let claim = slot.claim.take();
         if slot.session.is_none() {
-            let (since, has_place) = (slot.since, slot.has_place);
+            let (since, place) = (slot.since, slot.place.take());
             self.slots.remove(id);
             self.line.remove(&since);
             if self.waiting.remove(&since).is_some() {
                 self.tell(ManagerEvent::GivenUp { id: id.clone() });
             }
-            if has_place {
+            if place.is_some() {
                 self.vacate();
             }
         }
@@ -170,7 +173,7 @@ impl Registry {
         let (clock, is_free) = (self.clock, self.free > 0);
         let slot = self.slot(id, key)?;
         if is_free {
-            slot.has_place = true;
+            slot.place = Some(Place);
             self.free -= 1;
             return None;
         }
@@ -187,7 +190,7 @@ impl Registry {
         while let Some((since, tell)) = self.line.pop_first() {
             let slot = self.waiting.get(&since).and_then(|id| self.slots.get_mut(id));
             if let Some(slot) = slot.filter(|slot| slot.since == since) {
-                slot.has_place = true;
+                slot.place = Some(Place);
                 // Who no longer wants it passes it on with its claim.
                 let _ = tell.send(());
                 return;
@@ -294,7 +297,7 @@ impl Registry {
         if !was_open {
             slot.ended = Some(reason.clone());
         }
-        let (since, had_place) = (slot.since, was_open && std::mem::take(&mut slot.has_place));
+        let (since, place) = (slot.since, if was_open { slot.place.take() } else { None });
         if slot.claim.is_none() {
             self.slots.remove(id);
         }
@@ -302,7 +305,7 @@ impl Registry {
             self.open.remove(&since);
             self.tell(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
-        if had_place {
+        if place.is_some() {
             self.vacate();
         }
         self.room.notify_one();

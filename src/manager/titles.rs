@@ -28,7 +28,7 @@ pub enum Titles {
 #[async_trait]
 pub trait TitleGenerator: Send + Sync + 'static {
     /// A title for a conversation that goes so; `None` for none yet: it is asked again after the next turn, as it is after
-    /// an error.
+    /// an error. What takes longer than a minute is given up.
     ///
     /// # Errors
     ///
@@ -41,6 +41,8 @@ pub trait TitleGenerator: Send + Sync + 'static {
 
 /// How long a model may take for a title.
 const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an application's own code may.
+const OWN_TIMEOUT: Duration = Duration::from_mins(1);
 /// How much of each message a model gets to see, in characters.
 const EXCERPT: usize = 2000;
 /// Characters of a heuristic title, at most, its ellipsis apart.
@@ -61,7 +63,10 @@ impl Titles {
         match self {
             Self::Off => Ok(None),
             Self::Heuristic => Ok(heuristic(history)),
-            Self::Own(generator) => Ok(generator.generate(history).await?.and_then(|title| tidy(&title))),
+            Self::Own(generator) => {
+                let title = tokio::time::timeout(OWN_TIMEOUT, generator.generate(history)).await??;
+                Ok(title.and_then(|title| tidy(&title)))
+            }
             Self::Model(model) => by_model(model, history).await,
         }
     }

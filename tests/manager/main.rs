@@ -10,3 +10,7 @@ mod lives;
 mod opening;
 mod random;
 mod rig;
+mod room;
+mod shutdown;
+mod support;
+mod titles;

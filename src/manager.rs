@@ -239,6 +239,20 @@ impl Manager {
         self.0.open(id.clone(), start.into(), From::Stored).await
     }
 
+    /// Opens the conversation with this id if there is one, and starts one under it if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open) and [`create_as`](Self::create_as); of several processes that do so at once, those that are
+    /// late get [`AlreadyExists`](crate::store::StoreError::AlreadyExists), and may try again.
+    pub async fn open_or_create(
+        &self,
+        id: &ConversationId,
+        start: impl Into<Start>,
+    ) -> Result<Opened, ManagerError> {
+        self.0.open(id.clone(), start.into(), From::Either).await
+    }
+
     /// Ends the session with this id; the conversation stays in the store. That none is open is no error.
     ///
     /// # Errors

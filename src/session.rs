@@ -448,7 +448,7 @@ impl Session {
             return stopped;
         }
         self.shared.fate.ended().await;
-        self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err(unsaved.clone().after(deadline)))
+        self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err((**unsaved).clone().after(deadline)))
     }
 
     /// Ends the session as its idle shutdown would, but now: if no controller is there, nothing goes on or waits to, and all

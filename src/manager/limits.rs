@@ -81,14 +81,12 @@ impl Admission for Gate {
             let mut permits: [Option<OwnedSemaphorePermit>; 2] = [None, None];
             for (permit, semaphore) in permits.iter_mut().zip(semaphores) {
                 let Some(semaphore) = semaphore else { continue };
-                *permit = match Arc::clone(&semaphore).try_acquire_owned() {
-                    Ok(permit) => Some(permit),
-                    Err(_) => {
-                        queue.enter();
-                        // None is ever closed.
-                        semaphore.acquire_owned().await.ok()
-                    }
-                };
+                *permit = Arc::clone(&semaphore).try_acquire_owned().ok();
+                if permit.is_none() {
+                    queue.enter();
+                    // None is ever closed.
+                    *permit = semaphore.acquire_owned().await.ok();
+                }
             }
             drop(queue);
             Box::new(permits) as Permit

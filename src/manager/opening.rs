@@ -32,7 +32,7 @@ impl Drop for Claim {
 }
 
 /// What a session begins from.
-#[derive(Clone, Copy, PartialEq)]
+#[derive(Clone, Copy)]
 pub(super) enum From {
     /// The store.
     Stored,
@@ -40,6 +40,15 @@ pub(super) enum From {
     Named,
     /// Nothing, under an id that is not.
     Generated,
+    /// The store if it is there, else nothing.
+    Either,
+}
+
+impl From {
+    /// Whether a session that runs already will do.
+    fn takes_running(self) -> bool {
+        matches!(self, Self::Stored | Self::Either)
+    }
 }
 
 impl Inner {
@@ -59,11 +68,11 @@ impl Inner {
                 }
                 registry.look(&id)
             };
-            if from == From::Stored {
+            if from.takes_running() {
                 self.registry().touch(&id);
             }
             match running {
-                Some(Ok(_)) if from != From::Stored => return Err(ManagerError::AlreadyExists { id }),
+                Some(Ok(_)) if !from.takes_running() => return Err(ManagerError::AlreadyExists { id }),
                 Some(Ok(session)) => match subscribe(session, mode, false).await {
                     // It ended this moment: another one takes its place.
                     Err(SessionError::Ended(_)) => self.settled(&id).await,
@@ -143,10 +152,10 @@ impl Inner {
             drop(claim);
             let _ = reply.send(opened);
         });
-        match (&mut answer).await {
-            Ok(opened) => opened,
-            Err(_) => Err(ManagerError::CutOff { id, reason: cut_off(task).await }),
+        if let Ok(opened) = (&mut answer).await {
+            return opened;
         }
+        Err(ManagerError::CutOff { id, reason: cut_off(task).await })
     }
 
     /// How long what nobody waits for any more may take. Closing a session is part of it, at most.
@@ -248,8 +257,9 @@ impl Inner {
         let starting = async {
             match from {
                 From::Stored => builder.load(id.clone()).await,
-                From::Named => builder.create_as(id.clone()).await,
                 From::Generated => builder.create_with(id.clone()).await,
+                From::Either if self.store.exists(id).await? => builder.load(id.clone()).await,
+                From::Named | From::Either => builder.create_as(id.clone()).await,
             }
         };
         // A store that takes its time, or an `init`, does not hold a shutdown up.

@@ -15,8 +15,15 @@ pub struct Start {
     pub(super) title: Option<Arc<str>>,
     pub(super) tenant: Option<Arc<str>>,
     pub(super) mode: Option<Mode>,
-    /// In place of the manager's.
-    idle_shutdown: Option<Option<Duration>>,
+    idle_shutdown: IdleShutdown,
+}
+
+/// How long the session stays when nobody wants it.
+enum IdleShutdown {
+    /// As long as the manager's sessions do.
+    Usual,
+    /// So long, or for ever.
+    After(Option<Duration>),
 }
 
 impl Start {
@@ -28,7 +35,7 @@ impl Start {
             title: None,
             tenant: None,
             mode: Some(Mode::Controller),
-            idle_shutdown: None,
+            idle_shutdown: IdleShutdown::Usual,
         }
     }
 
@@ -47,7 +54,7 @@ impl Start {
     /// How long the session stays when no controller is left and it is idle, in place of the manager's time. `None` is for
     /// ever.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
-        self.idle_shutdown = Some(after);
+        self.idle_shutdown = IdleShutdown::After(after);
         self
     }
 
@@ -63,7 +70,11 @@ impl Start {
         if let Some(title) = self.title {
             session = session.title(title);
         }
-        if let Some(after) = self.idle_shutdown.unwrap_or(usual) {
+        let after = match self.idle_shutdown {
+            IdleShutdown::Usual => usual,
+            IdleShutdown::After(after) => after,
+        };
+        if let Some(after) = after {
             session = session.idle_shutdown(after);
         }
         session.agent(*self.agent)

@@ -1,7 +1,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, LazyLock, OnceLock,
+        Arc, LazyLock, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -35,6 +35,17 @@ static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
         feed_limits: FeedLimits::default(),
     })
 });
+
+/// The settings last used: sessions that are set up alike, one after another, share theirs.
+static LATEST: Mutex<Option<Arc<Setup>>> = Mutex::new(None);
+
+fn shared(setup: Arc<Setup>) -> Arc<Setup> {
+    let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*latest {
+        Some(latest) if **latest == *setup => Arc::clone(latest),
+        _ => Arc::clone(latest.insert(setup)),
+    }
+}
 
 /// Starts a [`Session`]: a new one, or one that is in the store.
 #[must_use = "a builder does nothing before `create`, `create_as` or `load`"]
@@ -230,7 +241,7 @@ impl SessionBuilder {
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
         let shared = Arc::new(Shared {
             id: id.clone(),
-            setup,
+            setup: shared(setup),
             agent: OnceLock::new(),
             fate: Fate::default(),
             started: AtomicBool::new(false),

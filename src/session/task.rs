@@ -40,7 +40,7 @@ pub(super) const DELIVERIES: usize = 32;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What does not change in a session's life.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Setup {
     pub(super) idle_shutdown: Option<Duration>,
     pub(super) unsaved_limit: usize,
@@ -63,7 +63,7 @@ pub(super) struct Shared {
     /// Whether new prompts are refused since the store is behind.
     pub(super) is_behind: AtomicBool,
     /// What was not in the store at the end, if anything was not.
-    pub(super) left_unsaved: OnceLock<Unsaved>,
+    pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
     pub(super) controllers: AtomicUsize,
     /// Tells the task that the last controller has left.
     pub(super) left: Signal,

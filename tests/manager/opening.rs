@@ -5,7 +5,7 @@ use omni_agent::{
     agent::AgentBuilder,
     manager::{Manager, ManagerError, Opened, Start},
     session::{Mode, SessionError},
-    store::{ConversationId, StoreError},
+    store::{ConversationId, MemoryStore, StoreError},
     subscription::EndReason,
     testing::Gate,
 };
@@ -381,4 +381,22 @@ async fn open_of_a_busy_one_joins_it() {
     gate.open();
     first.session.wait_until_idle().await.unwrap();
     assert_eq!(first.session.tree().await.unwrap().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_or_create_makes_the_conversation_once_and_finds_it_then() {
+    let manager = Manager::builder(std::sync::Arc::new(MemoryStore::new())).build();
+    let id = ConversationId::new("either").unwrap();
+    let agent = crate::basics::agent;
+    let [first, second] =
+        join_all([manager.open_or_create(&id, agent()), manager.open_or_create(&id, agent())])
+            .await
+            .try_into()
+            .unwrap();
+    assert_ne!(first.unwrap().started, second.unwrap().started);
+    manager.get(&id).unwrap().ask("Hi").await.unwrap();
+    manager.close(&id).await.unwrap();
+    let again = manager.open_or_create(&id, agent()).await.unwrap();
+    assert!(again.started);
+    assert_eq!(again.session.tree().await.unwrap().len(), 2);
 }

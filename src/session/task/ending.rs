@@ -70,7 +70,7 @@ impl Task {
         }
         if let Some(unsaved) = &unsaved {
             // Nobody else sets it.
-            let _ = self.shared.left_unsaved.set(unsaved.clone());
+            let _ = self.shared.left_unsaved.set(Box::new(unsaved.clone()));
         }
         self.shared.fate.seal(End { reason, snapshot: Some(snapshot) });
         // Subscribers learn of the end before those who stopped the session go on.

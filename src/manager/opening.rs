@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::BoxFuture;
 use tokio::{
     sync::oneshot,
     task::{AbortHandle, JoinHandle},
@@ -137,12 +138,12 @@ impl Inner {
                 // Whoever wanted it is gone, and it has not begun.
                 () = reply.closed() => return,
             };
-            let launched = async {
+            let launched = Box::pin(async {
                 room?;
                 let session = inner.launch(&claim, start, from).await?;
                 // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
                 Ok(subscribe(session, mode, true).await?)
-            };
+            });
             let opened = tokio::select! {
                 biased;
                 opened = launched => opened,
@@ -254,13 +255,12 @@ impl Inner {
             .watcher(Arc::new(watch))
             .end_timeout(self.close_timeout);
         let builder = start.set_up(builder, self.idle_shutdown);
-        let starting = async {
-            match from {
-                From::Stored => builder.load(id.clone()).await,
-                From::Generated => builder.create_with(id.clone()).await,
-                From::Either if self.store.exists(id).await? => builder.load(id.clone()).await,
-                From::Named | From::Either => builder.create_as(id.clone()).await,
-            }
+        // Boxed one by one: what opens a session leaves a hole of its own size behind it.
+        let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
+            From::Stored => Box::pin(builder.load(id.clone())),
+            From::Generated => Box::pin(builder.create_with(id.clone())),
+            From::Either if self.store.exists(id).await? => Box::pin(builder.load(id.clone())),
+            From::Named | From::Either => Box::pin(builder.create_as(id.clone())),
         };
         // A store that takes its time, or an `init`, does not hold a shutdown up.
         let session = tokio::select! {

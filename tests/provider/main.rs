@@ -25,6 +25,10 @@ mod framing;
 #[cfg(feature = "http")]
 mod http;
 mod model;
+mod ollama;
+mod ollama_decode;
+mod ollama_encode;
+mod ollama_errors;
 mod options;
 #[cfg(feature = "http")]
 mod plain;

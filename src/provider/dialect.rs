@@ -7,6 +7,7 @@ mod blocks;
 mod chat;
 mod effort;
 mod error;
+mod gemini;
 mod ids;
 mod lenient;
 mod ollama;
@@ -15,6 +16,7 @@ mod words;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{ChatCompletions, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole};
+pub use gemini::GoogleGemini;
 pub use ollama::OllamaChat;
 use serde_json::{Map, Value};
 

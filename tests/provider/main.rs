@@ -22,6 +22,10 @@ mod fold;
 mod fold_limits;
 #[cfg(feature = "http")]
 mod framing;
+mod gemini;
+mod gemini_decode;
+mod gemini_encode;
+mod gemini_errors;
 #[cfg(feature = "http")]
 mod http;
 mod model;

@@ -59,6 +59,18 @@ const OLLAMA: &str = concat!(
     "\n",
 );
 
+const GEMINI: &str = concat!(
+    r#"data: {"candidates":[{"content":{"parts":[{"text":"Grüß"}],"role":"model"},"index":0}],"#,
+    r#""usageMetadata":{"promptTokenCount":3},"modelVersion":"gemini-test","responseId":"r1"}"#,
+    "\r\n\r\n",
+    r#"data: {"candidates":[{"content":{"parts":[{"text":" dich"}],"role":"model"},"index":0}],"#,
+    r#""usageMetadata":{"promptTokenCount":3},"modelVersion":"gemini-test","responseId":"r1"}"#,
+    "\r\n\r\n",
+    r#"data: {"candidates":[{"content":{"parts":[{"text":""}],"role":"model"},"finishReason":"STOP","index":0}],"#,
+    r#""usageMetadata":{"promptTokenCount":3,"candidatesTokenCount":5},"modelVersion":"gemini-test"}"#,
+    "\r\n\r\n",
+);
+
 /// The beginning of a service's reply.
 fn reply(endpoint: &Endpoint) -> Reply {
     if endpoint.name() == "ollama" { Reply::ndjson() } else { Reply::sse() }
@@ -66,16 +78,21 @@ fn reply(endpoint: &Endpoint) -> Reply {
 
 /// What ends an event of a service.
 fn event_end(endpoint: &Endpoint) -> &'static str {
-    if endpoint.name() == "ollama" { "\n" } else { "\n\n" }
+    match endpoint.name() {
+        "ollama" => "\n",
+        "google" => "\r\n\r\n",
+        _ => "\n\n",
+    }
 }
 
 /// Each service: its endpoint, a whole answer of it, and an error in place of the rest of one.
-fn services() -> [(Endpoint, &'static str, &'static str); 3] {
+fn services() -> [(Endpoint, &'static str, &'static str); 4] {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;
     [
         (Endpoint::anthropic(), MESSAGES, overloaded),
         (Endpoint::openai(), CHAT, failed),
+        (Endpoint::google(), GEMINI, failed),
         (Endpoint::ollama_at(""), OLLAMA, r#"{"error":"Overloaded"}"#),
     ]
 }
@@ -123,6 +140,7 @@ async fn request_goes_to_the_path_with_the_headers_of_the_service() {
     let expected = [
         ("POST /v1/messages", "x-api-key", KEY.to_owned()),
         ("POST /v1/chat/completions", "authorization", format!("Bearer {KEY}")),
+        ("POST /v1beta/models/some-model:streamGenerateContent?alt=sse", "x-goog-api-key", KEY.to_owned()),
         ("POST /api/chat", "authorization", format!("Bearer {KEY}")),
     ];
     for ((endpoint, body, _), (line, header, value)) in services().into_iter().zip(expected) {
@@ -133,8 +151,11 @@ async fn request_goes_to_the_path_with_the_headers_of_the_service() {
         assert_eq!(received.header(header), Some(&*value));
         let version = received.header("anthropic-version");
         assert_eq!(version.is_some(), line.contains("messages"));
-        assert_eq!(received.json()["model"], "some-model");
-        assert_eq!(received.json()["stream"], true);
+        // Google has both in the address.
+        if !line.contains("stream") {
+            assert_eq!(received.json()["model"], "some-model");
+            assert_eq!(received.json()["stream"], true);
+        }
     }
 }
 
@@ -157,7 +178,11 @@ async fn error_inside_of_the_stream_is_reported_after_the_text_before_it() {
         let begin = body.find("Grüß").unwrap();
         let end = event_end(&endpoint);
         let begin = begin + body[begin..].find(end).unwrap() + end.len();
-        let before = if end == "\n" { "" } else { "event: error\ndata: " };
+        let before = match endpoint.name() {
+            "ollama" => "",
+            "google" => "data: ",
+            _ => "event: error\ndata: ",
+        };
         let reply = reply(&endpoint).header("x-request-id", "r7");
         let reply = reply.piece(&body[..begin]).piece(format!("{before}{error_event}{end}"));
         let (text, error) = broken(endpoint, reply).await;
@@ -215,11 +240,27 @@ async fn rate_limit_beyond_patience_is_reported_with_its_wait() {
 #[test]
 fn default_registry_resolves_models_of_known_services() {
     let registry = Registry::default();
-    assert_eq!(registry.providers().collect::<Vec<_>>(), ["anthropic", "ollama", "ollama-cloud", "openai"]);
+    assert_eq!(
+        registry.providers().collect::<Vec<_>>(),
+        ["anthropic", "google", "ollama", "ollama-cloud", "openai"]
+    );
     for (endpoint, _, _) in services() {
         let name = format!("{}:any-model", endpoint.name());
         assert_eq!(registry.model(&name).unwrap().name(), name);
     }
+}
+
+#[tokio::test]
+async fn google_answer_or_error_as_a_list_is_read() {
+    let server = Server::start([
+        Reply::json(200, r#"[{"candidates":[{"content":{"parts":[{"text":"Hi"}]},"finishReason":"STOP"}]}]"#),
+        Reply::json(200, r#"[{"error":{"code":503,"message":"Overloaded","status":"UNAVAILABLE"}}]"#),
+    ])
+    .await;
+    let model = model(Endpoint::google(), &server);
+    assert_eq!(model.generate(once()).await.unwrap().message.text(), "Hi");
+    let error = model.generate(once()).await.unwrap_err();
+    assert_eq!((error.kind, &*error.message), (ErrorKind::Overloaded, "Overloaded"));
 }
 
 #[test]

@@ -36,6 +36,10 @@ impl<'a> From<Cow<'a, str>> for Text<'a> {
 pub(super) struct Arguments<'a>(Text<'a>);
 
 impl<'a> Arguments<'a> {
+    pub(super) fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+
     pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
         self.0.into_text()
     }

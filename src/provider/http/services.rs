@@ -2,8 +2,8 @@
 
 use std::env;
 
-use super::Endpoint;
-use crate::provider::dialect::OllamaChat;
+use super::{Auth, Endpoint};
+use crate::provider::dialect::{GoogleGemini, OllamaChat};
 
 /// Where Ollama listens unless told otherwise.
 const OLLAMA_PORT: u16 = 11434;
@@ -11,6 +11,16 @@ const OLLAMA_PORT: u16 = 11434;
 const OLLAMA_CLOUD: &str = "ollama.com";
 
 impl Endpoint {
+    /// Google, with the key from `GEMINI_API_KEY`, which goes into a header and never into the address.
+    ///
+    /// Source: <https://ai.google.dev/api>.
+    pub fn google() -> Self {
+        Self::custom("google", "https://generativelanguage.googleapis.com", GoogleGemini)
+            .with_version("/v1beta")
+            .with_auth(Auth::Header("x-goog-api-key".to_owned()))
+            .with_key_variable("GEMINI_API_KEY")
+    }
+
     /// An Ollama server of your own, where `OLLAMA_HOST` says, else on this machine. It is asked without a
     /// key, unless it is given one.
     pub fn ollama() -> Self {

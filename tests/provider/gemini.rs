@@ -162,13 +162,14 @@ fn conversation_with_what_only_the_service_understands_sends_that_back_in_place(
     let code = json!({"executableCode": {"id": "x", "language": "PYTHON", "code": "print(1)"},
         "thoughtSignature": "s-code"});
     let output = json!({"codeExecutionResult": {"id": "x", "outcome": "OUTCOME_OK", "output": "1\n"}});
+    let unheard = json!({"partOfTheFuture": {"x": [1]}});
     let sketch = json!({"inlineData": {"mimeType": "image/png", "data": "AAAA"}, "thought": true});
     let image =
         json!({"inlineData": {"mimeType": "image/png", "data": "BBBB"}, "thoughtSignature": "s-image"});
     let mut last = finish("STOP");
     last["candidates"][0]["groundingMetadata"] = json!({"webSearchQueries": ["q"]});
     let folded = answer(&[
-        parts(json!([{"text": "Let me see. "}, code, output])),
+        parts(json!([{"text": "Let me see. "}, code, output, unheard])),
         parts(json!([sketch, image])),
         parts(json!([{"text": "One."}])),
         last,
@@ -179,12 +180,12 @@ fn conversation_with_what_only_the_service_understands_sends_that_back_in_place(
         _ => None,
     });
     let items: Vec<&Value> = items.collect();
-    assert_eq!(items.len(), 5);
-    assert_eq!(items[4], &json!({"groundingMetadata": {"webSearchQueries": ["q"]}}));
+    assert_eq!(items.len(), 6);
+    assert_eq!(items[5], &json!({"groundingMetadata": {"webSearchQueries": ["q"]}}));
     assert!(folded.message.content.iter().any(|block| matches!(block, Content::Attachment(_))));
     assert_eq!(
         contents("gemini-3-pro-image", [Message::user("?"), folded.message.clone()])[1]["parts"],
-        json!([{"text": "Let me see. "}, code, output, sketch, image, {"text": "One."}])
+        json!([{"text": "Let me see. "}, code, output, unheard, sketch, image, {"text": "One."}])
     );
 
     let mut foreign = folded.message;

@@ -168,7 +168,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
         line(json!({"tool_calls": [{"function": {"name": "f", "arguments": {"é": "\r\n"}}}]})),
         last("stop"),
     ];
-    let body: String = lines.iter().map(|line| format!("{line}\r\n")).collect();
+    let body = lines.map(|line| format!("{line}\r\n")).concat();
     let deltas = |pieces: Vec<&[u8]>| {
         let mut framer = Framer::new(OllamaChat.framing(), &Limits::default());
         let mut decoder = OllamaChat.decoder();

@@ -18,6 +18,9 @@ use crate::provider::{ErrorKind, ProviderError, Request};
 /// The format's name.
 const NAME: &str = "google_gemini";
 
+/// What a candidate says of its sources, beside its content. No part of a content has it.
+const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContextMetadata"];
+
 /// Google's Gemini format.
 ///
 /// What a model takes is read off its id: models before Gemini 3 think on a token budget, later ones at a

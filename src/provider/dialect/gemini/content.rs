@@ -4,7 +4,7 @@ use std::{borrow::Cow, collections::HashMap};
 
 use serde_json::{Map, Value, json};
 
-use super::NAME;
+use super::{NAME, SOURCES};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
     provider::{ProviderError, Request, dialect::placeholder},
@@ -22,17 +22,6 @@ const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/webp", "image/heic"
 /// Types beside `text/*` whose bytes are text.
 const TEXTS: [&str; 5] =
     ["application/json", "application/xml", "application/yaml", "application/toml", "application/javascript"];
-
-/// What a part of an answer can be, of which an opaque item that goes back is one.
-const PARTS: [&str; 7] = [
-    "inlineData",
-    "fileData",
-    "executableCode",
-    "codeExecutionResult",
-    "functionResponse",
-    "toolCall",
-    "toolResponse",
-];
 
 /// One content on the wire.
 struct Turn {
@@ -171,17 +160,15 @@ impl<'a> Encoder<'a> {
                 }
                 Content::Attachment(attachment) => (self.attachment(attachment)?, None),
                 Content::ProviderItem(item) if item.format == NAME => match &item.data {
-                    Value::Object(data) if PARTS.iter().any(|key| data.contains_key(*key)) => {
-                        (data.clone(), None)
-                    }
                     // The signature of a file, which has no place for it.
-                    Value::Object(data) if data.len() == 1 => {
-                        if let (Some(last), Some(signature)) =
-                            (parts.last_mut(), data.get("thoughtSignature"))
-                        {
-                            last.entry("thoughtSignature").or_insert_with(|| signature.clone());
+                    Value::Object(data) if data.len() == 1 && data.contains_key("thoughtSignature") => {
+                        if let Some(last) = parts.last_mut() {
+                            last.extend(data.clone());
                         }
                         continue;
+                    }
+                    Value::Object(data) if !SOURCES.iter().any(|key| data.contains_key(*key)) => {
+                        (data.clone(), None)
                     }
                     _ => continue,
                 },

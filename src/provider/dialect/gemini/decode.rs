@@ -1,7 +1,7 @@
 use serde_json::{Map, Value};
 
 use super::{
-    NAME, refined,
+    NAME, SOURCES, refined,
     wire::{self, Blob, Call, Candidate, Chunk, Part as WirePart, Usage as WireUsage},
 };
 use crate::{
@@ -73,14 +73,10 @@ impl GeminiDecoder {
         for part in parts.into_iter().flatten().flatten() {
             self.part(part, data, deltas)?;
         }
-        for (key, value) in [
-            ("groundingMetadata", candidate.grounding_metadata),
-            ("citationMetadata", candidate.citation_metadata),
-            ("urlContextMetadata", candidate.url_context_metadata),
-        ] {
-            if let Some(value) = value {
-                self.sources.insert(key.to_owned(), *value);
-            }
+        let sources =
+            [candidate.grounding_metadata, candidate.citation_metadata, candidate.url_context_metadata];
+        for (key, value) in SOURCES.into_iter().zip(sources) {
+            self.sources.extend(value.map(|value| (key.to_owned(), *value)));
         }
         let (word, why) = (candidate.finish_reason.as_str(), candidate.finish_message.as_str());
         match finish_reason(word) {

@@ -176,7 +176,7 @@ impl<'a> Encoder<'a> {
                 let word = word(level);
                 match mode {
                     ThinkingMode::Off => {
-                        self.warn(format!("thinking: it can't be turned off, set to {word}"))
+                        self.warn(format!("thinking: it can't be turned off, set to {word}"));
                     }
                     ThinkingMode::Budget(budget) => {
                         self.warn(format!("thinking: {budget} tokens became the level {word}"));

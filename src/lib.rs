@@ -39,7 +39,7 @@
 //!
 //! | feature | default | what it brings |
 //! | --- | --- | --- |
-//! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, and every service compatible with either |
+//! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, and every service compatible with one of them |
 //! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suite that checks a [`store::Store`] |
 //!
 //! # Panics

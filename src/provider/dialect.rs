@@ -3,12 +3,21 @@
 //! services speak few formats.
 
 mod anthropic;
+mod blocks;
 mod chat;
+mod effort;
 mod error;
+mod gemini;
+mod ids;
+mod lenient;
+mod ollama;
 mod strict;
+mod words;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{ChatCompletions, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole};
+pub use gemini::GoogleGemini;
+pub use ollama::OllamaChat;
 use serde_json::{Map, Value};
 
 use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};

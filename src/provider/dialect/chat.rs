@@ -3,9 +3,9 @@
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) with the types
 //! of its official SDKs; deviations of other services are named where they are handled.
 
-mod blocks;
 mod calls;
 mod decode;
+mod details;
 mod encode;
 mod wire;
 

@@ -114,7 +114,7 @@ impl Endpoint {
 
     /// All services that this crate knows.
     pub fn all() -> Vec<Self> {
-        vec![Self::anthropic(), Self::openai()]
+        vec![Self::anthropic(), Self::openai(), Self::google(), Self::ollama(), Self::ollama_cloud()]
     }
 
     /// The same endpoint under another name.

@@ -6,10 +6,12 @@
 
 use std::borrow::Cow;
 
-use super::blocks::Blocks;
 use crate::{
     message::ToolUseId,
-    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
+    provider::{
+        BlockStart, Delta, ErrorKind, Fold, Part, ProviderError,
+        dialect::{blocks::Blocks, ids::hash},
+    },
 };
 
 /// Calls that one answer may make; more are a broken server.
@@ -274,13 +276,6 @@ impl Nesting {
     fn is_complete(&self) -> bool {
         self.begun && self.depth == 0 && !self.in_string
     }
-}
-
-/// FNV-1a: stable for ever, since it ends up in stored conversations.
-pub(super) fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 fn broken(message: String) -> ProviderError {

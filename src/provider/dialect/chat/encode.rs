@@ -7,7 +7,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
-        dialect::{Encoded, placeholder, strict::strict},
+        dialect::{Encoded, effort::nearest, ids::hash, placeholder, strict::strict, words},
     },
 };
 
@@ -56,13 +56,9 @@ enum Part<'a> {
 
 impl<'a> Encoder<'a> {
     fn system(&mut self) {
-        let mut system = self.request.system.as_deref().unwrap_or_default().to_owned();
+        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
         if let (OutputSupport::Object, Some(output)) = (self.chat.output, &self.request.options.output) {
-            if !system.is_empty() {
-                system.push_str("\n\n");
-            }
-            system.push_str("Answer with one JSON object and nothing else. It must fit this JSON Schema:\n");
-            system.push_str(&output.schema.as_value().to_string());
+            system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {
             let role = match self.chat.system_role {
@@ -287,7 +283,7 @@ impl<'a> Encoder<'a> {
             ThinkingMode::Off | ThinkingMode::Budget(0) => words.off,
             ThinkingMode::Effort(effort) => Some(self.effort_word(words, effort)),
             ThinkingMode::Budget(budget) => {
-                let word = words.word(nearest_effort(budget));
+                let word = words.word(nearest(budget));
                 self.warn(format!("thinking: a budget can't be said, {budget} tokens became effort {word}"));
                 Some(word)
             }
@@ -369,7 +365,7 @@ fn call_id(id: &str) -> Cow<'_, str> {
     if !id.is_empty() && id.len() <= ID_LIMIT {
         return Cow::Borrowed(id);
     }
-    Cow::Owned(format!("call_{:016x}", super::calls::hash(id)))
+    Cow::Owned(format!("call_{:016x}", hash(id)))
 }
 
 /// One string where there is only text, which the simplest servers demand.
@@ -408,15 +404,4 @@ fn named_schema(output: &OutputSchema, schema: &Value, strict: bool) -> Value {
 
 fn data_url(media_type: &str, data: &str) -> String {
     format!("data:{media_type};base64,{data}")
-}
-
-/// The level whose usual budget is nearest.
-fn nearest_effort(budget: u32) -> Effort {
-    match budget {
-        0..=2560 => Effort::Minimal,
-        2561..=10_240 => Effort::Low,
-        10_241..=20_480 => Effort::Medium,
-        20_481..=28_672 => Effort::High,
-        _ => Effort::Max,
-    }
 }

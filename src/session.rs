@@ -45,14 +45,13 @@ mod command;
 mod core;
 mod error;
 mod event;
+mod forwarded;
 mod snapshot;
 mod subscription;
 mod task;
 mod watcher;
 
 use std::{
-    any::Any,
-    error::Error,
     fmt,
     pin::Pin,
     sync::{Arc, atomic::Ordering},
@@ -63,8 +62,6 @@ pub use builder::SessionBuilder;
 use command::{Command, Reply};
 pub use error::SessionError;
 pub use event::{SavedPart, SessionEvent, StoreReport};
-use schemars::JsonSchema;
-use serde::de::DeserializeOwned;
 pub use snapshot::SessionSnapshot;
 use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
@@ -74,11 +71,9 @@ pub use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Accepted, Agent, AgentError, Config, Prompt, Response, State, Status},
-    message::ToolUseId,
+    agent::{Agent, AgentError, Prompt},
     store::{ConversationId, Store},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
-    tool::{Decision, Tool},
     tree::{NodeId, Tree},
 };
 
@@ -115,162 +110,6 @@ impl Session {
     pub fn id(&self) -> &ConversationId {
         &self.shared.id
     }
-
-    // ---- as an agent's ----
-
-    /// Sends a prompt. If the session is idle, it begins a run, at the end of the path; while it is busy or paused, it is
-    /// staged: see [`Agent::prompt`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::prompt`]; [`SessionError::StoreBehind`] if too much is unsaved.
-    pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, SessionError> {
-        self.ensure_room()?;
-        self.on_agent(async |agent| agent.prompt(prompt).await).await
-    }
-
-    /// Sends a prompt and awaits what comes of it: see [`Agent::ask`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::ask`]; [`SessionError::StoreBehind`] if too much is unsaved.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future does not cancel the run.
-    pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<Arc<Response>, SessionError> {
-        self.ensure_room()?;
-        self.on_agent(async |agent| agent.ask(prompt).await).await
-    }
-
-    /// Asks for a value of a Rust type: see [`Agent::ask_as`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::ask_as`]; [`SessionError::StoreBehind`] if too much is unsaved.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future does not cancel the run.
-    pub async fn ask_as<T: DeserializeOwned + JsonSchema>(
-        &self,
-        prompt: impl Into<Prompt>,
-    ) -> Result<T, SessionError> {
-        self.ensure_room()?;
-        self.on_agent(async |agent| agent.ask_as(prompt).await).await
-    }
-
-    /// Decides on the tool use that a paused session waits for: see [`Agent::resume`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::resume`].
-    pub async fn resume(
-        &self,
-        tool_use: impl Into<ToolUseId>,
-        decision: Decision,
-    ) -> Result<(), SessionError> {
-        self.on_agent(async |agent| agent.resume(tool_use, decision).await).await
-    }
-
-    /// Ends the run at once and discards what is pending. If the run began a branch and none of its turns is complete,
-    /// the branch is as if it never was. See [`Agent::cancel`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::cancel`].
-    pub async fn cancel(&self) -> Result<(), SessionError> {
-        self.on_agent(async |agent| agent.cancel().await).await
-    }
-
-    /// Ends the run at once and keeps what can be kept: see [`Agent::interrupt`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::interrupt`].
-    pub async fn interrupt(&self) -> Result<(), SessionError> {
-        self.on_agent(async |agent| agent.interrupt().await).await
-    }
-
-    /// Sends an event of the application's own to the agent's callbacks: see [`Agent::notify`].
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::notify`].
-    pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), SessionError> {
-        self.on_agent(async |agent| agent.notify(event).await).await
-    }
-
-    /// Changes the agent's configuration, as a whole or not at all: see [`Agent::set_state`]. Model, system prompt and
-    /// options are saved, if they are others than before.
-    ///
-    /// # Errors
-    ///
-    /// As [`Agent::set_state`].
-    pub async fn configure<F>(&self, edit: F) -> Result<(), SessionError>
-    where
-        F: FnOnce(&mut Config) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
-    {
-        self.on_agent(async |agent| agent.set_state(|draft| edit(&mut draft.config)).await).await
-    }
-
-    /// Offers one more tool to the model. Idle only; tools are not saved.
-    ///
-    /// # Errors
-    ///
-    /// [`SessionError::Busy`], and a tool that can't be with the others.
-    pub async fn add_tool(&self, tool: impl Tool) -> Result<(), SessionError> {
-        let tool: Arc<dyn Tool> = Arc::new(tool);
-        self.configure(move |config| Ok(config.tools.insert(tool)?)).await
-    }
-
-    /// Offers a tool no longer. Idle only. That there is none of this name is no error.
-    ///
-    /// # Errors
-    ///
-    /// [`SessionError::Busy`].
-    pub async fn remove_tool(&self, name: impl Into<String>) -> Result<(), SessionError> {
-        let name = name.into();
-        self.configure(move |config| {
-            config.tools.remove(&name);
-            Ok(())
-        })
-        .await
-    }
-
-    /// The agent's state, as callbacks see it.
-    ///
-    /// # Errors
-    ///
-    /// [`SessionError::Ended`].
-    pub async fn state(&self) -> Result<State, SessionError> {
-        self.on_agent(async |agent| agent.state().await).await
-    }
-
-    /// What the agent is doing.
-    ///
-    /// # Errors
-    ///
-    /// [`SessionError::Ended`].
-    pub async fn status(&self) -> Result<Status, SessionError> {
-        self.on_agent(async |agent| agent.status().await).await
-    }
-
-    /// Waits until nothing goes on and nothing waits to. What came of it may not be saved yet: see
-    /// [`flush`](Self::flush).
-    ///
-    /// # Errors
-    ///
-    /// [`SessionError::Ended`] if the session ends first.
-    ///
-    /// # Cancel safety
-    ///
-    /// Dropping the future only stops the waiting.
-    pub async fn wait_until_idle(&self) -> Result<(), SessionError> {
-        self.on_agent(async |agent| agent.wait_until_idle().await).await
-    }
-
-    // ---- the tree ----
 
     /// Answers a user message again: a run begins with the same message, and its answer becomes a sibling of the answers
     /// that are there. Idle only. If the run ends in `cancelled` or `error` before its first turn is complete, the
@@ -337,8 +176,6 @@ impl Session {
     pub async fn tree(&self) -> Result<Tree, SessionError> {
         self.call(Command::Tree).await
     }
-
-    // ---- the rest ----
 
     /// Gives the conversation a title, or none. A list of the store shows it when it is saved: see
     /// [`flush`](Self::flush).

@@ -34,6 +34,7 @@
 #[doc = include_str!("../docs/many-conversations.md")]
 pub mod guide {}
 
+mod closing;
 mod error;
 mod event;
 mod limits;
@@ -53,7 +54,7 @@ use std::{
 pub use error::{ManagerError, ShutdownError};
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 use limits::Limits;
-use opening::From;
+use opening::Beginning;
 use registry::Registry as Sessions;
 pub use start::{Opened, Start};
 pub use titles::{TitleGenerator, Titles};
@@ -212,7 +213,7 @@ impl Manager {
     ///
     /// [`ManagerError::ShutDown`]; what [`SessionBuilder::create`](crate::session::SessionBuilder::create) fails with.
     pub async fn create(&self, start: impl Into<Start>) -> Result<Opened, ManagerError> {
-        self.0.open(ConversationId::generate(), start.into(), From::Generated).await
+        self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
     }
 
     /// Starts a new conversation under this id.
@@ -226,7 +227,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<Start>,
     ) -> Result<Opened, ManagerError> {
-        self.0.open(id.clone(), start.into(), From::Named).await
+        self.0.open(id.clone(), start.into(), Beginning::Named).await
     }
 
     /// Opens a stored conversation, or gives the session that runs already. However many open one id at the same time, it
@@ -236,7 +237,7 @@ impl Manager {
     ///
     /// [`ManagerError::ShutDown`]; what [`SessionBuilder::load`](crate::session::SessionBuilder::load) fails with.
     pub async fn open(&self, id: &ConversationId, start: impl Into<Start>) -> Result<Opened, ManagerError> {
-        self.0.open(id.clone(), start.into(), From::Stored).await
+        self.0.open(id.clone(), start.into(), Beginning::Stored).await
     }
 
     /// Opens the conversation with this id if there is one, and starts one under it if there is none.
@@ -250,7 +251,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<Start>,
     ) -> Result<Opened, ManagerError> {
-        self.0.open(id.clone(), start.into(), From::Either).await
+        self.0.open(id.clone(), start.into(), Beginning::Either).await
     }
 
     /// Ends the session with this id; the conversation stays in the store. That none is open is no error.
@@ -353,7 +354,7 @@ impl Manager {
                 break;
             }
             let left = grace.saturating_sub(begun.elapsed());
-            failed.extend(opening::end_all(sessions, left, deadline).await);
+            failed.extend(closing::end_all(sessions, left, deadline).await);
             // What is being opened or closed right now comes to its end too, unless the store keeps it for too long.
             let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
             let claims = futures_util::future::join_all(claims.iter().map(CancellationToken::cancelled));

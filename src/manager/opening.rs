@@ -1,4 +1,4 @@
-//! Opening and closing: one at a time for each id, whoever asks how often.
+//! Opening: one at a time for each id, whoever asks how often.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,13 +16,13 @@ use super::{
 };
 use crate::{
     session::{Mode, Session, SessionError},
-    store::{ConversationId, StateChange, StoreError, Write},
+    store::ConversationId,
 };
 
 /// An id that nobody else works on. Let go of when it is dropped, whatever happens.
-struct Claim {
+pub(super) struct Claim {
     inner: Arc<Inner>,
-    id: ConversationId,
+    pub(super) id: ConversationId,
     key: Key,
 }
 
@@ -34,7 +34,7 @@ impl Drop for Claim {
 
 /// What a session begins from.
 #[derive(Clone, Copy)]
-pub(super) enum From {
+pub(super) enum Beginning {
     /// The store.
     Stored,
     /// Nothing, under an id that may be taken.
@@ -45,7 +45,7 @@ pub(super) enum From {
     Either,
 }
 
-impl From {
+impl Beginning {
     /// Whether a session that runs already will do.
     fn takes_running(self) -> bool {
         matches!(self, Self::Stored | Self::Either)
@@ -58,7 +58,7 @@ impl Inner {
         self: &Arc<Self>,
         id: ConversationId,
         start: Start,
-        from: From,
+        from: Beginning,
     ) -> Result<Opened, ManagerError> {
         let mode = start.mode;
         loop {
@@ -105,7 +105,7 @@ impl Inner {
     }
 
     /// Claims an id as soon as nobody else works on it.
-    async fn claim_in_time(self: &Arc<Self>, id: &ConversationId) -> (Claim, Option<Session>) {
+    pub(super) async fn claim_in_time(self: &Arc<Self>, id: &ConversationId) -> (Claim, Option<Session>) {
         loop {
             match self.claim(id) {
                 Ok(claimed) => return claimed,
@@ -125,7 +125,12 @@ impl Inner {
     }
 
     /// Starts a session in a task of its own, which a caller that goes away does not take with it.
-    async fn start(self: &Arc<Self>, claim: Claim, start: Start, from: From) -> Result<Opened, ManagerError> {
+    async fn start(
+        self: &Arc<Self>,
+        claim: Claim,
+        start: Start,
+        from: Beginning,
+    ) -> Result<Opened, ManagerError> {
         let id = claim.id.clone();
         let (reply, mut answer) = oneshot::channel();
         let inner = Arc::clone(self);
@@ -160,7 +165,7 @@ impl Inner {
     }
 
     /// How long what nobody waits for any more may take. Closing a session is part of it, at most.
-    fn patience(&self) -> Duration {
+    pub(super) fn patience(&self) -> Duration {
         self.close_timeout.saturating_mul(2)
     }
 
@@ -242,7 +247,7 @@ impl Inner {
         self: &Arc<Self>,
         claim: &Claim,
         start: Start,
-        from: From,
+        from: Beginning,
     ) -> Result<Session, ManagerError> {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
@@ -257,10 +262,10 @@ impl Inner {
         let builder = start.set_up(builder, self.idle_shutdown);
         // Boxed one by one: what opens a session leaves a hole of its own size behind it.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
-            From::Stored => Box::pin(builder.load(id.clone())),
-            From::Generated => Box::pin(builder.create_with(id.clone())),
-            From::Either if self.store.exists(id).await? => Box::pin(builder.load(id.clone())),
-            From::Named | From::Either => Box::pin(builder.create_as(id.clone())),
+            Beginning::Stored => Box::pin(builder.load(id.clone())),
+            Beginning::Generated => Box::pin(builder.create_with(id.clone())),
+            Beginning::Either if self.store.exists(id).await? => Box::pin(builder.load(id.clone())),
+            Beginning::Named | Beginning::Either => Box::pin(builder.create_as(id.clone())),
         };
         // A store that takes its time, or an `init`, does not hold a shutdown up.
         let session = tokio::select! {
@@ -280,88 +285,13 @@ impl Inner {
         }
         Ok(session)
     }
-
-    /// Ends the session with this id, if there is one.
-    pub(super) async fn close(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
-        let (claim, session) = self.claim_in_time(id).await;
-        let Some(session) = session else {
-            return Ok(());
-        };
-        let limit = self.close_timeout;
-        in_a_task(self.patience(), async move {
-            let stopped = session.stop(limit).await;
-            drop(claim);
-            Ok(stopped?)
-        })
-        .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
-    }
-
-    /// Removes a conversation, and ends its session first.
-    pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
-        let (claim, session) = self.claim_in_time(id).await;
-        let (inner, limit) = (Arc::clone(self), self.close_timeout);
-        in_a_task(self.patience(), async move {
-            if let Some(session) = session {
-                // What is not saved is to be removed in any case.
-                let _ = session.stop(limit).await;
-            }
-            inner.store.delete(&claim.id).await?;
-            inner.registry().tell_deleted(&claim.id);
-            drop(claim);
-            Ok(())
-        })
-        .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
-    }
-
-    /// Gives a conversation another title, open or not.
-    pub(super) async fn rename(
-        self: &Arc<Self>,
-        id: &ConversationId,
-        title: Option<&str>,
-    ) -> Result<(), ManagerError> {
-        let (claim, session) = self.claim_in_time(id).await;
-        if let Some(session) = session {
-            match session.set_title(title).await {
-                Err(SessionError::Ended(_)) => {}
-                renamed => return Ok(renamed?),
-            }
-            session.ended().await;
-        }
-        let (inner, title) = (Arc::clone(self), title.map(str::to_owned));
-        in_a_task(self.patience(), async move {
-            inner.rename_stored(&claim.id, title.clone()).await?;
-            inner.registry().tell_title(&claim.id, title.map(Arc::from));
-            drop(claim);
-            Ok(())
-        })
-        .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
-    }
-
-    async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
-        let change = StateChange::Title(title);
-        let mut version = self.store.summary(id).await?.version;
-        for _ in 0..RENAME_TRIES {
-            match self.store.save_state(id, &Write::on(version), &change).await {
-                // A title builds on nothing that others have written.
-                Err(StoreError::Conflict { current, .. }) => version = current,
-                renamed => return renamed.map(|_| ()),
-            }
-        }
-        self.store.save_state(id, &Write::on(version), &change).await.map(|_| ())
-    }
 }
 
 /// How soon it is looked again whether a session that has something to save, or to handle, can be put to sleep.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
-/// How often a title is written again behind another writer.
-const RENAME_TRIES: usize = 8;
-
 /// Does something to its end, whether or not the caller waits for it; but if it hangs and nobody waits, it is given up.
-async fn in_a_task<T: Send + 'static>(
+pub(super) async fn in_a_task<T: Send + 'static>(
     limit: Duration,
     work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
 ) -> Result<Result<T, ManagerError>, String> {
@@ -400,21 +330,4 @@ async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Resul
         None
     };
     Ok(Opened { session, subscription, started })
-}
-
-/// Ends all sessions; those that could not be ended with everything saved are given back.
-pub(super) async fn end_all(
-    sessions: Vec<Session>,
-    grace: Duration,
-    limit: Duration,
-) -> Vec<(ConversationId, SessionError)> {
-    let ends = sessions.into_iter().map(|session| async move {
-        if tokio::time::timeout(grace, session.wait_until_idle()).await.is_err() {
-            // A turn that keeps nothing is cancelled by that, and one that is complete by now needs none.
-            let _ = session.interrupt().await;
-        }
-        let stopped = session.stop(limit).await;
-        stopped.err().map(|error| (session.id().clone(), error))
-    });
-    futures_util::future::join_all(ends).await.into_iter().flatten().collect()
 }

@@ -5,10 +5,13 @@
 mod anthropic;
 mod chat;
 mod error;
+mod openai;
+mod responses;
 mod strict;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{ChatCompletions, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole};
+pub use responses::{OpenAiResponses, ReasoningItems};
 use serde_json::{Map, Value};
 
 use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};

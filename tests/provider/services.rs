@@ -49,11 +49,31 @@ const CHAT: &str = concat!(
     "\n\ndata: [DONE]\n\n",
 );
 
+const RESPONSES: &str = concat!(
+    "event: response.created\n",
+    r#"data: {"type":"response.created","response":{"id":"resp_1","status":"in_progress","model":"gpt-test"}}"#,
+    "\n\nevent: response.output_item.added\n",
+    r#"data: {"type":"response.output_item.added","output_index":0,"item":{"id":"msg_1","type":"message","content":[]}}"#,
+    "\n\nevent: response.output_text.delta\n",
+    r#"data: {"type":"response.output_text.delta","output_index":0,"item_id":"msg_1","content_index":0,"delta":"Grüß"}"#,
+    "\n\nevent: response.output_text.delta\n",
+    r#"data: {"type":"response.output_text.delta","output_index":0,"item_id":"msg_1","content_index":0,"delta":" dich"}"#,
+    "\n\nevent: response.completed\n",
+    r#"data: {"type":"response.completed","response":{"id":"resp_1","status":"completed","model":"gpt-test","output":["#,
+    r#"{"id":"msg_1","type":"message","content":[{"type":"output_text","text":"Grüß dich"}]}],"#,
+    r#""usage":{"input_tokens":3,"output_tokens":5}}}"#,
+    "\n\n",
+);
+
 /// Each service: its endpoint, a whole answer of it, and an error in place of the rest of one.
-fn services() -> [(Endpoint, &'static str, &'static str); 2] {
+fn services() -> [(Endpoint, &'static str, &'static str); 3] {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;
-    [(Endpoint::anthropic(), MESSAGES, overloaded), (Endpoint::openai(), CHAT, failed)]
+    [
+        (Endpoint::anthropic(), MESSAGES, overloaded),
+        (Endpoint::openai(), CHAT, failed),
+        (Endpoint::openai_responses(), RESPONSES, failed),
+    ]
 }
 
 fn model(endpoint: Endpoint, server: &Server) -> Model {
@@ -99,6 +119,7 @@ async fn request_goes_to_the_path_with_the_headers_of_the_service() {
     let expected = [
         ("POST /v1/messages", "x-api-key", KEY.to_owned()),
         ("POST /v1/chat/completions", "authorization", format!("Bearer {KEY}")),
+        ("POST /v1/responses", "authorization", format!("Bearer {KEY}")),
     ];
     for ((endpoint, body, _), (line, header, value)) in services().into_iter().zip(expected) {
         let server = Server::start([Reply::sse().piece(body)]).await;
@@ -188,7 +209,7 @@ async fn rate_limit_beyond_patience_is_reported_with_its_wait() {
 #[test]
 fn default_registry_resolves_models_of_known_services() {
     let registry = Registry::default();
-    assert_eq!(registry.providers().collect::<Vec<_>>(), ["anthropic", "openai"]);
+    assert_eq!(registry.providers().collect::<Vec<_>>(), ["anthropic", "openai", "openai_responses"]);
     for (endpoint, _, _) in services() {
         let name = format!("{}:any-model", endpoint.name());
         assert_eq!(registry.model(&name).unwrap().name(), name);

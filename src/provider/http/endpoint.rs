@@ -17,7 +17,7 @@ use super::{
 };
 use crate::provider::{
     Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext, Secret,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing},
+    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing, OpenAiResponses},
 };
 
 /// Changes a request's JSON body before it is sent.
@@ -90,6 +90,11 @@ impl Endpoint {
         Self::custom(name, base_url, ChatCompletions::default())
     }
 
+    /// A service that speaks the Responses format as OpenAI does, say a local model server.
+    pub fn openai_responses_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
+        Self::custom(name, base_url, OpenAiResponses::default())
+    }
+
     /// A service that speaks the Messages format as Anthropic does.
     pub fn anthropic_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         Self {
@@ -106,15 +111,21 @@ impl Endpoint {
             .with_key_variable("ANTHROPIC_API_KEY")
     }
 
-    /// OpenAI, with the key from `OPENAI_API_KEY`.
+    /// OpenAI by its Chat Completions format, with the key from `OPENAI_API_KEY`.
     pub fn openai() -> Self {
         Self::custom("openai", "https://api.openai.com", ChatCompletions::openai())
             .with_key_variable("OPENAI_API_KEY")
     }
 
+    /// OpenAI by its Responses format, with the key from `OPENAI_API_KEY`.
+    pub fn openai_responses() -> Self {
+        Self::custom("openai_responses", "https://api.openai.com", OpenAiResponses::openai())
+            .with_key_variable("OPENAI_API_KEY")
+    }
+
     /// All services that this crate knows.
     pub fn all() -> Vec<Self> {
-        vec![Self::anthropic(), Self::openai()]
+        vec![Self::anthropic(), Self::openai(), Self::openai_responses()]
     }
 
     /// The same endpoint under another name.

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use super::blocks::Blocks;
 use crate::{
     message::ToolUseId,
-    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
+    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError, dialect::openai},
 };
 
 /// Calls that one answer may make; more are a broken server.
@@ -189,7 +189,7 @@ impl Calls {
     fn unique_id(&mut self, at: usize, answer: &str) -> String {
         let wanted = match &*self.list[at].id {
             "" if answer.is_empty() => format!("call_{at}"),
-            "" => format!("call_{:016x}_{at}", hash(answer)),
+            "" => format!("call_{:016x}_{at}", openai::hash(answer)),
             id => id.to_owned(),
         };
         let taken = |id: &str| self.list.iter().any(|call| call.block.is_some() && call.told_id == id);
@@ -274,13 +274,6 @@ impl Nesting {
     fn is_complete(&self) -> bool {
         self.begun && self.depth == 0 && !self.in_string
     }
-}
-
-/// FNV-1a: stable for ever, since it ends up in stored conversations.
-pub(super) fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }
 
 fn broken(message: String) -> ProviderError {

@@ -139,16 +139,16 @@ pub(super) struct CompletionDetails {
 
 /// A text, borrowed where it has no escapes. Numbers are taken for their digits, all else for nothing.
 #[derive(Default)]
-pub(super) struct Text<'a>(Option<Cow<'a, str>>);
+pub(in crate::provider::dialect) struct Text<'a>(Option<Cow<'a, str>>);
 
 impl<'a> Text<'a> {
     /// The text; empty if there is none.
-    pub(super) fn as_str(&self) -> &str {
+    pub(in crate::provider::dialect) fn as_str(&self) -> &str {
         self.0.as_deref().unwrap_or_default()
     }
 
     /// The text, unless it is empty.
-    pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
+    pub(in crate::provider::dialect) fn into_text(self) -> Option<Cow<'a, str>> {
         self.0.filter(|text| !text.is_empty())
     }
 }
@@ -165,17 +165,17 @@ pub(super) struct Parts<'a> {
 pub(super) struct Arguments<'a>(Text<'a>);
 
 impl<'a> Arguments<'a> {
-    pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
+    pub(in crate::provider::dialect) fn into_text(self) -> Option<Cow<'a, str>> {
         self.0.into_text()
     }
 }
 
 /// A number that counts.
 #[derive(Clone, Copy, Default)]
-pub(super) struct Count(pub(super) Option<u64>);
+pub(in crate::provider::dialect) struct Count(pub(in crate::provider::dialect) Option<u64>);
 
 impl Count {
-    pub(super) fn or_zero(self) -> u64 {
+    pub(in crate::provider::dialect) fn or_zero(self) -> u64 {
         self.0.unwrap_or(0)
     }
 }

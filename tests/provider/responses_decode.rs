@@ -83,7 +83,7 @@ fn decode_any_events_left_out_gives_the_same_answer() {
         done(2, called.clone()),
     ];
     let end = completed(json!([thought, said, called]));
-    let whole = answer(&[&events[..], &[end.clone()]].concat());
+    let whole = answer(&[&events[..], std::slice::from_ref(&end)].concat());
     assert_eq!(whole.message.text(), "Yes, so.");
     assert_eq!(whole.stop_reason, StopReason::ToolUse);
     // What comes after a gap in the middle of a text can't be told from the gap: there, deltas go as a whole.

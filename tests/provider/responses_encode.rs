@@ -54,14 +54,15 @@ fn encode_request_with_everything_says_it_all() {
         .with_output(schema())
         .with_cache(CacheHint::Long)
         .with_metadata([("user", json!("u-1")), ("n", json!(7))]);
-    let request = with(options).with_system("Be brief.").with_tools(weather());
+    let mut request = with(options).with_system("Be brief.").with_tools(weather());
+    request.model = "new-model".into();
     let mut encoded = OpenAiResponses::openai().encode(&request).unwrap();
     let key = encoded.body.shift_remove("prompt_cache_key").unwrap();
     assert!(key.as_str().is_some_and(|key| key.starts_with("openai_responses_") && key.len() <= 64), "{key}");
     assert_eq!(
         Value::Object(encoded.body),
         json!({
-            "model": "gpt-5",
+            "model": "new-model",
             "instructions": "Be brief.",
             "input": [{"type": "message", "role": "user", "content": "Hi"}],
             "stream": true,
@@ -113,12 +114,17 @@ fn encode_model_that_cannot_reason_is_not_asked_to() {
     }
 }
 
+/// What is said of thinking to a model, and how many warnings there are.
+fn effort(format: &OpenAiResponses, model: &str, mode: impl Into<ThinkingMode>) -> (Value, usize) {
+    let mut request = with(Options::default().with_thinking(mode));
+    request.model = model.into();
+    let encoded = format.encode(&request).unwrap();
+    (encoded.body.get("reasoning").cloned().unwrap_or_default(), encoded.warnings.len())
+}
+
 #[test]
 fn encode_thinking_maps_to_the_words_there_are() {
-    let said = |format: &OpenAiResponses, mode: ThinkingMode| {
-        let encoded = format.encode(&with(Options::default().with_thinking(mode))).unwrap();
-        (encoded.body.get("reasoning").cloned().unwrap_or_default(), encoded.warnings.len())
-    };
+    let said = |format: &OpenAiResponses, mode: ThinkingMode| effort(format, "new-model", mode);
     let openai = OpenAiResponses::openai();
     let common = OpenAiResponses::default();
     assert_eq!(said(&openai, ThinkingMode::Off), (json!({"effort": "none"}), 0));
@@ -130,6 +136,55 @@ fn encode_thinking_maps_to_the_words_there_are() {
     assert_eq!(said(&common.clone().with_effort(None), Effort::High.into()), (Value::Null, 1));
     let always = EffortWords { off: None, ..EffortWords::COMMON };
     assert_eq!(said(&common.with_effort(Some(always)), ThinkingMode::Off), (Value::Null, 1));
+}
+
+#[test]
+fn encode_thinking_maps_to_the_words_of_the_model() {
+    for (model, off, minimal, max) in [
+        ("o3", None, "low", "high"),
+        ("openai/o4-mini-2025-04-16", None, "low", "high"),
+        ("gpt-5", None, "minimal", "high"),
+        ("gpt-5-mini-2025-08-07", None, "minimal", "high"),
+        ("gpt-5.1", Some("none"), "low", "high"),
+        ("gpt-5.2-2025-12-11", Some("none"), "low", "xhigh"),
+        ("gpt-5.10", Some("none"), "low", "xhigh"),
+        ("gpt-50", Some("none"), "minimal", "xhigh"),
+        ("o30", Some("none"), "minimal", "xhigh"),
+    ] {
+        let said = |mode: ThinkingMode, wanted: &str| {
+            let (said, warnings) = effort(&OpenAiResponses::openai(), model, mode);
+            assert_eq!(warnings == 0, said["effort"] == wanted, "{model} {said}");
+            said["effort"].as_str().map(ToOwned::to_owned)
+        };
+        assert_eq!(said(ThinkingMode::Off, "none").as_deref(), off, "{model}");
+        assert_eq!(said(Effort::Minimal.into(), "minimal").as_deref(), Some(minimal), "{model}");
+        assert_eq!(said(Effort::Max.into(), "xhigh").as_deref(), Some(max), "{model}");
+        assert_eq!(said(Effort::Medium.into(), "medium").as_deref(), Some("medium"), "{model}");
+    }
+}
+
+#[test]
+fn encode_sampling_is_left_out_where_the_model_refuses_it() {
+    let low = || Options::default().with_temperature(0.2).with_top_p(0.9);
+    for (model, options, sent) in [
+        ("o3-mini", low(), false),
+        ("gpt-5-nano", low(), false),
+        ("gpt-5.1", low(), true),
+        ("gpt-5.1", low().with_thinking(ThinkingMode::Off), true),
+        ("gpt-5.1", low().with_thinking(Effort::Low), false),
+        ("gpt-4o", low().with_thinking(ThinkingMode::Off), true),
+        ("gpt-5-chat-latest", low(), true),
+        ("local-model", low().with_thinking(Effort::Low), true),
+        ("o3", Options::default().with_temperature(1.0).with_top_p(1.0), true),
+    ] {
+        let mut request = with(options);
+        request.model = model.into();
+        let encoded = OpenAiResponses::openai().encode(&request).unwrap();
+        for key in ["temperature", "top_p"] {
+            assert_eq!(encoded.body.contains_key(key), sent, "{model}");
+        }
+        assert_eq!(encoded.warnings.len(), if sent { 0 } else { 2 }, "{model}");
+    }
 }
 
 #[test]

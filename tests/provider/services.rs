@@ -11,7 +11,8 @@ use std::{
 use futures_util::StreamExt;
 use omni_agent::provider::{
     Delta, ErrorKind, Model, Options, Part, Provider, ProviderError, Registry, Request, StopReason,
-    http::Endpoint,
+    dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+    http::{Endpoint, Framer, Limits},
 };
 
 use crate::server::{Reply, Server};
@@ -110,6 +111,41 @@ async fn answer_arrives_whole_in_any_pieces() {
             let answer = model(endpoint.clone(), &server).generate(once()).await.unwrap();
             assert_eq!(answer.message.text(), "Grüß dich");
             assert_eq!((answer.stop_reason, answer.usage.output), (StopReason::Stop, 5));
+        }
+    }
+}
+
+/// The deltas of an answer whose bytes come in these pieces.
+fn deltas_of(dialect: &dyn Dialect, pieces: &[&[u8]]) -> Vec<Delta> {
+    let mut framer = Framer::new(dialect.framing(), &Limits::default());
+    let mut decoder = dialect.decoder();
+    let mut deltas = Vec::new();
+    for piece in pieces {
+        framer.push(piece.to_vec().into());
+        while let Some(frame) = framer.next_frame().unwrap() {
+            decoder.decode(frame, &mut deltas).unwrap();
+        }
+    }
+    decoder.end(&mut deltas).unwrap();
+    deltas
+}
+
+#[test]
+fn answer_split_at_any_byte_decodes_the_same() {
+    let dialects: [(Box<dyn Dialect>, &str); 3] = [
+        (Box::new(AnthropicMessages), MESSAGES),
+        (Box::new(ChatCompletions::openai()), CHAT),
+        (Box::new(OpenAiResponses::openai()), RESPONSES),
+    ];
+    for (dialect, body) in dialects {
+        let whole = deltas_of(&*dialect, &[body.as_bytes()]);
+        assert!(whole.iter().any(Delta::is_content));
+        let odd = format!("\u{feff}: comment\n\n{}", body.replace("\n\n", "\n\n: still here\n\n"));
+        for body in [body.to_owned(), body.replace('\n', "\r\n"), odd] {
+            for at in 0..=body.len() {
+                let (begin, end) = body.as_bytes().split_at(at);
+                assert_eq!(deltas_of(&*dialect, &[begin, end]), whole, "{} at {at}", dialect.name());
+            }
         }
     }
 }

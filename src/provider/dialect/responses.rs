@@ -9,6 +9,7 @@ mod decode;
 mod encode;
 mod input;
 mod item;
+mod models;
 mod wire;
 
 use super::{Decoder, Dialect, EffortWords, Encoded, Framing, OutputSupport, error};
@@ -18,6 +19,9 @@ use crate::provider::{ProviderError, Request};
 const NAME: &str = "openai_responses";
 
 /// The OpenAI Responses format.
+///
+/// What a model of OpenAI takes is read off its id, whoever serves it; what it refuses is mapped to the nearest
+/// that it takes, or left out, with a warning.
 ///
 /// Nothing is stored at the service (`store: false`). Reasoning comes back with its encrypted payload and
 /// goes to the service again, as <https://platform.openai.com/docs/guides/reasoning#encrypted-reasoning-items>

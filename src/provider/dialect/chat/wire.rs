@@ -165,7 +165,7 @@ pub(super) struct Parts<'a> {
 pub(super) struct Arguments<'a>(Text<'a>);
 
 impl<'a> Arguments<'a> {
-    pub(in crate::provider::dialect) fn into_text(self) -> Option<Cow<'a, str>> {
+    pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
         self.0.into_text()
     }
 }
@@ -175,7 +175,7 @@ impl<'a> Arguments<'a> {
 pub(in crate::provider::dialect) struct Count(pub(in crate::provider::dialect) Option<u64>);
 
 impl Count {
-    pub(in crate::provider::dialect) fn or_zero(self) -> u64 {
+    pub(super) fn or_zero(self) -> u64 {
         self.0.unwrap_or(0)
     }
 }

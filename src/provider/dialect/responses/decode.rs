@@ -64,11 +64,11 @@ impl ResponsesDecoder {
         match kind {
             "response.output_text.delta" | "response.refusal.delta" => {
                 self.answer.refused |= kind == "response.refusal.delta";
-                let more = event.delta.as_str().to_owned();
+                let more = wire::take(&mut event.delta);
                 self.answer.text(event.place(), event.content_index.0, more, deltas)
             }
             "response.function_call_arguments.delta" => {
-                let more = event.delta.as_str().to_owned();
+                let more = wire::take(&mut event.delta);
                 self.answer.arguments(event.place(), more, deltas)
             }
             "response.reasoning_summary_text.delta" => {

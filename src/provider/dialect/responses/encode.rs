@@ -1,6 +1,6 @@
 use serde_json::{Map, Value, json};
 
-use super::{NAME, OpenAiResponses, ReasoningItems, input::Input};
+use super::{NAME, OpenAiResponses, ReasoningItems, input::Input, models::Family};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
     dialect::{Encoded, OutputSupport, openai, strict::strict},
@@ -11,35 +11,30 @@ use crate::provider::{
 const LABELS: (usize, usize, usize) = (16, 64, 512);
 
 pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Encoded, ProviderError> {
-    let mut encoder = Encoder { format, request, body: Map::new(), warnings: Vec::new() };
+    let family = Family::of(&request.model);
+    let mut encoder = Encoder { format, request, family, body: Map::new(), warnings: Vec::new() };
     encoder.set("model", &*request.model);
     encoder.instructions();
     encoder.set("input", Input::of(request, format.reasoning)?);
     encoder.set("stream", true);
     encoder.set("store", false);
-    if format.reasoning != ReasoningItems::Never && may_reason(&request.model) {
+    if format.reasoning != ReasoningItems::Never && family != Family::Plain {
         encoder.set("include", json!(["reasoning.encrypted_content"]));
     }
     encoder.tools();
-    encoder.sampling();
     encoder.thinking();
+    encoder.limits();
+    encoder.sampling();
     encoder.output();
     encoder.labels();
     encoder.cache();
     Ok(Encoded { body: encoder.body, warnings: encoder.warnings })
 }
 
-/// Whether the model can reason, as far as its id tells. Those that can't refuse a request that asks for
-/// encrypted reasoning. Source: <https://platform.openai.com/docs/models>.
-fn may_reason(model: &str) -> bool {
-    let id = model.rsplit('/').next().unwrap_or_default();
-    let id = id.strip_prefix("ft:").unwrap_or(id);
-    !["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"].iter().any(|start| id.starts_with(start))
-}
-
 struct Encoder<'a> {
     format: &'a OpenAiResponses,
     request: &'a Request,
+    family: Family,
     body: Map<String, Value>,
     warnings: Vec<String>,
 }
@@ -87,7 +82,7 @@ impl Encoder<'_> {
         self.set("tool_choice", choice);
     }
 
-    fn sampling(&mut self) {
+    fn limits(&mut self) {
         let options = &self.request.options;
         if let Some(max) = options.max_tokens {
             let least = self.format.min_output_tokens;
@@ -96,9 +91,23 @@ impl Encoder<'_> {
             }
             self.set("max_output_tokens", max.max(least));
         }
-        openai::sampling(options, &mut self.body, &mut self.warnings);
         if options.stop_sequences.iter().flatten().any(|stop| !stop.is_empty()) {
             self.warn("stop_sequences: the format has none, left out");
+        }
+    }
+
+    fn sampling(&mut self) {
+        openai::sampling(&self.request.options, &mut self.body, &mut self.warnings);
+        let effort = self.body.get("reasoning").and_then(|reasoning| reasoning["effort"].as_str());
+        if self.family.takes_sampling(effort) {
+            return;
+        }
+        for key in ["temperature", "top_p"] {
+            // The default may be said.
+            let refused = self.body.get(key).is_some_and(|value| value.as_f64() != Some(1.0));
+            if refused && self.body.shift_remove(key).is_some() {
+                self.warn(format!("{key}: the model takes none while it reasons, left out"));
+            }
         }
     }
 
@@ -110,13 +119,13 @@ impl Encoder<'_> {
             return self.warn("thinking: the format has no word for it here, left out");
         };
         let off = matches!(mode, ThinkingMode::Off | ThinkingMode::Budget(0));
-        if !may_reason(&self.request.model) {
+        if self.family == Family::Plain {
             if !off {
                 self.warn("thinking: the model does not reason, left out");
             }
             return;
         }
-        let Some(word) = openai::effort(words, mode, &mut self.warnings) else {
+        let Some(word) = openai::effort(self.family.narrow(words), mode, &mut self.warnings) else {
             return;
         };
         let mut reasoning = Map::from_iter([("effort".to_owned(), Value::from(word))]);

@@ -1,6 +1,8 @@
 //! The events' shapes, borrowed from the frame where that can be. Compatible servers leave members out, set
 //! them to null or to another type: what can't be understood counts as absent.
 
+use std::borrow::Cow;
+
 use serde::{Deserialize, de};
 use serde_json::Value;
 
@@ -46,6 +48,11 @@ impl Event<'_> {
     pub(super) fn place(&self) -> Place<'_> {
         Place { id: self.item_id.as_str(), index: self.output_index.0 }
     }
+}
+
+/// The words of a text, without copying those that are owned already.
+pub(super) fn take(text: &mut Text<'_>) -> String {
+    std::mem::take(text).into_text().map(Cow::into_owned).unwrap_or_default()
 }
 
 /// Which item is meant.

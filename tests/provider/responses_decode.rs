@@ -442,6 +442,20 @@ fn decode_arguments_of_megabytes_stay_whole() {
     assert_eq!(calls(&answer(&events))[0].2["text"].as_str().map(str::len), Some(text.len()));
 }
 
+#[test]
+fn decode_content_told_only_at_the_end_is_told() {
+    let folded = answer(&[
+        added(0, json!({"id": "msg_1", "type": "message"})),
+        done(0, json!({"id": "msg_1", "type": "message"})),
+        json!({"type": "response.function_call_arguments.done", "item_id": "fc_1", "arguments": "{\"x\":1}"}),
+        completed(
+            json!([message("msg_1", "Hi"), {"id": "fc_1", "type": "function_call", "call_id": "a", "name": "f"}]),
+        ),
+    ]);
+    assert_eq!(folded.message.text(), "Hi");
+    assert_eq!(calls(&folded), [("a".to_owned(), "f".to_owned(), json!({"x": 1}))]);
+}
+
 /// Feeds the same event made anew until the decoder has enough of it.
 fn flood(event: impl Fn(u64) -> Value, most: u64) -> omni_agent::provider::ProviderError {
     let mut decoder = OpenAiResponses::default().decoder();
@@ -458,7 +472,11 @@ fn flood(event: impl Fn(u64) -> Value, most: u64) -> omni_agent::provider::Provi
 #[test]
 fn decode_items_parts_and_held_arguments_without_end_are_an_error() {
     let big = "x".repeat(1024 * 1024);
+    let many: Vec<Value> = (0..5000).map(|_| json!({"type": "output_text", "text": "x"})).collect();
     for error in [
+        flood(|_| completed(json!(many)), 1),
+        flood(|_| completed(json!([{"type": "message", "content": many}])), 1),
+        flood(|_| done(0, json!({"type": "message", "content": many})), 1),
         flood(|n| added(n, json!({"id": n.to_string(), "type": "message"})), 5000),
         flood(|n| added(0, json!({"id": n.to_string(), "type": "new_kind"})), 5000),
         flood(

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     NAME,
     item::{self, Blocks, Call, Item, Kind, Reasoning, Shown, State},
-    wire::{Place, text},
+    wire::{Place, list, text},
 };
 use crate::{
     message::ProviderItem,
@@ -201,6 +201,9 @@ impl Answer {
         if let Some(at) = self.open(place, Kind::Call, deltas)?
             && let State::Call(call) = &mut self.items[at].state
         {
+            if !call.is_told() {
+                self.kept = grown(self.kept, whole.len())?;
+            }
             call.complete_arguments(whole, &mut Blocks { count: &mut self.blocks, deltas });
         }
         Ok(())
@@ -225,6 +228,7 @@ impl Answer {
         if item.is_settled() || item.kind() != Kind::of(whole) {
             return Ok(());
         }
+        check_count("parts", list(whole, "content"))?;
         item.done = true;
         let mut blocks = Blocks { count: &mut self.blocks, deltas };
         match &mut item.state {
@@ -246,10 +250,11 @@ impl Answer {
 
     /// The whole answer: tells what of it was not told yet, and nothing twice.
     pub(super) fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> Told {
+        check_count("items", output)?;
         let streamed = self.items.len();
         let mut claimed = vec![false; streamed];
         let mut nameless = Vec::new();
-        for whole in output {
+        for whole in output.iter().filter(|whole| whole.is_object()) {
             match self.same(whole) {
                 Some(at) => {
                     claimed[at] = true;
@@ -302,6 +307,14 @@ impl Answer {
         }
         Ok(())
     }
+}
+
+/// What is far beyond a message's limit is not even looked at.
+fn check_count(what: &str, list: &[Value]) -> Told {
+    if list.len() > Fold::MAX_BLOCKS {
+        return Err(broken(format!("more than {} {what} in one answer", Fold::MAX_BLOCKS)));
+    }
+    Ok(())
 }
 
 fn grown(kept: usize, more: usize) -> Result<usize, ProviderError> {

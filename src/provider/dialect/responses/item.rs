@@ -146,14 +146,15 @@ impl Item {
         }
     }
 
-    /// Whether nothing can be added any more. Some services tell a reasoning's encrypted payload, or a call's
-    /// name, only at the end of the answer.
+    /// Whether nothing can be added any more. Some services tell a message's content, a reasoning's encrypted
+    /// payload, or a call's name only at the end of the answer.
     pub(super) fn is_settled(&self) -> bool {
         self.done
             && match &self.state {
                 State::Reasoning(reasoning) => reasoning.ended,
                 State::Call(call) => call.is_told(),
-                State::Message(_) | State::Opaque { .. } => true,
+                State::Message(sections) => !sections.is_empty(),
+                State::Opaque { .. } => true,
             }
     }
 }
@@ -339,8 +340,9 @@ impl Call {
 
     /// The whole arguments: tells what of them was not told yet.
     pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut Blocks<'_>) {
-        if let Some(block) = self.block {
-            blocks.tell_rest(block, &mut self.told, whole, Part::Input);
+        match self.block {
+            Some(block) => blocks.tell_rest(block, &mut self.told, whole, Part::Input),
+            None => whole.clone_into(&mut self.held),
         }
     }
 

@@ -2,16 +2,20 @@
 //!
 //! As for idle agents: model, system prompt and tools are shared, the figures are differences of resident memory, and
 //! the messages of the first turn are measured apart. The store keeps nothing, so that it does not count.
+//!
+//! Then the same through a manager, in a process of its own, whose heap has no holes either: nobody has handles or
+//! subscribes, and after its turn each session has a title and counts down to its idle shutdown.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
 mod support;
 
-use std::sync::Arc;
+use std::{process::Command, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::Agent,
+    agent::{Agent, AgentBuilder},
+    manager::{Manager, Start},
     message::Message,
     session::Session,
     store::{
@@ -62,27 +66,40 @@ impl Store for Nowhere {
     }
 }
 
+/// Has this program measure sessions of a manager.
+const MANAGED: &str = "OMNI_AGENT_BENCH_MANAGED";
+
 fn main() {
-    on_this_thread(measure());
+    if std::env::var_os(MANAGED).is_some() {
+        on_this_thread(managed());
+        return;
+    }
+    on_this_thread(alone());
+    let program = std::env::current_exe().expect("the benchmark is a file");
+    let arguments = std::env::args().skip(1);
+    let status = Command::new(program).args(arguments).env(MANAGED, "1").status();
+    assert!(status.expect("the benchmark can start itself").success());
 }
 
-async fn measure() {
-    let count = size(100_000, 100);
+/// Makes agents which share what applications share.
+fn agents() -> impl Fn() -> AgentBuilder {
     let model = support::brief();
     let system: Arc<str> = "You are of help.".into();
     let echo = tool_fn("echo", "Gives back its input.", |input: Value, _| async move { Ok(input) });
     let tools = ToolSet::new().with(echo).expect("the tool is sound");
-    let store: Arc<dyn Store> = Arc::new(Nowhere);
-    let start = async || {
-        let agent = Agent::builder().model(model.clone()).system(Arc::clone(&system)).tools(tools.clone());
-        let session = Session::builder(Arc::clone(&store)).agent(agent).create().await;
-        session.expect("the session starts")
-    };
-    // The first of everything is made before it counts.
-    let first = start().await;
-    first.ask("Hi").await.expect("the model answers");
+    move || Agent::builder().model(model.clone()).system(Arc::clone(&system)).tools(tools.clone())
+}
 
-    // A copy of all messages to come, before the heap has holes that it could hide in.
+/// A first turn, until it is saved.
+async fn turn(session: &Session) {
+    session.prompt("Hi").await.expect("the session is idle");
+    session.flush(Duration::from_mins(1)).await.expect("nothing is lost");
+    session.wait_until_idle().await.expect("the session lives");
+}
+
+/// What the messages of `count` turns take. Made before the heap has holes that they could hide in, and given back to be
+/// kept until it is measured.
+fn messages(count: usize) -> (Vec<Arc<Message>>, usize) {
     let mut copies: Vec<Arc<Message>> = Vec::with_capacity(2 * count);
     copies.resize(2 * count, Arc::new(Message::user("Hi")));
     let before = resident();
@@ -90,7 +107,22 @@ async fn measure() {
         pair[0] = Arc::new(Message::user("Hi"));
         pair[1] = Arc::new(Message::assistant("Hello!"));
     }
-    let messages = resident() - before;
+    let taken = resident() - before;
+    (copies, taken)
+}
+
+async fn alone() {
+    let count = size(100_000, 100);
+    let agent = agents();
+    let store: Arc<dyn Store> = Arc::new(Nowhere);
+    let start = async || {
+        let session = Session::builder(Arc::clone(&store)).agent(agent()).create().await;
+        session.expect("the session starts")
+    };
+    // The first of everything is made before it counts.
+    let first = start().await;
+    first.ask("Hi").await.expect("the model answers");
+    let (_copies, messages) = messages(count);
 
     // Handles are an application's to keep; their room is there before.
     let mut sessions: Vec<Session> = Vec::with_capacity(count);
@@ -101,14 +133,42 @@ async fn measure() {
     }
     let idle = resident() - before;
     for session in &sessions {
-        session.prompt("Hi").await.expect("the session is idle");
-        session.flush(std::time::Duration::from_mins(1)).await.expect("nothing is lost");
-        session.wait_until_idle().await.expect("the session lives");
+        turn(session).await;
     }
     let after_turn = resident() - before;
+    report(&format!("resident memory of {count} sessions, each"), count, idle, messages, after_turn);
+}
 
+async fn managed() {
+    let count = size(100_000, 100);
+    let agent = agents();
+    let manager = Manager::builder(Arc::new(Nowhere)).build();
+    let start = async || {
+        let opened = manager.create(Start::new(agent()).subscribe(None)).await;
+        opened.expect("the session starts").session
+    };
+    turn(&start().await).await;
+    let (_copies, messages) = messages(count);
+
+    let before = resident();
+    for _ in 0..count {
+        start().await;
+    }
+    let idle = resident() - before;
+    let open = manager.list_open();
+    assert_eq!(open.len(), count + 1);
+    let listed = resident().saturating_sub(before + idle);
+    for listed in &open {
+        let session = manager.get(&listed.id).expect("it is open");
+        turn(&session).await;
+    }
+    let after_turn = resident().saturating_sub(before + listed);
+    report(&format!("resident memory of {count} managed sessions, each"), count, idle, messages, after_turn);
+}
+
+fn report(title: &str, count: usize, idle: usize, messages: usize, after_turn: usize) {
     let each = |bytes: usize| bytes as f64 / count as f64;
-    head(&format!("resident memory of {count} sessions, each"));
+    head(title);
     row("idle, started", format!("{:.0} B", each(idle)), "≤ 5120 B");
     row("the two messages of a turn", format!("{:.0} B", each(messages)), "—");
     let own = each(after_turn.saturating_sub(messages));

@@ -7,11 +7,13 @@ use std::{
     net::SocketAddr,
     process::{Child, Command, Stdio},
     sync::Arc,
+    time::Duration,
 };
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
+    sync::Barrier,
 };
 
 /// Set for the process that serves.
@@ -19,6 +21,15 @@ const ROLE: &str = "OMNI_AGENT_BENCH_SERVER";
 
 /// Picks the bytes of the answer to a request with this head and body.
 pub(crate) type Answer = dyn Fn(&str, &[u8]) -> Arc<[u8]> + Send + Sync;
+
+/// How answers are sent: whole, unless something is set.
+#[derive(Clone, Default)]
+pub(crate) struct Pace {
+    /// In pieces of so many bytes, which end wherever they end, each followed by this pause.
+    pub(crate) pieces: Option<(usize, Duration)>,
+    /// After the first piece, an answer waits until as many have come as far.
+    pub(crate) together: usize,
+}
 
 /// The server's process, ended with this.
 pub(crate) struct Server {
@@ -35,9 +46,14 @@ impl Drop for Server {
 
 /// In the process that is to serve: serves, and never returns. In any other: starts that process.
 pub(crate) fn start(answer: impl FnOnce() -> Box<Answer>) -> Server {
+    start_at(&Pace::default(), answer)
+}
+
+/// As [`start`], with answers sent so.
+pub(crate) fn start_at(pace: &Pace, answer: impl FnOnce() -> Box<Answer>) -> Server {
     if std::env::var_os(ROLE).is_some() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime can be made").block_on(serve(answer().into()));
+        runtime.expect("a runtime can be made").block_on(serve(answer().into(), pace));
         std::process::exit(0);
     }
     let program = std::env::current_exe().expect("the benchmark is a file");
@@ -53,7 +69,7 @@ pub(crate) fn start(answer: impl FnOnce() -> Box<Answer>) -> Server {
     Server { process, address: line.trim().parse().expect("the server says its address") }
 }
 
-async fn serve(answer: Arc<Answer>) {
+async fn serve(answer: Arc<Answer>, pace: &Pace) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     println!("{}", listener.local_addr().expect("it is bound"));
     std::io::stdout().flush().expect("somebody listens");
@@ -62,17 +78,23 @@ async fn serve(answer: Arc<Answer>) {
         let _ = std::io::stdin().lines().count();
         std::process::exit(0);
     });
+    let all = Arc::new(Barrier::new(pace.together.max(1)));
     loop {
         let (connection, _) = listener.accept().await.expect("connections can be taken");
-        let answer = Arc::clone(&answer);
+        let (answer, pace, all) = (Arc::clone(&answer), pace.clone(), Arc::clone(&all));
         tokio::spawn(async move {
-            let _ = converse(connection, &*answer).await;
+            let _ = converse(connection, &*answer, &pace, &all).await;
         });
     }
 }
 
 /// Answers the requests of one connection.
-async fn converse(mut connection: TcpStream, answer: &Answer) -> std::io::Result<()> {
+async fn converse(
+    mut connection: TcpStream,
+    answer: &Answer,
+    pace: &Pace,
+    all: &Barrier,
+) -> std::io::Result<()> {
     connection.set_nodelay(true)?;
     let mut read: Vec<u8> = Vec::new();
     loop {
@@ -93,7 +115,18 @@ async fn converse(mut connection: TcpStream, answer: &Answer) -> std::io::Result
             }
         }
         let bytes = answer(&text, &read[head..head + length]);
-        connection.write_all(&bytes).await?;
+        match pace.pieces {
+            None => connection.write_all(&bytes).await?,
+            Some((size, pause)) => {
+                for (index, piece) in bytes.chunks(size).enumerate() {
+                    connection.write_all(piece).await?;
+                    if index == 0 {
+                        all.wait().await;
+                    }
+                    tokio::time::sleep(pause).await;
+                }
+            }
+        }
         read.drain(..head + length);
     }
 }

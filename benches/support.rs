@@ -36,6 +36,14 @@ pub(crate) fn resident() -> usize {
     pages * rustix::param::page_size()
 }
 
+/// The most memory of this process that was resident at any moment, in bytes.
+pub(crate) fn peak_resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").expect("Linux has /proc/self/status");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it tells the peak");
+    let kib: usize = peak.trim().trim_end_matches(" kB").trim().parse().expect("the peak is a number of KiB");
+    kib * 1024
+}
+
 /// The median.
 pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);

@@ -27,6 +27,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod admission;
 mod builder;
 mod callbacks;
 mod command;
@@ -50,6 +51,7 @@ use std::{
 };
 
 pub use self::core::Accepted;
+pub use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnDecision};
 use command::{Command, Reply};

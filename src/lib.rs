@@ -32,12 +32,14 @@
 //! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
 //! | [`tree`] | pure data: a branching conversation |
 //! | [`store`] | where conversations live between runs |
+//! | [`session`] | a conversation with an identity: an agent, a tree and a store, as an actor |
+//! | [`manager`] | many sessions by id |
 //!
 //! # Features
 //!
 //! | feature | default | what it brings |
 //! | --- | --- | --- |
-//! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, and every service compatible with either |
+//! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, and every service compatible with one of them |
 //! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suite that checks a [`store::Store`] |
 //!
 //! # Panics
@@ -54,6 +56,7 @@ compile_error!(
 
 mod actor;
 pub mod agent;
+pub mod manager;
 pub mod message;
 pub mod provider;
 pub mod session;

@@ -48,6 +48,7 @@ mod event;
 mod snapshot;
 mod subscription;
 mod task;
+mod watcher;
 
 use std::{
     any::Any,
@@ -69,6 +70,7 @@ use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
 use task::Shared;
 use tokio::sync::mpsc;
+pub use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
@@ -349,6 +351,17 @@ impl Session {
         self.call(|reply| Command::SetTitle(title, reply)).await
     }
 
+    /// Gives the conversation a title if it has none; tells whether it did. For titles that a program makes: one that a
+    /// person has given meanwhile stays.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn suggest_title(&self, title: &str) -> Result<bool, SessionError> {
+        let title = Arc::from(title);
+        self.call(|reply| Command::SuggestTitle(title, reply)).await
+    }
+
     /// The conversation's title.
     ///
     /// # Errors
@@ -435,7 +448,27 @@ impl Session {
             return stopped;
         }
         self.shared.fate.ended().await;
-        self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err(unsaved.clone().after(deadline)))
+        self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err((**unsaved).clone().after(deadline)))
+    }
+
+    /// Ends the session as its idle shutdown would, but now: if no controller is there, nothing goes on or waits to, and all
+    /// is saved. Tells whether it does.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub async fn sleep(&self) -> Result<bool, SessionError> {
+        self.call(Command::Sleep).await
+    }
+
+    /// Refuses new prompts and branches from now on, with [`SessionError::Draining`]. What goes on goes on.
+    pub fn drain(&self) {
+        self.shared.is_draining.store(true, Ordering::Release);
+    }
+
+    /// How many controllers keep the session alive.
+    pub fn controllers(&self) -> usize {
+        self.shared.controllers.load(Ordering::Acquire)
     }
 
     /// Waits for the session's end, whatever brings it about.
@@ -458,6 +491,9 @@ impl Session {
     }
 
     fn ensure_room(&self) -> Result<(), SessionError> {
+        if self.shared.is_draining.load(Ordering::Acquire) && self.shared.fate.end().is_none() {
+            return Err(SessionError::Draining);
+        }
         if self.shared.is_behind.load(Ordering::Acquire) && self.shared.fate.end().is_none() {
             return Err(SessionError::StoreBehind { limit: self.shared.setup.unsaved_limit });
         }

@@ -327,6 +327,11 @@ impl<E: Send + Sync + 'static> Feed<E> {
         numbered
     }
 
+    /// Lets go of all subscribers: they learn of the end from the actor.
+    pub(crate) fn close(&mut self) {
+        self.live = None;
+    }
+
     /// A place in the stream now, with a snapshot of this moment.
     pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> Attachment<S, E> {
         let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));

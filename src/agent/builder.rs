@@ -9,7 +9,8 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, State, Status, WeakAgent,
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, State, Status,
+    WeakAgent,
     task::{Outlet, Setup, Shared, Task},
 };
 use crate::{
@@ -40,6 +41,7 @@ pub struct AgentBuilder {
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
     commit: Option<Outlet>,
+    admission: Option<Arc<dyn Admission>>,
 }
 
 /// A configuration saved earlier.
@@ -95,6 +97,7 @@ impl Default for AgentBuilder {
             feed_limits: FeedLimits::default(),
             terminate_timeout: Duration::from_secs(5),
             commit: None,
+            admission: None,
         }
     }
 }
@@ -213,6 +216,12 @@ impl AgentBuilder {
         self
     }
 
+    /// Who decides when a run may begin, where many agents share what there is.
+    pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
+        self.admission = Some(admission);
+        self
+    }
+
     /// Starts the agent on the current tokio runtime, after `init` has run.
     ///
     /// # Errors
@@ -286,6 +295,7 @@ impl AgentBuilder {
             feed_limits: self.feed_limits,
             terminate_timeout: self.terminate_timeout,
             owned,
+            admission: self.admission,
         };
         let task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);

@@ -18,7 +18,8 @@ use futures_sink::Sink;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State, WeakAgent,
+    Admission, AgentCallbacks, AgentError, AppEvent, Config, Delivery, Event, Response, Snapshot, State,
+    WeakAgent,
     command::{Command, Reply, Stop},
     core::{Call, Core, Effect, Env},
     phase::Op,
@@ -39,7 +40,6 @@ pub(super) use calls::words;
 const MAX_OUTBOX: usize = 1024;
 
 /// What does not change in an agent's life.
-#[derive(Debug)]
 pub(super) struct Setup {
     pub(super) extensions: Extensions,
     pub(super) tool_limits: ToolLimits,
@@ -47,6 +47,7 @@ pub(super) struct Setup {
     pub(super) terminate_timeout: Duration,
     /// Whether only the owner changes the history.
     pub(super) owned: bool,
+    pub(super) admission: Option<Arc<dyn Admission>>,
 }
 
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
@@ -250,7 +251,14 @@ impl Task {
                     self.work().watch(limit);
                 }
             }
-            Effect::FreezeWatch(frozen) => self.work().freeze_watch(frozen),
+            Effect::FreezeWatch(frozen) => {
+                let work = self.work();
+                work.freeze_watch(frozen);
+                if frozen {
+                    // Others may run while a person decides.
+                    let_go(work.permit.take());
+                }
+            }
             Effect::Resolve(response) => {
                 if let Some(asker) = self.asker.take() {
                     let _ = asker.send(response);

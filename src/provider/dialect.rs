@@ -3,14 +3,23 @@
 //! services speak few formats.
 
 mod anthropic;
+mod blocks;
 mod chat;
+mod effort;
 mod error;
+mod gemini;
+mod ids;
+mod lenient;
+mod ollama;
 mod openai;
 mod responses;
 mod strict;
+mod words;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{ChatCompletions, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole};
+pub use gemini::GoogleGemini;
+pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};
 use serde_json::{Map, Value};
 

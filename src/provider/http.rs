@@ -11,6 +11,7 @@ mod exchange;
 mod framing;
 mod key;
 mod meta;
+mod services;
 
 use std::time::Duration;
 

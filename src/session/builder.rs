@@ -1,7 +1,7 @@
 use std::{
     fmt,
     sync::{
-        Arc, LazyLock, OnceLock,
+        Arc, LazyLock, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -10,9 +10,9 @@ use std::{
 use tokio::sync::mpsc;
 
 use super::{
-    Session, SessionError, WeakSession,
+    Session, SessionError, Watcher, WeakSession,
     core::Core,
-    task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task},
+    task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task, writing::contained},
 };
 use crate::{
     actor::{Fate, Signal},
@@ -36,6 +36,17 @@ static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
     })
 });
 
+/// The settings last used: sessions that are set up alike, one after another, share theirs.
+static LATEST: Mutex<Option<Arc<Setup>>> = Mutex::new(None);
+
+fn shared(setup: Arc<Setup>) -> Arc<Setup> {
+    let mut latest = LATEST.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*latest {
+        Some(latest) if **latest == *setup => Arc::clone(latest),
+        _ => Arc::clone(latest.insert(setup)),
+    }
+}
+
 /// Starts a [`Session`]: a new one, or one that is in the store.
 #[must_use = "a builder does nothing before `create`, `create_as` or `load`"]
 pub struct SessionBuilder {
@@ -43,11 +54,12 @@ pub struct SessionBuilder {
     agent: AgentBuilder,
     title: Option<Arc<str>>,
     setup: Arc<Setup>,
+    watcher: Option<Arc<dyn Watcher>>,
 }
 
 impl SessionBuilder {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, agent: Agent::builder(), title: None, setup: Arc::clone(&USUAL) }
+        Self { store, agent: Agent::builder(), title: None, setup: Arc::clone(&USUAL), watcher: None }
     }
 
     /// The agent: model, tools, callbacks and all. Its history comes from the session, and its commit channel is the
@@ -102,6 +114,12 @@ impl SessionBuilder {
         self
     }
 
+    /// Who is told what becomes of the session.
+    pub fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
+        self.watcher = Some(watcher);
+        self
+    }
+
     /// Starts a new conversation with an id of its own, which nobody else has. It is in the store from its first save
     /// on: the first turn, or the first change of its state.
     ///
@@ -117,7 +135,24 @@ impl SessionBuilder {
     ///
     /// Outside a tokio runtime.
     pub async fn create(self) -> Result<Session, SessionError> {
-        let (starting, _) = self.start_new(ConversationId::generate()).await?;
+        self.create_with(ConversationId::generate()).await
+    }
+
+    /// As [`create`](Self::create), under an id that the caller has generated, and nobody else has.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future before it is done starts nothing.
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
+        let (starting, _) = self.start_new(generated).await?;
         Ok(starting.run())
     }
 
@@ -142,8 +177,15 @@ impl SessionBuilder {
             return Err(crate::store::StoreError::AlreadyExists { id }.into());
         }
         let (mut starting, id) = self.start_new(id).await?;
-        let version = store.create(&id, WriteId::generate(), &starting.core.state()).await?;
-        starting.core.created(version);
+        let state = starting.core.state();
+        match contained(async move { store.create(&id, WriteId::generate(), &state).await }).await {
+            Ok(version) => starting.core.created(version),
+            Err(error) => {
+                // Whoever tries again is not to meet this agent; how it ended changes nothing.
+                let _ = starting.agent.stop(starting.session.shared.setup.end_timeout).await;
+                return Err(error.into());
+            }
+        }
         Ok(starting.run())
     }
 
@@ -194,16 +236,18 @@ impl SessionBuilder {
         id: ConversationId,
         core: impl FnOnce(Arc<Config>, EventId) -> Core,
     ) -> Result<Starting, SessionError> {
-        let Self { store, agent, setup, .. } = self;
+        let Self { store, agent, setup, watcher, .. } = self;
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
         let shared = Arc::new(Shared {
             id: id.clone(),
-            setup,
+            setup: shared(setup),
             agent: OnceLock::new(),
             fate: Fate::default(),
             started: AtomicBool::new(false),
+            watcher,
             is_behind: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
             left_unsaved: OnceLock::new(),
             controllers: AtomicUsize::new(0),
             left: Signal::default(),

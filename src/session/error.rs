@@ -56,6 +56,9 @@ pub enum SessionError {
         /// The limit, in bytes.
         limit: usize,
     },
+    /// The session is being shut down, and takes nothing new.
+    #[error("the session is being shut down; it takes nothing new")]
+    Draining,
     /// Not everything was in the store when the deadline passed.
     #[error("after {waited:?} {}{}", missing(*nodes), because(error.as_ref()))]
     Unsaved {

@@ -3,7 +3,7 @@
 
 mod commands;
 mod ending;
-mod writing;
+pub(super) mod writing;
 
 use std::{
     pin::Pin,
@@ -21,9 +21,10 @@ use tokio::{
 };
 
 use super::{
-    SessionEvent, SessionSnapshot,
+    Notice, SessionEvent, SessionSnapshot, Watcher,
     command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
+    watcher,
 };
 use crate::{
     actor::{Breath, Fate, Signal},
@@ -39,7 +40,7 @@ pub(super) const DELIVERIES: usize = 32;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What does not change in a session's life.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Setup {
     pub(super) idle_shutdown: Option<Duration>,
     pub(super) unsaved_limit: usize,
@@ -49,7 +50,6 @@ pub(super) struct Setup {
 }
 
 /// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
-#[derive(Debug)]
 pub(super) struct Shared {
     pub(super) id: ConversationId,
     pub(super) setup: Arc<Setup>,
@@ -57,10 +57,13 @@ pub(super) struct Shared {
     pub(super) agent: OnceLock<WeakAgent>,
     pub(super) fate: Fate<SessionSnapshot>,
     pub(super) started: AtomicBool,
+    pub(super) watcher: Option<Arc<dyn Watcher>>,
+    /// Whether nothing new is taken since all is being shut down.
+    pub(super) is_draining: AtomicBool,
     /// Whether new prompts are refused since the store is behind.
     pub(super) is_behind: AtomicBool,
     /// What was not in the store at the end, if anything was not.
-    pub(super) left_unsaved: OnceLock<Unsaved>,
+    pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
     pub(super) controllers: AtomicUsize,
     /// Tells the task that the last controller has left.
     pub(super) left: Signal,
@@ -100,6 +103,9 @@ pub(super) struct LastWords(pub(super) Arc<Shared>);
 impl Drop for LastWords {
     fn drop(&mut self) {
         self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
+        if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.fate.end()) {
+            watcher::tell_of(&**watcher, Notice::Ended(&end.reason));
+        }
     }
 }
 
@@ -156,7 +162,12 @@ impl Task {
             Input::Written(outcome) => self.written(outcome),
             Input::Delivery(Some(delivery)) => self.take_all(delivery),
             Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
-            Input::Left => self.consider_idle_shutdown(),
+            Input::Left => {
+                self.consider_idle_shutdown();
+                if let Some(watcher) = &self.shared.watcher {
+                    watcher::tell_of(&**watcher, Notice::Left);
+                }
+            }
             Input::Retry => self.save(),
             Input::IdleTimeOver => {
                 if Box::pin(self.is_unwanted()).await {
@@ -244,6 +255,9 @@ impl Task {
     }
 
     fn perform(&mut self, effect: Effect) {
+        if let (Effect::Emit(event), Some(watcher)) = (&effect, &self.shared.watcher) {
+            watcher::tell(&**watcher, event);
+        }
         match effect {
             Effect::Emit(event) if self.feed.is_listened_to() => {
                 let weight = event.weight();
@@ -289,6 +303,14 @@ impl Task {
             self.idle = self.shared.setup.idle_shutdown.map(|wait| Box::pin(sleep(wait.max(LOOK_AGAIN))));
         }
         retired
+    }
+
+    /// Whether the session may end now, whatever time is left to it. The agent has ended then; else nothing has changed.
+    async fn can_sleep(&mut self) -> bool {
+        self.catch_up().await.is_ok()
+            && !self.is_controlled()
+            && self.is_saved()
+            && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
     }
 
     fn is_saved(&self) -> bool {

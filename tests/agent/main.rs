@@ -2,6 +2,7 @@
 #![cfg(feature = "test-util")]
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
+mod admission;
 mod ask;
 mod commit_channel;
 mod configuration;

@@ -22,9 +22,17 @@ mod fold;
 mod fold_limits;
 #[cfg(feature = "http")]
 mod framing;
+mod gemini;
+mod gemini_decode;
+mod gemini_encode;
+mod gemini_errors;
 #[cfg(feature = "http")]
 mod http;
 mod model;
+mod ollama;
+mod ollama_decode;
+mod ollama_encode;
+mod ollama_errors;
 mod options;
 #[cfg(feature = "http")]
 mod plain;

@@ -66,14 +66,52 @@ const RESPONSES: &str = concat!(
     "\n\n",
 );
 
+const OLLAMA: &str = concat!(
+    r#"{"model":"llama","created_at":"2026-03-03T13:20:11Z","message":{"role":"assistant","content":"Grüß"},"done":false}"#,
+    "\n",
+    r#"{"model":"llama","created_at":"2026-03-03T13:20:11Z","message":{"role":"assistant","content":" dich"},"done":false}"#,
+    "\n",
+    r#"{"model":"llama","created_at":"2026-03-03T13:20:12Z","message":{"role":"assistant","content":""},"done":true,"#,
+    r#""done_reason":"stop","prompt_eval_count":3,"eval_count":5}"#,
+    "\n",
+);
+
+const GEMINI: &str = concat!(
+    r#"data: {"candidates":[{"content":{"parts":[{"text":"Grüß"}],"role":"model"},"index":0}],"#,
+    r#""usageMetadata":{"promptTokenCount":3},"modelVersion":"gemini-test","responseId":"r1"}"#,
+    "\r\n\r\n",
+    r#"data: {"candidates":[{"content":{"parts":[{"text":" dich"}],"role":"model"},"index":0}],"#,
+    r#""usageMetadata":{"promptTokenCount":3},"modelVersion":"gemini-test","responseId":"r1"}"#,
+    "\r\n\r\n",
+    r#"data: {"candidates":[{"content":{"parts":[{"text":""}],"role":"model"},"finishReason":"STOP","index":0}],"#,
+    r#""usageMetadata":{"promptTokenCount":3,"candidatesTokenCount":5},"modelVersion":"gemini-test"}"#,
+    "\r\n\r\n",
+);
+
+/// The beginning of a service's reply.
+fn reply(endpoint: &Endpoint) -> Reply {
+    if endpoint.name() == "ollama" { Reply::ndjson() } else { Reply::sse() }
+}
+
+/// What ends an event of a service.
+fn event_end(endpoint: &Endpoint) -> &'static str {
+    match endpoint.name() {
+        "ollama" => "\n",
+        "google" => "\r\n\r\n",
+        _ => "\n\n",
+    }
+}
+
 /// Each service: its endpoint, a whole answer of it, and an error in place of the rest of one.
-fn services() -> [(Endpoint, &'static str, &'static str); 3] {
+fn services() -> [(Endpoint, &'static str, &'static str); 5] {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;
     [
         (Endpoint::anthropic(), MESSAGES, overloaded),
         (Endpoint::openai(), CHAT, failed),
         (Endpoint::openai_responses(), RESPONSES, failed),
+        (Endpoint::google(), GEMINI, failed),
+        (Endpoint::ollama_at(""), OLLAMA, r#"{"error":"Overloaded"}"#),
     ]
 }
 
@@ -107,7 +145,7 @@ async fn broken(endpoint: Endpoint, reply: Reply) -> (String, ProviderError) {
 async fn answer_arrives_whole_in_any_pieces() {
     for (endpoint, body, _) in services() {
         for size in [1, 5, 64, 10_000] {
-            let server = Server::start([Reply::sse().pieces(body.as_bytes(), size)]).await;
+            let server = Server::start([reply(&endpoint).pieces(body.as_bytes(), size)]).await;
             let answer = model(endpoint.clone(), &server).generate(once()).await.unwrap();
             assert_eq!(answer.message.text(), "Grüß dich");
             assert_eq!((answer.stop_reason, answer.usage.output), (StopReason::Stop, 5));
@@ -156,17 +194,22 @@ async fn request_goes_to_the_path_with_the_headers_of_the_service() {
         ("POST /v1/messages", "x-api-key", KEY.to_owned()),
         ("POST /v1/chat/completions", "authorization", format!("Bearer {KEY}")),
         ("POST /v1/responses", "authorization", format!("Bearer {KEY}")),
+        ("POST /v1beta/models/some-model:streamGenerateContent?alt=sse", "x-goog-api-key", KEY.to_owned()),
+        ("POST /api/chat", "authorization", format!("Bearer {KEY}")),
     ];
     for ((endpoint, body, _), (line, header, value)) in services().into_iter().zip(expected) {
-        let server = Server::start([Reply::sse().piece(body)]).await;
+        let server = Server::start([reply(&endpoint).piece(body)]).await;
         model(endpoint, &server).generate(once()).await.unwrap();
         let received = server.received().remove(0);
         assert_eq!(received.line, line);
         assert_eq!(received.header(header), Some(&*value));
         let version = received.header("anthropic-version");
         assert_eq!(version.is_some(), line.contains("messages"));
-        assert_eq!(received.json()["model"], "some-model");
-        assert_eq!(received.json()["stream"], true);
+        // Google has both in the address.
+        if !line.contains("stream") {
+            assert_eq!(received.json()["model"], "some-model");
+            assert_eq!(received.json()["stream"], true);
+        }
     }
 }
 
@@ -176,7 +219,7 @@ async fn answer_cut_off_anywhere_is_truncated() {
         let text_ends = body.find(" dich").unwrap();
         for end in (text_ends - 30..text_ends + 60).step_by(7) {
             let (text, error) =
-                broken(endpoint.clone(), Reply::sse().piece(body.as_bytes()[..end].to_vec())).await;
+                broken(endpoint.clone(), reply(&endpoint).piece(body.as_bytes()[..end].to_vec())).await;
             assert!("Grüß dich".starts_with(&text));
             assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{end}: {error}");
         }
@@ -187,9 +230,15 @@ async fn answer_cut_off_anywhere_is_truncated() {
 async fn error_inside_of_the_stream_is_reported_after_the_text_before_it() {
     for (endpoint, body, error_event) in services() {
         let begin = body.find("Grüß").unwrap();
-        let begin = begin + body[begin..].find("\n\n").unwrap() + 2;
-        let reply = Reply::sse().header("x-request-id", "r7");
-        let reply = reply.piece(&body[..begin]).piece(format!("event: error\ndata: {error_event}\n\n"));
+        let end = event_end(&endpoint);
+        let begin = begin + body[begin..].find(end).unwrap() + end.len();
+        let before = match endpoint.name() {
+            "ollama" => "",
+            "google" => "data: ",
+            _ => "event: error\ndata: ",
+        };
+        let reply = reply(&endpoint).header("x-request-id", "r7");
+        let reply = reply.piece(&body[..begin]).piece(format!("{before}{error_event}{end}"));
         let (text, error) = broken(endpoint, reply).await;
         assert_eq!(text, "Grüß");
         assert!(matches!(error.kind, ErrorKind::Overloaded | ErrorKind::Service), "{error}");
@@ -223,7 +272,7 @@ async fn rate_limit_is_waited_for_and_the_request_repeated() {
     for (endpoint, body, _) in services() {
         let limited = Reply::json(429, r#"{"error":{"type":"rate_limit_error","message":"slow down"}}"#)
             .header("retry-after-ms", "20");
-        let server = Server::start([limited, Reply::sse().piece(body)]).await;
+        let server = Server::start([limited, reply(&endpoint).piece(body)]).await;
         let answer = model(endpoint, &server).generate(Request::prompt("Hallo")).await.unwrap();
         assert_eq!(answer.message.text(), "Grüß dich");
         let received = server.received();
@@ -245,11 +294,72 @@ async fn rate_limit_beyond_patience_is_reported_with_its_wait() {
 #[test]
 fn default_registry_resolves_models_of_known_services() {
     let registry = Registry::default();
-    assert_eq!(registry.providers().collect::<Vec<_>>(), ["anthropic", "openai", "openai_responses"]);
+    assert_eq!(
+        registry.providers().collect::<Vec<_>>(),
+        ["anthropic", "google", "ollama", "ollama-cloud", "openai", "openai_responses"]
+    );
     for (endpoint, _, _) in services() {
         let name = format!("{}:any-model", endpoint.name());
         assert_eq!(registry.model(&name).unwrap().name(), name);
     }
+}
+
+#[tokio::test]
+async fn google_answer_or_error_as_a_list_is_read() {
+    let server = Server::start([
+        Reply::json(200, r#"[{"candidates":[{"content":{"parts":[{"text":"Hi"}]},"finishReason":"STOP"}]}]"#),
+        Reply::json(200, r#"[{"error":{"code":503,"message":"Overloaded","status":"UNAVAILABLE"}}]"#),
+    ])
+    .await;
+    let model = model(Endpoint::google(), &server);
+    assert_eq!(model.generate(once()).await.unwrap().message.text(), "Hi");
+    let error = model.generate(once()).await.unwrap_err();
+    assert_eq!((error.kind, &*error.message), (ErrorKind::Overloaded, "Overloaded"));
+}
+
+#[test]
+fn ollama_host_is_read_as_ollama_reads_it() {
+    for (host, origin) in [
+        ("", "http://127.0.0.1:11434"),
+        (" 'gpu-box' ", "http://gpu-box:11434"),
+        ("gpu-box:8080", "http://gpu-box:8080"),
+        (":8080", "http://127.0.0.1:8080"),
+        ("0.0.0.0", "http://127.0.0.1:11434"),
+        ("0.0.0.0:99", "http://127.0.0.1:99"),
+        ("[::]:99", "http://[::1]:99"),
+        ("::1", "http://[::1]:11434"),
+        ("http://gpu-box", "http://gpu-box"),
+        ("https://gpu-box:8443/ollama/", "https://gpu-box:8443"),
+        ("gpu-box:none", "http://gpu-box:11434"),
+        ("ollama.com", "https://ollama.com"),
+    ] {
+        let shown = format!("{:?}", Endpoint::ollama_at(host));
+        assert!(shown.contains(&format!("origin: {origin:?}")), "{host}: {shown}");
+    }
+}
+
+#[test]
+fn ollama_key_variable_is_for_its_own_service_alone() {
+    for (endpoint, takes) in [
+        (Endpoint::ollama_cloud(), true),
+        (Endpoint::ollama_at("https://ollama.com"), true),
+        (Endpoint::ollama_at("gpu-box"), false),
+        (Endpoint::ollama_at("http://ollama.com"), false),
+        (Endpoint::ollama_at("https://ollama.com.example.org"), false),
+    ] {
+        let shown = format!("{endpoint:?}");
+        assert_eq!(shown.contains("OLLAMA_API_KEY"), takes, "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn ollama_host_with_a_path_keeps_it() {
+    let server = Server::start([Reply::ndjson().piece(OLLAMA)]).await;
+    let endpoint = Endpoint::ollama_at(&format!("{}/proxy/", server.url()));
+    let answer = Model::new(Arc::new(endpoint), "m").generate(once()).await.unwrap();
+    assert_eq!(answer.message.text(), "Grüß dich");
+    let received = server.received().remove(0);
+    assert_eq!((&*received.line, received.header("authorization")), ("POST /proxy/api/chat", None));
 }
 
 /// Writes down all that is logged.

@@ -8,6 +8,7 @@ mod callbacks;
 mod ends;
 mod files;
 mod flushing;
+mod hooks;
 mod idle;
 mod joining;
 mod loading;

@@ -188,6 +188,20 @@ impl Task {
             self.step(|core, _, effects| core.delay_over(op, effects));
             return Poll::Ready(());
         }
+        if let Some((op, admitting)) = &mut work.admitting {
+            let op = *op;
+            let permit = match guard("admission", || admitting.as_mut().poll(cx)) {
+                Ok(Poll::Pending) => return Poll::Pending,
+                Ok(Poll::Ready(permit)) => Some(permit),
+                Err(words) => {
+                    tracing::error!(words, "admission panicked; the run goes on without");
+                    None
+                }
+            };
+            let_go(work.admitting.take());
+            self.admitted(op, permit);
+            return Poll::Ready(());
+        }
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }

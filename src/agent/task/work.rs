@@ -10,9 +10,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{Instance, Task, calls::let_go};
+use super::{
+    Instance, Task,
+    calls::{guard, let_go},
+};
 use crate::{
     agent::{
+        Permit,
         core::Effect,
         phase::{Op, ToolCall},
     },
@@ -26,6 +30,8 @@ use crate::{
 
 type Opening = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, ProviderError>> + Send>>;
 
+type Admitting = Pin<Box<dyn Future<Output = Permit> + Send>>;
+
 /// What goes on. Dropping a part ends it.
 #[derive(Default)]
 pub(super) struct Work {
@@ -34,6 +40,10 @@ pub(super) struct Work {
     pub(super) request: Option<(Box<Request>, Arc<dyn Provider>)>,
     /// The tools that the current request offers.
     pub(super) tools: ToolSet,
+    /// Leave to run is waited for.
+    pub(super) admitting: Option<(Op, Admitting)>,
+    /// Leave to run, where it takes one.
+    pub(super) permit: Option<Permit>,
     /// The provider makes an instance for this conversation.
     pub(super) opening: Option<(Op, Opening)>,
     pub(super) stream: Option<(Op, DeltaStream)>,
@@ -78,6 +88,7 @@ impl Work {
     /// Ends all but the turn's clock.
     pub(super) fn abort(&mut self) {
         let_go(self.request.take());
+        let_go(self.admitting.take());
         let_go(self.opening.take());
         let_go(self.stream.take());
         self.questions = None;
@@ -107,8 +118,34 @@ impl Work {
 }
 
 impl Task {
-    /// Sends the prepared request, over an instance of its provider.
+    /// Sends the prepared request, as soon as there is leave to run.
     pub(super) fn open(&mut self, op: Op) {
+        if let Some(admission) = &self.setup.admission
+            && self.work.as_ref().is_none_or(|work| work.permit.is_none())
+        {
+            match guard("admission", || admission.admit()) {
+                Ok(admitting) => {
+                    let work = self.work();
+                    work.freeze_watch(true);
+                    work.admitting = Some((op, admitting));
+                    return;
+                }
+                Err(words) => tracing::error!(words, "admission panicked; the run goes on without"),
+            }
+        }
+        self.connect(op);
+    }
+
+    /// There is leave to run.
+    pub(super) fn admitted(&mut self, op: Op, permit: Option<Permit>) {
+        let work = self.work();
+        work.permit = permit;
+        work.freeze_watch(false);
+        self.connect(op);
+    }
+
+    /// Sends the prepared request, over an instance of its provider.
+    fn connect(&mut self, op: Op) {
         let Some((_, provider)) = &self.work().request else {
             unreachable!("a request was prepared");
         };

@@ -3,11 +3,11 @@
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) with the types
 //! of its official SDKs; deviations of other services are named where they are handled.
 
-mod blocks;
 mod calls;
 mod decode;
+mod details;
 mod encode;
-pub(super) mod wire;
+mod wire;
 
 use super::{Decoder, Dialect, Encoded, Framing, error};
 use crate::provider::{Effort, ProviderError, Request};

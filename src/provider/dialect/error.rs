@@ -36,6 +36,17 @@ pub(crate) fn from_value(error: &Value) -> ProviderError {
     }
 }
 
+/// Servers also send an `error` that says that there is none.
+pub(crate) fn is_error(error: &Value) -> bool {
+    match error {
+        Value::Null | Value::Bool(false) => false,
+        Value::String(text) => !text.is_empty(),
+        Value::Object(members) => !members.is_empty(),
+        Value::Number(number) => number.as_f64() != Some(0.0),
+        _ => true,
+    }
+}
+
 /// What a body says, out of its envelope.
 #[derive(Default)]
 struct Report {

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::EffortWords;
+use super::{EffortWords, effort::nearest};
 use crate::provider::{Effort, Options, OutputSchema, ThinkingMode};
 
 /// Characters of a schema's name.
@@ -33,21 +33,10 @@ pub(super) fn effort(
             Some(word)
         }
         ThinkingMode::Budget(budget) => {
-            let word = words.word(nearest_effort(budget));
+            let word = words.word(nearest(budget));
             warnings.push(format!("thinking: a budget can't be said, {budget} tokens became effort {word}"));
             Some(word)
         }
-    }
-}
-
-/// The level whose usual budget is nearest.
-fn nearest_effort(budget: u32) -> Effort {
-    match budget {
-        0..=2560 => Effort::Minimal,
-        2561..=10_240 => Effort::Low,
-        10_241..=20_480 => Effort::Medium,
-        20_481..=28_672 => Effort::High,
-        _ => Effort::Max,
     }
 }
 
@@ -73,15 +62,6 @@ pub(super) fn labels(metadata: &Map<String, Value>) -> Map<String, Value> {
     labels.collect()
 }
 
-/// Says an output schema in the system prompt, for services that take none.
-pub(super) fn say_schema(system: &mut String, output: &OutputSchema) {
-    if !system.is_empty() {
-        system.push_str("\n\n");
-    }
-    system.push_str("Answer with one JSON object and nothing else. It must fit this JSON Schema:\n");
-    system.push_str(&output.schema.as_value().to_string());
-}
-
 /// A schema's name in the letters that are allowed.
 pub(super) fn schema_name(output: &OutputSchema) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
@@ -95,11 +75,4 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
 /// A file's bytes as a URL.
 pub(super) fn data_url(media_type: &str, data: &str) -> String {
     format!("data:{media_type};base64,{data}")
-}
-
-/// FNV-1a: stable for ever, since it ends up in stored conversations.
-pub(super) fn hash(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
 }

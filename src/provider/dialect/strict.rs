@@ -151,7 +151,11 @@ impl Rewriter<'_> {
     }
 }
 
-fn without<'a>(schema: &'a Map<String, Value>, key: &'a str) -> impl Iterator<Item = (String, Value)> + 'a {
+/// The members but for one.
+pub(super) fn without<'a>(
+    schema: &'a Map<String, Value>,
+    key: &'a str,
+) -> impl Iterator<Item = (String, Value)> + 'a {
     schema.iter().filter(move |(other, _)| *other != key).map(|(key, value)| (key.clone(), value.clone()))
 }
 

@@ -221,7 +221,9 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
             ProviderError::new(ErrorKind::Decoding, "the answer is not valid UTF-8").with_source(error)
         })?;
         serde_json::from_str::<IgnoredAny>(text).map_err(bad)?;
-        if let Ok(Probe { error: Some(_) }) = serde_json::from_str(text) {
+        // A list would be read as a struct without names; what it holds, the format knows.
+        let is_object = text.trim_ascii_start().starts_with('{');
+        if let (true, Ok(Probe { error: Some(_) })) = (is_object, serde_json::from_str(text)) {
             return Err(self.dialect.error(200, &self.dress.scrub(text)));
         }
         let frame = Frame { event: "", data: text };

@@ -17,7 +17,7 @@ use super::{
 };
 use crate::provider::{
     Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext, Secret,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing, OpenAiResponses},
+    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing},
 };
 
 /// Changes a request's JSON body before it is sent.
@@ -90,11 +90,6 @@ impl Endpoint {
         Self::custom(name, base_url, ChatCompletions::default())
     }
 
-    /// A service that speaks the Responses format as OpenAI does, say a local model server.
-    pub fn openai_responses_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
-        Self::custom(name, base_url, OpenAiResponses::default())
-    }
-
     /// A service that speaks the Messages format as Anthropic does.
     pub fn anthropic_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         Self {
@@ -117,15 +112,16 @@ impl Endpoint {
             .with_key_variable("OPENAI_API_KEY")
     }
 
-    /// OpenAI by its Responses format, with the key from `OPENAI_API_KEY`.
-    pub fn openai_responses() -> Self {
-        Self::custom("openai_responses", "https://api.openai.com", OpenAiResponses::openai())
-            .with_key_variable("OPENAI_API_KEY")
-    }
-
     /// All services that this crate knows.
     pub fn all() -> Vec<Self> {
-        vec![Self::anthropic(), Self::openai(), Self::openai_responses()]
+        vec![
+            Self::anthropic(),
+            Self::openai(),
+            Self::openai_responses(),
+            Self::google(),
+            Self::ollama(),
+            Self::ollama_cloud(),
+        ]
     }
 
     /// The same endpoint under another name.

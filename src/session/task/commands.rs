@@ -22,6 +22,7 @@ impl Task {
             Ok(()) => None,
             Err(Over::Stopped(stop)) => Some((EndReason::Stopped, Some(stop))),
             Err(Over::AgentEnded) => Some((EndReason::AgentEnded, None)),
+            Err(Over::Unwanted) => Some((EndReason::Idle, None)),
         }
     }
 
@@ -40,6 +41,20 @@ impl Task {
             Command::SetTitle(title, reply) => {
                 self.step(|core, env, effects| core.set_title(title, env, effects));
                 let _ = reply.send(());
+            }
+            Command::SuggestTitle(title, reply) => {
+                let is_untitled = self.core.title().is_none();
+                if is_untitled {
+                    self.step(|core, env, effects| core.set_title(Some(title), env, effects));
+                }
+                let _ = reply.send(is_untitled);
+            }
+            Command::Sleep(reply) => {
+                let ends = self.can_sleep().await;
+                let _ = reply.send(ends);
+                if ends {
+                    return Err(Over::Unwanted);
+                }
             }
             Command::Tree(reply) => {
                 self.catch_up().await?;
@@ -164,6 +179,7 @@ impl Task {
 enum Over {
     Stopped(Stop),
     AgentEnded,
+    Unwanted,
 }
 
 impl From<AgentError> for Over {

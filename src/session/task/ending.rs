@@ -1,11 +1,11 @@
 //! The end of a session: in order, with a deadline, and with nobody left waiting.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use futures_util::{FutureExt, StreamExt};
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep_until},
+    time::{Instant, sleep_until, timeout},
 };
 
 use super::{Task, writing};
@@ -14,6 +14,9 @@ use crate::{
     session::command::{Command, Stop, Unsaved},
     subscription::{End, EndReason},
 };
+
+/// How long an agent may take to be cut off.
+const CUTTING_OFF: Duration = Duration::from_millis(100);
 
 impl Task {
     /// Stops the agent, saves what is unsaved, and leaves the last snapshot behind.
@@ -50,6 +53,9 @@ impl Task {
             }
         }
         drop(orderly);
+        // An agent that is cut off goes at once, unless its callbacks hold up their thread: whoever loads the conversation
+        // next is not to meet it.
+        let _ = timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await;
         // What is there already takes no time.
         while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
             self.take(delivery);
@@ -64,7 +70,7 @@ impl Task {
         }
         if let Some(unsaved) = &unsaved {
             // Nobody else sets it.
-            let _ = self.shared.left_unsaved.set(unsaved.clone());
+            let _ = self.shared.left_unsaved.set(Box::new(unsaved.clone()));
         }
         self.shared.fate.seal(End { reason, snapshot: Some(snapshot) });
         // Subscribers learn of the end before those who stopped the session go on.
@@ -79,7 +85,7 @@ impl Task {
     }
 
     /// Ends the agent, takes its last events, and saves.
-    async fn wind_down(&mut self, limit: std::time::Duration) {
+    async fn wind_down(&mut self, limit: Duration) {
         let agent: Agent = self.agent.clone();
         let mut stopping = Box::pin(async move {
             // That it was cut off is in the log of its callbacks; it has ended.

@@ -2,7 +2,7 @@
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
-use tokio::time::timeout;
+use tokio::{task::JoinHandle, time::timeout};
 
 use super::Task;
 use crate::{
@@ -22,18 +22,12 @@ impl Task {
         self.retry = None;
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
-        let write = tokio::spawn(async move { perform(&*store, &id, &job).await });
+        let write = contained(async move { perform(&*store, &id, &job).await });
         let limit = self.shared.setup.write_timeout;
         self.write = Some(Box::pin(async move {
-            let abort = write.abort_handle();
-            match timeout(limit, write).await {
-                Ok(Ok(written)) => written,
-                Ok(Err(panicked)) => Err(StoreError::failed("the store's own code", panicked)),
-                Err(_) => {
-                    abort.abort();
-                    Err(StoreError::failed(format!("writing conversation {place}"), TookTooLong(limit)))
-                }
-            }
+            timeout(limit, write).await.unwrap_or_else(|_| {
+                Err(StoreError::failed(format!("writing conversation {place}"), TookTooLong(limit)))
+            })
         }));
     }
 
@@ -59,6 +53,26 @@ impl Task {
         for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
             let _ = flush.reply.send(());
         }
+    }
+}
+
+/// Begins a write in a task of its own, where it may panic.
+pub(in crate::session) fn contained(
+    write: impl Future<Output = Written> + Send + 'static,
+) -> impl Future<Output = Written> + Send {
+    let mut write = AbortOnDrop(tokio::spawn(write));
+    async move {
+        let written = (&mut write.0).await;
+        written.unwrap_or_else(|panicked| Err(StoreError::failed("the store's own code", panicked)))
+    }
+}
+
+/// A task that goes when nobody waits for it any more: a session that has ended writes nothing.
+struct AbortOnDrop(JoinHandle<Written>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

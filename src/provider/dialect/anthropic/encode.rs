@@ -8,7 +8,11 @@ use super::{
     schema,
 };
 use crate::provider::{
-    CacheHint, Effort, Options, ProviderError, Request, ThinkingMode, ToolChoice, dialect::Encoded,
+    CacheHint, Effort, Options, ProviderError, Request, ThinkingMode, ToolChoice,
+    dialect::{
+        Encoded,
+        effort::{budget_of, nearest},
+    },
 };
 
 /// The format demands a limit; this one goes for none. It comes on top of a thinking budget.
@@ -294,16 +298,6 @@ impl Encoder<'_> {
     }
 }
 
-const fn budget_of(effort: Effort) -> u32 {
-    match effort {
-        Effort::Minimal => 1024,
-        Effort::Low => 4096,
-        Effort::Medium => 16_384,
-        Effort::High => 24_576,
-        Effort::Max => 32_768,
-    }
-}
-
 const fn word(effort: Effort) -> &'static str {
     match effort {
         Effort::Minimal | Effort::Low => "low",
@@ -311,11 +305,4 @@ const fn word(effort: Effort) -> &'static str {
         Effort::High => "high",
         Effort::Max => "max",
     }
-}
-
-/// The level whose budget is nearest to this one.
-fn nearest(tokens: u32) -> Effort {
-    let levels = [Effort::Minimal, Effort::Low, Effort::Medium, Effort::High, Effort::Max];
-    let distance = |effort: &Effort| budget_of(*effort).abs_diff(tokens);
-    levels.into_iter().min_by_key(distance).unwrap_or(Effort::Max)
 }

@@ -6,10 +6,12 @@
 
 use std::borrow::Cow;
 
-use super::blocks::Blocks;
 use crate::{
     message::ToolUseId,
-    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError, dialect::openai},
+    provider::{
+        BlockStart, Delta, ErrorKind, Fold, Part, ProviderError,
+        dialect::{blocks::Blocks, ids::hash},
+    },
 };
 
 /// Calls that one answer may make; more are a broken server.
@@ -189,7 +191,7 @@ impl Calls {
     fn unique_id(&mut self, at: usize, answer: &str) -> String {
         let wanted = match &*self.list[at].id {
             "" if answer.is_empty() => format!("call_{at}"),
-            "" => format!("call_{:016x}_{at}", openai::hash(answer)),
+            "" => format!("call_{:016x}_{at}", hash(answer)),
             id => id.to_owned(),
         };
         let taken = |id: &str| self.list.iter().any(|call| call.block.is_some() && call.told_id == id);

@@ -4,15 +4,19 @@ use serde_json::{Map, Value, json};
 
 use super::{
     NAME,
-    blocks::{Blocks, Details, Kind},
     calls::{Calls, Fragment},
+    details::Details,
     wire::{self, Choice, Chunk, Function, Piece, Usage as WireUsage},
 };
 use crate::{
     message::{ProviderItem, Usage},
     provider::{
         BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
-        dialect::{Decoder, Frame, error},
+        dialect::{
+            Decoder, Frame,
+            blocks::{Blocks, Kind},
+            error::{self, is_error},
+        },
     },
 };
 
@@ -306,17 +310,6 @@ fn read_usage(usage: &WireUsage) -> Usage {
         output: output.max(reasoning),
         reasoning,
         cost: usage.cost.0,
-    }
-}
-
-/// Servers also send an `error` that says that there is none.
-fn is_error(error: &Value) -> bool {
-    match error {
-        Value::Null | Value::Bool(false) => false,
-        Value::String(text) => !text.is_empty(),
-        Value::Object(members) => !members.is_empty(),
-        Value::Number(number) => number.as_f64() != Some(0.0),
-        _ => true,
     }
 }
 

@@ -7,7 +7,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         CacheHint, OutputSchema, ProviderError, Request, ToolChoice,
-        dialect::{Encoded, openai, placeholder, strict::strict},
+        dialect::{Encoded, ids::hash, openai, placeholder, strict::strict, words},
     },
 };
 
@@ -54,9 +54,9 @@ enum Part<'a> {
 
 impl<'a> Encoder<'a> {
     fn system(&mut self) {
-        let mut system = self.request.system.as_deref().unwrap_or_default().to_owned();
+        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
         if let (OutputSupport::Object, Some(output)) = (self.chat.output, &self.request.options.output) {
-            openai::say_schema(&mut system, output);
+            system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {
             let role = match self.chat.system_role {
@@ -328,7 +328,7 @@ fn call_id(id: &str) -> Cow<'_, str> {
     if !id.is_empty() && id.len() <= ID_LIMIT {
         return Cow::Borrowed(id);
     }
-    Cow::Owned(format!("call_{:016x}", openai::hash(id)))
+    Cow::Owned(format!("call_{:016x}", hash(id)))
 }
 
 /// One string where there is only text, which the simplest servers demand.

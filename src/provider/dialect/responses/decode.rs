@@ -8,7 +8,10 @@ use super::{
 };
 use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError, StopReason,
-    dialect::{Decoder, Frame, error},
+    dialect::{
+        Decoder, Frame,
+        error::{self, is_error},
+    },
 };
 
 type Decoded = Result<(), ProviderError>;
@@ -187,16 +190,6 @@ impl ResponsesDecoder {
         self.done = true;
         self.answer = Answer::default();
         Ok(())
-    }
-}
-
-/// Servers also send an `error` that says that there is none.
-fn is_error(error: &Value) -> bool {
-    match error {
-        Value::Null | Value::Bool(false) => false,
-        Value::String(text) => !text.is_empty(),
-        Value::Object(members) => !members.is_empty(),
-        _ => true,
     }
 }
 

@@ -1,9 +1,11 @@
+use std::borrow::Cow;
+
 use serde_json::{Map, Value, json};
 
 use super::{NAME, OpenAiResponses, ReasoningItems, input::Input, models::Family};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
-    dialect::{Encoded, OutputSupport, openai, strict::strict},
+    dialect::{Encoded, OutputSupport, ids::hash, openai, strict::strict, words},
 };
 
 /// Labels that OpenAI takes, and characters of a label's name and value:
@@ -41,9 +43,9 @@ struct Encoder<'a> {
 
 impl Encoder<'_> {
     fn instructions(&mut self) {
-        let mut system = self.request.system.as_deref().unwrap_or_default().to_owned();
+        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
         if let (OutputSupport::Object, Some(output)) = (self.format.output, &self.request.options.output) {
-            openai::say_schema(&mut system, output);
+            system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {
             self.set("instructions", system);
@@ -186,7 +188,7 @@ impl Encoder<'_> {
         };
         let beginning = [self.body.get("instructions"), self.body["input"].get(0)];
         let beginning: String = beginning.into_iter().flatten().map(Value::to_string).collect();
-        self.set("prompt_cache_key", format!("{NAME}_{:016x}", openai::hash(&beginning)));
+        self.set("prompt_cache_key", format!("{NAME}_{:016x}", hash(&beginning)));
         if hint == CacheHint::Long {
             self.set("prompt_cache_retention", "24h");
         }

@@ -13,7 +13,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
         ProviderError, Request,
-        dialect::{openai, placeholder},
+        dialect::{ids::hash, openai, placeholder},
     },
 };
 
@@ -269,8 +269,8 @@ impl<'a> CallIds<'a> {
             uses += 1;
             let wire = match (uses, id) {
                 (1, id) if !id.is_empty() && id.len() <= ID_LIMIT => id.to_owned(),
-                (1, id) => format!("call_{:016x}", openai::hash(id)),
-                (_, id) => format!("call_{:016x}_{uses}", openai::hash(id)),
+                (1, id) => format!("call_{:016x}", hash(id)),
+                (_, id) => format!("call_{:016x}_{uses}", hash(id)),
             };
             if self.taken.insert(wire.clone()) {
                 break wire;

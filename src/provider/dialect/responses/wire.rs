@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use crate::{
     message::Usage,
-    provider::dialect::chat::wire::{Count, Text},
+    provider::dialect::lenient::{Count, Text},
 };
 
 /// Any event: the members of all kinds together. Also a whole answer that was not streamed.

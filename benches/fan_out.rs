@@ -1,0 +1,190 @@
+//! One session to many subscribers: the CPU of one delivery, which is one event in the hands of one subscriber.
+//!
+//! The provider is in memory and answers with 1,000 deltas. *One by one*: it waits until every subscriber has had the last
+//! one, on one thread, so that each delivery is a wake of its own. *A delta a millisecond*: as at a model's pace; what a
+//! timer of a millisecond costs alone is told beside it, and part of the figure. *A flood*: it never waits. Everything that
+//! the process does counts, the session's and the agent's own work included.
+//!
+//! Each subscriber checks that the numbers of its events have no gap but behind a resync. One that reads nothing until the
+//! end is resynced, and finds the whole truth there. Of those who read, nobody is resynced on one thread, where the agent
+//! gives way to them. On several, a flood may overrun readers: how often is told.
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[allow(dead_code)]
+mod support;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use futures_util::{StreamExt, stream};
+use omni_agent::{
+    agent::{Agent, Event},
+    provider::{
+        BlockStart, Delta, DeltaStream, Part, Provider, ProviderError, Request, RequestContext, StopReason,
+    },
+    session::{Mode, Session, SessionEvent, SessionSubscription},
+    store::MemoryStore,
+    subscription::Update,
+};
+use support::{cpu, cpu_each, head, median, model, on_this_thread, row, size};
+
+const DELTAS: usize = 1000;
+
+/// Streams as many deltas.
+#[derive(Clone, Copy)]
+struct Words {
+    pace: Pace,
+}
+
+/// What comes before each delta.
+#[derive(Clone, Copy, PartialEq)]
+enum Pace {
+    OneByOne,
+    Millisecond,
+    Flood,
+}
+
+impl Pace {
+    async fn wait(self) {
+        match self {
+            // The first for the session, which passes the event on; the second for those it went to.
+            Self::OneByOne => {
+                tokio::task::yield_now().await;
+                tokio::task::yield_now().await;
+            }
+            Self::Millisecond => tokio::time::sleep(Duration::from_millis(1)).await,
+            Self::Flood => {}
+        }
+    }
+}
+
+#[async_trait]
+impl Provider for Words {
+    fn name(&self) -> &'static str {
+        "words"
+    }
+
+    async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+        let pace = self.pace;
+        let start = Delta::Start { index: 0, block: BlockStart::Text };
+        let words = (0..DELTAS).map(|_| Delta::Extend { index: 0, part: Part::Text("word ".to_owned()) });
+        let deltas = [start].into_iter().chain(words).chain([Delta::stop(StopReason::Stop)]);
+        Ok(Box::pin(stream::iter(deltas).then(move |delta| async move {
+            pace.wait().await;
+            Ok(delta)
+        })))
+    }
+}
+
+/// What a subscriber has seen of a run.
+#[derive(Default)]
+struct Seen {
+    events: usize,
+    deltas: usize,
+    resyncs: usize,
+}
+
+/// Reads until a turn is in the tree.
+async fn read(events: &mut SessionSubscription) -> Seen {
+    let mut seen = Seen::default();
+    let mut last = events.last_id().number;
+    loop {
+        match events.next().await {
+            Some(Update::Event(numbered)) => {
+                assert_eq!(numbered.id.number, last + 1, "an event was lost in silence");
+                last = numbered.id.number;
+                seen.events += 1;
+                match &*numbered.event {
+                    SessionEvent::Agent(event) => match &**event {
+                        Event::TextDelta { .. } => seen.deltas += 1,
+                        Event::Error { failure, .. } => panic!("{failure}"),
+                        _ => {}
+                    },
+                    SessionEvent::Tree(_) => return seen,
+                    _ => {}
+                }
+            }
+            Some(Update::Resync(snapshot)) => {
+                last = events.last_id().number;
+                seen.resyncs += 1;
+                if snapshot.tree.len() == 2 {
+                    return seen;
+                }
+            }
+            _ => panic!("the session lives"),
+        }
+    }
+}
+
+async fn session(words: Words) -> Session {
+    let agent = Agent::builder().model(model(words));
+    let session = Session::builder(Arc::new(MemoryStore::new())).agent(agent).create().await;
+    session.expect("the session starts")
+}
+
+fn main() {
+    let rounds = size(7, 1);
+    for (pace, how) in [
+        (Pace::OneByOne, "one by one"),
+        (Pace::Millisecond, "a delta a millisecond"),
+        (Pace::Flood, "a flood"),
+    ] {
+        let words = Words { pace };
+        head(&format!("one session, {DELTAS} deltas, {how}: CPU of a delivery, median of {rounds}"));
+        for subscribers in [100, 1000] {
+            let here = (0..rounds).map(|_| on_this_thread(measure(subscribers, words)));
+            let resyncs = tell(&format!("{subscribers} subscribers, one thread"), here);
+            assert_eq!(resyncs, 0, "who reads keeps up");
+            if pace != Pace::OneByOne {
+                let there = (0..rounds).map(|_| on_all_threads(measure(subscribers, words)));
+                tell(&format!("{subscribers} subscribers, all threads"), there);
+            }
+        }
+        if pace == Pace::Millisecond {
+            let timers = async {
+                for _ in 0..DELTAS {
+                    pace.wait().await;
+                }
+            };
+            let timer = cpu_each(DELTAS, || on_this_thread(timers));
+            row("a timer of a millisecond, alone", format!("{timer:.1} µs"), "—");
+        }
+    }
+}
+
+/// Prints what rounds have shown; gives how many readers were resynced.
+fn tell(what: &str, rounds: impl Iterator<Item = (f64, usize)>) -> usize {
+    let (times, resyncs): (Vec<f64>, Vec<usize>) = rounds.unzip();
+    let resyncs = resyncs.iter().sum();
+    row(what, format!("{:.3} µs, {resyncs} resyncs", median(times)), "≤ 0.3 µs");
+    resyncs
+}
+
+fn on_all_threads<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let runtime = runtime.expect("a runtime can be made");
+    runtime.block_on(async { tokio::spawn(work).await.expect("nothing panics") })
+}
+
+/// Microseconds of a delivery, and how many readers were resynced.
+async fn measure(subscribers: usize, words: Words) -> (f64, usize) {
+    let session = session(words).await;
+    let mut asleep = session.subscribe(Mode::Observer).await.expect("the session lives");
+    let mut readers = tokio::task::JoinSet::new();
+    for _ in 0..subscribers {
+        let mut events = session.subscribe(Mode::Observer).await.expect("the session lives");
+        readers.spawn(async move { read(&mut events).await });
+    }
+    let before = cpu();
+    session.prompt("Go on.").await.expect("the session is idle");
+    let (mut deliveries, mut resyncs) = (0, 0);
+    while let Some(seen) = readers.join_next().await {
+        let seen = seen.expect("no subscriber loses anything");
+        assert!(seen.resyncs > 0 || seen.deltas == DELTAS);
+        deliveries += seen.events;
+        resyncs += seen.resyncs;
+    }
+    let used = cpu().checked_sub(before).unwrap();
+    assert_eq!(read(&mut asleep).await.resyncs, 1);
+    (used.as_secs_f64() * 1e6 / deliveries as f64, resyncs)
+}

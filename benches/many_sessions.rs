@@ -1,0 +1,135 @@
+//! 1,000 sessions of one manager that stream at once, from a local server in a process of its own: whether all complete
+//! and in order, and the peak of the client's memory.
+//!
+//! The server begins every answer and goes on with none before all 1,000 have begun; from there each comes in pieces of 2
+//! KiB, cut wherever that is, with a pause after each. Every answer is another text. Each session has one subscriber, which
+//! checks what it sees, delta by delta; what was committed is checked apart, and that the file-system store has it.
+#![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[allow(dead_code)]
+mod server;
+#[allow(dead_code)]
+mod support;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use omni_agent::{
+    agent::{Agent, AgentBuilder, Event},
+    manager::{Manager, Opened},
+    provider::{Model, http::Endpoint},
+    session::{SessionEvent, SessionSubscription},
+    store::{FileSystemStore, Page, Store},
+    subscription::Update,
+};
+use server::{Pace, chat, streamed};
+use support::{cpu, head, peak_resident, resident, row, size};
+
+const DELTAS: usize = 200;
+const LIMIT: Duration = Duration::from_mins(5);
+
+/// The pieces of the answer to a prompt.
+fn pieces(prompt: &str) -> impl Iterator<Item = String> {
+    (0..DELTAS).map(move |index| format!("{prompt} {index}, "))
+}
+
+fn prompt(number: usize) -> String {
+    format!("session-{number}")
+}
+
+fn main() {
+    let count = size(1000, 20);
+    let pace = Pace { pieces: Some((2048, Duration::from_millis(20))), together: count };
+    let server = server::start_at(&pace, || {
+        Box::new(|_, body| {
+            let body = String::from_utf8_lossy(body);
+            let from = body.rfind("session-").expect("the prompt names the session");
+            let digits = body[from + 8..].find(|c: char| !c.is_ascii_digit()).expect("JSON goes on");
+            streamed(&chat::text(pieces(&body[from..from + 8 + digits])), None)
+        })
+    });
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
+    let url = format!("http://{}", server.address);
+    runtime.expect("a runtime can be made").block_on(measure(count, &url));
+}
+
+async fn measure(count: usize, url: &str) {
+    let folder = std::env::temp_dir().join(format!("omni-agent-bench-{}", std::process::id()));
+    let store: Arc<dyn Store> = Arc::new(FileSystemStore::open(&folder).await.expect("it can be written"));
+    let manager = Manager::builder(Arc::clone(&store)).build();
+    let model = Model::new(Arc::new(Endpoint::openai_compatible("local", url)), "a-model");
+    let agent = || Agent::builder().model(model.clone());
+
+    let (before, begun) = (cpu(), Instant::now());
+    let mut tasks = tokio::task::JoinSet::new();
+    for number in 0..count {
+        tasks.spawn(converse(manager.clone(), agent(), number));
+    }
+    let mut deltas = 0;
+    while let Some(seen) = tasks.join_next().await {
+        deltas += seen.expect("every answer is complete and in order");
+    }
+    let took = begun.elapsed();
+    assert_eq!(deltas, count * DELTAS);
+    manager.shutdown(LIMIT, LIMIT).await.expect("everything is saved");
+    let (used, took_all) = (cpu().checked_sub(before).unwrap(), begun.elapsed());
+    let (peak, after) = (peak_resident(), resident());
+
+    // What the store has, read afresh.
+    let mut stored = 0;
+    for conversation in store.list(Page::first(count)).await.expect("the store answers") {
+        stored += 1;
+        let nodes = store.load(&conversation.id).await.expect("it is there").nodes;
+        let [asked, answered] = &nodes[..] else { panic!("a turn has two messages") };
+        let expected: String = pieces(&asked.message().text()).collect();
+        assert_eq!(answered.message().text(), expected);
+    }
+    assert_eq!(stored, count);
+    std::fs::remove_dir_all(&folder).expect("the folder is there");
+
+    let mib = |bytes: usize| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
+    head(&format!("{count} sessions of one manager, {DELTAS} deltas each, streaming at once"));
+    row("complete, in order, and in the store", format!("{stored} of {count}"), "all");
+    row("peak resident memory", mib(peak), "≤ 256 MiB");
+    row("resident after the shutdown", mib(after), "—");
+    row("wall, until all are complete", format!("{:.1} s", took.as_secs_f64()), "—");
+    row("wall, until all are saved and closed", format!("{:.1} s", took_all.as_secs_f64()), "—");
+    row("CPU of the client, per delta", format!("{:.1} µs", used.as_secs_f64() * 1e6 / deltas as f64), "—");
+}
+
+/// One conversation; how many deltas its subscriber saw.
+async fn converse(manager: Manager, agent: AgentBuilder, number: usize) -> usize {
+    let Opened { session, subscription, .. } = manager.create(agent).await.expect("the session starts");
+    let events = subscription.expect("a subscription comes with it");
+    let prompt = prompt(number);
+    session.prompt(prompt.as_str()).await.expect("the session is idle");
+    let deltas = read(events, &prompt).await;
+    let tree = session.tree().await.expect("the session lives");
+    assert_eq!(tree.history().last().unwrap().text(), pieces(&prompt).collect::<String>());
+    deltas
+}
+
+/// Reads until the turn is in the tree, and compares each delta to what it has to be.
+async fn read(mut events: SessionSubscription, prompt: &str) -> usize {
+    let mut expected = pieces(prompt);
+    let mut deltas = 0;
+    loop {
+        let Some(Update::Event(numbered)) = events.next().await else {
+            panic!("who reads keeps up, and the session lives")
+        };
+        match &*numbered.event {
+            SessionEvent::Agent(event) => match &**event {
+                Event::TextDelta { delta, .. } => {
+                    assert_eq!(Some(&**delta), expected.next().as_deref());
+                    deltas += 1;
+                }
+                Event::Error { failure, .. } => panic!("{failure}"),
+                _ => {}
+            },
+            SessionEvent::Tree(_) => return deltas,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Several conversations at once, within limits, and a table of what each of them does.
+//!
+//! ```sh
+//! cargo run --example manager
+//! cargo run --example manager -- --store conversations   # and look into the folder
+//! printf 'Why is the sky blue?\nWhat is a prime?\n' | cargo run --example manager
+//! ```
+//!
+//! Four may be open at a time and two may be at work. Who is beyond that waits: `waiting` to be opened, `queued` to
+//! work. A conversation that nobody has open makes room for one that waits; it stays in the store.
+
+#![allow(clippy::print_stdout, clippy::print_stderr, reason = "this talks to the terminal")]
+
+#[path = "support/support.rs"]
+mod support;
+#[path = "manager/table.rs"]
+mod table;
+
+use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::{Agent, AgentBuilder, Event},
+    manager::{Manager, Opened},
+    session::SessionEvent,
+    store::{ConversationId, FileSystemStore, Page},
+    subscription::Update,
+};
+use support::{Folder, explain};
+use table::Screen;
+
+type BoxError = Box<dyn Error + Send + Sync>;
+
+const QUESTIONS: [&str; 6] = [
+    "Why is the sky blue?",
+    "Name three mountains in Africa.",
+    "What is a good name for a grey cat?",
+    "Is a tomato a fruit?",
+    "What rhymes with orange?",
+    "How many legs has a spider, and why would it want so many of them?",
+];
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match conversations().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn conversations() -> Result<(), BoxError> {
+    let picked = support::pick_model_with(&[support::STORE]).await.map_err(|error| error.to_string())?;
+    let questions = support::prompts(&picked.words, &QUESTIONS);
+    let folder = Folder::given_or_temporary(picked.value(&support::STORE));
+    let store = Arc::new(FileSystemStore::open(folder.path()).await?);
+    let manager = Manager::builder(store).registry(support::models()).max_open(4).max_turns(2).build();
+    let agent = || Agent::builder().model(picked.model.clone()).system("Be brief.");
+    let (screen, table) = table::show(manager.subscribe());
+
+    screen.note(&format!("1. Conversations at once: {}; four may be open, two at work.", questions.len()));
+    let mut tasks = tokio::task::JoinSet::new();
+    for question in questions {
+        tasks.spawn(begin(manager.clone(), agent(), question, screen.clone()));
+    }
+    let mut ids = Vec::new();
+    while let Some(begun) = tasks.join_next().await {
+        ids.push(begun??);
+    }
+    let id = ids.first().ok_or("there is nothing to say")?;
+
+    screen.note("2. One is given a title by hand, open or not, and closed, if it is not yet.");
+    manager.rename(id, Some("The one that was first")).await?;
+    manager.close(id).await?;
+
+    screen.note("3. It is opened again: from the store, and for a second caller as it runs.");
+    let opened = manager.open(id, agent()).await?;
+    let again = manager.open(id, agent()).await?;
+    screen.note(&format!("   started: {}, then {}", opened.started, again.started));
+    drop(again);
+    say(opened, "And what did I ask you first?", &screen).await?;
+
+    screen.note("4. The end comes while one is at work. It has a second to finish, and is interrupted then.");
+    let opened = manager.open(id, agent()).await?;
+    opened.session.prompt("Count from 1 to 500.").await?;
+    let ended = manager.shutdown(Duration::from_secs(1), Duration::from_secs(10)).await;
+    drop(screen);
+    // The manager's own last word: everything before it is on the screen.
+    table.await?;
+    match &ended {
+        Ok(()) => println!("\nShut down; everything is saved:"),
+        Err(error) => {
+            println!("\nShut down, but {error}:");
+            for (id, error) in &error.sessions {
+                println!("  {id}: {}", explain(error));
+            }
+            println!("What the store has:");
+        }
+    }
+    for listed in manager.list(Page::default()).await? {
+        let title = listed.summary.title.as_deref().unwrap_or("untitled");
+        println!("  {}  {title}", table::short(&listed.summary.id));
+    }
+    Ok(ended?)
+}
+
+/// A conversation of two questions. Afterwards nobody has it open: it goes when its room is needed.
+async fn begin(
+    manager: Manager,
+    agent: AgentBuilder,
+    question: String,
+    screen: Screen,
+) -> Result<ConversationId, BoxError> {
+    // It waits here while too many are open.
+    let opened = manager.create(agent).await?;
+    let id = opened.session.id().clone();
+    let opened = say(opened, &question, &screen).await?;
+    say(opened, "Say that in other words.", &screen).await?;
+    Ok(id)
+}
+
+/// Says something, and shows the answer until its turn is saved.
+async fn say(mut opened: Opened, prompt: &str, screen: &Screen) -> Result<Opened, BoxError> {
+    let events = opened.subscription.as_mut().ok_or("a subscription comes with it, if none is refused")?;
+    opened.session.prompt(prompt).await?;
+    while let Some(update) = events.next().await {
+        // Whoever falls behind is told how it is now, and may have missed the end.
+        let Update::Event(numbered) = update else { break };
+        match &*numbered.event {
+            SessionEvent::Agent(event) => match &**event {
+                Event::TextDelta { delta, .. } => screen.words(opened.session.id(), delta),
+                Event::Error { failure, .. } => return Err(failure.clone().into()),
+                _ => {}
+            },
+            SessionEvent::Tree(_) => break,
+            _ => {}
+        }
+    }
+    opened.session.wait_until_idle().await?;
+    Ok(opened)
+}

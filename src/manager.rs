@@ -1,0 +1,398 @@
+//! The manager: many sessions by id.
+//!
+//! [`Manager`] is one handle for all conversations of an application. It opens each at most once, however many ask for
+//! it; tells what is open and what it does; gives titles; keeps within limits; and ends all of them in order. Sessions
+//! outlive those who opened them, and go when nobody wants them any more. The [guide] follows a web service through its life
+//! with one.
+//!
+//! ```
+//! # #[cfg(feature = "test-util")]
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! use std::{sync::Arc, time::Duration};
+//! use omni_agent::agent::Agent;
+//! use omni_agent::manager::Manager;
+//! use omni_agent::store::{MemoryStore, Page};
+//! use omni_agent::testing::{ScriptedProvider, Step};
+//!
+//! let provider = ScriptedProvider::new([Step::text("Lisbon, I would say.")]);
+//! let agent = || Agent::builder().model(provider.model());
+//! let manager = Manager::builder(Arc::new(MemoryStore::new())).build();
+//!
+//! let opened = manager.create(agent()).await?;
+//! opened.session.ask("Where shall we go on holiday?").await?;
+//! let id = opened.session.id().clone();
+//! assert!(!manager.open(&id, agent()).await?.started);
+//!
+//! manager.close(&id).await?;
+//! assert_eq!(manager.list(Page::default()).await?[0].summary.id, id);
+//! manager.shutdown(Duration::from_secs(5), Duration::from_secs(5)).await?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+#[doc = include_str!("../docs/many-conversations.md")]
+pub mod guide {}
+
+mod error;
+mod event;
+mod limits;
+mod opening;
+mod registry;
+mod start;
+mod titles;
+mod watching;
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+pub use error::{ManagerError, ShutdownError};
+pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
+use limits::Limits;
+use opening::From;
+use registry::Registry as Sessions;
+pub use start::{Opened, Start};
+pub use titles::{TitleGenerator, Titles};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    provider::Registry,
+    session::Session,
+    store::{ConversationId, Page, Store},
+    subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
+};
+
+/// Many sessions by id. Cheap to clone; several managers are independent of each other.
+///
+/// When the last handle is dropped, sessions go on for as long as somebody else has a handle or a controller.
+///
+/// # Cancel safety
+///
+/// What an operation has begun goes on when its future is dropped, but for an opening that still waits for room: that is
+/// given up; and for what [hangs](ManagerBuilder::close_timeout).
+#[derive(Clone)]
+pub struct Manager(Arc<Inner>);
+
+/// What the handles share.
+struct Inner {
+    store: Arc<dyn Store>,
+    registry_of_models: Registry,
+    idle_shutdown: Option<Duration>,
+    close_timeout: Duration,
+    titles: Titles,
+    limits: Limits,
+    feed_limits: FeedLimits,
+    sessions: Mutex<Sessions>,
+    shutting: CancellationToken,
+}
+
+impl Inner {
+    fn registry(&self) -> MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is open, and what happens from then on.
+pub type ManagerSubscription = Subscription<ManagerSnapshot, ManagerEvent>;
+
+/// Builds a [`Manager`].
+#[derive(Debug)]
+#[must_use = "a builder does nothing before `build`"]
+pub struct ManagerBuilder {
+    store: Debugless,
+    registry: Option<Registry>,
+    idle_shutdown: Option<Duration>,
+    close_timeout: Duration,
+    titles: Titles,
+    max_open: Option<usize>,
+    max_turns: Option<usize>,
+    max_turns_per_tenant: Option<usize>,
+    feed_limits: FeedLimits,
+}
+
+/// A store, which has nothing to show.
+struct Debugless(Arc<dyn Store>);
+
+impl fmt::Debug for Debugless {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Store")
+    }
+}
+
+impl ManagerBuilder {
+    /// Where model names are looked up; [`Registry::default`] if unset.
+    pub fn registry(mut self, registry: Registry) -> Self {
+        self.registry = Some(registry);
+        self
+    }
+
+    /// How long a session stays when no controller is left and it is idle; `None` is for ever. Five minutes if unset.
+    pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
+        self.idle_shutdown = after;
+        self
+    }
+
+    /// How long closing one session may take, saving included, whatever ends it. 30 seconds if unset. What hangs in a store
+    /// or an `init` twice as long after the last caller has gone away is given up.
+    pub fn close_timeout(mut self, limit: Duration) -> Self {
+        self.close_timeout = limit;
+        self
+    }
+
+    /// How untitled conversations get their titles. [`Titles::Heuristic`] if unset.
+    pub fn titles(mut self, titles: Titles) -> Self {
+        self.titles = titles;
+        self
+    }
+
+    /// How many sessions may be open at once, at least one. When so many are, the idle one without controllers that was
+    /// used least recently is put to sleep; if there is none, opening waits, in order.
+    pub fn max_open(mut self, limit: usize) -> Self {
+        self.max_open = Some(limit);
+        self
+    }
+
+    /// How many runs may be on at once, at least one. Further ones wait, in order. A paused one does not count.
+    pub fn max_turns(mut self, limit: usize) -> Self {
+        self.max_turns = Some(limit);
+        self
+    }
+
+    /// How many runs of one [tenant](Start::tenant) may be on at once, at least one.
+    pub fn max_turns_per_tenant(mut self, limit: usize) -> Self {
+        self.max_turns_per_tenant = Some(limit);
+        self
+    }
+
+    /// What is kept for subscribers of the manager.
+    pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
+        self.feed_limits = limits;
+        self
+    }
+
+    /// The manager, with nothing open.
+    pub fn build(self) -> Manager {
+        Manager(Arc::new(Inner {
+            store: self.store.0,
+            registry_of_models: self.registry.unwrap_or_default(),
+            idle_shutdown: self.idle_shutdown,
+            close_timeout: self.close_timeout,
+            titles: self.titles,
+            limits: Limits::new(self.max_turns, self.max_turns_per_tenant),
+            feed_limits: self.feed_limits,
+            sessions: Mutex::new(Sessions::new(self.max_open.unwrap_or(usize::MAX).max(1))),
+            shutting: CancellationToken::new(),
+        }))
+    }
+}
+
+impl Manager {
+    /// Begins to build a manager whose conversations are kept in `store`.
+    pub fn builder(store: Arc<dyn Store>) -> ManagerBuilder {
+        ManagerBuilder {
+            store: Debugless(store),
+            registry: None,
+            idle_shutdown: Some(Duration::from_mins(5)),
+            close_timeout: Duration::from_secs(30),
+            titles: Titles::default(),
+            max_open: None,
+            max_turns: None,
+            max_turns_per_tenant: None,
+            feed_limits: FeedLimits::default(),
+        }
+    }
+
+    /// Starts a new conversation under an id of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`ManagerError::ShutDown`]; what [`SessionBuilder::create`](crate::session::SessionBuilder::create) fails with.
+    pub async fn create(&self, start: impl Into<Start>) -> Result<Opened, ManagerError> {
+        self.0.open(ConversationId::generate(), start.into(), From::Generated).await
+    }
+
+    /// Starts a new conversation under this id.
+    ///
+    /// # Errors
+    ///
+    /// As [`create`](Self::create); [`ManagerError::AlreadyExists`], or the store's
+    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists), if the id is taken.
+    pub async fn create_as(
+        &self,
+        id: &ConversationId,
+        start: impl Into<Start>,
+    ) -> Result<Opened, ManagerError> {
+        self.0.open(id.clone(), start.into(), From::Named).await
+    }
+
+    /// Opens a stored conversation, or gives the session that runs already. However many open one id at the same time, it
+    /// is loaded once. One that is being closed is waited for, and loaded afresh.
+    ///
+    /// # Errors
+    ///
+    /// [`ManagerError::ShutDown`]; what [`SessionBuilder::load`](crate::session::SessionBuilder::load) fails with.
+    pub async fn open(&self, id: &ConversationId, start: impl Into<Start>) -> Result<Opened, ManagerError> {
+        self.0.open(id.clone(), start.into(), From::Stored).await
+    }
+
+    /// Opens the conversation with this id if there is one, and starts one under it if there is none.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open) and [`create_as`](Self::create_as); of several processes that do so at once, those that are
+    /// late get [`AlreadyExists`](crate::store::StoreError::AlreadyExists), and may try again.
+    pub async fn open_or_create(
+        &self,
+        id: &ConversationId,
+        start: impl Into<Start>,
+    ) -> Result<Opened, ManagerError> {
+        self.0.open(id.clone(), start.into(), From::Either).await
+    }
+
+    /// Ends the session with this id; the conversation stays in the store. That none is open is no error.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): it is closed, but not all of it is saved.
+    pub async fn close(&self, id: &ConversationId) -> Result<(), ManagerError> {
+        self.0.close(id).await
+    }
+
+    /// Removes a conversation from the store, and ends its session first. That there is none is no error.
+    ///
+    /// # Errors
+    ///
+    /// What the store fails with; the session is closed all the same.
+    pub async fn delete(&self, id: &ConversationId) -> Result<(), ManagerError> {
+        self.0.delete(id).await
+    }
+
+    /// Gives a conversation another title, or none, whether it is open or not. One without a title gets another by itself
+    /// after its next turn.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::NotFound`](crate::store::StoreError::NotFound), or what the store fails with.
+    pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
+        self.0.rename(id, title).await
+    }
+
+    /// The session with this id, if it is open.
+    pub fn get(&self, id: &ConversationId) -> Option<Session> {
+        self.0.registry().get(id)
+    }
+
+    /// Conversations of the store by their last write, newest first, and whether they are open.
+    ///
+    /// # Errors
+    ///
+    /// What the store fails with.
+    pub async fn list(&self, page: Page) -> Result<Vec<Listed>, ManagerError> {
+        let stored = self.0.store.list(page).await?;
+        let registry = self.0.registry();
+        let listed = stored.into_iter().map(|mut summary| {
+            let presence = match registry.open_session(&summary.id) {
+                Some(open) => {
+                    summary.title = open.title.as_deref().map(str::to_owned);
+                    Presence::Open(open.activity)
+                }
+                None if registry.is_waiting(&summary.id) => Presence::Waiting,
+                None => Presence::Stored,
+            };
+            Listed { summary, presence }
+        });
+        Ok(listed.collect())
+    }
+
+    /// The sessions that are open, in the order in which they were opened.
+    pub fn list_open(&self) -> Vec<OpenSession> {
+        self.0.registry().snapshot().open
+    }
+
+    /// What is open now and what happens from now on, with no gap and no overlap. Keeps nothing alive.
+    pub fn subscribe(&self) -> ManagerSubscription {
+        let attachment = self.0.registry().attach(None, self.0.feed_limits);
+        Subscription::new(Box::new(WeakManager(Arc::downgrade(&self.0))), attachment)
+    }
+
+    /// Resumes a subscription after the last event that was seen; see
+    /// [`Agent::resume_from`](crate::agent::Agent::resume_from).
+    pub fn resume_from(&self, last: EventId) -> ManagerSubscription {
+        let attachment = self.0.registry().attach(Some(last), self.0.feed_limits);
+        Subscription::resumed(Box::new(WeakManager(Arc::downgrade(&self.0))), attachment)
+    }
+
+    /// Ends everything in order. From now on nothing is opened and no prompt is taken; runs that are on have `grace` to come
+    /// to their end, and are interrupted then; each session has up to `deadline` after that to save what it has. Doing so
+    /// twice is fine.
+    ///
+    /// # Errors
+    ///
+    /// [`ShutdownError`] names the sessions of which not everything is saved. All are closed in any case.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves sessions open, which take no prompts any more; shut down again.
+    pub async fn shutdown(&self, grace: Duration, deadline: Duration) -> Result<(), ShutdownError> {
+        let inner = &self.0;
+        inner.registry().is_shut = true;
+        inner.shutting.cancel();
+        let begun = tokio::time::Instant::now();
+        let mut failed = Vec::new();
+        loop {
+            let (sessions, claims) = {
+                let registry = inner.registry();
+                (registry.sessions(), registry.claims())
+            };
+            sessions.iter().for_each(Session::drain);
+            if sessions.is_empty() && claims.is_empty() {
+                break;
+            }
+            let left = grace.saturating_sub(begun.elapsed());
+            failed.extend(opening::end_all(sessions, left, deadline).await);
+            // What is being opened or closed right now comes to its end too, unless the store keeps it for too long.
+            let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
+            let claims = futures_util::future::join_all(claims.iter().map(CancellationToken::cancelled));
+            if tokio::time::timeout(left, claims).await.is_err() && inner.registry().sessions().is_empty() {
+                break;
+            }
+            tokio::task::yield_now().await;
+        }
+        inner.registry().finish();
+        if failed.is_empty() { Ok(()) } else { Err(ShutdownError { sessions: failed }) }
+    }
+}
+
+/// A manager that is not kept alive.
+struct WeakManager(Weak<Inner>);
+
+/// A place in the stream of events, being asked for.
+type Attaching = Pin<
+    Box<dyn Future<Output = Result<Attachment<ManagerSnapshot, ManagerEvent>, End<ManagerSnapshot>>> + Send>,
+>;
+
+impl Source<ManagerSnapshot, ManagerEvent> for WeakManager {
+    fn attach(&self, after: Option<EventId>) -> Attaching {
+        let attached = match self.0.upgrade() {
+            None => Err(End { reason: EndReason::HandlesDropped, snapshot: None }),
+            Some(inner) => {
+                let mut registry = inner.registry();
+                match registry.end.clone() {
+                    Some(end) => Err(end),
+                    None => Ok(registry.attach(after, inner.feed_limits)),
+                }
+            }
+        };
+        Box::pin(std::future::ready(attached))
+    }
+}
+
+impl fmt::Debug for Manager {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Manager").field("open", &self.list_open().len()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,420 @@
+//! Opening and closing: one at a time for each id, whoever asks how often.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+use tokio::{
+    sync::oneshot,
+    task::{AbortHandle, JoinHandle},
+    time::sleep,
+};
+
+use super::{
+    Inner, ManagerError, Opened, Start,
+    registry::{Claimed, Key},
+    watching::Watch,
+};
+use crate::{
+    session::{Mode, Session, SessionError},
+    store::{ConversationId, StateChange, StoreError, Write},
+};
+
+/// An id that nobody else works on. Let go of when it is dropped, whatever happens.
+struct Claim {
+    inner: Arc<Inner>,
+    id: ConversationId,
+    key: Key,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        self.inner.registry().release(&self.id, self.key);
+    }
+}
+
+/// What a session begins from.
+#[derive(Clone, Copy)]
+pub(super) enum From {
+    /// The store.
+    Stored,
+    /// Nothing, under an id that may be taken.
+    Named,
+    /// Nothing, under an id that is not.
+    Generated,
+    /// The store if it is there, else nothing.
+    Either,
+}
+
+impl From {
+    /// Whether a session that runs already will do.
+    fn takes_running(self) -> bool {
+        matches!(self, Self::Stored | Self::Either)
+    }
+}
+
+impl Inner {
+    /// The session with this id: the one that runs, or a new one.
+    pub(super) async fn open(
+        self: &Arc<Self>,
+        id: ConversationId,
+        start: Start,
+        from: From,
+    ) -> Result<Opened, ManagerError> {
+        let mode = start.mode;
+        loop {
+            let running = {
+                let registry = self.registry();
+                if registry.is_shut {
+                    return Err(ManagerError::ShutDown);
+                }
+                registry.look(&id)
+            };
+            if from.takes_running() {
+                self.registry().touch(&id);
+            }
+            match running {
+                Some(Ok(_)) if !from.takes_running() => return Err(ManagerError::AlreadyExists { id }),
+                Some(Ok(session)) => match subscribe(session, mode, false).await {
+                    // It ended this moment: another one takes its place.
+                    Err(SessionError::Ended(_)) => self.settled(&id).await,
+                    opened => return Ok(opened?),
+                },
+                Some(Err(claim)) => claim.cancelled().await,
+                None => match self.claim(&id) {
+                    Err(claim) => claim.cancelled().await,
+                    Ok((claim, Some(_))) => drop(claim),
+                    // Looked at once more: a shutdown that began before the claim does not wait for it.
+                    Ok((_, None)) if self.registry().is_shut => return Err(ManagerError::ShutDown),
+                    Ok((claim, None)) => return self.start(claim, start, from).await,
+                },
+            }
+        }
+    }
+
+    /// Claims an id, and gives the session that is open there; or who is to be waited for.
+    fn claim(
+        self: &Arc<Self>,
+        id: &ConversationId,
+    ) -> Result<(Claim, Option<Session>), tokio_util::sync::CancellationToken> {
+        match self.registry().claim(id) {
+            Claimed::Mine { key, session } => {
+                Ok((Claim { inner: Arc::clone(self), id: id.clone(), key }, session))
+            }
+            Claimed::Wait(claim) => Err(claim),
+        }
+    }
+
+    /// Claims an id as soon as nobody else works on it.
+    async fn claim_in_time(self: &Arc<Self>, id: &ConversationId) -> (Claim, Option<Session>) {
+        loop {
+            match self.claim(id) {
+                Ok(claimed) => return claimed,
+                Err(claim) => claim.cancelled().await,
+            }
+        }
+    }
+
+    /// Waits until a session that has ended is known to have.
+    async fn settled(self: &Arc<Self>, id: &ConversationId) {
+        let session = self.registry().look(id).and_then(Result::ok);
+        if let Some(session) = session {
+            session.ended().await;
+            // It is told of a moment later.
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// Starts a session in a task of its own, which a caller that goes away does not take with it.
+    async fn start(self: &Arc<Self>, claim: Claim, start: Start, from: From) -> Result<Opened, ManagerError> {
+        let id = claim.id.clone();
+        let (reply, mut answer) = oneshot::channel();
+        let inner = Arc::clone(self);
+        let task = tokio::spawn(async move {
+            let mode = start.mode;
+            let mut reply = reply;
+            let room = tokio::select! {
+                biased;
+                room = inner.room(&claim) => room,
+                // Whoever wanted it is gone, and it has not begun.
+                () = reply.closed() => return,
+            };
+            let launched = Box::pin(async {
+                room?;
+                let session = inner.launch(&claim, start, from).await?;
+                // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
+                Ok(subscribe(session, mode, true).await?)
+            });
+            let opened = tokio::select! {
+                biased;
+                opened = launched => opened,
+                // A store or an `init` that hangs is not to keep the id from others for ever.
+                () = abandoned(&mut reply, inner.patience()) => return,
+            };
+            drop(claim);
+            let _ = reply.send(opened);
+        });
+        if let Ok(opened) = (&mut answer).await {
+            return opened;
+        }
+        Err(ManagerError::CutOff { id, reason: cut_off(task).await })
+    }
+
+    /// How long what nobody waits for any more may take. Closing a session is part of it, at most.
+    fn patience(&self) -> Duration {
+        self.close_timeout.saturating_mul(2)
+    }
+
+    /// Waits for room for one more session, if there is a limit.
+    async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), ManagerError> {
+        let Some(told) = self.registry().take_place(&claim.id, claim.key) else {
+            return Ok(());
+        };
+        self.make_room();
+        tokio::select! {
+            biased;
+            // A shutdown may free the place itself.
+            () = self.shutting.cancelled() => Err(ManagerError::ShutDown),
+            _ = told => Ok(()),
+        }
+    }
+
+    /// Has idle sessions put to sleep, the least recently used first, for as long as somebody waits to be opened.
+    pub(super) fn make_room(self: &Arc<Self>) {
+        let mut registry = self.registry();
+        if !registry.is_anyone_in_line() {
+            return;
+        }
+        registry.room.notify_one();
+        // One that was killed with its runtime is as good as none.
+        if registry.room_maker.as_ref().is_none_or(AbortHandle::is_finished) {
+            let inner = Arc::clone(self);
+            let maker = tokio::spawn(async move { inner.keep_making_room().await });
+            registry.room_maker = Some(maker.abort_handle());
+        }
+    }
+
+    async fn keep_making_room(self: Arc<Self>) {
+        let room = Arc::clone(&self.registry().room);
+        loop {
+            let is_any_refused = self.put_to_sleep().await;
+            {
+                let mut registry = self.registry();
+                if !registry.is_anyone_in_line() {
+                    registry.room_maker = None;
+                    return;
+                }
+            }
+            let again = async {
+                if !is_any_refused {
+                    std::future::pending::<()>().await;
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            };
+            tokio::select! {
+                () = room.notified() => {}
+                () = again => {}
+            }
+        }
+    }
+
+    /// Puts as many idle sessions to sleep as others wait to be opened; tells whether one is not ready for it.
+    async fn put_to_sleep(&self) -> bool {
+        let sleepers = self.registry().sleepers();
+        let mut is_any_refused = false;
+        for (key, session) in sleepers {
+            if !self.registry().is_anyone_in_line() {
+                break;
+            }
+            if !session.sleep().await.unwrap_or(true) {
+                is_any_refused = true;
+                continue;
+            }
+            session.ended().await;
+            // Its place is passed on a moment later, and before another one is put to sleep.
+            while self.registry().is_open(session.id(), key) {
+                tokio::task::yield_now().await;
+            }
+        }
+        is_any_refused
+    }
+
+    async fn launch(
+        self: &Arc<Self>,
+        claim: &Claim,
+        start: Start,
+        from: From,
+    ) -> Result<Session, ManagerError> {
+        let (id, key) = (&claim.id, claim.key);
+        let mut start = start;
+        start.agent = Box::new(start.agent.registry(self.registry_of_models.clone()));
+        if let Some(admission) = self.limits.admission(start.tenant.clone(), self, id, key) {
+            start.agent = Box::new(start.agent.admission(admission));
+        }
+        let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
+        let builder = Session::builder(Arc::clone(&self.store))
+            .watcher(Arc::new(watch))
+            .end_timeout(self.close_timeout);
+        let builder = start.set_up(builder, self.idle_shutdown);
+        // Boxed one by one: what opens a session leaves a hole of its own size behind it.
+        let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
+            From::Stored => Box::pin(builder.load(id.clone())),
+            From::Generated => Box::pin(builder.create_with(id.clone())),
+            From::Either if self.store.exists(id).await? => Box::pin(builder.load(id.clone())),
+            From::Named | From::Either => Box::pin(builder.create_as(id.clone())),
+        };
+        // A store that takes its time, or an `init`, does not hold a shutdown up.
+        let session = tokio::select! {
+            biased;
+            session = starting => session?,
+            () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
+        };
+        let title = session.title().await.unwrap_or_default();
+        let is_shut = {
+            let mut registry = self.registry();
+            registry.opened(key, session.clone(), title);
+            registry.is_shut
+        };
+        if is_shut {
+            // It came too late for the shutdown to see it as open; it waits for the claim, and then does.
+            session.drain();
+        }
+        Ok(session)
+    }
+
+    /// Ends the session with this id, if there is one.
+    pub(super) async fn close(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
+        let (claim, session) = self.claim_in_time(id).await;
+        let Some(session) = session else {
+            return Ok(());
+        };
+        let limit = self.close_timeout;
+        in_a_task(self.patience(), async move {
+            let stopped = session.stop(limit).await;
+            drop(claim);
+            Ok(stopped?)
+        })
+        .await
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+    }
+
+    /// Removes a conversation, and ends its session first.
+    pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
+        let (claim, session) = self.claim_in_time(id).await;
+        let (inner, limit) = (Arc::clone(self), self.close_timeout);
+        in_a_task(self.patience(), async move {
+            if let Some(session) = session {
+                // What is not saved is to be removed in any case.
+                let _ = session.stop(limit).await;
+            }
+            inner.store.delete(&claim.id).await?;
+            inner.registry().tell_deleted(&claim.id);
+            drop(claim);
+            Ok(())
+        })
+        .await
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+    }
+
+    /// Gives a conversation another title, open or not.
+    pub(super) async fn rename(
+        self: &Arc<Self>,
+        id: &ConversationId,
+        title: Option<&str>,
+    ) -> Result<(), ManagerError> {
+        let (claim, session) = self.claim_in_time(id).await;
+        if let Some(session) = session {
+            match session.set_title(title).await {
+                Err(SessionError::Ended(_)) => {}
+                renamed => return Ok(renamed?),
+            }
+            session.ended().await;
+        }
+        let (inner, title) = (Arc::clone(self), title.map(str::to_owned));
+        in_a_task(self.patience(), async move {
+            inner.rename_stored(&claim.id, title.clone()).await?;
+            inner.registry().tell_title(&claim.id, title.map(Arc::from));
+            drop(claim);
+            Ok(())
+        })
+        .await
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+    }
+
+    async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
+        let change = StateChange::Title(title);
+        let mut version = self.store.summary(id).await?.version;
+        for _ in 0..RENAME_TRIES {
+            match self.store.save_state(id, &Write::on(version), &change).await {
+                // A title builds on nothing that others have written.
+                Err(StoreError::Conflict { current, .. }) => version = current,
+                renamed => return renamed.map(|_| ()),
+            }
+        }
+        self.store.save_state(id, &Write::on(version), &change).await.map(|_| ())
+    }
+}
+
+/// How soon it is looked again whether a session that has something to save, or to handle, can be put to sleep.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+/// How often a title is written again behind another writer.
+const RENAME_TRIES: usize = 8;
+
+/// Does something to its end, whether or not the caller waits for it; but if it hangs and nobody waits, it is given up.
+async fn in_a_task<T: Send + 'static>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, ManagerError>> + Send + 'static,
+) -> Result<Result<T, ManagerError>, String> {
+    let (mut reply, answer) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        tokio::select! {
+            biased;
+            done = work => drop(reply.send(done)),
+            () = abandoned(&mut reply, limit) => {}
+        }
+    });
+    match answer.await {
+        Ok(done) => Ok(done),
+        Err(_) => Err(cut_off(task).await),
+    }
+}
+
+/// Why a task did not come to its end.
+async fn cut_off(task: JoinHandle<()>) -> String {
+    task.await.err().map_or_else(|| "it was given up".to_owned(), |error| error.to_string())
+}
+
+/// Waits until nobody waits for the answer, and so long on top.
+async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
+    reply.closed().await;
+    sleep(limit).await;
+}
+
+/// A session, with the caller's subscription.
+async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Result<Opened, SessionError> {
+    let subscription = if let Some(mode) = mode {
+        Some(session.subscribe(mode).await?)
+    } else {
+        // One that is about to end answers nothing any more.
+        session.title().await?;
+        None
+    };
+    Ok(Opened { session, subscription, started })
+}
+
+/// Ends all sessions; those that could not be ended with everything saved are given back.
+pub(super) async fn end_all(
+    sessions: Vec<Session>,
+    grace: Duration,
+    limit: Duration,
+) -> Vec<(ConversationId, SessionError)> {
+    let ends = sessions.into_iter().map(|session| async move {
+        if tokio::time::timeout(grace, session.wait_until_idle()).await.is_err() {
+            // A turn that keeps nothing is cancelled by that, and one that is complete by now needs none.
+            let _ = session.interrupt().await;
+        }
+        let stopped = session.stop(limit).await;
+        stopped.err().map(|error| (session.id().clone(), error))
+    });
+    futures_util::future::join_all(ends).await.into_iter().flatten().collect()
+}

@@ -1,0 +1,408 @@
+//! Who is open, and who is being worked on. Behind a lock that is held for a few steps at a time, and never across an
+//! await; a task of its own would have nothing to wait for.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use tokio::{
+    sync::{Notify, oneshot},
+    task::AbortHandle,
+};
+use tokio_util::sync::CancellationToken;
+
+use super::{Activity, ManagerEvent, ManagerSnapshot, OpenSession};
+use crate::{
+    agent::Status,
+    session::Session,
+    store::ConversationId,
+    subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
+};
+
+/// Tells one life of a session from another with the same id.
+pub(super) type Key = u64;
+
+pub(super) struct Registry {
+    slots: HashMap<ConversationId, Slot>,
+    /// The open sessions and the waiting ones, in order, by [`Slot::since`].
+    open: BTreeMap<u64, ConversationId>,
+    waiting: BTreeMap<u64, ConversationId>,
+    /// Those of the waiting ones that have no place yet, and how they learn of it.
+    line: BTreeMap<u64, oneshot::Sender<()>>,
+    /// Places for open sessions that nobody has; with some, nobody stands in line.
+    free: usize,
+    /// Who puts idle sessions to sleep while somebody stands in line, and what tells them to look again.
+    pub(super) room_maker: Option<AbortHandle>,
+    pub(super) room: Arc<Notify>,
+    last_key: Key,
+    /// Counts what sessions do, to tell what was first.
+    clock: u64,
+    feed: Feed<ManagerEvent>,
+    pub(super) is_shut: bool,
+    /// How the manager ended, when it has.
+    pub(super) end: Option<End<ManagerSnapshot>>,
+}
+
+/// What is known of one id that is not merely stored.
+struct Slot {
+    key: Key,
+    /// The session, while it is open.
+    session: Option<Session>,
+    /// Somebody opens, closes, renames or deletes it; who else wants to waits for this.
+    claim: Option<CancellationToken>,
+    title: Option<Arc<str>>,
+    /// Whether the session has told of a title already.
+    has_told_title: bool,
+    /// How the session ended, if it did before it was known to be open.
+    ended: Option<EndReason>,
+    status: Status,
+    is_queued: bool,
+    /// Whether a title is being made.
+    is_titling: bool,
+    used: u64,
+    /// When it became open, or began to wait for it.
+    since: u64,
+    /// The place that it has among the open sessions, or on the way there.
+    place: Option<Place>,
+}
+
+/// One of the places for open sessions. The slot's, which gives it back when it goes.
+struct Place;
+
+impl Slot {
+    fn activity(&self) -> Activity {
+        Activity::of(self.status, self.is_queued)
+    }
+}
+
+/// What became of an attempt to claim an id.
+pub(super) enum Claimed {
+    /// It is claimed; nobody else works on it until it is let go of.
+    Mine { key: Key, session: Option<Session> },
+    /// Somebody else works on it; this tells when they are done.
+    Wait(CancellationToken),
+}
+
+impl Registry {
+    /// With places for so many open sessions.
+    pub(super) fn new(places: usize) -> Self {
+        Self {
+            slots: HashMap::new(),
+            open: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            line: BTreeMap::new(),
+            free: places,
+            room_maker: None,
+            room: Arc::new(Notify::new()),
+            last_key: 0,
+            clock: 0,
+            feed: Feed::new(rand::random()),
+            is_shut: false,
+            end: None,
+        }
+    }
+
+    // ---- claims ----
+
+    /// The open session with this id, or who is to be waited for.
+    pub(super) fn look(&self, id: &ConversationId) -> Option<Result<Session, CancellationToken>> {
+        let slot = self.slots.get(id)?;
+        match (&slot.claim, &slot.session) {
+            (Some(claim), _) => Some(Err(claim.clone())),
+            (None, session) => session.clone().map(Ok),
+        }
+    }
+
+    /// Claims an id, open or not.
+    pub(super) fn claim(&mut self, id: &ConversationId) -> Claimed {
+        self.clock += 1;
+        let slot = self.slots.entry(id.clone()).or_insert_with(|| {
+            self.last_key += 1;
+            Slot {
+                key: self.last_key,
+                session: None,
+                claim: None,
+                title: None,
+                has_told_title: false,
+                ended: None,
+                status: Status::Idle,
+                is_queued: false,
+                is_titling: false,
+                used: self.clock,
+                since: 0,
+                place: None,
+            }
+        });
+        if let Some(claim) = &slot.claim {
+            return Claimed::Wait(claim.clone());
+        }
+        slot.claim = Some(CancellationToken::new());
+        Claimed::Mine { key: slot.key, session: slot.session.clone() }
+    }
+
+    /// Lets go of a claim, and of the slot, if nothing is open there.
+    pub(super) fn release(&mut self, id: &ConversationId, key: Key) {
+        let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
+            return;
+        };
+        let claim = slot.claim.take();
+        if slot.session.is_none() {
+            let (since, place) = (slot.since, slot.place.take());
+            self.slots.remove(id);
+            self.line.remove(&since);
+            if self.waiting.remove(&since).is_some() {
+                self.tell(ManagerEvent::GivenUp { id: id.clone() });
+            }
+            if place.is_some() {
+                self.vacate();
+            }
+        }
+        if let Some(claim) = claim {
+            claim.cancel();
+        }
+        // Who was worked on may be put to sleep now, or nobody stands in line any more.
+        self.room.notify_one();
+    }
+
+    // ---- places ----
+
+    /// Takes a place for a claimed id, or its place in the line for one; what is given tells when it has one.
+    pub(super) fn take_place(&mut self, id: &ConversationId, key: Key) -> Option<oneshot::Receiver<()>> {
+        self.clock += 1;
+        let (clock, is_free) = (self.clock, self.free > 0);
+        let slot = self.slot(id, key)?;
+        if is_free {
+            slot.place = Some(Place);
+            self.free -= 1;
+            return None;
+        }
+        slot.since = clock;
+        let (tell, told) = oneshot::channel();
+        self.line.insert(clock, tell);
+        self.waiting.insert(clock, id.clone());
+        self.tell(ManagerEvent::Waiting { id: id.clone() });
+        Some(told)
+    }
+
+    /// Passes a place on to the first in line.
+    fn vacate(&mut self) {
+        while let Some((since, tell)) = self.line.pop_first() {
+            let slot = self.waiting.get(&since).and_then(|id| self.slots.get_mut(id));
+            if let Some(slot) = slot.filter(|slot| slot.since == since) {
+                slot.place = Some(Place);
+                // Who no longer wants it passes it on with its claim.
+                let _ = tell.send(());
+                return;
+            }
+        }
+        self.free += 1;
+    }
+
+    pub(super) fn is_anyone_in_line(&self) -> bool {
+        !self.line.is_empty()
+    }
+
+    pub(super) fn is_waiting(&self, id: &ConversationId) -> bool {
+        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.since))
+    }
+
+    // ---- what is open ----
+
+    /// A claimed id is open from now on.
+    pub(super) fn opened(&mut self, key: Key, session: Session, title: Option<Arc<str>>) {
+        let id = session.id().clone();
+        self.clock += 1;
+        let clock = self.clock;
+        let Some(slot) = self.slots.get_mut(&id).filter(|slot| slot.key == key) else {
+            return;
+        };
+        if !slot.has_told_title {
+            slot.title = title;
+        }
+        (slot.session, slot.used) = (Some(session), clock);
+        let waited_since = std::mem::replace(&mut slot.since, clock);
+        let ended = slot.ended.take();
+        let told = OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() };
+        self.waiting.remove(&waited_since);
+        self.open.insert(clock, id.clone());
+        self.tell(ManagerEvent::Opened { session: told });
+        if let Some(reason) = ended {
+            self.ended(&id, key, &reason);
+        }
+    }
+
+    // ---- what sessions tell ----
+
+    fn slot(&mut self, id: &ConversationId, key: Key) -> Option<&mut Slot> {
+        self.slots.get_mut(id).filter(|slot| slot.key == key)
+    }
+
+    /// A session is used by somebody.
+    pub(super) fn touch(&mut self, id: &ConversationId) {
+        self.clock += 1;
+        if let Some(slot) = self.slots.get_mut(id) {
+            slot.used = self.clock;
+        }
+    }
+
+    /// Changes what is known of a session, and tells if its activity is another then.
+    pub(super) fn act(
+        &mut self,
+        id: &ConversationId,
+        key: Key,
+        status: Option<Status>,
+        queued: Option<bool>,
+    ) {
+        self.clock += 1;
+        let clock = self.clock;
+        let Some(slot) = self.slot(id, key) else { return };
+        let before = slot.activity();
+        slot.status = status.unwrap_or(slot.status);
+        slot.is_queued = queued.unwrap_or(slot.is_queued);
+        slot.used = clock;
+        let activity = slot.activity();
+        if activity != before && slot.session.is_some() {
+            self.tell(ManagerEvent::Status { id: id.clone(), activity });
+        }
+    }
+
+    /// A session has another title.
+    pub(super) fn titled(&mut self, id: &ConversationId, key: Key, title: Option<Arc<str>>) {
+        let Some(slot) = self.slot(id, key) else { return };
+        slot.title.clone_from(&title);
+        slot.has_told_title = true;
+        if slot.session.is_some() {
+            self.tell(ManagerEvent::Title { id: id.clone(), title });
+        }
+    }
+
+    /// A conversation has another title in the store.
+    pub(super) fn tell_title(&mut self, id: &ConversationId, title: Option<Arc<str>>) {
+        if let Some(slot) = self.slots.get_mut(id) {
+            // It has ended, and that is not told yet.
+            slot.title.clone_from(&title);
+        }
+        self.tell(ManagerEvent::Title { id: id.clone(), title });
+    }
+
+    pub(super) fn tell_deleted(&mut self, id: &ConversationId) {
+        self.tell(ManagerEvent::Deleted { id: id.clone() });
+    }
+
+    /// A session has ended.
+    pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
+        let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };
+        let was_open = slot.session.take().is_some();
+        if !was_open {
+            slot.ended = Some(reason.clone());
+        }
+        let (since, place) = (slot.since, if was_open { slot.place.take() } else { None });
+        if slot.claim.is_none() {
+            self.slots.remove(id);
+        }
+        if was_open {
+            self.open.remove(&since);
+            self.tell(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
+        }
+        if place.is_some() {
+            self.vacate();
+        }
+        self.room.notify_one();
+    }
+
+    // ---- titles ----
+
+    /// Whether a title is to be made now; if so, nobody else makes one.
+    pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> bool {
+        let Some(slot) = self.slot(id, key) else { return false };
+        slot.title.is_none() && !std::mem::replace(&mut slot.is_titling, true)
+    }
+
+    pub(super) fn end_title(&mut self, id: &ConversationId, key: Key) {
+        if let Some(slot) = self.slot(id, key) {
+            slot.is_titling = false;
+        }
+    }
+
+    // ---- looking ----
+
+    /// The idle sessions that nobody works on or controls, the least recently used first.
+    pub(super) fn sleepers(&self) -> Vec<(Key, Session)> {
+        let idle = |slot: &&Slot| slot.claim.is_none() && slot.status == Status::Idle;
+        let mut idle: Vec<_> = self
+            .slots
+            .values()
+            .filter(idle)
+            .filter_map(|slot| Some((slot.used, slot.key, slot.session.clone()?)))
+            .filter(|(_, _, session)| session.controllers() == 0)
+            .collect();
+        idle.sort_unstable_by_key(|(used, ..)| *used);
+        idle.into_iter().map(|(_, key, session)| (key, session)).collect()
+    }
+
+    /// Whether this life of a session is open.
+    pub(super) fn is_open(&self, id: &ConversationId, key: Key) -> bool {
+        self.slots.get(id).is_some_and(|slot| slot.key == key && slot.session.is_some())
+    }
+
+    /// The open session with this id, whoever works on it.
+    pub(super) fn get(&self, id: &ConversationId) -> Option<Session> {
+        self.slots.get(id)?.session.clone()
+    }
+
+    pub(super) fn open_session(&self, id: &ConversationId) -> Option<OpenSession> {
+        let slot = self.slots.get(id)?;
+        slot.session.as_ref()?;
+        Some(OpenSession { id: id.clone(), title: slot.title.clone(), activity: slot.activity() })
+    }
+
+    pub(super) fn sessions(&self) -> Vec<Session> {
+        self.open.values().filter_map(|id| self.get(id)).collect()
+    }
+
+    pub(super) fn claims(&self) -> Vec<CancellationToken> {
+        self.slots.values().filter_map(|slot| slot.claim.clone()).collect()
+    }
+
+    pub(super) fn snapshot(&self) -> ManagerSnapshot {
+        ManagerSnapshot {
+            last: self.feed.last(),
+            open: self.open.values().filter_map(|id| self.open_session(id)).collect(),
+            waiting: self.waiting.values().cloned().collect(),
+        }
+    }
+
+    /// A place in the stream of events: after `after` if all that follows it is still there, else now.
+    pub(super) fn attach(
+        &mut self,
+        after: Option<EventId>,
+        limits: FeedLimits,
+    ) -> Attachment<ManagerSnapshot, ManagerEvent> {
+        let replayed = after.and_then(|after| self.feed.replay(limits, after));
+        let attachment = replayed.unwrap_or_else(|| {
+            let snapshot = self.snapshot();
+            self.feed.join(limits, snapshot)
+        });
+        if self.end.is_some() {
+            // The first update is the end.
+            self.feed.close();
+        }
+        attachment
+    }
+
+    /// Nothing is open any more, and nothing will be.
+    pub(super) fn finish(&mut self) {
+        let snapshot = Some(Arc::new(self.snapshot()));
+        self.end.get_or_insert(End { reason: EndReason::Stopped, snapshot });
+        self.feed.close();
+    }
+
+    fn tell(&mut self, event: ManagerEvent) {
+        if !self.feed.is_listened_to() {
+            return self.feed.skip();
+        }
+        let weight = event.weight();
+        self.feed.publish(Arc::new(event), weight);
+    }
+}

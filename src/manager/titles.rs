@@ -1,0 +1,150 @@
+//! Titles that nobody has to think of.
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+
+use crate::{
+    message::{History, Message, Role},
+    provider::{Model, Options, Request},
+};
+
+/// How untitled conversations get their titles, after the first turn that is finished.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub enum Titles {
+    /// From the beginning of the first message.
+    #[default]
+    Heuristic,
+    /// Made by a model, in three to six words.
+    Model(Model),
+    /// Made by the application.
+    Own(Arc<dyn TitleGenerator>),
+    /// Not at all.
+    Off,
+}
+
+/// Makes titles.
+#[async_trait]
+pub trait TitleGenerator: Send + Sync + 'static {
+    /// A title for a conversation that goes so; `None` for none yet: it is asked again after the next turn, as it is after
+    /// an error. What takes longer than a minute is given up.
+    ///
+    /// # Errors
+    ///
+    /// Whatever goes wrong; it is logged.
+    async fn generate(
+        &self,
+        history: &History,
+    ) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>>;
+}
+
+/// How long a model may take for a title.
+const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an application's own code may.
+const OWN_TIMEOUT: Duration = Duration::from_mins(1);
+/// How much of each message a model gets to see, in characters.
+const EXCERPT: usize = 2000;
+/// Characters of a heuristic title, at most, its ellipsis apart.
+const HEURISTIC: usize = 50;
+/// Characters of a model's title, at most.
+const LONGEST: usize = 100;
+
+impl Titles {
+    pub(super) fn is_off(&self) -> bool {
+        matches!(self, Self::Off)
+    }
+
+    /// A title for a conversation, if one can be made.
+    pub(super) async fn make(
+        &self,
+        history: &History,
+    ) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
+        match self {
+            Self::Off => Ok(None),
+            Self::Heuristic => Ok(heuristic(history)),
+            Self::Own(generator) => {
+                let title = tokio::time::timeout(OWN_TIMEOUT, generator.generate(history)).await??;
+                Ok(title.and_then(|title| tidy(&title)))
+            }
+            Self::Model(model) => by_model(model, history).await,
+        }
+    }
+}
+
+/// The first text of the user, white space collapsed, cut at a word.
+fn heuristic(history: &History) -> Option<String> {
+    let users = history.iter().filter(|message| message.role == Role::User);
+    let text = users.map(|message| message.text()).find(|text| !text.trim().is_empty())?;
+    Some(shorten(&text, HEURISTIC))
+}
+
+/// A text on one line, of so many characters at most, cut between words where it can be.
+fn shorten(text: &str, limit: usize) -> String {
+    let mut short = String::new();
+    let mut length = 0;
+    for word in text.split_whitespace() {
+        let more = word.chars().count() + usize::from(length > 0);
+        if length + more > limit {
+            if length == 0 {
+                short.extend(word.chars().take(limit));
+            }
+            short.push('…');
+            return short;
+        }
+        if length > 0 {
+            short.push(' ');
+        }
+        short.push_str(word);
+        length += more;
+    }
+    short
+}
+
+async fn by_model(
+    model: &Model,
+    history: &History,
+) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>> {
+    let part = |role: Role, name: &str| {
+        let text = history.iter().filter(|message| message.role == role).map(|message| message.text());
+        let text = text.into_iter().find(|text| !text.trim().is_empty())?;
+        Some(format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>()))
+    };
+    let Some(question) = part(Role::User, "User") else {
+        return Ok(None);
+    };
+    let answer = part(Role::Assistant, "Assistant").unwrap_or_default();
+    let system = "Give the conversation that you are shown a title of three to six words, in its own language. \
+                  Answer with the title alone: no quotation marks, no full stop, nothing else.";
+    let asked = History::from_iter([Message::user(format!("{question}\n\n{answer}"))]);
+    let request = Request::new(asked)
+        .with_system(system)
+        .with_options(Options::default().with_max_tokens(64).with_timeout(MODEL_TIMEOUT));
+    let generated = model.generate(request).await?;
+    Ok(tidy(&generated.message.text()))
+}
+
+/// A title as it can be shown: its first line that says something, without what models put around it.
+fn tidy(text: &str) -> Option<String> {
+    let around = |c: char| {
+        c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '*' | '#' | '“' | '”' | '„' | '«' | '»')
+    };
+    let bare = |line: &'_ str| -> String {
+        let line = line.trim_matches(around);
+        let line = line.strip_prefix("Title:").unwrap_or(line);
+        line.trim_start_matches(around).trim_end_matches(|c| around(c) || c == '.').to_owned()
+    };
+    let line = text.lines().map(bare).find(|line| !line.is_empty())?;
+    Some(shorten(&line, LONGEST))
+}
+
+impl fmt::Debug for Titles {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Heuristic => "Heuristic",
+            Self::Model(_) => "Model",
+            Self::Own(_) => "Own",
+            Self::Off => "Off",
+        })
+    }
+}

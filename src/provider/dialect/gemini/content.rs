@@ -1,0 +1,255 @@
+//! A history as the format's contents.
+
+use std::{borrow::Cow, collections::HashMap};
+
+use serde_json::{Map, Value, json};
+
+use super::{NAME, SOURCES};
+use crate::{
+    message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
+    provider::{ProviderError, Request, dialect::placeholder},
+};
+
+type Object = Map<String, Value>;
+
+/// Stands for the signature of a tool use that has none, since no Gemini made it:
+/// <https://ai.google.dev/gemini-api/docs/thought-signatures#faqs>.
+const NO_SIGNATURE: &str = "skip_thought_signature_validator";
+
+/// Images that the service takes: <https://ai.google.dev/gemini-api/docs/image-understanding>.
+const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"];
+
+/// Types beside `text/*` whose bytes are text.
+const TEXTS: [&str; 5] =
+    ["application/json", "application/xml", "application/yaml", "application/toml", "application/javascript"];
+
+/// One content on the wire.
+struct Turn {
+    role: Role,
+    parts: Vec<Object>,
+    /// It holds results of tools, and nothing else.
+    results: bool,
+}
+
+/// The contents. `signed_calls` says that the model refuses tool uses without a signature.
+pub(super) fn contents(request: &Request, signed_calls: bool) -> Result<Value, ProviderError> {
+    let mut encoder = Encoder { request, signed_calls, turns: Vec::new(), calls: HashMap::new() };
+    for message in &request.history {
+        match message.role {
+            Role::User => encoder.user(message)?,
+            Role::Assistant => encoder.assistant(message)?,
+        }
+    }
+    Ok(encoder.turns.into_iter().map(Turn::into_value).collect())
+}
+
+impl Turn {
+    fn into_value(self) -> Value {
+        let role = match self.role {
+            Role::User => "user",
+            Role::Assistant => "model",
+        };
+        json!({"role": role, "parts": self.parts})
+    }
+}
+
+struct Encoder<'a> {
+    request: &'a Request,
+    signed_calls: bool,
+    turns: Vec<Turn>,
+    /// Place and name of each tool use of the last answer, as they were sent.
+    calls: HashMap<&'a ToolUseId, (usize, Cow<'a, str>)>,
+}
+
+impl<'a> Encoder<'a> {
+    /// Results make a content of their own, right behind the calls and in their order: the service matches
+    /// them by name and order where ids fail.
+    fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let mut results: Vec<&ToolResult> = message.tool_results().collect();
+        results.sort_by_key(|result| self.calls.get(&result.tool_use_id).map(|(place, _)| *place));
+        let mut parts = Vec::new();
+        let mut answers = Vec::with_capacity(results.len());
+        for result in results {
+            answers.push(self.tool_result(result, &mut parts)?);
+        }
+        self.push(Role::User, answers, true);
+        for block in &message.content {
+            match block {
+                Content::Text(text) => parts.extend(text_part(&text.text)),
+                Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
+                _ => {}
+            }
+        }
+        self.push(Role::User, parts, false);
+        Ok(())
+    }
+
+    /// A result, whose files move behind all results.
+    fn tool_result(&self, result: &'a ToolResult, moved: &mut Vec<Object>) -> Result<Object, ProviderError> {
+        let mut texts: Vec<Cow<'_, str>> = Vec::new();
+        let mut files = Vec::new();
+        for block in &result.content {
+            match block {
+                ResultBlock::Text(text) if text.text.is_empty() => {}
+                ResultBlock::Text(text) => texts.push(Cow::Borrowed(&text.text)),
+                ResultBlock::Attachment(attachment) => {
+                    let part = self.attachment(attachment)?;
+                    match part.get("text") {
+                        Some(Value::String(text)) => texts.push(text.clone().into()),
+                        _ => files.push(part),
+                    }
+                }
+            }
+        }
+        if !files.is_empty() {
+            let id = &result.tool_use_id;
+            moved.extend(text_part(&format!(
+                "Files from the result of the tool {} (call {id}):",
+                result.name
+            )));
+            moved.append(&mut files);
+            texts.push("(The files follow.)".into());
+        }
+        let mut text = texts.join("\n");
+        if result.is_error && text.is_empty() {
+            "The tool failed without saying why.".clone_into(&mut text);
+        }
+        // The members that the service documents for output and failure.
+        let response = if result.is_error { json!({"error": text}) } else { json!({"output": text}) };
+        let name = match self.calls.get(&result.tool_use_id) {
+            Some((_, name)) => name.clone(),
+            None => self.tool_name(&result.name),
+        };
+        let answer = json!({"id": result.tool_use_id, "name": name, "response": response});
+        Ok(Object::from_iter([("functionResponse".to_owned(), answer)]))
+    }
+
+    fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let native = message.is_native_to(NAME);
+        let given = |signature: &'a Option<String>| {
+            signature.as_deref().filter(|signature| native && !signature.is_empty())
+        };
+        self.calls.clear();
+        let mut parts: Vec<Object> = Vec::new();
+        let mut stands = false;
+        for block in &message.content {
+            let (part, signature) = match block {
+                Content::Text(text) => match given(&text.signature) {
+                    Some(signature) => (part("text", &*text.text), Some(signature)),
+                    None => match text_part(&text.text) {
+                        Some(part) => (part, None),
+                        None => continue,
+                    },
+                },
+                // Without its signature it tells the service nothing.
+                Content::Thinking(thinking) => match given(&thinking.signature) {
+                    Some(signature) => {
+                        let mut part = part("text", &*thinking.text);
+                        part.insert("thought".to_owned(), true.into());
+                        sign(&mut part, signature);
+                        parts.push(part);
+                        continue;
+                    }
+                    None => continue,
+                },
+                Content::ToolUse(tool_use) => {
+                    // Of parallel calls, only the first is signed.
+                    let missing = self.signed_calls && self.calls.is_empty();
+                    let signature = given(&tool_use.signature).or(missing.then_some(NO_SIGNATURE));
+                    (self.tool_use(tool_use), signature)
+                }
+                Content::Attachment(attachment) => (self.attachment(attachment)?, None),
+                Content::ProviderItem(item) if item.format == NAME => match &item.data {
+                    // The signature of a file, which has no place for it.
+                    Value::Object(data) if data.len() == 1 && data.contains_key("thoughtSignature") => {
+                        if let Some(last) = parts.last_mut() {
+                            last.extend(data.clone());
+                        }
+                        continue;
+                    }
+                    Value::Object(data) if !SOURCES.iter().any(|key| data.contains_key(*key)) => {
+                        (data.clone(), None)
+                    }
+                    _ => continue,
+                },
+                _ => continue,
+            };
+            stands = true;
+            let mut part = part;
+            if let Some(signature) = signature {
+                sign(&mut part, signature);
+            }
+            parts.push(part);
+        }
+        if stands {
+            self.push(Role::Assistant, parts, false);
+        }
+        Ok(())
+    }
+
+    fn tool_use(&mut self, tool_use: &'a ToolUse) -> Object {
+        let args = match &tool_use.input {
+            input @ Value::Object(_) => input.clone(),
+            Value::Null => json!({}),
+            // The service takes objects alone.
+            other => json!({"value": other}),
+        };
+        let name = self.tool_name(&tool_use.name);
+        let call = json!({"id": tool_use.id, "name": name, "args": args});
+        self.calls.insert(&tool_use.id, (self.calls.len(), name));
+        Object::from_iter([("functionCall".to_owned(), call)])
+    }
+
+    /// The name in the letters that the service takes, unless it is a tool's that the request declares.
+    fn tool_name(&self, name: &'a str) -> Cow<'a, str> {
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | ':' | '-');
+        let begins = |name: &str| name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
+        if self.request.tools.get(name).is_some() || (begins(name) && name.chars().all(fits)) {
+            return Cow::Borrowed(name);
+        }
+        let clean: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
+        Cow::Owned(if begins(&clean) { clean } else { format!("_{clean}") })
+    }
+
+    fn push(&mut self, role: Role, parts: Vec<Object>, results: bool) {
+        match self.turns.last_mut() {
+            _ if parts.is_empty() => {}
+            Some(last) if last.role == role && last.results == results => last.parts.extend(parts),
+            _ => self.turns.push(Turn { role, parts, results }),
+        }
+    }
+
+    /// A file as the service takes it, else what goes in its place.
+    fn attachment(&self, attachment: &Attachment) -> Result<Object, ProviderError> {
+        let full = attachment.media_type.to_ascii_lowercase();
+        let media_type = match full.split(';').next().unwrap_or_default().trim() {
+            "image/jpg" => "image/jpeg",
+            text if TEXTS.contains(&text) => "text/plain",
+            other => other,
+        };
+        let taken = IMAGES.contains(&media_type)
+            || media_type == "application/pdf"
+            || ["text/", "audio/", "video/"].iter().any(|kind| media_type.starts_with(kind));
+        if !taken {
+            let why = "the format takes PNG, JPEG, WebP and HEIC images, PDF, text, audio and video";
+            return Ok(part("text", placeholder(self.request, attachment, why)?));
+        }
+        Ok(match &attachment.source {
+            Source::Base64 { data } => part("inlineData", json!({"mimeType": media_type, "data": data})),
+            Source::Url { url } => part("fileData", json!({"mimeType": media_type, "fileUri": url})),
+        })
+    }
+}
+
+fn part(key: &str, value: impl Into<Value>) -> Object {
+    Object::from_iter([(key.to_owned(), value.into())])
+}
+
+/// A text part, unless the text is blank: the service has no use for that, and refuses it where it is all.
+fn text_part(text: &str) -> Option<Object> {
+    (!text.trim().is_empty()).then(|| part("text", text))
+}
+
+fn sign(part: &mut Object, signature: &str) {
+    part.insert("thoughtSignature".to_owned(), signature.into());
+}

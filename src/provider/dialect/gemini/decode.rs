@@ -1,0 +1,331 @@
+use serde_json::{Map, Value};
+
+use super::{
+    NAME, SOURCES, refined,
+    wire::{self, Blob, Call, Candidate, Chunk, Part as WirePart, Usage as WireUsage},
+};
+use crate::{
+    message::{Attachment, ProviderItem, ToolUseId, Usage, value_weight},
+    provider::{
+        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
+        dialect::{
+            Decoder, Frame,
+            blocks::{Blocks, Kind},
+            error::{self, is_error},
+            ids::CallIds,
+            lenient::Text,
+        },
+    },
+};
+
+type Decoded = Result<(), ProviderError>;
+
+/// Decodes one answer: a stream of chunks, or the whole as one chunk or a list of them.
+///
+/// The format has no terminal event. An answer is complete if some chunk said why it ended, or why the prompt
+/// was blocked; usage may come after that.
+#[derive(Default)]
+pub(super) struct GeminiDecoder {
+    blocks: Blocks,
+    ids: CallIds,
+    /// The answer's id.
+    id: String,
+    /// What goes into the message's provider data, told as a whole each time; `None` until it is first told.
+    data: Option<Map<String, Value>>,
+    has_model: bool,
+    usage: Option<Usage>,
+    /// What the service says of its sources: the last word on each.
+    sources: Map<String, Value>,
+    stop: Option<StopReason>,
+    done: bool,
+}
+
+impl GeminiDecoder {
+    fn chunk(&mut self, chunk: Chunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        if chunk.error.as_ref().is_some_and(|error| is_error(error)) {
+            return Err(error_text(data));
+        }
+        let empty = chunk.candidates.is_none() && chunk.prompt_feedback.is_none();
+        if empty && chunk.usage_metadata.is_none() && chunk.response_id.as_str().is_empty() {
+            return Err(bad("an event that is no part of a Gemini answer", data));
+        }
+        self.tell(&chunk, deltas);
+        if let Some(usage) = chunk.usage_metadata {
+            self.tell_usage(&usage, deltas);
+        }
+        if let Some(feedback) = chunk.prompt_feedback {
+            let reason = feedback.get("blockReason").and_then(Value::as_str).unwrap_or_default();
+            if !matches!(reason, "" | "BLOCK_REASON_UNSPECIFIED") {
+                self.stop = Some(StopReason::Refusal);
+                self.keep([("promptFeedback", *feedback)], deltas);
+            }
+        }
+        // More than one alternative is never asked for; the first is the answer.
+        let mut candidates = chunk.candidates.into_iter().flatten().flatten();
+        match candidates.find(|candidate| candidate.index.or_zero() == 0) {
+            Some(candidate) => self.candidate(candidate, data, deltas),
+            None => Ok(()),
+        }
+    }
+
+    fn candidate(&mut self, candidate: Candidate<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let parts = candidate.content.and_then(|content| content.parts);
+        for part in parts.into_iter().flatten().flatten() {
+            self.part(part, data, deltas)?;
+        }
+        let sources =
+            [candidate.grounding_metadata, candidate.citation_metadata, candidate.url_context_metadata];
+        for (key, value) in SOURCES.into_iter().zip(sources) {
+            self.sources.extend(value.map(|value| (key.to_owned(), *value)));
+        }
+        let (word, why) = (candidate.finish_reason.as_str(), candidate.finish_message.as_str());
+        match finish_reason(word) {
+            Ok(None) => {}
+            Ok(Some(reason)) => {
+                if !matches!(reason, StopReason::Stop | StopReason::Length) {
+                    let told = [("finishReason", word), ("finishMessage", why)];
+                    let told = told.into_iter().filter(|(_, text)| !text.is_empty());
+                    self.keep(told.map(|(key, text)| (key, Value::from(text))), deltas);
+                }
+                self.stop = Some(reason);
+            }
+            Err(kind) => {
+                let separator = if why.is_empty() { "" } else { ": " };
+                let message = format!("the service ended the answer with {word}{separator}{why}");
+                return Err(ProviderError::new(kind, message).with_body(data));
+            }
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, part: WirePart<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let WirePart { text, thought, signature, call, data: file, mut other } = part;
+        if let Some(call) = call {
+            return self.call(&call, signature.as_str(), data, deltas);
+        }
+        if let Some(file) = file {
+            self.file(*file, thought, signature.as_str(), deltas);
+            return Ok(());
+        }
+        let is_text = text.is_some() || other.is_empty();
+        if is_text {
+            let text = text.as_ref().map(Text::as_str).unwrap_or_default();
+            self.text(text, thought, signature.as_str(), deltas);
+            return Ok(());
+        }
+        if thought {
+            other.insert("thought".to_owned(), true.into());
+        }
+        if !signature.as_str().is_empty() {
+            other.insert("thoughtSignature".to_owned(), signature.as_str().into());
+        }
+        self.item(other, deltas);
+        Ok(())
+    }
+
+    /// A signed part is a block of its own, since it has to go back as it came:
+    /// <https://ai.google.dev/gemini-api/docs/thought-signatures>. All other text grows.
+    fn text(&mut self, text: &str, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
+        let grow = |index| Delta::Extend { index, part: Part::Text(text.to_owned()) };
+        if signature.is_empty() {
+            if !text.is_empty() {
+                let kind = if thought { Kind::Thinking } else { Kind::Text };
+                let index = self.blocks.of(kind, deltas);
+                deltas.push(grow(index));
+            }
+            return;
+        }
+        let block = if thought { BlockStart::Thinking } else { BlockStart::Text };
+        let index = self.blocks.item();
+        deltas.push(Delta::Start { index, block });
+        if !text.is_empty() {
+            deltas.push(grow(index));
+        }
+        deltas.push(Delta::Extend { index, part: Part::Signature(signature.to_owned()) });
+        deltas.push(Delta::End { index });
+    }
+
+    fn call(&mut self, call: &Call<'_>, signature: &str, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let name = call.name.as_str().to_owned();
+        if name.is_empty() {
+            return Err(bad("a function call without a name", data));
+        }
+        let id = ToolUseId::from(self.ids.next(call.id.as_str(), &self.id)?);
+        let index = self.blocks.item();
+        deltas.push(Delta::Start { index, block: BlockStart::ToolUse { id, name } });
+        let input = call.args.as_str();
+        let input = if input.is_empty() { "{}" } else { input };
+        deltas.push(Delta::Extend { index, part: Part::Input(input.to_owned()) });
+        if !signature.is_empty() {
+            deltas.push(Delta::Extend { index, part: Part::Signature(signature.to_owned()) });
+        }
+        deltas.push(Delta::End { index });
+        Ok(())
+    }
+
+    /// A file that the model made. One that belongs to its thoughts is not for the reader.
+    fn file(&mut self, file: Blob, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
+        let signed = (!signature.is_empty()).then(|| ("thoughtSignature".to_owned(), Value::from(signature)));
+        let Blob { mime_type, data } = file;
+        if thought {
+            let blob = Map::from_iter([
+                ("mimeType".to_owned(), Value::from(mime_type)),
+                ("data".to_owned(), Value::from(data)),
+            ]);
+            let part = [("inlineData".to_owned(), Value::Object(blob)), ("thought".to_owned(), true.into())];
+            return self.item(part.into_iter().chain(signed).collect(), deltas);
+        }
+        let index = self.blocks.item();
+        let block = BlockStart::Attachment(Attachment::base64(mime_type, data));
+        deltas.push(Delta::Start { index, block });
+        deltas.push(Delta::End { index });
+        if let Some(signed) = signed {
+            self.item(Map::from_iter([signed]), deltas);
+        }
+    }
+
+    fn item(&mut self, data: Map<String, Value>, deltas: &mut Vec<Delta>) {
+        let index = self.blocks.item();
+        let block = BlockStart::ProviderItem(ProviderItem::new(NAME, Value::Object(data)));
+        deltas.push(Delta::Start { index, block });
+        deltas.push(Delta::End { index });
+    }
+
+    /// Id and model, as soon as they are known; that this format wrote the message, at once.
+    fn tell(&mut self, chunk: &Chunk<'_>, deltas: &mut Vec<Delta>) {
+        let model = Some(chunk.model_version.as_str()).filter(|model| !self.has_model && !model.is_empty());
+        let id = Some(chunk.response_id.as_str()).filter(|id| self.id.is_empty() && !id.is_empty());
+        if self.data.is_some() && model.is_none() && id.is_none() {
+            return;
+        }
+        self.has_model |= model.is_some();
+        let data = self.data.get_or_insert_default();
+        if let Some(id) = id {
+            id.clone_into(&mut self.id);
+            data.insert("responseId".to_owned(), id.into());
+        }
+        let message = MessageDelta {
+            model: model.map(ToOwned::to_owned),
+            provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data.clone()))]),
+            ..MessageDelta::default()
+        };
+        deltas.push(Delta::Message(Box::new(message)));
+    }
+
+    /// Keeps with the message what is particular about its end.
+    fn keep<'k>(&mut self, told: impl IntoIterator<Item = (&'k str, Value)>, deltas: &mut Vec<Delta>) {
+        let data = self.data.get_or_insert_default();
+        data.extend(told.into_iter().map(|(key, value)| (key.to_owned(), value)));
+        let provider_data = Map::from_iter([(NAME.to_owned(), Value::Object(data.clone()))]);
+        deltas.push(Delta::Message(Box::new(MessageDelta { provider_data, ..MessageDelta::default() })));
+    }
+
+    /// Usage is of the whole request so far, so that the last one told counts.
+    fn tell_usage(&mut self, usage: &WireUsage, deltas: &mut Vec<Delta>) {
+        let usage = read_usage(usage);
+        if self.usage != Some(usage) {
+            self.usage = Some(usage);
+            let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
+            deltas.push(Delta::Message(Box::new(message)));
+        }
+    }
+
+    fn finish(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
+        let Some(reason) = self.stop.take() else {
+            let message = "the stream ended before the answer did: no chunk gave a finish reason";
+            return Err(ProviderError::new(ErrorKind::Truncated, message));
+        };
+        self.done = true;
+        let sources = std::mem::take(&mut self.sources);
+        if !sources.is_empty() {
+            if sources.values().map(value_weight).sum::<usize>() > Fold::LIMIT {
+                return Err(ProviderError::new(ErrorKind::Decoding, "sources without end"));
+            }
+            self.item(sources, deltas);
+        }
+        deltas.push(Delta::stop(match reason {
+            // Calls end with STOP too.
+            StopReason::Stop if !self.ids.is_empty() => StopReason::ToolUse,
+            reason => reason,
+        }));
+        Ok(())
+    }
+}
+
+impl Decoder for GeminiDecoder {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+        let data = frame.data.trim_ascii();
+        if self.done || data.is_empty() {
+            return Ok(());
+        }
+        // `[DONE]` ends the streams of another format; some services that speak both send it here too.
+        if data == "[DONE]" {
+            return self.finish(deltas);
+        }
+        if frame.event == "error" {
+            return Err(error_text(data));
+        }
+        match wire::parse(data) {
+            Ok(chunks) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
+            Err(cause) => Err(bad("an event that is no part of a Gemini answer", data).with_source(cause)),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
+        if self.done { Ok(()) } else { self.finish(deltas) }
+    }
+}
+
+/// What a finish reason means; in `Err`, which kind of failure it is. Source: `FinishReason` in
+/// <https://ai.google.dev/api/generate-content>.
+fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
+    Ok(Some(match word {
+        "" => return Ok(None),
+        "STOP" => StopReason::Stop,
+        "MAX_TOKENS" => StopReason::Length,
+        "SAFETY"
+        | "RECITATION"
+        | "LANGUAGE"
+        | "BLOCKLIST"
+        | "PROHIBITED_CONTENT"
+        | "SPII"
+        | "IMAGE_SAFETY"
+        | "IMAGE_PROHIBITED_CONTENT"
+        | "IMAGE_RECITATION" => StopReason::Refusal,
+        // The model wrote what nobody can read; asked again, it writes something else.
+        "MALFORMED_FUNCTION_CALL" | "MALFORMED_RESPONSE" | "UNEXPECTED_TOOL_CALL" => {
+            return Err(ErrorKind::Service);
+        }
+        "MISSING_THOUGHT_SIGNATURE" => return Err(ErrorKind::InvalidRequest),
+        _ => StopReason::Other(word.to_owned()),
+    }))
+}
+
+/// What is cached is a part of the prompt; thoughts, and what tools of the service put into the prompt, are
+/// counted beside the rest.
+fn read_usage(usage: &WireUsage) -> Usage {
+    let prompt = usage.prompt.or_zero().saturating_add(usage.tool_use_prompt.or_zero());
+    let cache_read = usage.cached.or_zero().min(prompt);
+    let reasoning = usage.thoughts.or_zero();
+    Usage {
+        input: prompt - cache_read,
+        cache_read,
+        output: usage.candidates.or_zero().saturating_add(reasoning),
+        reasoning,
+        ..Usage::default()
+    }
+}
+
+/// The error that an event tells of, which may come as a list.
+fn error_text(data: &str) -> ProviderError {
+    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
+    refined(error::from_value(&error), data).with_body(data)
+}
+
+fn bad(message: &str, data: &str) -> ProviderError {
+    ProviderError::new(ErrorKind::Decoding, message).with_body(data)
+}

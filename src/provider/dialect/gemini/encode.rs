@@ -1,0 +1,215 @@
+use std::borrow::Cow;
+
+use serde_json::{Map, Number, Value, json};
+
+use super::{
+    content,
+    models::{Thinking, Traits},
+    schema::restricted,
+};
+use crate::provider::{
+    CacheHint, Effort, ErrorKind, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
+    dialect::{
+        Encoded,
+        effort::{budget_of, nearest},
+        words,
+    },
+};
+
+/// Stop sequences that the service takes.
+const STOP_LIMIT: usize = 5;
+
+pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
+    // The id is a part of the address.
+    if request.model.split('/').any(|segment| segment.is_empty() || segment == "." || segment == "..") {
+        let message = format!("{:?} is no model id", request.model);
+        return Err(ProviderError::new(ErrorKind::InvalidRequest, message));
+    }
+    let traits = Traits::of(&request.model);
+    let mut encoder = Encoder { request, traits, body: Map::new(), warnings: Vec::new() };
+    encoder.set("contents", content::contents(request, traits.signed_calls)?);
+    let native = encoder.native_output();
+    encoder.system(native.is_none());
+    encoder.tools();
+    encoder.generation(native);
+    encoder.labels();
+    Ok(Encoded { body: encoder.body, warnings: encoder.warnings })
+}
+
+struct Encoder<'a> {
+    request: &'a Request,
+    traits: Traits,
+    body: Map<String, Value>,
+    warnings: Vec<String>,
+}
+
+impl<'a> Encoder<'a> {
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.body.insert(key.to_owned(), value.into());
+    }
+
+    /// The output schema, if it can be said as such.
+    fn native_output(&mut self) -> Option<&'a OutputSchema> {
+        let output = self.request.options.output.as_ref()?;
+        if self.request.tools.is_empty() || self.traits.schema_beside_tools {
+            return Some(output);
+        }
+        self.warn("output: beside tools the schema is said in the system prompt, and not enforced");
+        None
+    }
+
+    /// The system prompt, with the output schema in it if nothing else says it.
+    fn system(&mut self, says_schema: bool) {
+        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
+        if let (true, Some(output)) = (says_schema, &self.request.options.output) {
+            system = words::with_schema(&system, output).into();
+        }
+        if !system.trim().is_empty() {
+            self.set("systemInstruction", json!({"parts": [{"text": system}]}));
+        }
+    }
+
+    fn tools(&mut self) {
+        let tools = self.request.tools.iter().map(|tool| {
+            let schema = restricted(tool.schema().as_value());
+            json!({"name": tool.name(), "description": tool.description(), "parametersJsonSchema": schema})
+        });
+        let tools: Vec<Value> = tools.collect();
+        let choice = self.request.options.tool_choice.as_ref();
+        if tools.is_empty() {
+            if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
+                self.warn("tool_choice: there are no tools to choose from");
+            }
+            return;
+        }
+        self.set("tools", json!([{"functionDeclarations": tools}]));
+        let config = match choice {
+            None => return,
+            Some(ToolChoice::Auto) => json!({"mode": "AUTO"}),
+            Some(ToolChoice::None) => json!({"mode": "NONE"}),
+            Some(ToolChoice::Required) => json!({"mode": "ANY"}),
+            Some(ToolChoice::Tool(name)) => json!({"mode": "ANY", "allowedFunctionNames": [name]}),
+        };
+        self.set("toolConfig", json!({"functionCallingConfig": config}));
+    }
+
+    fn generation(&mut self, output: Option<&OutputSchema>) {
+        let options = &self.request.options;
+        let mut config = Map::new();
+        if let Some(max) = options.max_tokens {
+            config.insert("maxOutputTokens".to_owned(), max.into());
+        }
+        for (name, key, value) in
+            [("temperature", "temperature", options.temperature), ("top_p", "topP", options.top_p)]
+        {
+            match value.map(Number::from_f64) {
+                None => {}
+                Some(Some(number)) => {
+                    config.insert(key.to_owned(), Value::Number(number));
+                }
+                Some(None) => self.warn(format!("{name}: not a number that JSON has, left out")),
+            }
+        }
+        let sequences = options.stop_sequences.iter().flatten().filter(|stop| !stop.is_empty());
+        let stop: Vec<&str> = sequences.clone().map(String::as_str).take(STOP_LIMIT).collect();
+        let left_out = sequences.count() - stop.len();
+        if left_out > 0 {
+            self.warn(format!(
+                "stop_sequences: only {STOP_LIMIT} are possible, the last {left_out} left out"
+            ));
+        }
+        if !stop.is_empty() {
+            config.insert("stopSequences".to_owned(), stop.into());
+        }
+        if let Some(thinking) = self.thinking() {
+            config.insert("thinkingConfig".to_owned(), thinking);
+        }
+        if let Some(output) = output {
+            config.insert("responseMimeType".to_owned(), "application/json".into());
+            config.insert("responseJsonSchema".to_owned(), restricted(output.schema.as_value()));
+        }
+        if !config.is_empty() {
+            self.set("generationConfig", config);
+        }
+    }
+
+    fn thinking(&mut self) -> Option<Value> {
+        let mode = match self.request.options.thinking? {
+            ThinkingMode::Budget(0) => ThinkingMode::Off,
+            mode => mode,
+        };
+        match self.traits.thinking {
+            Thinking::Untold => {
+                if mode != ThinkingMode::Off {
+                    self.warn("thinking: this model can't be told to, left out");
+                }
+                None
+            }
+            Thinking::Budget { min, max, off } => {
+                let wanted = match mode {
+                    ThinkingMode::Off if off => return Some(json!({"thinkingBudget": 0})),
+                    ThinkingMode::Off => {
+                        self.warn(format!("thinking: it can't be turned off, set to {min} tokens"));
+                        min
+                    }
+                    ThinkingMode::Effort(effort) => budget_of(effort).clamp(min, max),
+                    ThinkingMode::Budget(budget) => {
+                        let fitting = budget.clamp(min, max);
+                        if fitting != budget {
+                            self.warn(format!(
+                                "thinking: the budget is set to {fitting}, from {min} to {max}"
+                            ));
+                        }
+                        fitting
+                    }
+                };
+                Some(json!({"includeThoughts": mode != ThinkingMode::Off, "thinkingBudget": wanted}))
+            }
+            Thinking::Levels(levels) => {
+                let wanted = match mode {
+                    ThinkingMode::Off => Effort::Minimal,
+                    ThinkingMode::Effort(effort) => effort,
+                    ThinkingMode::Budget(budget) => nearest(budget),
+                };
+                // The next level up, else the highest there is.
+                let level = levels.iter().find(|level| **level >= wanted).or(levels.last()).copied()?;
+                let word = word(level);
+                match mode {
+                    ThinkingMode::Off => {
+                        self.warn(format!("thinking: it can't be turned off, set to {word}"));
+                    }
+                    ThinkingMode::Budget(budget) => {
+                        self.warn(format!("thinking: {budget} tokens became the level {word}"));
+                    }
+                    ThinkingMode::Effort(_) if level != wanted => {
+                        self.warn(format!("thinking: the level is set to {word}"));
+                    }
+                    ThinkingMode::Effort(_) => {}
+                }
+                Some(json!({"includeThoughts": mode != ThinkingMode::Off, "thinkingLevel": word}))
+            }
+        }
+    }
+
+    fn labels(&mut self) {
+        if self.request.options.metadata.as_ref().is_some_and(|metadata| !metadata.is_empty()) {
+            self.warn("metadata: not taken here, left out");
+        }
+        if self.request.options.cache == Some(CacheHint::Long) {
+            self.warn("cache: the service keeps prompts for minutes by itself, and can't be told how long");
+        }
+    }
+
+    fn warn(&mut self, text: impl Into<String>) {
+        self.warnings.push(text.into());
+    }
+}
+
+const fn word(effort: Effort) -> &'static str {
+    match effort {
+        Effort::Minimal => "minimal",
+        Effort::Low => "low",
+        Effort::Medium => "medium",
+        Effort::High | Effort::Max => "high",
+    }
+}

@@ -1,0 +1,66 @@
+//! What a model takes, by its id. Sources: <https://ai.google.dev/gemini-api/docs/thinking>,
+//! <https://ai.google.dev/gemini-api/docs/thought-signatures> and
+//! <https://ai.google.dev/gemini-api/docs/structured-output>.
+
+use crate::provider::Effort;
+
+/// What a model takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Traits {
+    /// How it is told to think.
+    pub(super) thinking: Thinking,
+    /// Whether it refuses tool uses without a signature.
+    pub(super) signed_calls: bool,
+    /// Whether it takes an output schema beside tools.
+    pub(super) schema_beside_tools: bool,
+}
+
+/// How a model is told to think.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Thinking {
+    /// It can't be told.
+    Untold,
+    /// Up to a number of tokens.
+    Budget {
+        min: u32,
+        max: u32,
+        /// Whether it can be told not to.
+        off: bool,
+    },
+    /// At one of these levels.
+    Levels(&'static [Effort]),
+}
+
+const ALL: &[Effort] = &[Effort::Minimal, Effort::Low, Effort::Medium, Effort::High];
+const PRO: &[Effort] = &[Effort::Low, Effort::Medium, Effort::High];
+const FIRST_PRO: &[Effort] = &[Effort::Low, Effort::High];
+
+impl Traits {
+    /// An alias without a version, such as `gemini-flash-latest`, is taken for the newest.
+    pub(super) fn of(model: &str) -> Self {
+        let model = model.to_ascii_lowercase();
+        let Some((_, id)) = model.split_once("gemini-") else {
+            return Self { thinking: Thinking::Untold, signed_calls: false, schema_beside_tools: true };
+        };
+        let version = version(id).unwrap_or((u8::MAX, 0));
+        let has = |word: &str| id.split('-').any(|part| part == word);
+        let thinking = match version {
+            _ if has("image") || has("tts") || has("audio") => Thinking::Untold,
+            (..=1, _) | (2, ..=4) => Thinking::Untold,
+            (2, _) if has("pro") => Thinking::Budget { min: 128, max: 32_768, off: false },
+            (2, _) if has("lite") => Thinking::Budget { min: 512, max: 24_576, off: true },
+            (2, _) => Thinking::Budget { min: 1, max: 24_576, off: true },
+            (3, 0) if has("pro") => Thinking::Levels(FIRST_PRO),
+            _ if has("pro") => Thinking::Levels(PRO),
+            _ => Thinking::Levels(ALL),
+        };
+        Self { thinking, signed_calls: version >= (3, 0), schema_beside_tools: version >= (3, 0) }
+    }
+}
+
+/// The number that an id begins with, `3` or `2.5`.
+fn version(id: &str) -> Option<(u8, u8)> {
+    let number = id.split('-').next()?;
+    let (major, minor) = number.split_once('.').unwrap_or((number, "0"));
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}

@@ -1,0 +1,118 @@
+//! Schemas as the service takes them: a part of JSON Schema. Source: `responseJsonSchema` in
+//! <https://ai.google.dev/api/generate-content#generationconfig>.
+
+use serde_json::{Map, Value, json};
+
+use crate::provider::dialect::strict::without;
+
+const KEPT: [&str; 14] = [
+    "$id",
+    "$anchor",
+    "type",
+    "format",
+    "title",
+    "description",
+    "enum",
+    "minItems",
+    "maxItems",
+    "minimum",
+    "maximum",
+    "required",
+    "propertyOrdering",
+    "additionalProperties",
+];
+
+/// Keywords that bind no answer.
+const SILENT: [&str; 7] =
+    ["$schema", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"];
+
+/// The schema in the service's terms. What it has no word for stays in the description, for the model to read.
+pub(super) fn restricted(schema: &Value) -> Value {
+    Restrictor { root: schema }.schema(schema, &mut Vec::new())
+}
+
+struct Restrictor<'a> {
+    root: &'a Value,
+}
+
+impl Restrictor<'_> {
+    /// `inlined` are the references that the schema was reached through.
+    fn schema(&self, schema: &Value, inlined: &mut Vec<String>) -> Value {
+        let Value::Object(schema) = schema else {
+            // `true` allows anything, as does a schema without keywords.
+            return json!({});
+        };
+        if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
+            return self.reference(reference, schema, inlined);
+        }
+        if let Some([Value::Object(part)]) = schema.get("allOf").and_then(Value::as_array).map(Vec::as_slice)
+        {
+            // One part alone is an idiom for adding words to a reference.
+            let mut merged = part.clone();
+            merged.extend(without(schema, "allOf"));
+            return self.schema(&Value::Object(merged), inlined);
+        }
+        let mut out = Map::new();
+        let mut said = Vec::new();
+        for (key, value) in schema {
+            match (key.as_str(), value) {
+                ("$defs" | "definitions", Value::Object(_)) => {
+                    out.insert("$defs".to_owned(), self.each(value, inlined));
+                }
+                ("properties", Value::Object(_)) => {
+                    out.insert(key.clone(), self.each(value, inlined));
+                }
+                ("anyOf" | "oneOf" | "prefixItems", Value::Array(parts)) => {
+                    let key = if key == "oneOf" { "anyOf" } else { key };
+                    let parts: Vec<Value> = parts.iter().map(|part| self.schema(part, inlined)).collect();
+                    out.insert(key.to_owned(), parts.into());
+                }
+                ("items", Value::Object(_) | Value::Bool(_)) | ("additionalProperties", Value::Object(_)) => {
+                    out.insert(key.clone(), self.schema(value, inlined));
+                }
+                ("const", Value::String(_) | Value::Number(_)) => {
+                    out.insert("enum".to_owned(), json!([value]));
+                }
+                (key, _) if KEPT.contains(&key) => {
+                    out.insert(key.to_owned(), value.clone());
+                }
+                (key, _) if SILENT.contains(&key) => {}
+                (key, value) => said.push(format!("{key}: {value}")),
+            }
+        }
+        if !said.is_empty() {
+            let said = format!("({})", said.join(", "));
+            let text = match out.get("description").and_then(Value::as_str) {
+                Some(before) if !before.is_empty() => format!("{before} {said}"),
+                _ => said,
+            };
+            out.insert("description".to_owned(), text.into());
+        }
+        Value::Object(out)
+    }
+
+    fn each(&self, schemas: &Value, inlined: &mut Vec<String>) -> Value {
+        let schemas = schemas.as_object().into_iter().flatten();
+        Value::Object(schemas.map(|(name, schema)| (name.clone(), self.schema(schema, inlined))).collect())
+    }
+
+    /// A reference may have no keywords beside it: with some, what it names goes in its place.
+    fn reference(&self, reference: &str, schema: &Map<String, Value>, inlined: &mut Vec<String>) -> Value {
+        let target = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        let beside: Map<String, Value> =
+            without(schema, "$ref").filter(|(key, _)| !SILENT.contains(&key.as_str())).collect();
+        match target {
+            Some(Value::Object(target))
+                if !beside.is_empty() && !inlined.iter().any(|other| other == reference) =>
+            {
+                let mut merged = target.clone();
+                merged.extend(beside);
+                inlined.push(reference.to_owned());
+                let restricted = self.schema(&Value::Object(merged), inlined);
+                inlined.pop();
+                restricted
+            }
+            _ => json!({"$ref": reference.replacen("#/definitions/", "#/$defs/", 1)}),
+        }
+    }
+}

@@ -1,0 +1,139 @@
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+
+use super::{
+    NAME, refined,
+    wire::{self, Line, Piece, ToolCall},
+};
+use crate::{
+    message::{ToolUseId, Usage},
+    provider::{
+        BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
+        dialect::{
+            Decoder, Frame,
+            blocks::{Blocks, Kind},
+            error::{self, is_error},
+            ids::CallIds,
+        },
+    },
+};
+
+/// Decodes one answer: lines up to one that says `done`, or the whole as one object.
+#[derive(Default)]
+pub(super) struct OllamaDecoder {
+    blocks: Blocks,
+    ids: CallIds,
+    /// When the answer began, by the server's clock; `None` before its first line.
+    began: Option<String>,
+    done: bool,
+}
+
+impl OllamaDecoder {
+    fn line(&mut self, line: Line<'_>, data: &str, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        if line.error.as_ref().is_some_and(|error| is_error(error)) {
+            return Err(error_text(data));
+        }
+        if line.message.is_none() && line.done.is_none() {
+            return Err(bad("a line that is no part of a chat answer", data));
+        }
+        if self.began.is_none() {
+            self.began = Some(line.created_at.as_str().to_owned());
+            let model = line.model.as_str();
+            let message = MessageDelta {
+                model: (!model.is_empty()).then(|| model.to_owned()),
+                provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(Map::new()))]),
+                ..MessageDelta::default()
+            };
+            deltas.push(Delta::Message(Box::new(message)));
+        }
+        if let Some(piece) = line.message {
+            self.piece(*piece, data, deltas)?;
+        }
+        if line.done == Some(true) {
+            self.done = true;
+            let usage = Usage {
+                input: line.prompt_eval_count.or_zero(),
+                output: line.eval_count.or_zero(),
+                ..Usage::default()
+            };
+            let stop_reason = Some(self.stop_reason(line.done_reason.as_str()));
+            let message = MessageDelta { stop_reason, usage: Some(usage), ..MessageDelta::default() };
+            deltas.push(Delta::Message(Box::new(message)));
+        }
+        Ok(())
+    }
+
+    fn piece(&mut self, piece: Piece<'_>, data: &str, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        for (kind, text) in [(Kind::Thinking, piece.thinking), (Kind::Text, piece.content)] {
+            if let Some(text) = text.into_text() {
+                let index = self.blocks.of(kind, deltas);
+                deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
+            }
+        }
+        let calls = piece.tool_calls.into_iter().flatten().flatten();
+        calls.into_iter().try_for_each(|call| self.call(call, data, deltas))
+    }
+
+    fn call(&mut self, call: ToolCall<'_>, data: &str, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let Some(name) = call.function.as_ref().map(|function| function.name.as_str().to_owned()) else {
+            return Ok(());
+        };
+        if name.is_empty() {
+            return Err(bad("a tool call without a name", data));
+        }
+        let id = self.ids.next(call.id.as_str(), self.began.as_deref().unwrap_or_default())?;
+        let index = self.blocks.item();
+        deltas.push(Delta::Start { index, block: BlockStart::ToolUse { id: ToolUseId::from(id), name } });
+        let arguments = call.function.and_then(|function| function.arguments.into_text());
+        let input = arguments.unwrap_or(Cow::Borrowed("{}"));
+        deltas.push(Delta::Extend { index, part: Part::Input(input.into_owned()) });
+        deltas.push(Delta::End { index });
+        Ok(())
+    }
+
+    fn stop_reason(&self, word: &str) -> StopReason {
+        match word {
+            // Calls end with `stop` too. Servers before 0.3 give no reason.
+            "" | "stop" if !self.ids.is_empty() => StopReason::ToolUse,
+            // The model was only loaded, or unloaded, since there was nothing to answer.
+            "" | "stop" | "load" | "unload" => StopReason::Stop,
+            "length" => StopReason::Length,
+            other => StopReason::Other(other.to_owned()),
+        }
+    }
+}
+
+impl Decoder for OllamaDecoder {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let data = frame.data.trim_ascii();
+        if self.done || data.is_empty() {
+            return Ok(());
+        }
+        match wire::parse(data) {
+            Ok(line) => self.line(line, data, deltas),
+            Err(cause) => Err(bad("a line that is no part of a chat answer", data).with_source(cause)),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        if self.done {
+            return Ok(());
+        }
+        Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its line with `done`"))
+    }
+}
+
+/// The error that a line tells of.
+fn error_text(data: &str) -> ProviderError {
+    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
+    refined(error::from_value(&error)).with_body(data)
+}
+
+fn bad(message: &str, data: &str) -> ProviderError {
+    ProviderError::new(ErrorKind::Decoding, message).with_body(data)
+}

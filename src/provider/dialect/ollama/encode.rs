@@ -1,0 +1,307 @@
+use std::borrow::Cow;
+
+use serde_json::{Map, Number, Value, json};
+
+use super::NAME;
+use crate::{
+    message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
+    provider::{
+        CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
+        dialect::{Encoded, effort::nearest, placeholder, words},
+    },
+};
+
+pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
+    let mut encoder = Encoder { request, messages: Vec::new(), warnings: Vec::new() };
+    let tools = encoder.tools();
+    let format = encoder.format(!tools.is_empty());
+    encoder.system(format.is_none());
+    for message in &request.history {
+        match message.role {
+            Role::User => encoder.user(message)?,
+            Role::Assistant => encoder.assistant(message)?,
+        }
+    }
+    let mut body = Map::new();
+    body.insert("model".to_owned(), Value::from(&*request.model));
+    body.insert("messages".to_owned(), Value::Array(std::mem::take(&mut encoder.messages)));
+    body.insert("stream".to_owned(), Value::Bool(true));
+    if !tools.is_empty() {
+        body.insert("tools".to_owned(), Value::Array(tools));
+    }
+    if let Some(think) = encoder.think() {
+        body.insert("think".to_owned(), think);
+    }
+    if let Some(format) = format {
+        body.insert("format".to_owned(), format.clone());
+    }
+    let options = encoder.options();
+    if !options.is_empty() {
+        body.insert("options".to_owned(), Value::Object(options));
+    }
+    if request.options.cache == Some(CacheHint::Long) {
+        body.insert("keep_alive".to_owned(), "1h".into());
+    }
+    if request.options.metadata.as_ref().is_some_and(|metadata| !metadata.is_empty()) {
+        encoder.warn("metadata: not taken here, left out");
+    }
+    Ok(Encoded { body, warnings: encoder.warnings })
+}
+
+struct Encoder<'a> {
+    request: &'a Request,
+    messages: Vec<Value>,
+    warnings: Vec<String>,
+}
+
+/// What a message says: its text, and its images in base64.
+#[derive(Default)]
+struct Said<'a> {
+    texts: Vec<Cow<'a, str>>,
+    images: Vec<&'a str>,
+}
+
+impl<'a> Encoder<'a> {
+    /// The system prompt, with the output schema in it if nothing else says it.
+    fn system(&mut self, says_schema: bool) {
+        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
+        if let (true, Some(output)) = (says_schema, &self.request.options.output) {
+            system = words::with_schema(&system, output).into();
+        }
+        if !system.trim().is_empty() {
+            self.messages.push(json!({"role": "system", "content": system}));
+        }
+    }
+
+    /// Tool results come first, each a message of its own.
+    fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let mut said = Said::default();
+        for result in message.tool_results() {
+            let content = self.tool_result(result, &mut said)?;
+            self.messages.push(json!({
+                "role": "tool",
+                "tool_name": result.name,
+                "tool_call_id": result.tool_use_id,
+                "content": content,
+            }));
+        }
+        for block in &message.content {
+            match block {
+                Content::Text(text) => said.texts.push(Cow::Borrowed(&text.text)),
+                Content::Attachment(attachment) => self.attachment(attachment, &mut said)?,
+                _ => {}
+            }
+        }
+        let content = joined(&said.texts);
+        if content.is_empty() && said.images.is_empty() {
+            return Ok(());
+        }
+        let mut out = object("user", content);
+        if !said.images.is_empty() {
+            out.insert("images".to_owned(), said.images.into());
+        }
+        self.messages.push(Value::Object(out));
+        Ok(())
+    }
+
+    /// The text of a result. Few models look for images there: they move to the user message behind it.
+    fn tool_result(&self, result: &'a ToolResult, moved: &mut Said<'a>) -> Result<String, ProviderError> {
+        let mut said = Said::default();
+        for block in &result.content {
+            match block {
+                ResultBlock::Text(text) if text.text.is_empty() => {}
+                ResultBlock::Text(text) => said.texts.push(Cow::Borrowed(&text.text)),
+                ResultBlock::Attachment(attachment) => self.attachment(attachment, &mut said)?,
+            }
+        }
+        if !said.images.is_empty() {
+            let id = &result.tool_use_id;
+            moved
+                .texts
+                .push(format!("Images from the result of the tool {} (call {id}).", result.name).into());
+            moved.images.append(&mut said.images);
+            said.texts.push("(The images follow in the next user message.)".into());
+        }
+        let text = said.texts.join("\n");
+        // The format has no flag for failure.
+        Ok(match (result.is_error, text.is_empty()) {
+            (true, true) => "Error: the tool failed without saying why.".to_owned(),
+            (true, false) if !text.starts_with("Error") => format!("Error: {text}"),
+            (false, true) => "(no output)".to_owned(),
+            _ => text,
+        })
+    }
+
+    fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let native = message.is_native_to(NAME);
+        let mut texts = Vec::new();
+        let mut thinking = Vec::new();
+        let mut calls = Vec::new();
+        for block in &message.content {
+            match block {
+                Content::Text(text) => texts.push(Cow::Borrowed(text.text.as_str())),
+                Content::Thinking(thought) if native && !thought.text.is_empty() => {
+                    thinking.push(Cow::Borrowed(thought.text.as_str()));
+                }
+                Content::ToolUse(tool_use) => calls.push(call(tool_use)),
+                Content::Attachment(attachment) => {
+                    let why = "the format takes no files in an assistant's message";
+                    texts.push(placeholder(self.request, attachment, why)?.into());
+                }
+                _ => {}
+            }
+        }
+        let content = joined(&texts);
+        if content.is_empty() && calls.is_empty() {
+            return Ok(());
+        }
+        let mut out = object("assistant", content);
+        if !thinking.is_empty() {
+            out.insert("thinking".to_owned(), joined(&thinking).into());
+        }
+        if !calls.is_empty() {
+            out.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        self.messages.push(Value::Object(out));
+        Ok(())
+    }
+
+    fn attachment(&self, attachment: &'a Attachment, said: &mut Said<'a>) -> Result<(), ProviderError> {
+        let why = match &attachment.source {
+            Source::Base64 { data } if attachment.is_image() => {
+                said.images.push(data);
+                return Ok(());
+            }
+            Source::Url { .. } if attachment.is_image() => {
+                "the format takes no images by URL; give the image as base64"
+            }
+            _ => "the format takes images alone",
+        };
+        said.texts.push(placeholder(self.request, attachment, why)?.into());
+        Ok(())
+    }
+
+    /// The tools on offer. None are where none may be used: the format knows no other way to say so.
+    fn tools(&mut self) -> Vec<Value> {
+        let tools = self.request.tools.iter().map(|tool| {
+            let mut schema = tool.schema().as_value().clone();
+            plain_properties(&mut schema);
+            json!({
+                "type": "function",
+                "function": {"name": tool.name(), "description": tool.description(), "parameters": schema},
+            })
+        });
+        match &self.request.options.tool_choice {
+            Some(ToolChoice::None) => return Vec::new(),
+            Some(ToolChoice::Required | ToolChoice::Tool(_)) => {
+                self.warnings.push("tool_choice: the format can't demand a tool, left out".to_owned());
+            }
+            None | Some(ToolChoice::Auto) => {}
+        }
+        tools.collect()
+    }
+
+    /// The output schema, if it can be said as such: a local server that holds an answer to it lets no tool
+    /// call through (<https://github.com/ollama/ollama/issues/13750>).
+    fn format(&mut self, tools: bool) -> Option<&'a Value> {
+        let output = self.request.options.output.as_ref()?;
+        if tools {
+            self.warn("output: beside tools the schema is said in the system prompt, and not enforced");
+            return None;
+        }
+        Some(output.schema.as_value())
+    }
+
+    fn think(&mut self) -> Option<Value> {
+        let mode = self.request.options.thinking?;
+        // Only this family has levels, and it can't be told not to think:
+        // https://docs.ollama.com/capabilities/thinking
+        let levels = self.request.model.to_ascii_lowercase().contains("gpt-oss");
+        let effort = match mode {
+            ThinkingMode::Off | ThinkingMode::Budget(0) if levels => {
+                self.warn("thinking: it can't be turned off, set to low");
+                return Some("low".into());
+            }
+            ThinkingMode::Off | ThinkingMode::Budget(0) => return Some(false.into()),
+            ThinkingMode::Effort(effort) => effort,
+            ThinkingMode::Budget(budget) => nearest(budget),
+        };
+        if !levels {
+            self.warn("thinking: it is only on or off here, turned on");
+            return Some(true.into());
+        }
+        let word = match effort {
+            Effort::Minimal | Effort::Low => "low",
+            Effort::Medium => "medium",
+            Effort::High | Effort::Max => "high",
+        };
+        match mode {
+            ThinkingMode::Budget(budget) => {
+                self.warn(format!("thinking: a budget can't be said, {budget} tokens became effort {word}"));
+            }
+            ThinkingMode::Effort(Effort::Minimal) => self.warn("thinking: minimal became low"),
+            ThinkingMode::Effort(Effort::Max) => self.warn("thinking: max became high"),
+            _ => {}
+        }
+        Some(word.into())
+    }
+
+    fn options(&mut self) -> Map<String, Value> {
+        let options = &self.request.options;
+        let mut out = Map::new();
+        if let Some(max) = options.max_tokens {
+            out.insert("num_predict".to_owned(), max.into());
+        }
+        for (key, value) in [("temperature", options.temperature), ("top_p", options.top_p)] {
+            match value.map(Number::from_f64) {
+                None => {}
+                Some(Some(number)) => {
+                    out.insert(key.to_owned(), Value::Number(number));
+                }
+                Some(None) => self.warn(format!("{key}: not a number that JSON has, left out")),
+            }
+        }
+        let stop: Vec<&str> =
+            options.stop_sequences.iter().flatten().map(String::as_str).filter(|s| !s.is_empty()).collect();
+        if !stop.is_empty() {
+            out.insert("stop".to_owned(), stop.into());
+        }
+        out
+    }
+
+    fn warn(&mut self, text: impl Into<String>) {
+        self.warnings.push(text.into());
+    }
+}
+
+fn object(role: &str, content: String) -> Map<String, Value> {
+    Map::from_iter([("role".to_owned(), role.into()), ("content".to_owned(), content.into())])
+}
+
+fn joined(texts: &[Cow<'_, str>]) -> String {
+    let said: Vec<&str> = texts.iter().map(|text| &**text).filter(|text| !text.trim().is_empty()).collect();
+    said.join("\n\n")
+}
+
+fn call(tool_use: &ToolUse) -> Value {
+    let arguments = match &tool_use.input {
+        input @ Value::Object(_) => input.clone(),
+        Value::Null => json!({}),
+        // The server takes objects alone.
+        other => json!({"value": other}),
+    };
+    json!({"id": tool_use.id, "function": {"name": tool_use.name, "arguments": arguments}})
+}
+
+/// Writes properties that take anything as `{}`: the server takes no `true` for a schema.
+fn plain_properties(schema: &mut Value) {
+    let Some(Value::Object(properties)) = schema.get_mut("properties") else {
+        return;
+    };
+    for property in properties.values_mut() {
+        if property.is_boolean() {
+            *property = json!({});
+        }
+        plain_properties(property);
+    }
+}

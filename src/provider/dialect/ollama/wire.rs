@@ -1,0 +1,63 @@
+//! What comes over the wire.
+
+use serde::{Deserialize, de};
+use serde_json::Value;
+
+use crate::provider::dialect::lenient::{Arguments, Count, Text};
+
+/// A line of a stream, or a whole answer.
+#[derive(Deserialize)]
+pub(super) struct Line<'a> {
+    #[serde(borrow, default)]
+    pub(super) model: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) created_at: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) message: Option<Box<Piece<'a>>>,
+    #[serde(default)]
+    pub(super) done: Option<bool>,
+    #[serde(borrow, default)]
+    pub(super) done_reason: Text<'a>,
+    #[serde(default)]
+    pub(super) prompt_eval_count: Count,
+    #[serde(default)]
+    pub(super) eval_count: Count,
+    #[serde(default)]
+    pub(super) error: Option<Box<Value>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Piece<'a> {
+    #[serde(borrow, default)]
+    pub(super) content: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) thinking: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) tool_calls: Option<Vec<Option<ToolCall<'a>>>>,
+}
+
+/// A call, always whole.
+#[derive(Deserialize)]
+pub(super) struct ToolCall<'a> {
+    #[serde(borrow, default)]
+    pub(super) id: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) function: Option<Function<'a>>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Function<'a> {
+    #[serde(borrow, default)]
+    pub(super) name: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) arguments: Arguments<'a>,
+}
+
+/// A line from its JSON text.
+pub(super) fn parse(data: &str) -> Result<Line<'_>, serde_json::Error> {
+    // A list would be read as a struct without names.
+    if !data.starts_with('{') {
+        return Err(de::Error::custom("a JSON object was expected"));
+    }
+    serde_json::from_str(data)
+}

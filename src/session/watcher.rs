@@ -1,0 +1,56 @@
+//! What a session tells without being asked, for whoever keeps many.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+};
+
+use crate::{
+    agent::{Event, Response, Status, TurnOutcome},
+    session::SessionEvent,
+    subscription::EndReason,
+};
+
+/// Is told what becomes of a session, from within its task. Costs a session nothing but the call, where a subscription
+/// costs a channel.
+pub trait Watcher: Send + Sync + 'static {
+    /// Something has happened. Called in order; what it does is to be quick, and is not to wait.
+    fn notice(&self, notice: Notice<'_>);
+}
+
+/// What a [`Watcher`] is told.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Notice<'a> {
+    /// The agent does this now.
+    Status(Status),
+    /// The conversation has this title now.
+    Title(Option<&'a Arc<str>>),
+    /// A run ended in this turn.
+    Finished(&'a Arc<Response>),
+    /// The last controller has left.
+    Left,
+    /// The session has ended, and nothing of it is left. The last notice, and there is always one.
+    Ended(&'a EndReason),
+}
+
+/// What of an event a watcher is told.
+pub(super) fn tell(watcher: &dyn Watcher, event: &SessionEvent) {
+    let notice = match event {
+        SessionEvent::Title { title } => Notice::Title(title.as_ref()),
+        SessionEvent::Agent(event) => match &**event {
+            Event::Status { status } => Notice::Status(*status),
+            Event::Turn(TurnOutcome::Stop { response, .. }) => Notice::Finished(response),
+            _ => return,
+        },
+        _ => return,
+    };
+    tell_of(watcher, notice);
+}
+
+/// Tells, and survives what the watcher makes of it.
+pub(super) fn tell_of(watcher: &dyn Watcher, notice: Notice<'_>) {
+    if catch_unwind(AssertUnwindSafe(|| watcher.notice(notice))).is_err() {
+        tracing::error!(?notice, "a session's watcher panicked");
+    }
+}

@@ -1,0 +1,52 @@
+//! Opening, closing and listing.
+
+use std::{sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::{Agent, AgentBuilder},
+    manager::{Activity, Manager, Presence},
+    session::Mode,
+    store::{MemoryStore, Page},
+    testing::{ScriptedProvider, Step},
+};
+
+pub(crate) fn agent() -> AgentBuilder {
+    let provider = ScriptedProvider::from_fn(|_| Step::text("Hello!"));
+    Agent::builder().model(provider.model())
+}
+
+#[tokio::test(start_paused = true)]
+async fn create_close_and_open_again_is_the_same_conversation() {
+    let manager = Manager::builder(Arc::new(MemoryStore::new())).build();
+    let events = manager.subscribe();
+    let mut told = events.snapshot().unwrap().as_ref().clone();
+    let mut events = events;
+    let opened = manager.create(agent()).await.unwrap();
+    assert!(opened.started);
+    assert_eq!(opened.subscription.as_ref().unwrap().mode(), Mode::Controller);
+    let id = opened.session.id().clone();
+    opened.session.ask("Where to?").await.unwrap();
+    opened.session.flush(Duration::from_secs(1)).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    let listed = manager.list(Page::default()).await.unwrap();
+    assert_eq!(listed[0].summary.title.as_deref(), Some("Where to?"));
+    assert_eq!(listed[0].presence, Presence::Open(Activity::Idle));
+    assert!(!manager.open(&id, agent()).await.unwrap().started);
+    manager.close(&id).await.unwrap();
+    manager.close(&id).await.unwrap();
+    assert!(manager.get(&id).is_none());
+    let again = manager.open(&id, agent()).await.unwrap();
+    assert!(again.started);
+    assert_eq!(again.session.tree().await.unwrap().len(), 2);
+    manager.shutdown(Duration::from_secs(1), Duration::from_secs(1)).await.unwrap();
+    while let Some(update) = events.next().await {
+        match update {
+            omni_agent::subscription::Update::Event(event) => told.apply(&event.event),
+            omni_agent::subscription::Update::Closed(end) => {
+                assert_eq!(*end.snapshot.unwrap(), told);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(told.open.is_empty());
+}

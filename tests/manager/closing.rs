@@ -1,0 +1,363 @@
+//! Closing, deleting and renaming, whatever the conversation is doing.
+
+use std::time::Duration;
+
+use omni_agent::{
+    manager::{Manager, ManagerError, Opened, Presence},
+    session::SessionError,
+    store::{Commit, ConversationId, Page, Store, StoreError, Write},
+    subscription::EndReason,
+    testing::Gate,
+};
+
+use crate::rig::{
+    Act, Call, Hooks, Lives, MoodyStore, Watch, held, id, in_time, parrot, poll_times, scripted, secs,
+    settle, tasks,
+};
+
+async fn title_in(store: &MoodyStore, id: &ConversationId) -> Option<String> {
+    store.beneath().summary(id).await.unwrap().title
+}
+
+async fn opened(manager: &Manager, name: &str) -> Opened {
+    manager.create_as(&id(name), parrot()).await.unwrap()
+}
+
+fn is_not_found(error: &ManagerError) -> bool {
+    let (ManagerError::Store(error) | ManagerError::Session(SessionError::Store(error))) = error else {
+        return false;
+    };
+    matches!(error, StoreError::NotFound { .. })
+}
+
+// ---- close ----
+
+#[tokio::test(start_paused = true)]
+async fn close_of_what_is_not_open_is_fine() {
+    let store = MoodyStore::new();
+    let kept = store.put("kept").await;
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    manager.close(&kept).await.unwrap();
+    manager.close(&id("missing")).await.unwrap();
+    watch.catch_up();
+    assert!(watch.seen.is_empty());
+    assert!(store.beneath().exists(&kept).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_of_a_busy_one_cancels_its_run_and_keeps_what_was_committed() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    let agent = scripted([omni_agent::testing::Step::text("Yes"), held(&gate, "Never")]);
+    let one = manager.create_as(&id("one"), agent).await.unwrap();
+    one.session.ask("First").await.unwrap();
+    one.session.prompt("Second").await.unwrap();
+    in_time(gate.reached()).await;
+    manager.close(one.session.id()).await.unwrap();
+    assert_eq!(store.beneath().load(one.session.id()).await.unwrap().nodes.len(), 2);
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.closed, [(one.session.id().clone(), EndReason::Stopped)]);
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_by_many_at_once_closes_once() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    let one = opened(&manager, "one").await;
+    let closing = (0..10).map(|_| manager.close(one.session.id()));
+    for closed in futures_util::future::join_all(closing).await {
+        closed.unwrap();
+    }
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.words(one.session.id()), ["opened", "closed"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_with_a_store_that_hangs_says_what_is_not_saved_and_leaves_no_task() {
+    let store = MoodyStore::new();
+    let manager = store.manager().close_timeout(secs(10)).build();
+    let one = opened(&manager, "one").await;
+    store.make(Call::Commit, Act::Hang);
+    one.session.ask("Hi").await.unwrap();
+    let closed = manager.close(one.session.id()).await;
+    assert!(
+        matches!(closed, Err(ManagerError::Session(SessionError::Unsaved { nodes: 2, .. }))),
+        "{closed:?}"
+    );
+    assert!(manager.get(one.session.id()).is_none());
+    settle().await;
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_whose_caller_goes_away_goes_on() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    let hooks = Hooks::default().terminate(Act::Wait(gate.clone()));
+    let one = manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    assert!(poll_times(manager.close(one.session.id()), 3).await.is_none());
+    gate.open();
+    in_time(one.session.ended()).await;
+    settle().await;
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.closed.len(), 1);
+    assert!(manager.open(one.session.id(), parrot()).await.unwrap().started);
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_while_it_is_opened_waits_and_then_closes() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let kept = store.put("kept").await;
+    store.make(Call::Load, Act::Wait(gate.clone()));
+    let manager = store.manager().build();
+    let opening = tokio::spawn({
+        let (manager, kept) = (manager.clone(), kept.clone());
+        async move { manager.open(&kept, parrot()).await }
+    });
+    in_time(gate.reached()).await;
+    let mut closing = Box::pin(manager.close(&kept));
+    assert!(poll_times(&mut closing, 20).await.is_none());
+    gate.open();
+    let session = opening.await.unwrap().unwrap().session;
+    in_time(closing).await.unwrap();
+    assert!(session.end().is_some());
+}
+
+// ---- delete ----
+
+#[tokio::test(start_paused = true)]
+async fn delete_of_an_open_stored_or_missing_one_removes_it() {
+    let store = MoodyStore::new();
+    let kept = store.put("kept").await;
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    let one = opened(&manager, "one").await;
+    for id in [&kept, one.session.id(), &id("missing")] {
+        manager.delete(id).await.unwrap();
+        manager.delete(id).await.unwrap();
+        assert!(!store.beneath().exists(id).await.unwrap());
+    }
+    assert!(one.session.end().is_some());
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.words(one.session.id())[..3], ["opened", "closed", "deleted"]);
+    assert!(is_not_found(&manager.open(one.session.id(), parrot()).await.unwrap_err()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn delete_of_a_busy_one_stops_it_first() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let manager = store.manager().build();
+    let one = manager.create_as(&id("one"), scripted([held(&gate, "Never")])).await.unwrap();
+    one.session.prompt("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    manager.delete(one.session.id()).await.unwrap();
+    assert_eq!(one.session.ended().await.reason, EndReason::Stopped);
+    assert!(!store.beneath().exists(one.session.id()).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn delete_with_a_slow_write_under_way_is_not_undone_by_it() {
+    let store = MoodyStore::new();
+    let manager = store.manager().close_timeout(secs(5)).build();
+    let one = manager.create(parrot()).await.unwrap();
+    // The first save creates the conversation, and comes after the deletion.
+    store.make(Call::Create, Act::Slow(secs(50)));
+    one.session.ask("Hi").await.unwrap();
+    manager.delete(one.session.id()).await.unwrap();
+    tokio::time::sleep(secs(100)).await;
+    assert!(!store.beneath().exists(one.session.id()).await.unwrap());
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn delete_with_a_store_that_fails_or_panics_is_an_error_and_the_session_is_closed() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    for act in [Act::Fail, Act::Panic] {
+        let one = match manager.open(&id("one"), parrot()).await {
+            Ok(one) => one,
+            Err(_) => opened(&manager, "one").await,
+        };
+        store.script(Call::Delete, [act]);
+        assert!(manager.delete(one.session.id()).await.is_err());
+        assert!(one.session.end().is_some());
+        assert!(manager.list_open().is_empty());
+    }
+    assert!(manager.open(&id("one"), parrot()).await.unwrap().started);
+    manager.delete(&id("one")).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_while_it_is_deleted_waits_and_finds_nothing() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let manager = store.manager().build();
+    let one = opened(&manager, "one").await;
+    store.make(Call::Delete, Act::Wait(gate.clone()));
+    let deleting = tokio::spawn({
+        let (manager, id) = (manager.clone(), one.session.id().clone());
+        async move { manager.delete(&id).await }
+    });
+    in_time(gate.reached()).await;
+    let mut opening = Box::pin(manager.open(one.session.id(), parrot()));
+    assert!(poll_times(&mut opening, 20).await.is_none());
+    gate.open();
+    deleting.await.unwrap().unwrap();
+    assert!(is_not_found(&in_time(opening).await.unwrap_err()));
+}
+
+// ---- rename ----
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_a_running_one_is_told_listed_and_saved() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    let one = opened(&manager, "one").await;
+    for title in [Some("First"), Some("Second"), None] {
+        manager.rename(one.session.id(), title).await.unwrap();
+        assert_eq!(one.session.title().await.unwrap().as_deref(), title);
+        watch.assert_agrees(&manager);
+        assert_eq!(watch.told.open[0].title.as_deref(), title);
+        assert_eq!(manager.list(Page::default()).await.unwrap()[0].summary.title.as_deref(), title);
+        one.session.flush(secs(5)).await.unwrap();
+        assert_eq!(title_in(&store, one.session.id()).await.as_deref(), title);
+    }
+    assert_eq!(watch.words(one.session.id()), ["opened", "title", "title", "title"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_a_stored_one_is_told_and_saved() {
+    let store = MoodyStore::new();
+    let kept = store.put("kept").await;
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    for title in [Some("First"), None] {
+        manager.rename(&kept, title).await.unwrap();
+        assert_eq!(title_in(&store, &kept).await.as_deref(), title);
+        let listed = manager.list(Page::default()).await.unwrap();
+        assert_eq!(listed[0].summary.title.as_deref(), title);
+        assert_eq!(listed[0].presence, Presence::Stored);
+    }
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.words(&kept), ["title", "title"]);
+    assert!(watch.told.open.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_a_missing_one_is_not_found_and_tells_nothing() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    assert!(is_not_found(&manager.rename(&id("missing"), Some("Title")).await.unwrap_err()));
+    watch.catch_up();
+    assert!(watch.seen.is_empty());
+    assert!(!store.beneath().exists(&id("missing")).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_one_that_others_write_to_is_repeated_until_it_is_there() {
+    let store = MoodyStore::new();
+    let kept = store.put("kept").await;
+    let manager = store.manager().build();
+    // Another process commits between the look at the version and the title's write, several times.
+    let (beneath, name) = (store.beneath().clone(), kept.clone());
+    let mut left = 5;
+    store.mood(move |call, _| {
+        if call == Call::State && left > 0 {
+            left -= 1;
+            let (beneath, name) = (beneath.clone(), name.clone());
+            let commit = async move {
+                let version = beneath.summary(&name).await.unwrap().version;
+                beneath.commit(&name, &Write::on(version), &Commit::new(None)).await.unwrap();
+            };
+            futures_util::FutureExt::now_or_never(commit).expect("a memory store never waits");
+        }
+        Act::Work
+    });
+    manager.rename(&kept, Some("There")).await.unwrap();
+    assert_eq!(store.calls(Call::State, &kept), 6);
+    assert_eq!(title_in(&store, &kept).await.as_deref(), Some("There"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_a_stored_one_while_it_is_opened_reaches_the_session() {
+    for polls in 0..12 {
+        let store = MoodyStore::new();
+        let kept = store.put("kept").await;
+        store.mood(|_, _| Act::Slow(Duration::from_micros(1)));
+        let manager = store.manager().build();
+        let mut watch = Watch::new(&manager);
+        let opening = tokio::spawn({
+            let (manager, kept) = (manager.clone(), kept.clone());
+            async move { manager.open(&kept, parrot()).await }
+        });
+        for _ in 0..polls {
+            tokio::task::yield_now().await;
+        }
+        in_time(manager.rename(&kept, Some("New"))).await.unwrap();
+        let session = opening.await.unwrap().unwrap().session;
+        assert_eq!(session.title().await.unwrap().as_deref(), Some("New"), "after {polls}");
+        session.flush(secs(5)).await.unwrap();
+        assert_eq!(title_in(&store, &kept).await.as_deref(), Some("New"));
+        watch.assert_agrees(&manager);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_a_running_one_that_commits_is_kept_with_the_commit() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let one = opened(&manager, "one").await;
+    store.make(Call::Commit, Act::Slow(secs(1)));
+    for number in 0..5 {
+        one.session.ask("Hi").await.unwrap();
+        manager.rename(one.session.id(), Some(&format!("Title {number}"))).await.unwrap();
+    }
+    manager.close(one.session.id()).await.unwrap();
+    assert_eq!(title_in(&store, one.session.id()).await.as_deref(), Some("Title 4"));
+    assert_eq!(store.beneath().load(one.session.id()).await.unwrap().nodes.len(), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_while_the_session_ends_waits_and_goes_to_the_store() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let manager = store.manager().build();
+    let hooks = Hooks::of(&Lives::default()).terminate(Act::Wait(gate.clone()));
+    let one = manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    let stopping = tokio::spawn({
+        let session = one.session.clone();
+        async move { session.stop(secs(60)).await }
+    });
+    in_time(gate.reached()).await;
+    let mut renaming = Box::pin(manager.rename(one.session.id(), Some("Late")));
+    assert!(poll_times(&mut renaming, 20).await.is_none());
+    gate.open();
+    in_time(renaming).await.unwrap();
+    stopping.await.unwrap().unwrap();
+    assert_eq!(title_in(&store, one.session.id()).await.as_deref(), Some("Late"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn get_of_one_that_is_just_renamed_or_opened_finds_it() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let one = opened(&manager, "one").await;
+    let mut renaming = Box::pin(manager.rename(one.session.id(), Some("New")));
+    assert!(poll_times(&mut renaming, 1).await.is_none(), "it takes a round trip");
+    assert!(manager.get(one.session.id()).is_some());
+    renaming.await.unwrap();
+
+    let mut watch = Watch::new(&manager);
+    let name = id("two");
+    let mut creating = Box::pin(manager.create_as(&name, parrot()));
+    while watch.told.open.len() < 2 {
+        let _ = poll_times(&mut creating, 1).await;
+        watch.catch_up();
+        assert_eq!(watch.told.open.len() == 2, manager.get(&name).is_some());
+    }
+}

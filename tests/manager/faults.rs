@@ -1,0 +1,220 @@
+//! A session that fails takes nothing else down.
+
+use std::time::Duration;
+
+use omni_agent::{
+    agent::{AgentBuilder, Event, Status},
+    manager::Manager,
+    session::{Mode, SessionEvent, SessionSubscription},
+    store::ConversationId,
+    subscription::Update,
+    testing::{Gate, Step},
+    tool::tool_fn,
+};
+use serde_json::{Value, json};
+
+use crate::rig::{
+    Act, Call, Do, Hooks, Lives, MoodyStore, Watch, held, id, in_time, parrot, scripted, secs, settle, tasks,
+};
+
+/// Sessions around the one that fails: idle, and in the middle of a turn.
+struct Neighbours {
+    idle: omni_agent::session::Session,
+    busy: omni_agent::session::Session,
+    gate: Gate,
+}
+
+impl Neighbours {
+    async fn new(manager: &Manager) -> Self {
+        let gate = Gate::new();
+        let idle = manager.create_as(&id("idle"), parrot()).await.unwrap().session;
+        let busy = manager.create_as(&id("busy"), scripted([held(&gate, "Yes")])).await.unwrap().session;
+        busy.prompt("Hi").await.unwrap();
+        in_time(gate.reached()).await;
+        Self { idle, busy, gate }
+    }
+
+    async fn assert_well(self, store: &MoodyStore) {
+        store.mood(|_, _| Act::Work);
+        self.idle.ask("Still there?").await.unwrap();
+        assert_eq!(self.busy.status().await.unwrap(), Status::Busy);
+        self.gate.open();
+        in_time(self.busy.wait_until_idle()).await.unwrap();
+        for session in [self.idle, self.busy] {
+            session.flush(secs(5)).await.unwrap();
+            assert_eq!(session.tree().await.unwrap().len(), 2);
+        }
+    }
+}
+
+async fn failed(events: &mut SessionSubscription) {
+    loop {
+        let Some(Update::Event(event)) = in_time(events.next()).await else { panic!("no error came") };
+        if let SessionEvent::Agent(event) = &*event.event
+            && matches!(**event, Event::Error { .. })
+        {
+            return;
+        }
+    }
+}
+
+/// The agent fails its run; it lives on, and so do the others.
+async fn run_fails(agent: AgentBuilder) {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let neighbours = Neighbours::new(&manager).await;
+    let one = manager.create_as(&id("one"), agent).await.unwrap();
+    let mut events = one.subscription.unwrap();
+    one.session.prompt("Hi").await.unwrap();
+    failed(&mut events).await;
+    assert_eq!(one.session.status().await.unwrap(), Status::Idle);
+    neighbours.assert_well(&store).await;
+    assert_eq!(manager.list_open().len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_provider_leaves_all_running() {
+    run_fails(scripted([Step::new().then_text(["Half"]).panic("the provider broke")])).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_callback_of_a_turn_leaves_all_running() {
+    struct Broken;
+
+    #[async_trait::async_trait]
+    impl omni_agent::agent::AgentCallbacks for Broken {
+        async fn handle_turn(
+            &mut self,
+            _: &omni_agent::agent::Response,
+            _: &mut omni_agent::agent::State,
+        ) -> omni_agent::agent::TurnDecision {
+            panic!("the callback broke")
+        }
+    }
+
+    run_fails(parrot().callbacks(Broken)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_callback_of_an_event_leaves_all_running() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let neighbours = Neighbours::new(&manager).await;
+    let one = manager.create_as(&id("one"), parrot().callbacks(Hooks::default())).await.unwrap();
+    let mut events = one.subscription.unwrap();
+    one.session.notify(Do::Panic).await.unwrap();
+    failed(&mut events).await;
+    one.session.ask("Hi").await.unwrap();
+    neighbours.assert_well(&store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_a_tool_leaves_all_running() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let neighbours = Neighbours::new(&manager).await;
+    let steps = [Step::new().then_tool_use("use", "broken", json!({})).stop(), Step::text("Well")];
+    let broken = tool_fn("broken", "Breaks.", |input: Value, _| async move {
+        assert_ne!(input, json!({}), "the tool broke");
+        Ok(input)
+    });
+    let one = manager.create_as(&id("one"), scripted(steps).tool(broken)).await.unwrap();
+    one.session.ask("Hi").await.unwrap();
+    neighbours.assert_well(&store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_panic_in_terminate_leaves_all_running() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    let neighbours = Neighbours::new(&manager).await;
+    let hooks = Hooks::default().terminate(Act::Panic);
+    manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    manager.close(&id("one")).await.unwrap();
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.closed.len(), 1);
+    neighbours.assert_well(&store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_terminate_that_hangs_holds_up_its_own_close_alone_and_not_for_ever() {
+    let store = MoodyStore::new();
+    let manager = store.manager().close_timeout(secs(10)).build();
+    let neighbours = Neighbours::new(&manager).await;
+    let lives = Lives::default();
+    let hooks = Hooks::of(&lives).terminate(Act::Hang);
+    manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    let begun = tokio::time::Instant::now();
+    let (name, other) = (id("one"), id("other"));
+    let (closed, created) = tokio::join!(manager.close(&name), async {
+        manager.create_as(&other, parrot()).await.unwrap();
+        begun.elapsed()
+    });
+    assert!(created < secs(1));
+    assert!(begun.elapsed() <= secs(11), "{closed:?}");
+    assert_eq!(lives.living(), 0, "it is cut off with its session");
+    assert!(manager.open(&name, parrot()).await.unwrap().started);
+    neighbours.assert_well(&store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_breaks_for_one_leaves_all_running() {
+    for call in [Call::Commit, Call::State] {
+        for act in [Act::Panic, Act::Fail, Act::Hang, Act::Slow(secs(1000))] {
+            let store = MoodyStore::new();
+            let manager = store.manager().build();
+            let mut watch = Watch::new(&manager);
+            let neighbours = Neighbours::new(&manager).await;
+            let one = manager.create_as(&id("one"), parrot()).await.unwrap();
+            let (broken, name) = (act.clone(), id("one"));
+            store.mood(move |now, id| if now == call && *id == name { broken.clone() } else { Act::Work });
+            one.session.ask("Hi").await.unwrap();
+            one.session.set_title(Some("Title")).await.unwrap();
+            tokio::time::sleep(secs(100)).await;
+            watch.assert_agrees(&manager);
+            assert!(one.session.end().is_none(), "{call:?} {act:?}");
+            neighbours.assert_well(&store).await;
+            in_time(one.session.flush(Duration::from_mins(30))).await.unwrap();
+            manager.shutdown(secs(1), secs(1)).await.unwrap();
+            drop(one);
+            settle().await;
+            assert_eq!(tasks(), 0, "{call:?} {act:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_that_fails_or_panics_is_that_callers_alone() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let neighbours = Neighbours::new(&manager).await;
+    store.make(Call::List, Act::Fail);
+    assert!(manager.list(omni_agent::store::Page::default()).await.is_err());
+    store.make(Call::List, Act::Panic);
+    let listing = tokio::spawn({
+        let manager = manager.clone();
+        async move { manager.list(omni_agent::store::Page::default()).await }
+    });
+    assert!(listing.await.is_err());
+    neighbours.assert_well(&store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_subscriber_that_stalls_holds_nobody_up() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let _stalled = manager.subscribe();
+    let neighbours = Neighbours::new(&manager).await;
+    let names: Vec<ConversationId> = (0..50).map(|number| id(&format!("n{number}"))).collect();
+    for name in &names {
+        let one = manager.create_as(name, parrot()).await.unwrap();
+        let _stalled = one.session.subscribe(Mode::Observer).await.unwrap();
+        for _ in 0..10 {
+            one.session.ask("Hi").await.unwrap();
+        }
+    }
+    neighbours.assert_well(&store).await;
+    let mut watch = Watch::new(&manager);
+    watch.assert_agrees(&manager);
+}

@@ -1,0 +1,239 @@
+//! Who keeps a session alive, and what is left of callers that go away.
+
+use std::time::Duration;
+
+use omni_agent::{
+    manager::{Manager, Start},
+    session::{Mode, SessionSubscription},
+    store::Store,
+    subscription::EndReason,
+    testing::Gate,
+};
+
+use crate::rig::{
+    Act, Call, Hooks, Lives, MoodyStore, Watch, held, id, in_time, parrot, poll_times, scripted, secs,
+    settle, tasks,
+};
+
+#[tokio::test(start_paused = true)]
+async fn create_and_open_subscribe_as_a_controller_unless_told_otherwise() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let one = manager.create(parrot()).await.unwrap();
+    assert_eq!(one.subscription.as_ref().unwrap().mode(), Mode::Controller);
+    let joined = manager.open(one.session.id(), parrot()).await.unwrap();
+    assert_eq!(joined.subscription.as_ref().unwrap().mode(), Mode::Controller);
+    assert_eq!(one.session.controllers(), 2);
+    for (mode, controllers) in [(Some(Mode::Controller), 1), (Some(Mode::Observer), 0), (None, 0)] {
+        let start = || Start::new(parrot()).subscribe(mode);
+        let started = manager.create(start()).await.unwrap();
+        assert_eq!(started.subscription.as_ref().map(SessionSubscription::mode), mode);
+        assert_eq!(started.session.controllers(), controllers);
+        let joined = manager.open(started.session.id(), start()).await.unwrap();
+        assert_eq!(joined.subscription.as_ref().map(SessionSubscription::mode), mode);
+        assert_eq!(started.session.controllers(), 2 * controllers);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_outlives_its_callers_until_its_idle_shutdown() {
+    let store = MoodyStore::new();
+    let manager = Manager::builder(std::sync::Arc::new(store.clone())).build();
+    let mut watch = Watch::new(&manager);
+    let name = id("one");
+    drop(manager.create_as(&name, parrot()).await.unwrap());
+    tokio::time::sleep(secs(5 * 60 - 1)).await;
+    let again = manager.open(&name, parrot()).await.unwrap();
+    assert!(!again.started, "five minutes are the default, and not over yet");
+    tokio::time::sleep(secs(1000)).await;
+    assert!(again.session.end().is_none(), "somebody has it open");
+    drop(again);
+    tokio::time::sleep(Duration::from_mins(5) + secs(1)).await;
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.closed, [(name.clone(), EndReason::Idle)]);
+    assert_eq!(tasks(), 0);
+    assert!(manager.open(&name, parrot()).await.unwrap().started);
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_shutdown_is_the_managers_unless_the_start_has_its_own() {
+    let store = MoodyStore::new();
+    let cases = [
+        (Some(secs(10)), None, Some(10)),
+        (Some(secs(10)), Some(Some(secs(20))), Some(20)),
+        (Some(secs(10)), Some(None), None),
+        (Some(secs(10)), Some(Some(secs(0))), Some(0)),
+        (None, None, None),
+        (None, Some(Some(secs(5))), Some(5)),
+    ];
+    for (usual, own, expected) in cases {
+        let manager = store.manager().idle_shutdown(usual).build();
+        let start = Start::new(parrot());
+        let start = match own {
+            Some(own) => start.idle_shutdown(own),
+            None => start,
+        };
+        let name = manager.create(start).await.unwrap().session.id().clone();
+        if let Some(expected) = expected {
+            tokio::time::sleep(secs(expected).saturating_sub(secs(1))).await;
+            assert!(expected == 0 || manager.get(&name).is_some());
+            tokio::time::sleep(secs(2)).await;
+            assert!(manager.get(&name).is_none(), "{usual:?} {own:?}");
+        } else {
+            tokio::time::sleep(Duration::from_hours(24)).await;
+            assert!(manager.get(&name).is_some(), "{usual:?} {own:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_shutdown_lets_a_turn_in_flight_finish() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let manager = store.manager().idle_shutdown(Some(secs(0))).build();
+    let one = manager.create(scripted([held(&gate, "Done")])).await.unwrap();
+    one.session.prompt("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    let name = one.session.id().clone();
+    drop(one);
+    tokio::time::sleep(secs(100)).await;
+    let session = manager.get(&name).expect("it is busy");
+    gate.open();
+    assert_eq!(in_time(session.ended()).await.reason, EndReason::Idle);
+    assert_eq!(manager.open(&name, parrot()).await.unwrap().session.tree().await.unwrap().len(), 2);
+}
+
+/// A caller that goes away after so many polls of its future: whatever it had come to, nothing keeps a session alive
+/// beyond the idle shutdown, and the id can be used again.
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_goes_away_at_any_stage_leaves_nothing_behind() {
+    for act in [Act::Work, Act::Slow(secs(1))] {
+        for polls in 0..25 {
+            for create in [true, false] {
+                let (store, lives) = (MoodyStore::new(), Lives::default());
+                let name = if create { id("kept") } else { store.put("kept").await };
+                let slow = act.clone();
+                store.mood(move |_, _| slow.clone());
+                let manager = store.manager().idle_shutdown(Some(secs(10))).build();
+                let mut watch = Watch::new(&manager);
+                let agent = parrot().callbacks(Hooks::of(&lives).init(act.clone()));
+                let done = if create {
+                    poll_times(manager.create_as(&name, agent), polls).await.is_some()
+                } else {
+                    poll_times(manager.open(&name, agent), polls).await.is_some()
+                };
+                tokio::time::sleep(secs(60)).await;
+                watch.assert_agrees(&manager);
+                assert!(watch.told.open.is_empty(), "{act:?}, {polls} polls, {done}");
+                assert_eq!((tasks(), lives.living()), (0, 0), "{act:?}, {polls} polls, {done}");
+                let words = watch.words(&name);
+                assert!(words.is_empty() || words == ["opened", "closed"], "{words:?}");
+                lives.assert_sound();
+                store.mood(|_, _| Act::Work);
+                if store.beneath().exists(&name).await.unwrap() {
+                    manager.open(&name, parrot()).await.unwrap();
+                } else {
+                    manager.create_as(&name, parrot()).await.unwrap();
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_waits_for_room_and_goes_away_gives_it_up() {
+    let store = MoodyStore::new();
+    let kept = store.put("kept").await;
+    let manager = store.manager().max_open(1).build();
+    let mut watch = Watch::new(&manager);
+    let one = manager.create(parrot()).await.unwrap();
+    assert!(poll_times(manager.open(&kept, parrot()), 10).await.is_none());
+    settle().await;
+    watch.assert_agrees(&manager);
+    assert_eq!(watch.words(&kept), ["waiting", "given up"]);
+    assert_eq!(store.calls(Call::Load, &kept), 0);
+    manager.close(one.session.id()).await.unwrap();
+    assert!(in_time(manager.open(&kept, parrot())).await.unwrap().started);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_caller_of_the_same_id_goes_on_waiting_for_room() {
+    let store = MoodyStore::new();
+    let kept = store.put("kept").await;
+    let manager = store.manager().max_open(1).build();
+    let one = manager.create(parrot()).await.unwrap();
+    let mut other;
+    {
+        let mut first = Box::pin(manager.open(&kept, parrot()));
+        assert!(poll_times(&mut first, 10).await.is_none());
+        other = Box::pin(manager.open(&kept, parrot()));
+        assert!(poll_times(&mut other, 10).await.is_none());
+    }
+    settle().await;
+    assert!(poll_times(&mut other, 10).await.is_none());
+    manager.close(one.session.id()).await.unwrap();
+    assert!(in_time(other).await.unwrap().started);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_manager_dropped_leaves_sessions_to_those_who_have_them() {
+    let store = MoodyStore::new();
+    let manager = store.manager().build();
+    let mut watch = Watch::new(&manager);
+    let kept = manager.create_as(&id("kept"), parrot()).await.unwrap();
+    let left = manager.create_as(&id("left"), parrot()).await.unwrap();
+    left.session.ask("Hi").await.unwrap();
+    drop((left, manager));
+    settle().await;
+    while watch.end.is_none() {
+        watch.next().await;
+    }
+    assert_eq!(watch.end, Some(EndReason::HandlesDropped));
+    kept.session.ask("Still there?").await.unwrap();
+    assert!(store.beneath().exists(&id("left")).await.unwrap());
+    kept.session.flush(secs(5)).await.unwrap();
+    let session = kept.session.clone();
+    drop(kept);
+    assert!(session.end().is_none());
+    drop(session);
+    settle().await;
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_manager_dropped_while_one_is_opened_gives_it_to_its_caller() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let kept = store.put("kept").await;
+    store.make(Call::Load, Act::Wait(gate.clone()));
+    let manager = store.manager().build();
+    let opening = tokio::spawn({
+        let (manager, kept) = (manager.clone(), kept.clone());
+        async move { manager.open(&kept, parrot()).await }
+    });
+    in_time(gate.reached()).await;
+    drop(manager);
+    gate.open();
+    let opened = opening.await.unwrap().unwrap();
+    opened.session.ask("Hi").await.unwrap();
+    drop(opened);
+    settle().await;
+    assert_eq!(tasks(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_managers_on_one_store_are_independent() {
+    let store = MoodyStore::new();
+    let (one, two) = (store.manager().build(), store.manager().build());
+    let mut watch = Watch::new(&two);
+    let name = id("shared");
+    let first = one.create_as(&name, parrot()).await.unwrap();
+    assert!(two.get(&name).is_none());
+    let second = two.open(&name, parrot()).await.unwrap();
+    assert!(second.started);
+    one.close(&name).await.unwrap();
+    assert!(first.session.end().is_some());
+    second.session.ask("Hi").await.unwrap();
+    one.shutdown(secs(1), secs(1)).await.unwrap();
+    assert!(two.get(&name).is_some());
+    watch.assert_agrees(&two);
+    assert!(watch.closed.is_empty());
+}

@@ -1,0 +1,16 @@
+//! The manager, through its public surface.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod basics;
+mod closing;
+mod faults;
+mod feed;
+mod lives;
+mod opening;
+mod random;
+mod rig;
+mod room;
+mod shutdown;
+mod support;
+mod titles;

@@ -1,0 +1,463 @@
+//! What these tests share: a store that does as it is told and keeps a record, and agents that are watched from their
+//! first moment to their last.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use omni_agent::{
+    agent::{Agent, AgentBuilder, AgentCallbacks, AppEvent, Draft, Prompt, State, WeakAgent},
+    manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, ManagerSubscription, Titles},
+    session::Session,
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+    subscription::{EndReason, Update},
+    testing::{Gate, ScriptedProvider, Step},
+};
+use tokio::task::unconstrained;
+
+/// A method of the store.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Call {
+    Create,
+    Commit,
+    State,
+    Load,
+    Summary,
+    List,
+    Delete,
+}
+
+/// What becomes of a call.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    Work,
+    /// Works once the gate is open.
+    Wait(Gate),
+    /// Works after so long.
+    Slow(Duration),
+    /// Fails, and has done nothing.
+    Fail,
+    /// Never answers, and does nothing.
+    Hang,
+    Panic,
+}
+
+type Mood = Box<dyn FnMut(Call, &ConversationId) -> Act + Send>;
+
+/// A store whose calls go as it is told. Clones are the same store.
+#[derive(Clone)]
+pub(crate) struct MoodyStore(Arc<Inner>);
+
+struct Inner {
+    beneath: MemoryStore,
+    mood: Mutex<Mood>,
+    calls: Mutex<HashMap<(Call, ConversationId), usize>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl MoodyStore {
+    pub(crate) fn new() -> Self {
+        Self(Arc::new(Inner {
+            beneath: MemoryStore::new(),
+            mood: Mutex::new(Box::new(|_, _| Act::Work)),
+            calls: Mutex::default(),
+        }))
+    }
+
+    /// From now on all calls go so.
+    pub(crate) fn mood(&self, mood: impl FnMut(Call, &ConversationId) -> Act + Send + 'static) {
+        *lock(&self.0.mood) = Box::new(mood);
+    }
+
+    /// From now on calls of this kind go so, and all others work.
+    pub(crate) fn make(&self, which: Call, act: Act) {
+        self.mood(move |call, _| if call == which { act.clone() } else { Act::Work });
+    }
+
+    /// The next calls of this kind go so, and all others work.
+    pub(crate) fn script(&self, which: Call, acts: impl IntoIterator<Item = Act>) {
+        let mut acts = acts.into_iter().collect::<Vec<_>>().into_iter();
+        self.mood(move |call, _| if call == which { acts.next().unwrap_or(Act::Work) } else { Act::Work });
+    }
+
+    /// The store underneath, which always works.
+    pub(crate) fn beneath(&self) -> &MemoryStore {
+        &self.0.beneath
+    }
+
+    /// How often this was called.
+    pub(crate) fn calls(&self, call: Call, id: &ConversationId) -> usize {
+        lock(&self.0.calls).get(&(call, id.clone())).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn manager(&self) -> ManagerBuilder {
+        Manager::builder(Arc::new(self.clone())).titles(Titles::Off)
+    }
+
+    /// A conversation that is stored and not open.
+    pub(crate) async fn put(&self, name: &str) -> ConversationId {
+        let id = id(name);
+        let store: Arc<dyn Store> = Arc::new(self.0.beneath.clone());
+        let session = Session::builder(store).agent(parrot()).create_as(id.clone()).await.unwrap();
+        session.stop(secs(1)).await.unwrap();
+        id
+    }
+
+    async fn act(&self, call: Call, id: &ConversationId) -> Result<(), StoreError> {
+        *lock(&self.0.calls).entry((call, id.clone())).or_default() += 1;
+        let act = lock(&self.0.mood)(call, id);
+        match act {
+            Act::Work => {}
+            Act::Wait(gate) => gate.pass().await,
+            Act::Slow(time) => tokio::time::sleep(time).await,
+            Act::Fail => return Err(StoreError::failed(format!("{call:?}"), fmt::Error)),
+            Act::Hang => std::future::pending().await,
+            Act::Panic => panic!("the store broke"),
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for MoodyStore {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.act(Call::Create, id).await?;
+        self.0.beneath.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.act(Call::Commit, id).await?;
+        self.0.beneath.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.act(Call::State, id).await?;
+        self.0.beneath.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.act(Call::Load, id).await?;
+        self.0.beneath.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.act(Call::Summary, id).await?;
+        self.0.beneath.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.act(Call::List, &id("-")).await?;
+        self.0.beneath.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.act(Call::Delete, id).await?;
+        self.0.beneath.delete(id).await
+    }
+}
+
+pub(crate) fn id(text: &str) -> ConversationId {
+    ConversationId::new(text).unwrap()
+}
+
+pub(crate) fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
+}
+
+/// Asserts that a future is not done in a minute of paused time.
+pub(crate) async fn not_yet<T>(future: &mut (impl Future<Output = T> + Unpin)) {
+    assert!(tokio::time::timeout(secs(60), future).await.is_err(), "it should have waited");
+}
+
+/// Lets everything run that can.
+pub(crate) async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+/// Polls a future so often and lets others run in between; tells what came of it, if it is done by then.
+pub(crate) async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::Output> {
+    let mut future = std::pin::pin!(future);
+    for _ in 0..times {
+        if let Some(output) = future.as_mut().now_or_never() {
+            return Some(output);
+        }
+        tokio::task::yield_now().await;
+    }
+    None
+}
+
+/// An agent that answers each prompt with `re:` and the prompt.
+pub(crate) fn parrot() -> AgentBuilder {
+    let provider = ScriptedProvider::from_fn(|request| {
+        Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
+    });
+    Agent::builder().model(provider.model())
+}
+
+/// An agent that takes a script's steps.
+pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
+    Agent::builder().model(ScriptedProvider::new(steps).model())
+}
+
+/// An answer that waits at a gate.
+pub(crate) fn held(gate: &Gate, text: &str) -> Step {
+    Step::new().gate(gate).then_text([text]).stop()
+}
+
+/// Counts the agents that live, by conversation. No conversation ever has two.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Lives(Arc<Mutex<Ledger>>);
+
+#[derive(Debug, Default)]
+struct Ledger {
+    living: HashMap<ConversationId, usize>,
+    begun: HashMap<ConversationId, usize>,
+    wrongs: Vec<String>,
+}
+
+impl Lives {
+    /// How many agents a conversation has had.
+    pub(crate) fn begun(&self, id: &ConversationId) -> usize {
+        lock(&self.0).begun.get(id).copied().unwrap_or_default()
+    }
+
+    /// How many agents live.
+    pub(crate) fn living(&self) -> usize {
+        lock(&self.0).living.values().sum()
+    }
+
+    #[track_caller]
+    pub(crate) fn assert_sound(&self) {
+        assert_eq!(lock(&self.0).wrongs, Vec::<String>::new());
+    }
+
+    fn begin(&self, id: ConversationId) -> Life {
+        let mut ledger = lock(&self.0);
+        *ledger.begun.entry(id.clone()).or_default() += 1;
+        let living = ledger.living.entry(id.clone()).or_default();
+        *living += 1;
+        if *living > 1 {
+            let wrong = format!("{id} has {living} agents");
+            ledger.wrongs.push(wrong);
+        }
+        Life { lives: self.clone(), id }
+    }
+}
+
+/// An agent that lives.
+struct Life {
+    lives: Lives,
+    id: ConversationId,
+}
+
+impl Drop for Life {
+    fn drop(&mut self) {
+        if let Some(living) = lock(&self.lives.0).living.get_mut(&self.id) {
+            *living -= 1;
+        }
+    }
+}
+
+/// Callbacks that may go wrong anywhere, and that are counted from `init` to `terminate` or their drop.
+#[derive(Default)]
+pub(crate) struct Hooks {
+    pub(crate) lives: Lives,
+    pub(crate) init: Option<Act>,
+    pub(crate) terminate: Option<Act>,
+    life: Option<Life>,
+}
+
+impl Hooks {
+    pub(crate) fn of(lives: &Lives) -> Self {
+        Self { lives: lives.clone(), ..Self::default() }
+    }
+
+    pub(crate) fn init(self, act: Act) -> Self {
+        Self { init: Some(act), ..self }
+    }
+
+    pub(crate) fn terminate(self, act: Act) -> Self {
+        Self { terminate: Some(act), ..self }
+    }
+}
+
+async fn perform(act: Option<&Act>) -> Result<(), fmt::Error> {
+    match act {
+        None | Some(Act::Work) => Ok(()),
+        Some(Act::Wait(gate)) => {
+            gate.pass().await;
+            Ok(())
+        }
+        Some(Act::Slow(time)) => {
+            tokio::time::sleep(*time).await;
+            Ok(())
+        }
+        Some(Act::Fail) => Err(fmt::Error),
+        Some(Act::Hang) => std::future::pending().await,
+        Some(Act::Panic) => panic!("the callback broke"),
+    }
+}
+
+/// An event of the application's: what a callback does about it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Do {
+    /// The agent ends itself.
+    End,
+    Panic,
+}
+
+#[async_trait]
+impl AgentCallbacks for Hooks {
+    async fn init(
+        &mut self,
+        _: &mut Draft,
+        state: &State,
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let id = state.extensions().get::<ConversationId>().expect("a session's agent knows its id").clone();
+        self.life = Some(self.lives.begin(id));
+        Ok(perform(self.init.as_ref()).await?)
+    }
+
+    async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
+        match *event.downcast::<Do>().expect("it is one of ours") {
+            Do::End => end(state.agent()),
+            Do::Panic => panic!("the callback broke"),
+        }
+        None
+    }
+
+    async fn terminate(&mut self, _: &EndReason, _: &State) {
+        // It ends with this, also when it is cut off.
+        let _life = self.life.take();
+        let _ = perform(self.terminate.as_ref()).await;
+    }
+}
+
+fn end(agent: &WeakAgent) {
+    let agent = agent.upgrade();
+    tokio::spawn(async move {
+        if let Some(agent) = agent {
+            let _ = agent.stop(secs(5)).await;
+        }
+    });
+}
+
+/// The manager's events, folded. Checks on their way that each session that is opened is closed once.
+pub(crate) struct Watch {
+    pub(crate) events: ManagerSubscription,
+    pub(crate) told: ManagerSnapshot,
+    pub(crate) closed: Vec<(ConversationId, EndReason)>,
+    pub(crate) seen: Vec<ManagerEvent>,
+    pub(crate) end: Option<EndReason>,
+}
+
+impl Watch {
+    pub(crate) fn new(manager: &Manager) -> Self {
+        let events = manager.subscribe();
+        let told = events.snapshot().unwrap().as_ref().clone();
+        Self { events, told, closed: Vec::new(), seen: Vec::new(), end: None }
+    }
+
+    fn take(&mut self, update: Update<ManagerSnapshot, ManagerEvent>) {
+        match update {
+            Update::Event(numbered) => {
+                let event = &*numbered.event;
+                let is_open = |id: &ConversationId| self.told.open.iter().any(|open| open.id == *id);
+                match event {
+                    ManagerEvent::Opened { session } => assert!(!is_open(&session.id), "opened twice"),
+                    ManagerEvent::Closed { id, reason } => {
+                        assert!(is_open(id), "{id} was closed, and not open");
+                        self.closed.push((id.clone(), reason.clone()));
+                    }
+                    ManagerEvent::Status { id, .. } => assert!(is_open(id), "{id} is not open"),
+                    _ => {}
+                }
+                self.told.apply(event);
+                assert_eq!(self.told.last, numbered.id);
+                self.seen.push(event.clone());
+            }
+            Update::Resync(snapshot) => self.told = snapshot.as_ref().clone(),
+            Update::Closed(end) => {
+                if let Some(snapshot) = &end.snapshot {
+                    assert_eq!(**snapshot, self.told);
+                }
+                self.end = Some(end.reason);
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Takes what is there.
+    pub(crate) fn catch_up(&mut self) {
+        // Without a yield, in which more could happen.
+        while self.end.is_none()
+            && let Some(Some(update)) = unconstrained(self.events.next()).now_or_never()
+        {
+            self.take(update);
+        }
+    }
+
+    /// Takes the next update.
+    pub(crate) async fn next(&mut self) {
+        let update = in_time(self.events.next()).await.expect("there is more");
+        self.take(update);
+    }
+
+    /// Comes to the manager's truth, which has to be the same.
+    pub(crate) fn assert_agrees(&mut self, manager: &Manager) {
+        self.catch_up();
+        assert_eq!(self.told, *manager.subscribe().snapshot().unwrap().as_ref());
+        assert_eq!(self.told.open, manager.list_open());
+    }
+
+    /// The events of this conversation, in a word each.
+    pub(crate) fn words(&self, id: &ConversationId) -> Vec<&'static str> {
+        let word = |event: &ManagerEvent| match event {
+            ManagerEvent::Opened { session } if session.id == *id => Some("opened"),
+            ManagerEvent::Status { id: of, .. } if of == id => Some("status"),
+            ManagerEvent::Title { id: of, .. } if of == id => Some("title"),
+            ManagerEvent::Closed { id: of, .. } if of == id => Some("closed"),
+            ManagerEvent::Deleted { id: of } if of == id => Some("deleted"),
+            ManagerEvent::Waiting { id: of } if of == id => Some("waiting"),
+            ManagerEvent::GivenUp { id: of } if of == id => Some("given up"),
+            _ => None,
+        };
+        self.seen.iter().filter_map(word).collect()
+    }
+}
+
+/// The tasks that run in this runtime.
+pub(crate) fn tasks() -> usize {
+    tokio::runtime::Handle::current().metrics().num_alive_tasks()
+}

@@ -1,0 +1,442 @@
+//! How many sessions may be open: who is put to sleep, and who waits.
+
+use std::sync::Arc;
+
+use omni_agent::{
+    agent::Prompt,
+    manager::{Activity, Manager, ManagerError, Presence, Start},
+    session::Mode,
+    store::Page,
+    subscription::EndReason,
+    testing::Gate,
+};
+
+use crate::support::{
+    Act, Feed, Told, activity, alone, create, held, id, in_time, open_ids, opening, parrot, scripted, secs,
+    settle, waiting_ids,
+};
+
+/// A manager with so many places, whose store has these conversations.
+async fn limited(places: usize, stored: &[&str]) -> (Manager, Told) {
+    let store = Told::default();
+    let before = store.manager().build();
+    for name in stored {
+        create(&before, name, parrot()).await;
+    }
+    in_time(before.shutdown(secs(1), secs(1))).await.unwrap();
+    (store.manager().idle_shutdown(None).max_open(places).build(), store)
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_is_met_the_least_recently_used_idle_session_is_put_to_sleep() {
+    let (manager, _) = limited(3, &["d"]).await;
+    let a = create(&manager, "a", parrot()).await;
+    let b = create(&manager, "b", parrot()).await;
+    let c = create(&manager, "c", parrot()).await;
+    a.ask("Hi").await.unwrap();
+    settle().await;
+    let mut feed = Feed::of(&manager);
+    in_time(manager.open(&id("d"), alone(parrot()))).await.unwrap();
+    assert_eq!(feed.news().await, ["d waits", "b closed", "d opened"]);
+    assert_eq!(in_time(b.ended()).await.reason, EndReason::Idle);
+    assert_eq!(open_ids(&manager), ["a", "c", "d"]);
+    in_time(manager.open(&id("b"), alone(parrot()))).await.unwrap();
+    assert_eq!(feed.news().await, ["b waits", "c closed", "b opened"]);
+    assert!(c.end().is_some() && a.end().is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_that_was_looked_at_last_is_used() {
+    // Opened once more, and a controller that was there.
+    for subscribe in [None, Some(Mode::Controller)] {
+        let (manager, _) = limited(2, &["c"]).await;
+        create(&manager, "a", parrot()).await;
+        create(&manager, "b", parrot()).await;
+        drop(manager.open(&id("a"), Start::new(parrot()).subscribe(subscribe)).await.unwrap());
+        settle().await;
+        in_time(manager.open(&id("c"), alone(parrot()))).await.unwrap();
+        assert_eq!(open_ids(&manager), ["a", "c"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_waits_and_loads_slowly_only_one_is_put_to_sleep() {
+    let (manager, store) = limited(3, &["d", "e"]).await;
+    for name in ["a", "b", "c"] {
+        create(&manager, name, parrot()).await;
+    }
+    let gate = Gate::new();
+    store.loads([Act::Wait(gate.clone())]);
+    let d = opening(&manager, "d", alone(parrot()));
+    in_time(gate.reached()).await;
+    tokio::time::sleep(secs(60)).await;
+    assert_eq!(open_ids(&manager), ["b", "c"]);
+    // What else happens meanwhile puts none to sleep either.
+    manager.get(&id("b")).unwrap().ask("Hi").await.unwrap();
+    tokio::time::sleep(secs(60)).await;
+    assert_eq!(open_ids(&manager), ["b", "c"]);
+    assert_eq!(waiting_ids(&manager), ["d"]);
+    gate.open();
+    in_time(d).await.unwrap().unwrap();
+    assert_eq!(open_ids(&manager), ["b", "c", "d"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn several_wait_as_many_are_put_to_sleep() {
+    let (manager, _) = limited(3, &["d", "e"]).await;
+    for name in ["a", "b", "c"] {
+        create(&manager, name, parrot()).await;
+    }
+    let (d, e) = (opening(&manager, "d", alone(parrot())), opening(&manager, "e", alone(parrot())));
+    in_time(d).await.unwrap().unwrap();
+    in_time(e).await.unwrap().unwrap();
+    assert_eq!(open_ids(&manager), ["c", "d", "e"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn controlled_and_busy_sessions_stay_and_others_wait_in_order() {
+    let (manager, _) = limited(2, &["c", "d", "e"]).await;
+    let gate = Gate::new();
+    let controlled = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let busy = create(&manager, "b", held(&gate)).await;
+    busy.prompt("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    let mut feed = Feed::of(&manager);
+    let waiting: Vec<_> = ["d", "c", "e"].map(|name| opening(&manager, name, parrot())).into();
+    tokio::time::sleep(secs(600)).await;
+    assert_eq!(feed.news().await, ["d waits", "c waits", "e waits"]);
+    assert_eq!(waiting_ids(&manager), ["d", "c", "e"]);
+    assert_eq!(open_ids(&manager), ["a", "b"]);
+    let listed = manager.list(Page::default()).await.unwrap();
+    for entry in listed {
+        let waits = entry.presence == Presence::Waiting;
+        assert_eq!(waits, ["c", "d", "e"].contains(&entry.summary.id.as_ref()), "{entry:?}");
+    }
+    // A controller leaves.
+    drop(controlled);
+    settle().await;
+    assert_eq!(feed.news().await, ["a closed", "d opened"]);
+    // A run ends, and is saved.
+    gate.open();
+    tokio::time::sleep(secs(1)).await;
+    assert_eq!(waiting_ids(&manager), ["e"]);
+    assert_eq!(open_ids(&manager), ["d", "c"]);
+    // A session is closed.
+    manager.close(&id("d")).await.unwrap();
+    settle().await;
+    assert_eq!(open_ids(&manager), ["c", "e"]);
+    for opened in waiting {
+        assert!(in_time(opened).await.unwrap().unwrap().started);
+    }
+    feed.news().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_has_something_to_save_or_to_handle_waits_for_that_and_no_longer() {
+    let (manager, store) = limited(1, &["b"]).await;
+    let gate = Gate::new();
+    let a = create(&manager, "a", parrot()).await;
+    store.writes([Act::Wait(gate.clone())]);
+    a.ask("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    let b = opening(&manager, "b", alone(parrot()));
+    tokio::time::sleep(secs(30)).await;
+    assert_eq!((open_ids(&manager), waiting_ids(&manager)), (vec!["a".into()], vec!["b".into()]));
+    gate.open();
+    in_time(b).await.unwrap().unwrap();
+    manager.close(&id("b")).await.unwrap();
+    let a = manager.open(&id("a"), alone(parrot())).await.unwrap();
+    assert_eq!(a.session.tree().await.unwrap().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn caller_goes_the_opening_is_given_up() {
+    let (manager, _) = limited(1, &["b", "c"]).await;
+    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let mut feed = Feed::of(&manager);
+    let (b, c) = (opening(&manager, "b", parrot()), opening(&manager, "c", parrot()));
+    settle().await;
+    b.abort();
+    settle().await;
+    assert_eq!(feed.news().await, ["b waits", "c waits", "b given up"]);
+    drop(a);
+    in_time(c).await.unwrap().unwrap();
+    assert_eq!(feed.news().await, ["a closed", "c opened"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_caller_of_a_waiting_id_takes_it_over() {
+    let (manager, _) = limited(1, &["b"]).await;
+    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let first = opening(&manager, "b", parrot());
+    let second = opening(&manager, "b", parrot());
+    settle().await;
+    assert_eq!(waiting_ids(&manager), ["b"]);
+    first.abort();
+    settle().await;
+    assert_eq!(waiting_ids(&manager), ["b"]);
+    drop(a);
+    assert!(in_time(second).await.unwrap().unwrap().started);
+}
+
+#[tokio::test(start_paused = true)]
+async fn opening_fails_its_place_is_given_back() {
+    let (manager, store) = limited(1, &["b"]).await;
+    for act in [Act::Fail, Act::Panic] {
+        store.loads([act]);
+        in_time(manager.open(&id("b"), parrot())).await.unwrap_err();
+    }
+    in_time(manager.open(&id("none"), parrot())).await.unwrap_err();
+    in_time(manager.create_as(&id("b"), parrot())).await.unwrap_err();
+    let no_model = omni_agent::agent::Agent::builder();
+    in_time(manager.create(no_model)).await.unwrap_err();
+    // One that had to wait, too.
+    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let mut feed = Feed::of(&manager);
+    store.loads([Act::Fail]);
+    let b = opening(&manager, "b", parrot());
+    settle().await;
+    drop(a);
+    in_time(b).await.unwrap().unwrap_err();
+    assert_eq!(feed.news().await, ["b waits", "a closed", "b given up"]);
+    in_time(manager.open(&id("b"), parrot())).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_of_one_serves_many_one_after_the_other() {
+    let names = ["a", "b", "c", "d", "e", "f"];
+    let (manager, _) = limited(1, &names).await;
+    let asked = names.map(|name| {
+        let manager = manager.clone();
+        tokio::spawn(async move {
+            let opened = manager.open(&id(name), parrot()).await.unwrap();
+            assert_eq!(manager.list_open().len(), 1);
+            opened.session.ask("Hi").await.unwrap();
+        })
+    });
+    for asked in asked {
+        in_time(asked).await.unwrap();
+    }
+    in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn limit_is_at_least_one() {
+    let (manager, _) = limited(0, &[]).await;
+    in_time(manager.create(parrot())).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_that_is_deleted_slowly_makes_room_at_once() {
+    let (manager, store) = limited(1, &["b"]).await;
+    let _a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    store.deletes([Act::Hang]);
+    let deleting = manager.clone();
+    let deleting = tokio::spawn(async move { deleting.delete(&id("a")).await });
+    in_time(manager.open(&id("b"), parrot())).await.unwrap();
+    deleting.abort();
+}
+
+// ---- runs ----
+
+/// A manager with so many runs at once, and sessions whose answers wait at a gate.
+async fn running(
+    builder: omni_agent::manager::ManagerBuilder,
+    sessions: &[(&str, &str)],
+) -> (Manager, Vec<(omni_agent::session::Session, Gate)>) {
+    let manager = builder.build();
+    let mut made = Vec::new();
+    for (name, tenant) in sessions {
+        let gate = Gate::new();
+        let start = alone(held(&gate)).tenant(*tenant);
+        let session = manager.create_as(&id(name), start).await.unwrap().session;
+        made.push((session, gate));
+    }
+    (manager, made)
+}
+
+fn in_memory() -> omni_agent::manager::ManagerBuilder {
+    use omni_agent::{manager::Titles, store::MemoryStore};
+    Manager::builder(Arc::new(MemoryStore::new())).idle_shutdown(None).titles(Titles::Off)
+}
+
+fn activities<const N: usize>(manager: &Manager, names: [&str; N]) -> [Activity; N] {
+    names.map(|name| activity(manager, name).unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_beyond_the_limit_are_queued_in_order() {
+    use Activity::{Busy, Idle, Queued};
+    let sessions = [("a", "t"), ("b", "t"), ("c", "t")];
+    let (manager, made) = running(in_memory().max_turns(1), &sessions).await;
+    let mut feed = Feed::of(&manager);
+    // Not in the order in which they were opened.
+    for nth in [1, 2, 0] {
+        made[nth].0.prompt("Hi").await.unwrap();
+        settle().await;
+    }
+    assert_eq!(activities(&manager, ["a", "b", "c"]), [Queued, Busy, Queued]);
+    assert_eq!(feed.news().await, ["b busy", "c queued", "a queued"]);
+    made[1].1.open();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b", "c"]), [Queued, Idle, Busy]);
+    made[2].1.open();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b", "c"]), [Busy, Idle, Idle]);
+    made[0].1.open();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b", "c"]), [Idle; 3]);
+    let mut news = feed.news().await;
+    news.sort_unstable();
+    assert_eq!(news, ["a busy", "a idle", "b idle", "c busy", "c idle"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn queued_run_is_cancelled_or_closed_leaves_the_queue() {
+    let sessions = [("a", "t"), ("b", "t"), ("c", "t"), ("d", "t")];
+    let (manager, made) = running(in_memory().max_turns(1), &sessions).await;
+    for (session, _) in &made {
+        session.prompt("Hi").await.unwrap();
+        settle().await;
+    }
+    made[1].0.cancel().await.unwrap();
+    manager.close(&id("c")).await.unwrap();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b", "d"]), [Activity::Busy, Activity::Idle, Activity::Queued]);
+    made[0].1.open();
+    in_time(made[3].1.reached()).await;
+    assert_eq!(activity(&manager, "d"), Some(Activity::Busy));
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_run_does_not_count_and_waits_to_go_on() {
+    use async_trait::async_trait;
+    use omni_agent::{
+        agent::{AgentCallbacks, State, ToolDecision},
+        message::ToolUse,
+        testing::Step,
+        tool::{Decision, tool_fn},
+    };
+    use serde_json::{Value, json};
+    struct Asks;
+    #[async_trait]
+    impl AgentCallbacks for Asks {
+        async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+            ToolDecision::Pause(Value::Null)
+        }
+    }
+    let (manager, made) = running(in_memory().max_turns(1), &[("b", "t")]).await;
+    let steps = [Step::tool_use("t1", "echo", json!({})), Step::text("Done.")];
+    let echo = tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });
+    let a = create(&manager, "a", scripted(steps).tool(echo).callbacks(Asks)).await;
+    a.prompt(Prompt::from("Hi")).await.unwrap();
+    settle().await;
+    assert_eq!(activity(&manager, "a"), Some(Activity::Paused));
+    made[0].0.prompt("Hi").await.unwrap();
+    in_time(made[0].1.reached()).await;
+    a.resume("t1", Decision::Execute).await.unwrap();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b"]), [Activity::Queued, Activity::Busy]);
+    made[0].1.open();
+    in_time(a.wait_until_idle()).await.unwrap();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b"]), [Activity::Idle; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_tenant_does_not_starve_another() {
+    use Activity::{Busy, Queued};
+    let sessions = [("a1", "a"), ("a2", "a"), ("a3", "a"), ("b1", "b")];
+    let (manager, made) = running(in_memory().max_turns(2).max_turns_per_tenant(1), &sessions).await;
+    for (session, _) in &made {
+        session.prompt("Hi").await.unwrap();
+        settle().await;
+    }
+    // The others of the first tenant came before, and hold no place of all.
+    assert_eq!(activities(&manager, ["a1", "a2", "a3", "b1"]), [Busy, Queued, Queued, Busy]);
+    made[0].1.open();
+    settle().await;
+    assert_eq!(activities(&manager, ["a2", "a3", "b1"]), [Busy, Queued, Busy]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn those_without_a_tenant_share_the_common_limit_alone() {
+    let manager = in_memory().max_turns_per_tenant(1).build();
+    let gate = Gate::new();
+    for name in ["a", "b"] {
+        create(&manager, name, held(&gate)).await.prompt("Hi").await.unwrap();
+    }
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b"]), [Activity::Busy; 2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn queued_session_is_not_put_to_sleep() {
+    let (manager, made) = running(in_memory().max_turns(1).max_open(2), &[("a", "t"), ("b", "t")]).await;
+    for (session, _) in &made {
+        session.prompt("Hi").await.unwrap();
+        settle().await;
+    }
+    let new = manager.clone();
+    let waiting = tokio::spawn(async move { new.create(parrot()).await });
+    tokio::time::sleep(secs(60)).await;
+    assert_eq!(open_ids(&manager), ["a", "b"]);
+    in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
+    assert!(matches!(in_time(waiting).await.unwrap(), Err(ManagerError::ShutDown)));
+}
+
+// ---- several threads ----
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_threads_open_and_leave_the_limit_holds_and_nobody_waits_for_ever() {
+    let names: Vec<String> = (0..12).map(|nth| format!("s{nth}")).collect();
+    let stored: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (manager, _) = limited(3, &stored).await;
+    let users = (0..8_usize).map(|user| {
+        let (manager, names) = (manager.clone(), names.clone());
+        tokio::spawn(async move {
+            for round in 0..30 {
+                let name = id(&names[(user * 5 + round * 7) % names.len()]);
+                let opening = manager.open(&name, parrot());
+                let patience = if (user + round) % 5 == 0 { std::time::Duration::ZERO } else { secs(20) };
+                let Ok(opened) = tokio::time::timeout(patience, opening).await else {
+                    assert!(patience.is_zero(), "waited for ever");
+                    continue;
+                };
+                assert!(manager.list_open().len() <= 3);
+                match opened.unwrap().session.ask("Hi").await {
+                    Ok(_) | Err(omni_agent::session::SessionError::Busy(_)) => {}
+                    Err(other) => panic!("{other:?}"),
+                }
+            }
+        })
+    });
+    let users: Vec<_> = users.collect();
+    for user in users {
+        tokio::time::timeout(secs(60), user).await.unwrap().unwrap();
+    }
+    assert_eq!(waiting_ids(&manager), [""; 0]);
+    manager.shutdown(secs(5), secs(5)).await.unwrap();
+}
+
+#[test]
+fn runtime_is_killed_its_places_are_free_again() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (first, second) = (runtime(), runtime());
+    let manager = first.block_on(async {
+        let (manager, _) = limited(1, &["b", "c"]).await;
+        std::mem::forget(manager.create_as(&id("a"), parrot()).await.unwrap().subscription);
+        drop(opening(&manager, "b", parrot()));
+        settle().await;
+        assert_eq!(waiting_ids(&manager), ["b"]);
+        manager
+    });
+    drop(first);
+    assert_eq!((open_ids(&manager), waiting_ids(&manager)), (vec![], vec![]));
+    second.block_on(async {
+        create(&manager, "x", parrot()).await;
+        // And room is made as before.
+        in_time(manager.open(&id("c"), parrot())).await.unwrap();
+        in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
+    });
+}

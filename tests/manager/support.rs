@@ -1,0 +1,277 @@
+//! What the manager's tests share.
+
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::Future,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentBuilder},
+    manager::{Activity, Manager, ManagerEvent, ManagerSnapshot, ManagerSubscription, Opened, Start},
+    session::Session,
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+    subscription::Update,
+    testing::{Gate, ScriptedProvider, Step},
+};
+
+/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
+}
+
+/// Lets everything happen that takes no time.
+pub(crate) async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+pub(crate) fn secs(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+pub(crate) fn id(text: &str) -> ConversationId {
+    ConversationId::new(text).unwrap()
+}
+
+/// An agent that answers each prompt with `re:` and the prompt.
+pub(crate) fn parrot() -> AgentBuilder {
+    let provider = ScriptedProvider::from_fn(|request| {
+        Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
+    });
+    Agent::builder().model(provider.model())
+}
+
+/// An agent that answers with these steps.
+pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
+    Agent::builder().model(ScriptedProvider::new(steps).model())
+}
+
+/// An agent whose every answer stops at the gate after its first word.
+pub(crate) fn held(gate: &Gate) -> AgentBuilder {
+    let gate = gate.clone();
+    let provider = ScriptedProvider::from_fn(move |_| Step::new().then_text(["Half"]).gate(&gate).stop());
+    Agent::builder().model(provider.model())
+}
+
+/// A start that leaves no controller behind.
+pub(crate) fn alone(agent: AgentBuilder) -> Start {
+    Start::new(agent).subscribe(None)
+}
+
+/// A new conversation under this id, with no controller.
+pub(crate) async fn create(manager: &Manager, name: &str, agent: AgentBuilder) -> Session {
+    in_time(manager.create_as(&id(name), alone(agent))).await.unwrap().session
+}
+
+/// Opens beside the test, so that it may wait.
+pub(crate) fn opening(
+    manager: &Manager,
+    name: &str,
+    start: impl Into<Start>,
+) -> tokio::task::JoinHandle<Result<Opened, omni_agent::manager::ManagerError>> {
+    let (manager, name, start) = (manager.clone(), id(name), start.into());
+    tokio::spawn(async move { manager.open(&name, start).await })
+}
+
+/// The ids of what is open, in order.
+pub(crate) fn open_ids(manager: &Manager) -> Vec<String> {
+    manager.list_open().iter().map(|open| open.id.to_string()).collect()
+}
+
+pub(crate) fn waiting_ids(manager: &Manager) -> Vec<String> {
+    manager.subscribe().snapshot().unwrap().waiting.iter().map(ToString::to_string).collect()
+}
+
+pub(crate) fn activity(manager: &Manager, name: &str) -> Option<Activity> {
+    manager.list_open().into_iter().find(|open| open.id == id(name)).map(|open| open.activity)
+}
+
+/// A subscription and what it has told so far.
+pub(crate) struct Feed {
+    events: ManagerSubscription,
+    pub(crate) told: ManagerSnapshot,
+    manager: Manager,
+}
+
+impl Feed {
+    pub(crate) fn of(manager: &Manager) -> Self {
+        let events = manager.subscribe();
+        let told = events.snapshot().unwrap().as_ref().clone();
+        Self { events, told, manager: manager.clone() }
+    }
+
+    /// What was told since, in short. What it adds up to must be what the manager says now.
+    pub(crate) async fn news(&mut self) -> Vec<String> {
+        let mut news = Vec::new();
+        while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), self.events.next()).await {
+            let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
+            self.told.apply(&numbered.event);
+            assert_eq!(self.told.last, numbered.id);
+            news.push(brief(&numbered.event));
+        }
+        assert_eq!(self.told, **self.manager.subscribe().snapshot().unwrap());
+        news
+    }
+
+    /// The updates up to the end; its snapshot must be what was told.
+    pub(crate) async fn closed(mut self) -> Vec<String> {
+        let mut news = Vec::new();
+        loop {
+            match in_time(self.events.next()).await {
+                Some(Update::Event(numbered)) => {
+                    self.told.apply(&numbered.event);
+                    news.push(brief(&numbered.event));
+                }
+                Some(Update::Closed(end)) => {
+                    assert_eq!(*end.snapshot.unwrap(), self.told);
+                    assert!(self.told.open.is_empty() && self.told.waiting.is_empty());
+                    assert!(in_time(self.events.next()).await.is_none());
+                    return news;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
+fn brief(event: &ManagerEvent) -> String {
+    match event {
+        ManagerEvent::Waiting { id } => format!("{id} waits"),
+        ManagerEvent::GivenUp { id } => format!("{id} given up"),
+        ManagerEvent::Opened { session } => format!("{} opened", session.id),
+        ManagerEvent::Status { id, activity } => format!("{id} {activity:?}").to_lowercase(),
+        ManagerEvent::Title { id, title } => format!("{id} titled {}", title.as_deref().unwrap_or("-")),
+        ManagerEvent::Closed { id, .. } => format!("{id} closed"),
+        ManagerEvent::Deleted { id } => format!("{id} deleted"),
+        other => format!("{other:?}"),
+    }
+}
+
+/// What becomes of one call of a store.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    Work,
+    Fail,
+    Hang,
+    Panic,
+    Wait(Gate),
+}
+
+/// A store whose loads and writes go as they are told to.
+#[derive(Clone, Default)]
+pub(crate) struct Told(Arc<Orders>);
+
+#[derive(Default)]
+struct Orders {
+    store: MemoryStore,
+    loads: Mutex<VecDeque<Act>>,
+    writes: Mutex<VecDeque<Act>>,
+    deletes: Mutex<VecDeque<Act>>,
+    writes_fail: Mutex<bool>,
+}
+
+impl Told {
+    pub(crate) fn manager(&self) -> omni_agent::manager::ManagerBuilder {
+        Manager::builder(Arc::new(self.clone()))
+    }
+
+    pub(crate) fn beneath(&self) -> &MemoryStore {
+        &self.0.store
+    }
+
+    /// What the next loads do; after them, they work.
+    pub(crate) fn loads(&self, acts: impl IntoIterator<Item = Act>) {
+        self.0.loads.lock().unwrap().extend(acts);
+    }
+
+    pub(crate) fn writes(&self, acts: impl IntoIterator<Item = Act>) {
+        self.0.writes.lock().unwrap().extend(acts);
+    }
+
+    pub(crate) fn deletes(&self, acts: impl IntoIterator<Item = Act>) {
+        self.0.deletes.lock().unwrap().extend(acts);
+    }
+
+    /// From now on no write works, or all do.
+    pub(crate) fn writes_fail(&self, fail: bool) {
+        *self.0.writes_fail.lock().unwrap() = fail;
+    }
+
+    async fn act(&self, acts: &Mutex<VecDeque<Act>>) -> Result<(), StoreError> {
+        let next = acts.lock().unwrap().pop_front().unwrap_or(Act::Work);
+        match next {
+            Act::Work => Ok(()),
+            Act::Fail => Err(StoreError::failed("the test's store", fmt::Error)),
+            Act::Hang => std::future::pending().await,
+            Act::Panic => panic!("the store broke"),
+            Act::Wait(gate) => {
+                gate.pass().await;
+                Ok(())
+            }
+        }
+    }
+
+    async fn write(&self) -> Result<(), StoreError> {
+        if *self.0.writes_fail.lock().unwrap() {
+            return Err(StoreError::failed("the test's store", fmt::Error));
+        }
+        self.act(&self.0.writes).await
+    }
+}
+
+#[async_trait]
+impl Store for Told {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.write().await?;
+        self.0.store.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.write().await?;
+        self.0.store.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.write().await?;
+        self.0.store.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.act(&self.0.loads).await?;
+        self.0.store.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.0.store.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.0.store.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.act(&self.0.deletes).await?;
+        self.0.store.delete(id).await
+    }
+}

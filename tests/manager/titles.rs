@@ -1,0 +1,399 @@
+//! Titles that nobody has to think of.
+
+use std::{
+    error::Error,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, Prompt},
+    manager::{Manager, Start, TitleGenerator, Titles},
+    message::{Attachment, Content, History, Message},
+    provider::{ErrorKind, ProviderError},
+    session::Session,
+    store::{MemoryStore, Store},
+    testing::{Gate, ScriptedProvider, Step},
+};
+
+use crate::support::{Feed, Told, alone, create, id, in_time, parrot, secs, settle};
+
+fn with(titles: Titles) -> Manager {
+    Manager::builder(Arc::new(MemoryStore::new())).titles(titles).idle_shutdown(None).build()
+}
+
+async fn title(session: &Session) -> Option<String> {
+    settle().await;
+    session.title().await.unwrap().map(|title| title.to_string())
+}
+
+/// The title of a conversation that begins so.
+async fn heuristic(first: impl Into<Prompt>) -> Option<String> {
+    let manager = with(Titles::Heuristic);
+    let session = create(&manager, "talk", parrot()).await;
+    session.ask(first).await.unwrap();
+    title(&session).await
+}
+
+// ---- the heuristic ----
+
+#[tokio::test(start_paused = true)]
+async fn heuristic_takes_the_first_text_with_white_space_collapsed() {
+    assert_eq!(heuristic("Where to?").await.unwrap(), "Where to?");
+    assert_eq!(heuristic("  Where \n\n\t to,\u{a0} \r\nthen?  ").await.unwrap(), "Where to, then?");
+    let fifty = "12345 789 12345 789 12345 789 12345 789 12345 7890";
+    assert_eq!(fifty.len(), 50);
+    assert_eq!(heuristic(fifty).await.unwrap(), fifty);
+}
+
+#[tokio::test(start_paused = true)]
+async fn heuristic_cuts_a_long_text_at_a_word() {
+    let text = "Could you please tell me which of the islands is the nicest one to visit in spring?";
+    assert_eq!(heuristic(text).await.unwrap(), "Could you please tell me which of the islands is…");
+    // One character more than there is room for.
+    let text = "12345 789 12345 789 12345 789 12345 789 12345 78901";
+    assert_eq!(heuristic(text).await.unwrap(), "12345 789 12345 789 12345 789 12345 789 12345…");
+}
+
+#[tokio::test(start_paused = true)]
+async fn heuristic_cuts_one_long_word_and_counts_characters() {
+    let long = heuristic("a".repeat(80)).await.unwrap();
+    assert_eq!(long, format!("{}…", "a".repeat(50)));
+    let wide = heuristic("語".repeat(80)).await.unwrap();
+    assert_eq!(wide, format!("{}…", "語".repeat(50)));
+    let words = heuristic("öäü🙂 ".repeat(30)).await.unwrap();
+    assert_eq!(words, format!("{}…", ["öäü🙂"; 10].join(" ")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn heuristic_without_a_text_waits_for_the_next_turn() {
+    let manager = with(Titles::Heuristic);
+    let session = create(&manager, "talk", parrot()).await;
+    let image = Content::Attachment(Attachment::base64("image/png", "AAAA"));
+    session.ask(Prompt::from(image)).await.unwrap();
+    assert_eq!(title(&session).await, None);
+    session.ask("What is it?").await.unwrap();
+    assert_eq!(title(&session).await.unwrap(), "What is it?");
+}
+
+// ---- by a model ----
+
+/// The title that is made of what a model answers.
+async fn by_model(answer: Step) -> Option<String> {
+    let provider = ScriptedProvider::new([answer]);
+    let manager = with(Titles::Model(provider.model()));
+    let session = create(&manager, "talk", parrot()).await;
+    session.ask("Where to?").await.unwrap();
+    tokio::time::sleep(secs(600)).await;
+    title(&session).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn model_is_shown_the_conversation_and_its_answer_tidied() {
+    let provider = ScriptedProvider::new([Step::text("A Trip to Lisbon")]);
+    let manager = with(Titles::Model(provider.model()));
+    let session = create(&manager, "talk", parrot()).await;
+    session.ask("Where to?").await.unwrap();
+    assert_eq!(title(&session).await.unwrap(), "A Trip to Lisbon");
+    let shown = provider.last_request().unwrap().history.last().unwrap().text();
+    assert!(shown.contains("Where to?") && shown.contains("re: Where to?"), "{shown}");
+
+    let answers = [
+        "\"A Trip to Lisbon\"",
+        "“A Trip to Lisbon”",
+        "«A Trip to Lisbon»",
+        "A Trip to Lisbon.",
+        "\"A Trip to Lisbon\".",
+        "\"A Trip to Lisbon.\"",
+        "Title: A Trip to Lisbon",
+        "Title: \"A Trip to Lisbon\"",
+        "**Title:** A Trip to Lisbon",
+        "**A Trip to Lisbon**",
+        "# A Trip to Lisbon",
+        "\n\n  A Trip to Lisbon\n",
+        "Title:\nA Trip to Lisbon",
+        "A Trip to Lisbon\n\nThis title says what it is about.",
+        "A  Trip\tto   Lisbon",
+    ];
+    for answer in answers {
+        assert_eq!(by_model(Step::text(answer)).await.as_deref(), Some("A Trip to Lisbon"), "{answer:?}");
+    }
+    let endless = by_model(Step::text("word ".repeat(1000))).await.unwrap();
+    assert!(endless.chars().count() <= 101 && endless.ends_with('…'), "{endless}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn model_gives_nothing_of_use_no_title() {
+    for answer in ["", "   ", "\n\n", "\"\"", "...", "Title:"] {
+        assert_eq!(by_model(Step::text(answer)).await, None, "{answer:?}");
+    }
+    let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
+    assert_eq!(by_model(Step::error(error)).await, None);
+    assert_eq!(by_model(Step::new().then_text(["Half"]).panic("mid-stream")).await, None);
+    assert_eq!(by_model(Step::new().then_text(["Half"]).hang()).await, None);
+    assert_eq!(by_model(Step::new().hang()).await, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn model_fails_it_is_asked_again_after_the_next_turn() {
+    let failures: [fn() -> Step; 4] = [
+        || Step::text(""),
+        || Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        || Step::new().then_text(["Half"]).panic("mid-stream"),
+        || Step::new().then_text(["Half"]).hang(),
+    ];
+    for failure in failures {
+        let provider = ScriptedProvider::new([failure(), Step::text("A Trip")]);
+        let manager = with(Titles::Model(provider.model()));
+        let session = create(&manager, "talk", parrot()).await;
+        session.ask("Where to?").await.unwrap();
+        tokio::time::sleep(secs(600)).await;
+        assert_eq!((title(&session).await, provider.requests().len()), (None, 1));
+        session.ask("And then?").await.unwrap();
+        assert_eq!(title(&session).await.as_deref(), Some("A Trip"));
+    }
+}
+
+// ---- the application's own ----
+
+/// What an own generator does, one after the other.
+enum Make {
+    Title(&'static str),
+    None,
+    Error,
+    Panic,
+    Hang,
+    Wait(Gate, &'static str),
+}
+
+struct Own {
+    script: Mutex<Vec<Make>>,
+    lengths: Mutex<Vec<usize>>,
+}
+
+impl Own {
+    fn new(script: impl IntoIterator<Item = Make>) -> Arc<Self> {
+        let mut script: Vec<_> = script.into_iter().collect();
+        script.reverse();
+        Arc::new(Self { script: Mutex::new(script), lengths: Mutex::default() })
+    }
+
+    /// How long the histories were that it was asked with.
+    fn asked(&self) -> Vec<usize> {
+        self.lengths.lock().unwrap().clone()
+    }
+}
+
+#[async_trait]
+impl TitleGenerator for Own {
+    async fn generate(&self, history: &History) -> Result<Option<String>, Box<dyn Error + Send + Sync>> {
+        self.lengths.lock().unwrap().push(history.len());
+        let next = self.script.lock().unwrap().pop();
+        match next.expect("asked once too often") {
+            Make::Title(title) => Ok(Some(title.into())),
+            Make::None => Ok(None),
+            Make::Error => Err("no".into()),
+            Make::Panic => panic!("the generator broke"),
+            Make::Hang => std::future::pending().await,
+            Make::Wait(gate, title) => {
+                gate.pass().await;
+                Ok(Some(title.into()))
+            }
+        }
+    }
+}
+
+/// A session whose titles are made so, and the maker.
+async fn own(script: impl IntoIterator<Item = Make>) -> (Manager, Session, Arc<Own>) {
+    let own = Own::new(script);
+    let manager = with(Titles::Own(Arc::clone(&own) as _));
+    let session = create(&manager, "talk", parrot()).await;
+    (manager, session, own)
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_generator_is_asked_after_the_first_finished_turn_alone() {
+    let own = Own::new([Make::Title("Mine")]);
+    let manager = with(Titles::Own(Arc::clone(&own) as _));
+    let provider = ScriptedProvider::new([
+        Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no")),
+        Step::new().then_text(["Half"]).hang(),
+        Step::text("One."),
+        Step::text("Two."),
+    ]);
+    let mut feed = Feed::of(&manager);
+    let session = create(&manager, "talk", Agent::builder().model(provider.model())).await;
+    session.ask("Fails").await.unwrap_err();
+    session.prompt("Is cancelled").await.unwrap();
+    settle().await;
+    session.cancel().await.unwrap();
+    settle().await;
+    assert_eq!(own.asked(), [0; 0]);
+    session.ask("Hi").await.unwrap();
+    assert_eq!(title(&session).await.unwrap(), "Mine");
+    session.ask("Again").await.unwrap();
+    settle().await;
+    assert_eq!(own.asked(), [2]);
+    let news = feed.news().await;
+    assert_eq!(news.iter().filter(|news| news.contains("titled")).count(), 1, "{news:?}");
+    assert_eq!(feed.told.open[0].title.as_deref(), Some("Mine"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_generator_fails_it_is_asked_again_after_the_next_turn() {
+    let script = [Make::None, Make::Error, Make::Panic, Make::Title(" \n"), Make::Title("Mine")];
+    let (_manager, session, own) = own(script).await;
+    for turn in 1..=4 {
+        session.ask("Hi").await.unwrap();
+        assert_eq!(title(&session).await, None);
+        assert_eq!(own.asked().len(), turn);
+    }
+    session.ask("Hi").await.unwrap();
+    assert_eq!(title(&session).await.unwrap(), "Mine");
+    assert_eq!(own.asked(), [2, 4, 6, 8, 10]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_generator_hangs_another_is_asked_in_the_end() {
+    let (_manager, session, own) = own([Make::Hang, Make::Title("Mine")]).await;
+    session.ask("Hi").await.unwrap();
+    settle().await;
+    session.ask("Meanwhile").await.unwrap();
+    settle().await;
+    assert_eq!(own.asked().len(), 1, "one at a time");
+    tokio::time::sleep(Duration::from_hours(1)).await;
+    session.ask("Later").await.unwrap();
+    assert_eq!(title(&session).await.unwrap(), "Mine");
+}
+
+#[tokio::test(start_paused = true)]
+async fn titles_are_off_none_is_made() {
+    let manager = with(Titles::Off);
+    let session = create(&manager, "talk", parrot()).await;
+    session.ask("Hi").await.unwrap();
+    assert_eq!(title(&session).await, None);
+}
+
+// ---- by hand ----
+
+#[tokio::test(start_paused = true)]
+async fn title_from_the_start_is_kept() {
+    let own = Own::new([]);
+    let manager = with(Titles::Own(Arc::clone(&own) as _));
+    let opened = manager.create(Start::new(parrot()).title("By hand")).await.unwrap();
+    opened.session.ask("Hi").await.unwrap();
+    assert_eq!(title(&opened.session).await.unwrap(), "By hand");
+    assert_eq!(own.asked(), [0; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_by_hand_wins_every_race() {
+    // Before, by the session or the manager.
+    for through_manager in [false, true] {
+        let (manager, session, made) = own([]).await;
+        rename(&manager, &session, through_manager, Some("By hand")).await;
+        session.ask("Hi").await.unwrap();
+        assert_eq!(title(&session).await.unwrap(), "By hand");
+        assert_eq!(made.asked(), [0; 0]);
+    }
+    // While one is made, and after.
+    for (through_manager, after) in [(false, false), (true, false), (false, true), (true, true)] {
+        let gate = Gate::new();
+        let (manager, session, _) = own([Make::Wait(gate.clone(), "Made")]).await;
+        session.ask("Hi").await.unwrap();
+        in_time(gate.reached()).await;
+        if after {
+            gate.open();
+            assert_eq!(title(&session).await.unwrap(), "Made");
+        }
+        rename(&manager, &session, through_manager, Some("By hand")).await;
+        gate.open();
+        assert_eq!(title(&session).await.unwrap(), "By hand");
+        session.ask("Again").await.unwrap();
+        assert_eq!(title(&session).await.unwrap(), "By hand");
+    }
+    // At the same moment.
+    for _ in 0..20 {
+        let gate = Gate::new();
+        let (manager, session, _) = own([Make::Wait(gate.clone(), "Made")]).await;
+        session.ask("Hi").await.unwrap();
+        in_time(gate.reached()).await;
+        gate.open();
+        manager.rename(session.id(), Some("By hand")).await.unwrap();
+        assert_eq!(title(&session).await.unwrap(), "By hand");
+    }
+}
+
+async fn rename(manager: &Manager, session: &Session, through_manager: bool, title: Option<&str>) {
+    if through_manager {
+        manager.rename(session.id(), title).await.unwrap();
+    } else {
+        session.set_title(title).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_by_hand_while_the_conversation_is_closed_wins() {
+    // A title that is being made is for a session that is not there any more, or is another one.
+    let gate = Gate::new();
+    let (manager, session, made) = own([Make::Wait(gate.clone(), "Made")]).await;
+    session.ask("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    manager.close(session.id()).await.unwrap();
+    manager.rename(session.id(), Some("By hand")).await.unwrap();
+    let again = manager.open(session.id(), alone(parrot())).await.unwrap().session;
+    gate.open();
+    assert_eq!(title(&again).await.unwrap(), "By hand");
+    again.ask("Again").await.unwrap();
+    assert_eq!(title(&again).await.unwrap(), "By hand");
+    assert_eq!(made.asked().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_is_cleared_another_is_made_after_the_next_turn() {
+    for through_manager in [false, true] {
+        let (manager, session, made) = own([Make::Title("One"), Make::Title("Two")]).await;
+        session.ask("Hi").await.unwrap();
+        assert_eq!(title(&session).await.unwrap(), "One");
+        rename(&manager, &session, through_manager, None).await;
+        assert_eq!(title(&session).await, None);
+        session.ask("Again").await.unwrap();
+        assert_eq!(title(&session).await.unwrap(), "Two");
+        assert_eq!(made.asked(), [2, 4]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn loaded_untitled_conversation_gets_a_title() {
+    let store = Told::default();
+    let untitled = store.manager().titles(Titles::Off).build();
+    let session = create(&untitled, "talk", parrot()).await;
+    session.ask("The first words").await.unwrap();
+    untitled.close(session.id()).await.unwrap();
+    let manager = store.manager().build();
+    let session = manager.open(&id("talk"), alone(parrot())).await.unwrap().session;
+    assert_eq!(title(&session).await, None, "not before a turn");
+    session.ask("Some more").await.unwrap();
+    assert_eq!(title(&session).await.unwrap(), "The first words");
+    manager.close(session.id()).await.unwrap();
+    assert_eq!(store.beneath().summary(&id("talk")).await.unwrap().title.unwrap(), "The first words");
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_ends_while_a_title_is_made_nothing_is_harmed() {
+    let gate = Gate::new();
+    let (manager, session, _) = own([Make::Wait(gate.clone(), "Made"), Make::Title("Anew")]).await;
+    session.ask("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    manager.close(session.id()).await.unwrap();
+    let again = manager.open(session.id(), alone(parrot())).await.unwrap().session;
+    // The other life makes its own.
+    again.ask("Again").await.unwrap();
+    assert_eq!(title(&again).await.unwrap(), "Anew");
+    gate.open();
+    assert_eq!(title(&again).await.unwrap(), "Anew");
+    let messages: Vec<Message> =
+        again.tree().await.unwrap().history().iter().map(|m| (**m).clone()).collect();
+    assert_eq!(messages.len(), 4);
+}

@@ -1,0 +1,319 @@
+//! Google's Gemini format: answers.
+
+#![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
+
+use omni_agent::{
+    message::{Content, Timestamp, Usage},
+    provider::{
+        Delta, ErrorKind, Fold, Part, StopReason,
+        dialect::{Dialect, Frame, GoogleGemini},
+    },
+};
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use crate::gemini::{answer, deltas_of, finish, fold, parts};
+
+fn text(text: &str) -> Value {
+    parts(json!([{ "text": text }]))
+}
+
+#[test]
+fn decode_text_stream_streams_each_delta_and_folds() {
+    let events = [text("Hel"), text("lo\n\"you\" é"), finish("STOP")].map(|chunk| chunk.to_string());
+    let deltas = deltas_of(&events).unwrap();
+    let texts: Vec<_> = deltas
+        .iter()
+        .filter_map(|delta| match delta {
+            Delta::Extend { index: 0, part: Part::Text(text) } => Some(text.as_str()),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(texts, ["Hel", "lo\n\"you\" é"]);
+    let folded = fold(deltas);
+    assert_eq!((folded.stop_reason, folded.message.content.len()), (StopReason::Stop, 1));
+    assert_eq!(folded.model.as_deref(), Some("gemini-test"));
+    assert_eq!(Value::Object(folded.message.provider_data), json!({"google_gemini": {"responseId": "r-1"}}));
+}
+
+#[test]
+fn decode_members_null_or_absent_are_nothing() {
+    let folded = answer(&[
+        json!({"candidates": null, "usageMetadata": {"promptTokenCount": null}, "modelVersion": null}),
+        json!({"candidates": [], "responseId": "r"}),
+        json!({"candidates": [null, {}]}),
+        json!({"candidates": [{"content": null, "finishReason": null}], "promptFeedback": {}}),
+        json!({"candidates": [{"content": {"parts": null}}]}),
+        json!({"candidates": [{"content": {"parts": [null, {}, {"text": null, "thought": null}]}}]}),
+        json!({"candidates": [{"content": {"parts": [{"text": "a", "functionCall": null, "executableCode": null,
+            "partMetadata": {"x": 1}}]}}]}),
+        json!({"candidates": [{"index": 1, "content": {"parts": [{"text": "another"}]}}]}),
+        json!({"candidates": [{"content": {"role": "model"}, "finishReason": "STOP"}]}),
+    ])
+    .unwrap();
+    assert_eq!((folded.message.text(), folded.message.content.len()), ("a".to_owned(), 1));
+    assert_eq!(folded.usage, Usage::default());
+}
+
+#[test]
+fn decode_signed_parts_are_blocks_of_their_own() {
+    let folded = answer(&[
+        parts(
+            json!([{"text": "a", "thought": true}, {"text": "b", "thought": true, "thoughtSignature": "s1"}]),
+        ),
+        parts(json!([{"text": "c"}, {"text": "d", "thoughtSignature": "s2"}, {"text": "e"}])),
+        parts(json!([{"thoughtSignature": "s3"}])),
+        finish("STOP"),
+    ])
+    .unwrap();
+    let blocks = folded.message.content.iter().map(|block| match block {
+        Content::Thinking(thinking) => ("thinking", &*thinking.text, thinking.signature.as_deref()),
+        Content::Text(text) => ("text", &*text.text, text.signature.as_deref()),
+        other => panic!("{other:?}"),
+    });
+    assert_eq!(
+        blocks.collect::<Vec<_>>(),
+        [
+            ("thinking", "a", None),
+            ("thinking", "b", Some("s1")),
+            ("text", "c", None),
+            ("text", "d", Some("s2")),
+            ("text", "e", None),
+            ("text", "", Some("s3")),
+        ]
+    );
+}
+
+#[test]
+fn decode_calls_without_ids_get_stable_ids_of_their_own() {
+    let call = |id: &str| json!({"functionCall": {"id": id, "name": "f", "args": {"z": 1, "a": 2}}});
+    let ids = || {
+        let chunks =
+            [parts(json!([call(""), call("")])), parts(json!([call("x"), call("x")])), finish("STOP")];
+        let folded = answer(&chunks).unwrap();
+        assert_eq!(folded.stop_reason, StopReason::ToolUse);
+        for call in folded.message.tool_uses() {
+            assert_eq!(serde_json::to_string(&call.input).unwrap(), r#"{"z":1,"a":2}"#);
+        }
+        folded.message.tool_uses().map(|call| call.id.to_string()).collect::<Vec<_>>()
+    };
+    let first = ids();
+    assert_eq!(first, ids());
+    let mut distinct = first.clone();
+    distinct.sort();
+    distinct.dedup();
+    assert_eq!((first.len(), distinct.len(), &*first[2]), (4, 4, "x"));
+    let bare = answer(&[parts(json!([{"functionCall": {"name": "f"}}])), finish("STOP")]).unwrap();
+    assert_eq!(bare.message.tool_uses().next().unwrap().input, json!({}));
+}
+
+#[test]
+fn decode_usage_splits_the_cached_and_adds_the_thoughts() {
+    let usage = |usage: Value| {
+        let mut last = finish("STOP");
+        last["usageMetadata"] = usage;
+        answer(&[text("x"), last]).unwrap().usage
+    };
+    assert_eq!(
+        usage(json!({"promptTokenCount": 100, "cachedContentTokenCount": 60, "toolUsePromptTokenCount": 7,
+            "candidatesTokenCount": 20, "thoughtsTokenCount": 30, "totalTokenCount": 157})),
+        Usage { input: 47, cache_read: 60, cache_write: 0, output: 50, reasoning: 30, cost: None }
+    );
+    let absurd = json!({"promptTokenCount": 1, "cachedContentTokenCount": 9, "thoughtsTokenCount": u64::MAX,
+        "candidatesTokenCount": u64::MAX});
+    assert_eq!(usage(absurd).output, u64::MAX);
+}
+
+#[test]
+fn decode_finish_reason_maps_to_stop_reason_and_is_kept() {
+    for (word, expected) in [
+        ("STOP", StopReason::Stop),
+        ("MAX_TOKENS", StopReason::Length),
+        ("SAFETY", StopReason::Refusal),
+        ("RECITATION", StopReason::Refusal),
+        ("LANGUAGE", StopReason::Refusal),
+        ("BLOCKLIST", StopReason::Refusal),
+        ("PROHIBITED_CONTENT", StopReason::Refusal),
+        ("SPII", StopReason::Refusal),
+        ("IMAGE_SAFETY", StopReason::Refusal),
+        ("OTHER", StopReason::Other("OTHER".into())),
+    ] {
+        let folded = answer(&[text("x"), finish(word)]).unwrap();
+        assert_eq!(folded.stop_reason, expected);
+        let kept = folded.message.provider_data["google_gemini"].get("finishReason");
+        let told = !matches!(expected, StopReason::Stop | StopReason::Length);
+        assert_eq!(kept.and_then(Value::as_str), told.then_some(word));
+    }
+    let calls = parts(json!([{"functionCall": {"name": "f", "args": {}}}]));
+    assert_eq!(answer(&[calls, finish("MAX_TOKENS")]).unwrap().stop_reason, StopReason::Length);
+}
+
+#[test]
+fn decode_blocked_prompt_is_a_refusal_that_says_why() {
+    let blocked = json!({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"},
+        "usageMetadata": {"promptTokenCount": 7}, "modelVersion": "gemini-test", "responseId": "r-1"});
+    let folded = answer(&[blocked]).unwrap();
+    assert_eq!((folded.stop_reason, folded.usage.input), (StopReason::Refusal, 7));
+    assert!(folded.message.content.is_empty());
+    assert_eq!(
+        folded.message.provider_data["google_gemini"],
+        json!({"responseId": "r-1", "promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}})
+    );
+}
+
+#[test]
+fn decode_chunks_after_the_finish_reason_count() {
+    let late = json!({"usageMetadata": {"promptTokenCount": 3, "candidatesTokenCount": 4}});
+    let folded = answer(&[text("x"), finish("STOP"), text("y"), late, finish("STOP")]).unwrap();
+    assert_eq!((folded.message.text(), folded.usage.output), ("xy".to_owned(), 4));
+    let done = deltas_of(&[finish("STOP").to_string(), "[DONE]".to_owned(), "no JSON".to_owned()]).unwrap();
+    assert_eq!(fold(done).stop_reason, StopReason::Stop);
+}
+
+#[test]
+fn decode_whole_answer_as_a_list_is_read() {
+    let list = json!([text("Hel"), text("lo"), finish("STOP")]).to_string();
+    assert_eq!(fold(deltas_of(&[list]).unwrap()).message.text(), "Hello");
+}
+
+#[test]
+fn decode_end_without_finish_reason_is_truncated() {
+    for chunks in [vec![], vec![text("Hi")], vec![json!({"usageMetadata": {"promptTokenCount": 1}})]] {
+        let error = answer(&chunks).unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true));
+    }
+    let error = deltas_of(&["[DONE]"]).unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Truncated);
+}
+
+#[test]
+fn decode_what_is_no_answer_is_a_decoding_error_that_shows_it() {
+    for data in ["nonsense", "[]", "[1]", "{}", "3", r#"{"candidates":7}"#, r#"{"candidates":{}}"#] {
+        let error = deltas_of(&[data]).unwrap_err();
+        assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, Some(data)), "{data}");
+    }
+    let nameless = parts(json!([{"functionCall": {"args": {}}}]));
+    assert_eq!(answer(&[nameless]).unwrap_err().kind, ErrorKind::Decoding);
+}
+
+#[test]
+fn decode_hostile_answers_stay_within_a_messages_limits() {
+    let mut chunks = vec![parts(json!([{"text": "r", "thought": true}, {"text": "t"}])); 5000];
+    chunks.push(finish("STOP"));
+    let folded = answer(&chunks).unwrap();
+    assert_eq!(folded.message.text(), "t".repeat(5000));
+    assert!(folded.message.content.len() <= 300);
+
+    let calls = vec![json!({"functionCall": {"name": "f"}}); 5000];
+    assert_eq!(answer(&[parts(json!(calls)), finish("STOP")]).unwrap_err().kind, ErrorKind::Decoding);
+
+    let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
+    let nested = format!(r#"{{"candidates":[{{"content":{{"parts":[{{"executableCode":{deep}}}]}}}}]}}"#);
+    assert_eq!(deltas_of(&[nested]).unwrap_err().kind, ErrorKind::Decoding);
+
+    // Deep enough for JSON readers, too deep for a message: an error of the fold.
+    let deep = format!("{}1{}", "[".repeat(90), "]".repeat(90));
+    let nested = format!(r#"{{"candidates":[{{"content":{{"parts":[{{"executableCode":{deep}}}]}}}}]}}"#);
+    let deltas = deltas_of(&[nested, finish("STOP").to_string()]).unwrap();
+    let mut fold = Fold::default();
+    let error = deltas.into_iter().find_map(|delta| fold.apply(delta).err()).unwrap();
+    assert_eq!(error.kind, ErrorKind::Decoding);
+}
+
+#[cfg(feature = "http")]
+#[test]
+fn decode_bytes_split_anywhere_give_the_same_deltas() {
+    use omni_agent::provider::http::{Framer, Limits};
+
+    let chunks = [
+        parts(json!([{"text": "Größe", "thought": true, "thoughtSignature": "s"}])),
+        text("Grüß \u{1F600}\n"),
+        parts(json!([{"functionCall": {"name": "f", "args": {"é": "\r\n"}}, "thoughtSignature": "s"}])),
+        finish("STOP"),
+    ];
+    let body = chunks.map(|chunk| format!("data: {chunk}\r\n\r\n")).concat();
+    let deltas = |pieces: Vec<&[u8]>| {
+        let mut framer = Framer::new(GoogleGemini.framing(), &Limits::default());
+        let mut decoder = GoogleGemini.decoder();
+        let mut deltas = Vec::new();
+        for piece in pieces {
+            framer.push(piece.to_vec().into());
+            while let Some(frame) = framer.next_frame().unwrap() {
+                decoder.decode(frame, &mut deltas).unwrap();
+            }
+        }
+        decoder.end(&mut deltas).unwrap();
+        deltas
+    };
+    let bytes = body.as_bytes();
+    let whole = deltas(vec![bytes]);
+    assert_eq!(deltas(bytes.chunks(1).collect()), whole);
+    for at in 0..bytes.len() {
+        assert_eq!(deltas(vec![&bytes[..at], &bytes[at..]]), whole, "{at}");
+    }
+}
+
+/// Small values of every type, such as broken servers put anywhere.
+fn odd() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        Just(json!(null)),
+        Just(json!(3)),
+        Just(json!([])),
+        Just(json!({})),
+        Just(json!(true)),
+        "[a-z]?".prop_map(Value::from)
+    ]
+}
+
+fn odd_or(usual: impl Strategy<Value = Value> + 'static) -> impl Strategy<Value = Value> {
+    prop_oneof![15 => usual, 1 => odd()]
+}
+
+fn any_part() -> impl Strategy<Value = Value> {
+    let signature = odd_or(prop_oneof![Just(Value::Null), Just(json!("s"))]);
+    let thought = odd_or(any::<bool>().prop_map(Value::from));
+    let call =
+        odd_or(prop_oneof![Just(Value::Null), Just(json!({"name": "f", "id": "a", "args": {"x": 1}}))]);
+    let other = prop_oneof![Just("executableCode"), Just("toolCall"), Just("unheardOf")];
+    (odd_or("[a-z]{0,2}".prop_map(Value::from)), thought, signature, call, other, odd()).prop_map(
+        |(text, thought, signature, call, key, other)| {
+            json!({"text": text, "thought": thought, "thoughtSignature": signature, "functionCall": call, key: other})
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn decode_any_parts_never_panics_and_what_comes_folds(
+        chunks in prop::collection::vec(odd_or(prop::collection::vec(any_part(), 0..3).prop_map(Value::from)), 0..12),
+        done: bool,
+    ) {
+        let mut events: Vec<String> = chunks.into_iter().map(|chunk| parts(chunk).to_string()).collect();
+        events.extend(done.then(|| finish("STOP").to_string()));
+        let mut decoder = GoogleGemini.decoder();
+        let mut deltas = Vec::new();
+        let mut result = Ok(());
+        for data in &events {
+            result = result.and_then(|()| decoder.decode(Frame { event: "", data }, &mut deltas));
+        }
+        result = result.and_then(|()| decoder.end(&mut deltas));
+        let mut fold = Fold::default();
+        for delta in deltas {
+            fold.apply(delta).unwrap();
+        }
+        match result {
+            Ok(()) => prop_assert!(fold.finish(Timestamp(0)).is_ok()),
+            Err(error) => prop_assert!(matches!(error.kind, ErrorKind::Truncated | ErrorKind::Decoding)),
+        }
+    }
+
+    #[test]
+    fn decode_any_text_never_panics(event in "(error)?", data in "\\PC{0,40}") {
+        let mut deltas = Vec::new();
+        let mut decoder = GoogleGemini.decoder();
+        let _ = decoder.decode(Frame { event: &event, data: &data }, &mut deltas);
+        let _ = decoder.end(&mut deltas);
+    }
+}

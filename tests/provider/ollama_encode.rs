@@ -1,0 +1,212 @@
+//! Ollama's chat format: whole requests.
+
+#![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
+
+use omni_agent::{
+    message::{Attachment, Content, History, Message, ResultBlock, Text, Thinking, ToolResult, ToolUse},
+    provider::{
+        CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
+        UnsupportedAttachment,
+        dialect::{Dialect, Encoded, Framing, OllamaChat},
+    },
+    tool::{Schema, SchemaTool, ToolSet},
+};
+use serde_json::{Value, json};
+
+use crate::ollama::messages;
+
+fn with(options: Options) -> Request {
+    let mut request = Request::prompt("Hi").with_options(options);
+    request.model = "m-1".into();
+    request
+}
+
+fn encode(request: &Request) -> Encoded {
+    OllamaChat.encode(request).unwrap()
+}
+
+fn tools() -> ToolSet {
+    let schema = json!({"type": "object", "properties": {"city": {"type": "string"}, "any": true,
+        "deep": {"type": "object", "properties": {"any": true}}}});
+    ToolSet::new()
+        .with(SchemaTool::new("weather", "Tells the weather.", Schema::new(schema).unwrap()))
+        .unwrap()
+}
+
+fn answer_schema() -> OutputSchema {
+    OutputSchema::new("answer", Schema::new(json!({"type": "object"})).unwrap())
+}
+
+#[test]
+fn encode_request_with_everything_says_it_all() {
+    let options = Options::default()
+        .with_max_tokens(100)
+        .with_temperature(0.5)
+        .with_top_p(0.9)
+        .with_stop_sequences(["END", ""])
+        .with_thinking(ThinkingMode::Off)
+        .with_tool_choice(ToolChoice::Auto)
+        .with_cache(CacheHint::Long);
+    let request = with(options).with_system("Be brief.").with_tools(tools());
+    let encoded = encode(&request);
+    assert_eq!(
+        Value::Object(encoded.body),
+        json!({
+            "model": "m-1",
+            "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
+            "stream": true,
+            "tools": [{"type": "function", "function": {"name": "weather", "description": "Tells the weather.",
+                "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "any": {},
+                    "deep": {"type": "object", "properties": {"any": {}}}}}}}],
+            "think": false,
+            "options": {"num_predict": 100, "temperature": 0.5, "top_p": 0.9, "stop": ["END"]},
+            "keep_alive": "1h",
+        })
+    );
+    assert!(encoded.warnings.is_empty(), "{:?}", encoded.warnings);
+    assert_eq!((OllamaChat.path(&request), OllamaChat.framing()), ("/chat".to_owned(), Framing::NdJson));
+}
+
+#[test]
+fn encode_request_with_nothing_says_no_more_than_it_must() {
+    let encoded = encode(&with(Options::default()));
+    assert_eq!(
+        Value::Object(encoded.body),
+        json!({"model": "m-1", "messages": [{"role": "user", "content": "Hi"}], "stream": true})
+    );
+}
+
+#[test]
+fn encode_output_schema_is_the_format_unless_there_are_tools() {
+    let options = Options::default().with_output(answer_schema());
+    let native = encode(&with(options.clone()));
+    assert_eq!((&native.body["format"], native.warnings.len()), (&json!({"type": "object"}), 0));
+
+    let beside = encode(&with(options.clone()).with_system("Be brief.").with_tools(tools()));
+    assert_eq!((beside.body.get("format"), beside.warnings.len()), (None, 1));
+    let system = beside.body["messages"][0]["content"].as_str().unwrap();
+    assert!(system.starts_with("Be brief.\n\n") && system.ends_with("{\"type\":\"object\"}"), "{system}");
+
+    let unused = encode(&with(options.with_tool_choice(ToolChoice::None)).with_tools(tools()));
+    assert_eq!((unused.body.get("tools"), unused.warnings.len()), (None, 0));
+    assert_eq!(unused.body["format"], json!({"type": "object"}));
+}
+
+#[test]
+fn encode_tool_choice_that_demands_is_reported() {
+    for choice in [ToolChoice::Required, ToolChoice::Tool("weather".into())] {
+        let encoded = encode(&with(Options::default().with_tool_choice(choice)).with_tools(tools()));
+        assert_eq!(encoded.body["tools"].as_array().unwrap().len(), 1);
+        assert!(encoded.warnings[0].contains("tool_choice"), "{:?}", encoded.warnings);
+    }
+}
+
+#[test]
+fn encode_thinking_is_a_switch_or_a_level_by_the_model() {
+    let said = |model: &str, mode: ThinkingMode| {
+        let mut request = with(Options::default().with_thinking(mode));
+        request.model = model.into();
+        let encoded = encode(&request);
+        (encoded.body["think"].clone(), encoded.warnings.len())
+    };
+    let effort = ThinkingMode::Effort;
+    assert_eq!(said("qwen3:8b", ThinkingMode::Off), (json!(false), 0));
+    assert_eq!(said("qwen3:8b", ThinkingMode::Budget(0)), (json!(false), 0));
+    assert_eq!(said("qwen3:8b", effort(Effort::High)), (json!(true), 1));
+    assert_eq!(said("qwen3:8b", ThinkingMode::Budget(9)), (json!(true), 1));
+    assert_eq!(said("gpt-oss:20b", ThinkingMode::Off), (json!("low"), 1));
+    assert_eq!(said("gpt-oss:20b", effort(Effort::Minimal)), (json!("low"), 1));
+    assert_eq!(said("gpt-oss:20b", effort(Effort::Low)), (json!("low"), 0));
+    assert_eq!(said("gpt-oss:20b", effort(Effort::Medium)), (json!("medium"), 0));
+    assert_eq!(said("acme/GPT-OSS", effort(Effort::High)), (json!("high"), 0));
+    assert_eq!(said("gpt-oss:20b", effort(Effort::Max)), (json!("high"), 1));
+    assert_eq!(said("gpt-oss:20b", ThinkingMode::Budget(16_000)), (json!("medium"), 1));
+}
+
+#[test]
+fn encode_what_cannot_be_said_is_reported() {
+    let options = Options::default().with_temperature(f64::NAN).with_metadata([("user", "u")]);
+    let encoded = encode(&with(options));
+    assert_eq!(encoded.body.get("options"), None);
+    assert_eq!(encoded.warnings.len(), 2);
+}
+
+#[test]
+fn encode_images_go_beside_the_text() {
+    assert_eq!(
+        messages([Message::user([
+            Content::from("Look:"),
+            Attachment::base64("image/png", "AAAA").into(),
+            Attachment::base64("IMAGE/JPEG", "BBBB").into(),
+            Content::from("Well?"),
+        ])]),
+        json!([{"role": "user", "content": "Look:\n\nWell?", "images": ["AAAA", "BBBB"]}])
+    );
+    assert_eq!(
+        messages([Message::user([Attachment::base64("image/png", "AAAA")])]),
+        json!([{"role": "user", "content": "", "images": ["AAAA"]}])
+    );
+}
+
+#[test]
+fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
+    for (attachment, by_model) in [
+        (Attachment::url("image/png", "https://example.com/x.png"), false),
+        (Attachment::base64("application/pdf", "AAAA").named("paper.pdf"), false),
+        (Attachment::base64("image/png", "AAAA"), true),
+    ] {
+        let message = if by_model { Message::assistant } else { Message::user };
+        let request = Request::new(History::from_iter([message(vec![attachment])]));
+        assert_eq!(OllamaChat.encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
+        let body = encode(&request.with_options(options)).body;
+        let text = body["messages"][0]["content"].as_str().unwrap();
+        assert!(text.starts_with("[attachment"), "{text}");
+    }
+}
+
+#[test]
+fn encode_tool_results_are_messages_of_their_own_before_what_was_said() {
+    let use_ = |id: &str| ToolUse::new(id, "look", json!({}));
+    let with_image = ToolResult {
+        content: vec![ResultBlock::from("here"), Attachment::base64("image/png", "AAAA").into()],
+        ..ToolResult::ok(&use_("a"), "")
+    };
+    let silent = |is_error| ToolResult { is_error, content: vec![], ..ToolResult::ok(&use_("b"), "") };
+    let encoded = messages([
+        Message::assistant([use_("a"), use_("b"), use_("b")]),
+        Message::user([Content::from("And?"), with_image.into(), silent(false).into(), silent(true).into()]),
+    ]);
+    let tool = |id: &str, content: &str| json!({"role": "tool", "tool_name": "look", "tool_call_id": id, "content": content});
+    assert_eq!(
+        encoded.as_array().unwrap()[1..],
+        [
+            tool("a", "here\n(The images follow in the next user message.)"),
+            tool("b", "(no output)"),
+            tool("b", "Error: the tool failed without saying why."),
+            json!({"role": "user", "images": ["AAAA"],
+                "content": "Images from the result of the tool look (call a).\n\nAnd?"}),
+        ]
+    );
+}
+
+#[test]
+fn encode_blank_messages_are_left_out_and_odd_inputs_become_objects() {
+    let encoded = messages([
+        Message::user([Text::new(" ")]),
+        Message::assistant([Content::from(Thinking::new("only thought")), Text::new("").into()]),
+        Message::assistant([
+            ToolUse::new("a", "f", Value::Null),
+            ToolUse::new("b", "f", json!([1])),
+            ToolUse { malformed: Some("{\"x\"".into()), ..ToolUse::new("c", "f", json!({})) },
+        ]),
+    ]);
+    assert_eq!(
+        encoded,
+        json!([{"role": "assistant", "content": "", "tool_calls": [
+            {"id": "a", "function": {"name": "f", "arguments": {}}},
+            {"id": "b", "function": {"name": "f", "arguments": {"value": [1]}}},
+            {"id": "c", "function": {"name": "f", "arguments": {}}},
+        ]}])
+    );
+}

@@ -11,6 +11,8 @@ mod gemini;
 mod ids;
 mod lenient;
 mod ollama;
+mod openai;
+mod responses;
 mod strict;
 mod words;
 
@@ -18,6 +20,7 @@ pub use anthropic::AnthropicMessages;
 pub use chat::{ChatCompletions, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole};
 pub use gemini::GoogleGemini;
 pub use ollama::OllamaChat;
+pub use responses::{OpenAiResponses, ReasoningItems};
 use serde_json::{Map, Value};
 
 use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};

@@ -43,6 +43,7 @@ impl Live {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     ChatCompletions,
+    Responses,
     Messages,
 }
 
@@ -51,6 +52,7 @@ impl Format {
     pub(crate) fn model(self, url: &str) -> Model {
         let endpoint = match self {
             Self::ChatCompletions => Endpoint::openai_compatible("local", url),
+            Self::Responses => Endpoint::openai_responses_compatible("local", url),
             Self::Messages => Endpoint::anthropic_compatible("local", url),
         };
         Model::new(Arc::new(endpoint), "smollm2-135m")

@@ -38,6 +38,11 @@ mod options;
 mod plain;
 mod questions;
 mod registry;
+mod responses;
+mod responses_decode;
+mod responses_encode;
+mod responses_errors;
+mod responses_properties;
 mod retry;
 mod salvage;
 #[cfg(feature = "http")]

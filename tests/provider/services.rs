@@ -11,7 +11,8 @@ use std::{
 use futures_util::StreamExt;
 use omni_agent::provider::{
     Delta, ErrorKind, Model, Options, Part, Provider, ProviderError, Registry, Request, StopReason,
-    http::Endpoint,
+    dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+    http::{Endpoint, Framer, Limits},
 };
 
 use crate::server::{Reply, Server};
@@ -47,6 +48,22 @@ const CHAT: &str = concat!(
     "\n\n",
     r#"data: {"id":"c1","model":"gpt-test","choices":[],"usage":{"prompt_tokens":3,"completion_tokens":5}}"#,
     "\n\ndata: [DONE]\n\n",
+);
+
+const RESPONSES: &str = concat!(
+    "event: response.created\n",
+    r#"data: {"type":"response.created","response":{"id":"resp_1","status":"in_progress","model":"gpt-test"}}"#,
+    "\n\nevent: response.output_item.added\n",
+    r#"data: {"type":"response.output_item.added","output_index":0,"item":{"id":"msg_1","type":"message","content":[]}}"#,
+    "\n\nevent: response.output_text.delta\n",
+    r#"data: {"type":"response.output_text.delta","output_index":0,"item_id":"msg_1","content_index":0,"delta":"Grüß"}"#,
+    "\n\nevent: response.output_text.delta\n",
+    r#"data: {"type":"response.output_text.delta","output_index":0,"item_id":"msg_1","content_index":0,"delta":" dich"}"#,
+    "\n\nevent: response.completed\n",
+    r#"data: {"type":"response.completed","response":{"id":"resp_1","status":"completed","model":"gpt-test","output":["#,
+    r#"{"id":"msg_1","type":"message","content":[{"type":"output_text","text":"Grüß dich"}]}],"#,
+    r#""usage":{"input_tokens":3,"output_tokens":5}}}"#,
+    "\n\n",
 );
 
 const OLLAMA: &str = concat!(
@@ -86,12 +103,13 @@ fn event_end(endpoint: &Endpoint) -> &'static str {
 }
 
 /// Each service: its endpoint, a whole answer of it, and an error in place of the rest of one.
-fn services() -> [(Endpoint, &'static str, &'static str); 4] {
+fn services() -> [(Endpoint, &'static str, &'static str); 5] {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;
     [
         (Endpoint::anthropic(), MESSAGES, overloaded),
         (Endpoint::openai(), CHAT, failed),
+        (Endpoint::openai_responses(), RESPONSES, failed),
         (Endpoint::google(), GEMINI, failed),
         (Endpoint::ollama_at(""), OLLAMA, r#"{"error":"Overloaded"}"#),
     ]
@@ -135,11 +153,47 @@ async fn answer_arrives_whole_in_any_pieces() {
     }
 }
 
+/// The deltas of an answer whose bytes come in these pieces.
+fn deltas_of(dialect: &dyn Dialect, pieces: &[&[u8]]) -> Vec<Delta> {
+    let mut framer = Framer::new(dialect.framing(), &Limits::default());
+    let mut decoder = dialect.decoder();
+    let mut deltas = Vec::new();
+    for piece in pieces {
+        framer.push(piece.to_vec().into());
+        while let Some(frame) = framer.next_frame().unwrap() {
+            decoder.decode(frame, &mut deltas).unwrap();
+        }
+    }
+    decoder.end(&mut deltas).unwrap();
+    deltas
+}
+
+#[test]
+fn answer_split_at_any_byte_decodes_the_same() {
+    let dialects: [(Box<dyn Dialect>, &str); 3] = [
+        (Box::new(AnthropicMessages), MESSAGES),
+        (Box::new(ChatCompletions::openai()), CHAT),
+        (Box::new(OpenAiResponses::openai()), RESPONSES),
+    ];
+    for (dialect, body) in dialects {
+        let whole = deltas_of(&*dialect, &[body.as_bytes()]);
+        assert!(whole.iter().any(Delta::is_content));
+        let odd = format!("\u{feff}: comment\n\n{}", body.replace("\n\n", "\n\n: still here\n\n"));
+        for body in [body.to_owned(), body.replace('\n', "\r\n"), odd] {
+            for at in 0..=body.len() {
+                let (begin, end) = body.as_bytes().split_at(at);
+                assert_eq!(deltas_of(&*dialect, &[begin, end]), whole, "{} at {at}", dialect.name());
+            }
+        }
+    }
+}
+
 #[tokio::test]
 async fn request_goes_to_the_path_with_the_headers_of_the_service() {
     let expected = [
         ("POST /v1/messages", "x-api-key", KEY.to_owned()),
         ("POST /v1/chat/completions", "authorization", format!("Bearer {KEY}")),
+        ("POST /v1/responses", "authorization", format!("Bearer {KEY}")),
         ("POST /v1beta/models/some-model:streamGenerateContent?alt=sse", "x-goog-api-key", KEY.to_owned()),
         ("POST /api/chat", "authorization", format!("Bearer {KEY}")),
     ];
@@ -242,7 +296,7 @@ fn default_registry_resolves_models_of_known_services() {
     let registry = Registry::default();
     assert_eq!(
         registry.providers().collect::<Vec<_>>(),
-        ["anthropic", "google", "ollama", "ollama-cloud", "openai"]
+        ["anthropic", "google", "ollama", "ollama-cloud", "openai", "openai_responses"]
     );
     for (endpoint, _, _) in services() {
         let name = format!("{}:any-model", endpoint.name());

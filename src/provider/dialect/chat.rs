@@ -99,7 +99,7 @@ impl EffortWords {
     /// All that OpenAI has; each model takes only some of them.
     pub const OPENAI: Self = Self { minimal: "minimal", max: "xhigh", ..Self::COMMON };
 
-    const fn word(self, effort: Effort) -> &'static str {
+    pub(super) const fn word(self, effort: Effort) -> &'static str {
         match effort {
             Effort::Minimal => self.minimal,
             Effort::Low => self.low,

@@ -252,6 +252,9 @@ const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
     ("outofrange", ErrorKind::InvalidRequest),
     ("unprocessable", ErrorKind::InvalidRequest),
     ("unsupported", ErrorKind::InvalidRequest),
+    // OpenAI says so inside an answer: image_too_large, failed_to_download_image.
+    ("image", ErrorKind::InvalidRequest),
+    ("policy", ErrorKind::InvalidRequest),
 ];
 
 /// Parts of messages of services that leave the matter to prose.

@@ -106,7 +106,7 @@ impl Endpoint {
             .with_key_variable("ANTHROPIC_API_KEY")
     }
 
-    /// OpenAI, with the key from `OPENAI_API_KEY`.
+    /// OpenAI by its Chat Completions format, with the key from `OPENAI_API_KEY`.
     pub fn openai() -> Self {
         Self::custom("openai", "https://api.openai.com", ChatCompletions::openai())
             .with_key_variable("OPENAI_API_KEY")
@@ -114,7 +114,14 @@ impl Endpoint {
 
     /// All services that this crate knows.
     pub fn all() -> Vec<Self> {
-        vec![Self::anthropic(), Self::openai(), Self::google(), Self::ollama(), Self::ollama_cloud()]
+        vec![
+            Self::anthropic(),
+            Self::openai(),
+            Self::openai_responses(),
+            Self::google(),
+            Self::ollama(),
+            Self::ollama_cloud(),
+        ]
     }
 
     /// The same endpoint under another name.

@@ -3,7 +3,7 @@
 use std::env;
 
 use super::{Auth, Endpoint};
-use crate::provider::dialect::{GoogleGemini, OllamaChat};
+use crate::provider::dialect::{GoogleGemini, OllamaChat, OpenAiResponses};
 
 /// Where Ollama listens unless told otherwise.
 const OLLAMA_PORT: u16 = 11434;
@@ -11,6 +11,17 @@ const OLLAMA_PORT: u16 = 11434;
 const OLLAMA_CLOUD: &str = "ollama.com";
 
 impl Endpoint {
+    /// A service that speaks the Responses format as OpenAI does, say a local model server.
+    pub fn openai_responses_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
+        Self::custom(name, base_url, OpenAiResponses::default())
+    }
+
+    /// OpenAI by its Responses format, with the key from `OPENAI_API_KEY`.
+    pub fn openai_responses() -> Self {
+        Self::custom("openai_responses", "https://api.openai.com", OpenAiResponses::openai())
+            .with_key_variable("OPENAI_API_KEY")
+    }
+
     /// Google, with the key from `GEMINI_API_KEY`, which goes into a header and never into the address.
     ///
     /// Source: <https://ai.google.dev/api>.

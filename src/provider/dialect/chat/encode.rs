@@ -1,21 +1,19 @@
 use std::borrow::Cow;
 
-use serde_json::{Map, Number, Value, json};
+use serde_json::{Map, Value, json};
 
-use super::{ChatCompletions, EffortWords, MaxTokensField, NAME, OutputSupport, ReasoningReturn, SystemRole};
+use super::{ChatCompletions, MaxTokensField, NAME, OutputSupport, ReasoningReturn, SystemRole};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
-        CacheHint, Effort, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
-        dialect::{Encoded, effort::nearest, ids::hash, placeholder, strict::strict, words},
+        CacheHint, OutputSchema, ProviderError, Request, ToolChoice,
+        dialect::{Encoded, ids::hash, openai, placeholder, strict::strict, words},
     },
 };
 
 /// Characters of a tool call's id that every service takes. OpenAI's own limit for this format, which it
 /// names in its error `string_above_max_length`.
 const ID_LIMIT: usize = 40;
-/// Characters of a schema's name.
-const NAME_LIMIT: usize = 64;
 
 pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encoded, ProviderError> {
     let mut encoder = Encoder { chat, request, messages: Vec::new(), warnings: Vec::new() };
@@ -189,12 +187,12 @@ impl<'a> Encoder<'a> {
                 json!({"type": "image_url", "image_url": {"url": url}})
             }
             (Source::Base64 { data }, _) if media_type.starts_with("image/") => {
-                json!({"type": "image_url", "image_url": {"url": data_url(&media_type, data)}})
+                json!({"type": "image_url", "image_url": {"url": openai::data_url(&media_type, data)}})
             }
             (Source::Base64 { data }, "application/pdf") => {
                 // OpenAI refuses a file without a name.
                 let name = attachment.name.as_deref().unwrap_or("document.pdf");
-                json!({"type": "file", "file": {"filename": name, "file_data": data_url(&media_type, data)}})
+                json!({"type": "file", "file": {"filename": name, "file_data": openai::data_url(&media_type, data)}})
             }
             (Source::Base64 { data }, "audio/wav" | "audio/x-wav" | "audio/wave" | "audio/vnd.wave") => {
                 json!({"type": "input_audio", "input_audio": {"data": data, "format": "wav"}})
@@ -248,15 +246,7 @@ impl<'a> Encoder<'a> {
             };
             body.insert(field.to_owned(), max.into());
         }
-        for (key, value) in [("temperature", options.temperature), ("top_p", options.top_p)] {
-            match value.map(Number::from_f64) {
-                None => {}
-                Some(Some(number)) => {
-                    body.insert(key.to_owned(), Value::Number(number));
-                }
-                Some(None) => self.warn(format!("{key}: not a number that JSON has, left out")),
-            }
-        }
+        openai::sampling(options, body, &mut self.warnings);
         let sequences = options.stop_sequences.iter().flatten().filter(|stop| !stop.is_empty());
         let stop: Vec<Value> =
             sequences.clone().take(self.chat.max_stop_sequences).map(|s| s.as_str().into()).collect();
@@ -279,31 +269,9 @@ impl<'a> Encoder<'a> {
         let Some(words) = self.chat.effort else {
             return self.warn("thinking: the format has no word for it here, left out");
         };
-        let word = match mode {
-            ThinkingMode::Off | ThinkingMode::Budget(0) => words.off,
-            ThinkingMode::Effort(effort) => Some(self.effort_word(words, effort)),
-            ThinkingMode::Budget(budget) => {
-                let word = words.word(nearest(budget));
-                self.warn(format!("thinking: a budget can't be said, {budget} tokens became effort {word}"));
-                Some(word)
-            }
-        };
-        match word {
-            Some(word) => {
-                body.insert("reasoning_effort".to_owned(), word.into());
-            }
-            None => self.warn("thinking: it can't be turned off"),
+        if let Some(word) = openai::effort(words, mode, &mut self.warnings) {
+            body.insert("reasoning_effort".to_owned(), word.into());
         }
-    }
-
-    fn effort_word(&mut self, words: EffortWords, effort: Effort) -> &'static str {
-        let word = words.word(effort);
-        match effort {
-            Effort::Minimal if word == words.low => self.warn(format!("thinking: minimal became {word}")),
-            Effort::Max if word == words.high => self.warn(format!("thinking: max became {word}")),
-            _ => {}
-        }
-        word
     }
 
     fn output(&mut self, body: &mut Map<String, Value>) {
@@ -330,12 +298,7 @@ impl<'a> Encoder<'a> {
         let options = &self.request.options;
         match &options.metadata {
             Some(metadata) if self.chat.metadata => {
-                // Values have to be strings.
-                let labels = metadata.iter().map(|(key, value)| {
-                    let text = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
-                    (key.clone(), Value::String(text))
-                });
-                body.insert("metadata".to_owned(), Value::Object(labels.collect()));
+                body.insert("metadata".to_owned(), Value::Object(openai::labels(metadata)));
             }
             Some(_) => self.warn("metadata: not taken here, left out"),
             None => {}
@@ -394,14 +357,6 @@ fn content(mut parts: Vec<Part<'_>>) -> Option<Value> {
 }
 
 fn named_schema(output: &OutputSchema, schema: &Value, strict: bool) -> Value {
-    let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
-    let mut name: String = output.name.chars().map(allowed).take(NAME_LIMIT).collect();
-    if name.is_empty() {
-        name.push_str("output");
-    }
+    let name = openai::schema_name(output);
     json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}})
-}
-
-fn data_url(media_type: &str, data: &str) -> String {
-    format!("data:{media_type};base64,{data}")
 }

@@ -1,0 +1,330 @@
+//! The items of an answer so far: which of them an event means, and what it does to it.
+
+use std::collections::HashMap;
+
+use serde_json::Value;
+
+use super::{
+    NAME,
+    item::{self, Blocks, Call, Item, Kind, Reasoning, Shown, State},
+    wire::{Place, list, text},
+};
+use crate::{
+    message::ProviderItem,
+    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
+};
+
+type Told = Result<(), ProviderError>;
+
+/// The items of one answer.
+#[derive(Debug, Default)]
+pub(super) struct Answer {
+    items: Vec<Item>,
+    /// Where the item with an id is.
+    ids: HashMap<String, usize>,
+    /// The number of blocks so far.
+    blocks: usize,
+    /// Bytes kept for as long as the answer lasts.
+    kept: usize,
+    pub(super) refused: bool,
+}
+
+impl Answer {
+    /// Whether the answer makes a call.
+    pub(super) fn has_calls(&self) -> bool {
+        self.items.iter().any(|item| matches!(&item.state, State::Call(call) if call.is_told()))
+    }
+
+    /// An item begins.
+    pub(super) fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
+        let place = Place { id: text(whole, "id"), index };
+        let known = match place.id {
+            // Without an id, an index is a name, unless the service counts nothing.
+            "" => self.items.iter().position(|item| {
+                index.is_some() && item.index == index && item.kind() == Kind::of(whole) && !item.done
+            }),
+            id => self.ids.get(id).copied(),
+        };
+        let Some(at) = known else {
+            return self.push(whole, place, deltas).map(drop);
+        };
+        // Its arguments may have come before it.
+        if let State::Call(call) = &mut self.items[at].state {
+            call.start(whole, &mut Blocks { count: &mut self.blocks, deltas });
+        }
+        self.check_blocks()
+    }
+
+    fn push(
+        &mut self,
+        whole: &Value,
+        place: Place<'_>,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<usize, ProviderError> {
+        let at = self.items.len();
+        if at >= Fold::MAX_BLOCKS {
+            return Err(broken(format!("more than {} items in one answer", Fold::MAX_BLOCKS)));
+        }
+        let mut blocks = Blocks { count: &mut self.blocks, deltas };
+        let (mut kept, mut call_id) = (place.id.len(), "");
+        let state = match Kind::of(whole) {
+            Kind::Message => State::Message(Vec::new()),
+            Kind::Reasoning => State::Reasoning(Reasoning::default()),
+            Kind::Call => {
+                call_id = text(whole, "call_id");
+                let mut call = Call::holding(item::arguments(whole).unwrap_or_default());
+                call.start(whole, &mut blocks);
+                kept += call_id.len() + call.held();
+                State::Call(call)
+            }
+            Kind::Opaque => {
+                let item = ProviderItem::new(NAME, whole.clone());
+                State::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
+            }
+        };
+        self.keep(kept)?;
+        if !place.id.is_empty() {
+            self.ids.insert(place.id.to_owned(), at);
+        }
+        let call_id = call_id.to_owned();
+        self.items.push(Item { index: place.index, call_id, done: false, state });
+        self.check_blocks()?;
+        Ok(at)
+    }
+
+    /// The item that something of this kind belongs to; a new one if there is none. `None` if all of it was
+    /// told already.
+    fn open(
+        &mut self,
+        place: Place<'_>,
+        kind: Kind,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<Option<usize>, ProviderError> {
+        let at = self.ids.get(place.id).copied().or_else(|| self.unnamed(place, kind));
+        match at {
+            Some(at) if self.items[at].done => Ok(None),
+            Some(at) if self.items[at].kind() == kind => Ok(Some(at)),
+            Some(at) => {
+                let is = self.items[at].kind().name();
+                Err(broken(format!("a delta of {} for an item that is {is}", kind.name())))
+            }
+            None => {
+                let stub = match kind {
+                    Kind::Message => "message",
+                    Kind::Reasoning => "reasoning",
+                    Kind::Call | Kind::Opaque => "function_call",
+                };
+                self.push(&serde_json::json!({"type": stub}), place, deltas).map(Some)
+            }
+        }
+    }
+
+    /// The item that an unknown id means, or none. Some services give an item another id with each event, and
+    /// its index stays the same; others tell neither, or the same index always.
+    fn unnamed(&self, place: Place<'_>, kind: Kind) -> Option<usize> {
+        let fits = |item: &Item| item.kind() == kind && !item.done;
+        let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
+        at_index
+            .filter(|at| place.id.is_empty() || fits(&self.items[*at]))
+            .or_else(|| self.items.iter().rposition(fits).filter(|_| place.index.is_none()))
+    }
+
+    /// More of a message's text.
+    pub(super) fn text(
+        &mut self,
+        place: Place<'_>,
+        part: Option<u64>,
+        more: String,
+        deltas: &mut Vec<Delta>,
+    ) -> Told {
+        if more.is_empty() {
+            return Ok(());
+        }
+        if let Some(at) = self.open(place, Kind::Message, deltas)?
+            && let State::Message(sections) = &mut self.items[at].state
+        {
+            let mut blocks = Blocks { count: &mut self.blocks, deltas };
+            item::grow_message(sections, part, more, &mut blocks);
+        }
+        self.check_blocks()
+    }
+
+    /// The whole text of a message's part.
+    pub(super) fn whole_text(
+        &mut self,
+        place: Place<'_>,
+        part: Option<u64>,
+        whole: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Told {
+        if let Some(at) = self.open(place, Kind::Message, deltas)?
+            && let State::Message(sections) = &mut self.items[at].state
+        {
+            let mut blocks = Blocks { count: &mut self.blocks, deltas };
+            item::complete_section(sections, part, whole, &mut blocks);
+        }
+        self.check_blocks()
+    }
+
+    /// More of what can be read of the reasoning.
+    pub(super) fn reasoning(
+        &mut self,
+        place: Place<'_>,
+        shown: Shown,
+        part: Option<u64>,
+        more: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Told {
+        if let Some(at) = self.open(place, Kind::Reasoning, deltas)?
+            && let State::Reasoning(reasoning) = &mut self.items[at].state
+        {
+            reasoning.grow(shown, part, more, &mut Blocks { count: &mut self.blocks, deltas });
+        }
+        self.check_blocks()
+    }
+
+    /// More of a call's arguments.
+    pub(super) fn arguments(&mut self, place: Place<'_>, more: String, deltas: &mut Vec<Delta>) -> Told {
+        if let Some(at) = self.open(place, Kind::Call, deltas)?
+            && let State::Call(call) = &mut self.items[at].state
+        {
+            if !call.is_told() {
+                self.kept = grown(self.kept, more.len())?;
+            }
+            call.grow(more, &mut Blocks { count: &mut self.blocks, deltas });
+        }
+        Ok(())
+    }
+
+    /// All of a call's arguments.
+    pub(super) fn whole_arguments(&mut self, place: Place<'_>, whole: &str, deltas: &mut Vec<Delta>) -> Told {
+        if let Some(at) = self.open(place, Kind::Call, deltas)?
+            && let State::Call(call) = &mut self.items[at].state
+        {
+            if !call.is_told() {
+                self.kept = grown(self.kept, whole.len())?;
+            }
+            call.complete_arguments(whole, &mut Blocks { count: &mut self.blocks, deltas });
+        }
+        Ok(())
+    }
+
+    /// An item is complete: tells what of it was not told yet.
+    pub(super) fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
+        let place = Place { id: text(whole, "id"), index };
+        let kind = Kind::of(whole);
+        let named = self.ids.get(place.id).copied().or_else(|| self.unnamed(place, kind));
+        let at = named.filter(|at| self.items[*at].kind() == kind);
+        let at = match at {
+            Some(at) => at,
+            None => self.push(whole, place, deltas)?,
+        };
+        self.fill(at, whole, deltas)
+    }
+
+    /// Lays the whole of an item over what is known of it.
+    fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> Told {
+        let item = &mut self.items[at];
+        if item.is_settled() || item.kind() != Kind::of(whole) {
+            return Ok(());
+        }
+        check_count("parts", list(whole, "content"))?;
+        item.done = true;
+        let mut blocks = Blocks { count: &mut self.blocks, deltas };
+        match &mut item.state {
+            State::Message(sections) => {
+                self.refused |= item::complete_message(sections, whole, &mut blocks);
+            }
+            State::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
+            State::Call(call) => {
+                call.complete(whole, &mut blocks);
+                text(whole, "call_id").clone_into(&mut item.call_id);
+            }
+            State::Opaque { block } => {
+                blocks.extend(*block, Part::Item(whole.clone()));
+                blocks.end(*block);
+            }
+        }
+        self.check_blocks()
+    }
+
+    /// The whole answer: tells what of it was not told yet, and nothing twice.
+    pub(super) fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> Told {
+        check_count("items", output)?;
+        let streamed = self.items.len();
+        let mut claimed = vec![false; streamed];
+        let mut nameless = Vec::new();
+        for whole in output.iter().filter(|whole| whole.is_object()) {
+            match self.same(whole) {
+                Some(at) => {
+                    claimed[at] = true;
+                    self.fill(at, whole, deltas)?;
+                }
+                None => nameless.push(whole),
+            }
+        }
+        // What is not known by its id was streamed under another one, unless its kind was not streamed at all.
+        for whole in nameless {
+            let kind = Kind::of(whole);
+            let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);
+            let at = match at {
+                Some(at) => at,
+                None => self.push(whole, Place { id: text(whole, "id"), index: None }, deltas)?,
+            };
+            if let Some(claimed) = claimed.get_mut(at) {
+                *claimed = true;
+            }
+            self.fill(at, whole, deltas)?;
+        }
+        let mut blocks = Blocks { count: &mut self.blocks, deltas };
+        for item in &mut self.items {
+            if let State::Call(call) = &mut item.state {
+                call.give_up(&mut blocks).map_err(broken)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The streamed item that has the id of this one, or calls by the same id.
+    fn same(&self, whole: &Value) -> Option<usize> {
+        let named = self.ids.get(text(whole, "id")).copied();
+        named.or_else(|| {
+            let call_id = text(whole, "call_id");
+            let same = |item: &Item| !call_id.is_empty() && item.call_id == call_id;
+            self.items.iter().position(same)
+        })
+    }
+
+    fn keep(&mut self, bytes: usize) -> Told {
+        self.kept = grown(self.kept, bytes)?;
+        Ok(())
+    }
+
+    /// The message's own limit, told at once: what is made of an event must not grow without end.
+    fn check_blocks(&self) -> Told {
+        if self.blocks > Fold::MAX_BLOCKS {
+            return Err(broken(format!("more than {} blocks in one answer", Fold::MAX_BLOCKS)));
+        }
+        Ok(())
+    }
+}
+
+/// What is far beyond a message's limit is not even looked at.
+fn check_count(what: &str, list: &[Value]) -> Told {
+    if list.len() > Fold::MAX_BLOCKS {
+        return Err(broken(format!("more than {} {what} in one answer", Fold::MAX_BLOCKS)));
+    }
+    Ok(())
+}
+
+fn grown(kept: usize, more: usize) -> Result<usize, ProviderError> {
+    let kept = kept.saturating_add(more);
+    if kept > Fold::LIMIT {
+        return Err(broken(format!("the answer is longer than {} bytes", Fold::LIMIT)));
+    }
+    Ok(kept)
+}
+
+fn broken(message: impl Into<String>) -> ProviderError {
+    ProviderError::new(ErrorKind::Decoding, message)
+}

@@ -1,0 +1,207 @@
+use serde_json::{Map, Value};
+
+use super::{
+    NAME,
+    answer::Answer,
+    item::Shown,
+    wire::{self, Event, list, text},
+};
+use crate::provider::{
+    Delta, ErrorKind, MessageDelta, ProviderError, StopReason,
+    dialect::{
+        Decoder, Frame,
+        error::{self, is_error},
+    },
+};
+
+type Decoded = Result<(), ProviderError>;
+
+/// Decodes one answer: a stream of events, or the whole as one object.
+///
+/// The terminal event is `response.completed`, `response.incomplete` or `response.failed`; it holds the whole
+/// answer once more. Unknown events pass. An item's whole, from its own end or from the answer's, brings what
+/// its deltas left out: llama.cpp sends neither indices nor the end of arguments, others no deltas at all.
+#[derive(Debug, Default)]
+pub(super) struct ResponsesDecoder {
+    answer: Answer,
+    /// The answer's id.
+    id: String,
+    told: bool,
+    model_told: bool,
+    done: bool,
+}
+
+impl Decoder for ResponsesDecoder {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+        let data = frame.data.trim_ascii();
+        // `[DONE]` ends the streams of another format; services that speak both send it here too.
+        if self.done || data.is_empty() || data == "[DONE]" {
+            return Ok(());
+        }
+        match wire::parse(data) {
+            Ok(event) => self.event(frame.event, event, data, deltas),
+            Err(_) if frame.event == "error" => Err(service_error(data)),
+            Err(cause) => Err(ProviderError::new(ErrorKind::Decoding, "an event that is no JSON object")
+                .with_source(cause)
+                .with_body(data)),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.done
+    }
+
+    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Decoded {
+        if self.done {
+            return Ok(());
+        }
+        Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its terminal event"))
+    }
+}
+
+impl ResponsesDecoder {
+    /// The data say what an event is; its name counts only where they do not.
+    fn event(&mut self, name: &str, mut event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        let kind = std::mem::take(&mut event.kind);
+        let kind = if kind.as_str().is_empty() { name } else { kind.as_str() };
+        match kind {
+            "response.output_text.delta" | "response.refusal.delta" => {
+                self.answer.refused |= kind == "response.refusal.delta";
+                let more = wire::take(&mut event.delta);
+                self.answer.text(event.place(), event.content_index.0, more, deltas)
+            }
+            "response.function_call_arguments.delta" => {
+                let more = wire::take(&mut event.delta);
+                self.answer.arguments(event.place(), more, deltas)
+            }
+            "response.reasoning_summary_text.delta" => {
+                let (part, more) = (event.summary_index.0, event.delta.as_str());
+                self.answer.reasoning(event.place(), Shown::Summary, part, more, deltas)
+            }
+            // The second is what the first was called before, and still is by some servers.
+            "response.reasoning_text.delta" | "response.reasoning.delta" => {
+                let (part, more) = (event.content_index.0, event.delta.as_str());
+                self.answer.reasoning(event.place(), Shown::Content, part, more, deltas)
+            }
+            "response.output_text.done" => {
+                self.answer.whole_text(event.place(), event.content_index.0, event.text.as_str(), deltas)
+            }
+            "response.refusal.done" => {
+                self.answer.refused = true;
+                self.answer.whole_text(event.place(), event.content_index.0, event.refusal.as_str(), deltas)
+            }
+            "response.function_call_arguments.done" => {
+                self.answer.whole_arguments(event.place(), event.arguments.as_str(), deltas)
+            }
+            "response.output_item.added" | "response.output_item.done" => {
+                let Some(item) = event.item.filter(|item| item.is_object()) else {
+                    return Err(bad("an item without its content", data));
+                };
+                if kind == "response.output_item.added" {
+                    self.answer.add(&item, event.output_index.0, deltas)
+                } else {
+                    self.answer.complete(&item, event.output_index.0, deltas)
+                }
+            }
+            "response.created" | "response.queued" | "response.in_progress" => {
+                if let Some(response) = &event.response {
+                    self.tell(response, deltas);
+                }
+                Ok(())
+            }
+            "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled"
+            // An older name of the first.
+            | "response.done" => {
+                let Some(response) = event.response.filter(|response| response.is_object()) else {
+                    return Err(bad("the end of an answer without the answer", data));
+                };
+                self.finish(kind, &response, data, deltas)
+            }
+            "error" => Err(service_error(data)),
+            "" if event.object.as_str() == "response" => match serde_json::from_str(data) {
+                Ok(response) => self.finish(kind, &response, data, deltas),
+                Err(cause) => Err(bad("the answer is no JSON object", data).with_source(cause)),
+            },
+            // llama.cpp sends the bare error, without a type.
+            _ if event.error.as_deref().is_some_and(is_error) => Err(service_error(data)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Id and model, as soon as they are known; that this format wrote the message, at once.
+    fn tell(&mut self, response: &Value, deltas: &mut Vec<Delta>) {
+        let (id, model) = (text(response, "id"), text(response, "model"));
+        let new_id = self.id.is_empty() && !id.is_empty();
+        let new_model = !self.model_told && !model.is_empty();
+        if self.told && !new_id && !new_model {
+            return;
+        }
+        if new_id {
+            id.clone_into(&mut self.id);
+        }
+        let mut data = Map::new();
+        if !self.id.is_empty() {
+            data.insert("id".to_owned(), Value::from(&*self.id));
+        }
+        self.told = true;
+        self.model_told |= new_model;
+        deltas.push(Delta::Message(Box::new(MessageDelta {
+            model: new_model.then(|| model.to_owned()),
+            provider_data: Map::from_iter([(NAME.to_owned(), Value::Object(data))]),
+            ..MessageDelta::default()
+        })));
+    }
+
+    fn finish(&mut self, kind: &str, response: &Value, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        self.tell(response, deltas);
+        if let Some(usage) = response.get("usage").and_then(wire::usage) {
+            deltas.push(Delta::Message(Box::new(MessageDelta {
+                usage: Some(usage),
+                ..MessageDelta::default()
+            })));
+        }
+        let status = match text(response, "status") {
+            "" | "in_progress" | "queued" => kind.strip_prefix("response.").unwrap_or("completed"),
+            status => status,
+        };
+        let why = response.get("error").filter(|error| is_error(error));
+        match (status, why) {
+            (_, Some(error)) => return Err(error::from_value(error).with_body(data)),
+            ("failed", None) => return Err(failed("the service failed and did not say why", data)),
+            ("cancelled", None) => return Err(failed("the service cancelled the answer", data)),
+            _ => {}
+        }
+        self.answer.finish(list(response, "output"), deltas)?;
+        let reason = if status == "incomplete" {
+            match response.pointer("/incomplete_details/reason").and_then(Value::as_str) {
+                Some("max_output_tokens" | "max_tokens") => StopReason::Length,
+                Some("content_filter") => StopReason::Refusal,
+                Some(other) => StopReason::Other(other.to_owned()),
+                None => StopReason::Other("incomplete".to_owned()),
+            }
+        } else if self.answer.refused {
+            StopReason::Refusal
+        } else if self.answer.has_calls() {
+            StopReason::ToolUse
+        } else {
+            StopReason::Stop
+        };
+        deltas.push(Delta::stop(reason));
+        self.done = true;
+        self.answer = Answer::default();
+        Ok(())
+    }
+}
+
+fn service_error(data: &str) -> ProviderError {
+    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
+    error::from_value(&error).with_body(data)
+}
+
+fn failed(message: &str, data: &str) -> ProviderError {
+    ProviderError::new(ErrorKind::Service, message).with_body(data)
+}
+
+fn bad(message: &str, data: &str) -> ProviderError {
+    ProviderError::new(ErrorKind::Decoding, message).with_body(data)
+}

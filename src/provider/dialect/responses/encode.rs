@@ -1,0 +1,209 @@
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::{NAME, OpenAiResponses, ReasoningItems, input::Input, models::Family};
+use crate::provider::{
+    CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
+    dialect::{Encoded, OutputSupport, ids::hash, openai, strict::strict, words},
+};
+
+/// Labels that OpenAI takes, and characters of a label's name and value:
+/// <https://platform.openai.com/docs/api-reference/responses/create#responses-create-metadata>.
+const LABELS: (usize, usize, usize) = (16, 64, 512);
+
+pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Encoded, ProviderError> {
+    let family = Family::of(&request.model);
+    let mut encoder = Encoder { format, request, family, body: Map::new(), warnings: Vec::new() };
+    encoder.set("model", &*request.model);
+    encoder.instructions();
+    encoder.set("input", Input::of(request, format.reasoning)?);
+    encoder.set("stream", true);
+    encoder.set("store", false);
+    if format.reasoning != ReasoningItems::Never && family != Family::Plain {
+        encoder.set("include", json!(["reasoning.encrypted_content"]));
+    }
+    encoder.tools();
+    encoder.thinking();
+    encoder.limits();
+    encoder.sampling();
+    encoder.output();
+    encoder.labels();
+    encoder.cache();
+    Ok(Encoded { body: encoder.body, warnings: encoder.warnings })
+}
+
+struct Encoder<'a> {
+    format: &'a OpenAiResponses,
+    request: &'a Request,
+    family: Family,
+    body: Map<String, Value>,
+    warnings: Vec<String>,
+}
+
+impl Encoder<'_> {
+    fn instructions(&mut self) {
+        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
+        if let (OutputSupport::Object, Some(output)) = (self.format.output, &self.request.options.output) {
+            system = words::with_schema(&system, output).into();
+        }
+        if !system.trim().is_empty() {
+            self.set("instructions", system);
+        }
+    }
+
+    fn tools(&mut self) {
+        let tools: Vec<Value> = self
+            .request
+            .tools
+            .iter()
+            .map(|tool| {
+                // Strict is this format's default, and would demand every property.
+                json!({
+                    "type": "function", "name": tool.name(), "description": tool.description(),
+                    "parameters": tool.schema(), "strict": false,
+                })
+            })
+            .collect();
+        let choice = self.request.options.tool_choice.as_ref();
+        if tools.is_empty() {
+            // A choice without tools is refused.
+            if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
+                self.warn("tool_choice: there are no tools to choose from");
+            }
+            return;
+        }
+        self.set("tools", tools);
+        let choice = match choice {
+            None => return,
+            Some(ToolChoice::Auto) => Value::from("auto"),
+            Some(ToolChoice::None) => Value::from("none"),
+            Some(ToolChoice::Required) => Value::from("required"),
+            Some(ToolChoice::Tool(name)) => json!({"type": "function", "name": name}),
+        };
+        self.set("tool_choice", choice);
+    }
+
+    fn limits(&mut self) {
+        let options = &self.request.options;
+        if let Some(max) = options.max_tokens {
+            let least = self.format.min_output_tokens;
+            if max < least {
+                self.warn(format!("max_tokens: {max} became {least}, the least that is possible"));
+            }
+            self.set("max_output_tokens", max.max(least));
+        }
+        if options.stop_sequences.iter().flatten().any(|stop| !stop.is_empty()) {
+            self.warn("stop_sequences: the format has none, left out");
+        }
+    }
+
+    fn sampling(&mut self) {
+        openai::sampling(&self.request.options, &mut self.body, &mut self.warnings);
+        let effort = self.body.get("reasoning").and_then(|reasoning| reasoning["effort"].as_str());
+        if self.family.takes_sampling(effort) {
+            return;
+        }
+        for key in ["temperature", "top_p"] {
+            // The default may be said.
+            let refused = self.body.get(key).is_some_and(|value| value.as_f64() != Some(1.0));
+            if refused && self.body.shift_remove(key).is_some() {
+                self.warn(format!("{key}: the model takes none while it reasons, left out"));
+            }
+        }
+    }
+
+    fn thinking(&mut self) {
+        let Some(mode) = self.request.options.thinking else {
+            return;
+        };
+        let Some(words) = self.format.effort else {
+            return self.warn("thinking: the format has no word for it here, left out");
+        };
+        let off = matches!(mode, ThinkingMode::Off | ThinkingMode::Budget(0));
+        if self.family == Family::Plain {
+            if !off {
+                self.warn("thinking: the model does not reason, left out");
+            }
+            return;
+        }
+        let Some(word) = openai::effort(self.family.narrow(words), mode, &mut self.warnings) else {
+            return;
+        };
+        let mut reasoning = Map::from_iter([("effort".to_owned(), Value::from(word))]);
+        if self.format.summaries && !off {
+            reasoning.insert("summary".to_owned(), "auto".into());
+        }
+        self.set("reasoning", reasoning);
+    }
+
+    fn output(&mut self) {
+        let Some(output) = &self.request.options.output else {
+            return;
+        };
+        let schema = output.schema.as_value();
+        let format = match self.format.output {
+            OutputSupport::Object => json!({"type": "json_object"}),
+            OutputSupport::Schema => named_schema(output, schema, false),
+            OutputSupport::Strict => {
+                if let Some(strict) = strict(schema) {
+                    named_schema(output, &strict, true)
+                } else {
+                    self.warn("output: strict mode can't say this schema, sent without `strict`");
+                    named_schema(output, schema, false)
+                }
+            }
+        };
+        self.set("text", json!({"format": format}));
+    }
+
+    fn labels(&mut self) {
+        let Some(metadata) = &self.request.options.metadata else {
+            return;
+        };
+        if !self.format.metadata {
+            return self.warn("metadata: not taken here, left out");
+        }
+        let (count, name, value) = LABELS;
+        let mut labels = openai::labels(metadata);
+        labels.retain(|key, text| {
+            let long = |text: &str, limit| text.chars().nth(limit).is_some();
+            !long(key, name) && !text.as_str().is_some_and(|text| long(text, value))
+        });
+        let labels: Map<String, Value> = labels.into_iter().take(count).collect();
+        let left_out = metadata.len() - labels.len();
+        if left_out > 0 {
+            self.warn(format!(
+                "metadata: {left_out} left out; at most {count} are possible, of {name} characters for the name \
+                 and {value} for the value"
+            ));
+        }
+        self.set("metadata", labels);
+    }
+
+    /// Source: <https://platform.openai.com/docs/guides/prompt-caching>.
+    fn cache(&mut self) {
+        let Some(hint) = self.request.options.cache.filter(|_| self.format.cache_hints) else {
+            return;
+        };
+        let beginning = [self.body.get("instructions"), self.body["input"].get(0)];
+        let beginning: String = beginning.into_iter().flatten().map(Value::to_string).collect();
+        self.set("prompt_cache_key", format!("{NAME}_{:016x}", hash(&beginning)));
+        if hint == CacheHint::Long {
+            self.set("prompt_cache_retention", "24h");
+        }
+    }
+
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.body.insert(key.to_owned(), value.into());
+    }
+
+    fn warn(&mut self, text: impl Into<String>) {
+        self.warnings.push(text.into());
+    }
+}
+
+fn named_schema(output: &OutputSchema, schema: &Value, strict: bool) -> Value {
+    let name = openai::schema_name(output);
+    json!({"type": "json_schema", "name": name, "schema": schema, "strict": strict})
+}

@@ -1,0 +1,286 @@
+//! A history as the format's input items. Source of the rules:
+//! <https://platform.openai.com/docs/api-reference/responses/create#responses-create-input>.
+
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
+
+use serde_json::{Map, Value, json};
+
+use super::{NAME, ReasoningItems};
+use crate::{
+    message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
+    provider::{
+        ProviderError, Request,
+        dialect::{ids::hash, openai, placeholder},
+    },
+};
+
+/// Characters of a call's id that OpenAI takes, which it names in its error `string_above_max_length`.
+const ID_LIMIT: usize = 64;
+
+/// Types beside `text/*` that can be sent as files, and what a file of them without a name is called: the
+/// service refuses one without. Source: <https://platform.openai.com/docs/guides/file-inputs>.
+const FILES: [(&str, &str); 12] = [
+    ("application/pdf", "document.pdf"),
+    ("application/json", "document.json"),
+    ("application/xml", "document.xml"),
+    ("application/yaml", "document.yaml"),
+    ("application/rtf", "document.rtf"),
+    ("application/msword", "document.doc"),
+    ("application/vnd.openxmlformats-officedocument.wordprocessingml.document", "document.docx"),
+    ("application/vnd.oasis.opendocument.text", "document.odt"),
+    ("application/vnd.ms-powerpoint", "document.ppt"),
+    ("application/vnd.openxmlformats-officedocument.presentationml.presentation", "document.pptx"),
+    ("application/vnd.ms-excel", "document.xls"),
+    ("application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "document.xlsx"),
+];
+
+/// The items of a conversation.
+pub(super) struct Input<'a> {
+    request: &'a Request,
+    reasoning: ReasoningItems,
+    ids: CallIds<'a>,
+    items: Vec<Value>,
+}
+
+impl<'a> Input<'a> {
+    /// The input for the request's history.
+    pub(super) fn of(request: &'a Request, reasoning: ReasoningItems) -> Result<Value, ProviderError> {
+        let mut input = Self { request, reasoning, ids: CallIds::default(), items: Vec::new() };
+        for message in &request.history {
+            match message.role {
+                Role::User => input.user(message)?,
+                Role::Assistant => input.assistant(message)?,
+            }
+        }
+        Ok(Value::Array(input.items))
+    }
+
+    /// Tool results come first: nothing may stand between them and their calls.
+    fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        for result in message.tool_results() {
+            let output = self.tool_result(result)?;
+            let id = self.ids.of(result.tool_use_id.as_str());
+            self.items.push(json!({"type": "function_call_output", "call_id": id, "output": output}));
+        }
+        let mut parts = Vec::new();
+        for block in &message.content {
+            match block {
+                Content::Text(text) if !text.text.trim().is_empty() => parts.push(input_text(&text.text)),
+                Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
+                _ => {}
+            }
+        }
+        if !parts.is_empty() {
+            self.items.push(json!({"type": "message", "role": "user", "content": plain_or(parts)}));
+        }
+        Ok(())
+    }
+
+    fn tool_result(&self, result: &ToolResult) -> Result<Value, ProviderError> {
+        let mut parts = Vec::new();
+        // The format has no flag for failure.
+        let mut unmarked = result.is_error;
+        for block in &result.content {
+            match block {
+                ResultBlock::Text(text) if text.text.is_empty() => {}
+                ResultBlock::Text(text) if unmarked && !text.text.starts_with("Error") => {
+                    unmarked = false;
+                    parts.push(input_text(&format!("Error: {}", text.text)));
+                }
+                ResultBlock::Text(text) => {
+                    unmarked = false;
+                    parts.push(input_text(&text.text));
+                }
+                ResultBlock::Attachment(attachment) => parts.push(self.attachment(attachment)?),
+            }
+        }
+        if unmarked {
+            parts.insert(0, input_text("Error: the tool failed without saying why."));
+        } else if parts.is_empty() {
+            parts.push(input_text("(no output)"));
+        }
+        Ok(plain_or(parts))
+    }
+
+    fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let native = message.is_native_to(NAME);
+        let start = self.items.len();
+        // Items of reasoning that wait for what was reasoned about: they are refused without.
+        let mut waiting = Vec::new();
+        for block in &message.content {
+            let item = match block {
+                Content::Thinking(thinking) if native => {
+                    waiting.extend(reasoning_item(thinking, self.reasoning));
+                    continue;
+                }
+                Content::Text(text) => {
+                    let Some((part, phase)) = output_part(text, native) else { continue };
+                    let last = self.items[start..].last_mut().filter(|_| waiting.is_empty());
+                    let Some(part) = join(last, part, phase.as_ref()) else { continue };
+                    assistant_message(part, phase)
+                }
+                Content::ToolUse(tool_use) => self.call(tool_use),
+                Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => {
+                    item.data.clone()
+                }
+                Content::Attachment(attachment) => {
+                    let why = "the format takes no files in an assistant's message";
+                    let text = placeholder(self.request, attachment, why)?;
+                    assistant_message(json!({"type": "output_text", "text": text, "annotations": []}), None)
+                }
+                _ => continue,
+            };
+            self.items.append(&mut waiting);
+            self.items.push(item);
+        }
+        Ok(())
+    }
+
+    fn call(&mut self, tool_use: &'a ToolUse) -> Value {
+        // What the model wrote in place of JSON must not make the whole request invalid.
+        let arguments =
+            if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
+        // The item's own id stays away: the service would look for the reasoning that it came with.
+        let id = self.ids.assign(tool_use.id.as_str());
+        json!({"type": "function_call", "call_id": id, "name": tool_use.name, "arguments": arguments})
+    }
+
+    fn attachment(&self, attachment: &Attachment) -> Result<Value, ProviderError> {
+        let media_type = attachment.media_type.split(';').next().unwrap_or_default().trim();
+        let media_type = media_type.to_ascii_lowercase();
+        if media_type.starts_with("image/") {
+            let url = match &attachment.source {
+                Source::Url { url } => Cow::Borrowed(url.as_str()),
+                Source::Base64 { data } => openai::data_url(&media_type, data).into(),
+            };
+            return Ok(json!({"type": "input_image", "image_url": url, "detail": "auto"}));
+        }
+        let known = FILES.iter().find(|(known, _)| *known == media_type).map(|(_, name)| *name);
+        let Some(name) = known.or(media_type.starts_with("text/").then_some("document.txt")) else {
+            let why = "the format takes images, PDF, text and office files";
+            return Ok(input_text(&placeholder(self.request, attachment, why)?));
+        };
+        Ok(match &attachment.source {
+            Source::Url { url } => json!({"type": "input_file", "file_url": url}),
+            Source::Base64 { data } => {
+                let name = attachment.name.as_deref().filter(|name| !name.trim().is_empty()).unwrap_or(name);
+                json!({"type": "input_file", "filename": name, "file_data": openai::data_url(&media_type, data)})
+            }
+        })
+    }
+}
+
+fn input_text(text: &str) -> Value {
+    json!({"type": "input_text", "text": text})
+}
+
+/// One string where there is only one text, which the simplest servers demand.
+fn plain_or(mut parts: Vec<Value>) -> Value {
+    match &mut parts[..] {
+        [Value::Object(part)] if part["type"] == "input_text" => part["text"].take(),
+        _ => Value::Array(parts),
+    }
+}
+
+fn assistant_message(part: Value, phase: Option<Value>) -> Value {
+    let mut item = Map::new();
+    item.insert("type".to_owned(), "message".into());
+    item.insert("role".to_owned(), "assistant".into());
+    item.insert("status".to_owned(), "completed".into());
+    item.extend(phase.map(|phase| ("phase".to_owned(), phase)));
+    item.insert("content".to_owned(), Value::Array(vec![part]));
+    Value::Object(item)
+}
+
+/// Puts a part into the message before it, if that is of the same phase; gives it back if there is none.
+fn join(last: Option<&mut Value>, part: Value, phase: Option<&Value>) -> Option<Value> {
+    let same = last.filter(|item| item["type"] == "message" && item.get("phase") == phase);
+    let Some(Value::Array(content)) = same.and_then(|item| item.get_mut("content")) else {
+        return Some(part);
+    };
+    content.push(part);
+    None
+}
+
+/// A text as a part of an answer, and the phase of the message that it belongs to.
+fn output_part(text: &Text, native: bool) -> Option<(Value, Option<Value>)> {
+    if text.text.trim().is_empty() {
+        return None;
+    }
+    let signature = text.signature.as_deref().filter(|_| native);
+    let mut signature: Map<String, Value> =
+        signature.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let part = if signature.get("type").is_some_and(|kind| kind == "refusal") {
+        json!({"type": "refusal", "refusal": text.text})
+    } else {
+        let annotations = signature.remove("annotations").filter(Value::is_array);
+        let annotations = annotations.unwrap_or_else(|| json!([]));
+        json!({"type": "output_text", "text": text.text, "annotations": annotations})
+    };
+    Some((part, signature.remove("phase")))
+}
+
+/// The item that the decoder put into the signature, with the text in its place again.
+fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> {
+    let mut item: Map<String, Value> = serde_json::from_str(thinking.signature.as_deref()?).ok()?;
+    if item.get("type")? != "reasoning" {
+        return None;
+    }
+    for key in ["summary", "content"] {
+        for part in item.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten() {
+            if let Value::Object(part) = part {
+                part.entry("text").or_insert_with(|| Value::from(&*thinking.text));
+            }
+        }
+    }
+    let readable = item.contains_key("content");
+    let encrypted = item.contains_key("encrypted_content");
+    let goes = match wanted {
+        ReasoningItems::All => readable || encrypted,
+        ReasoningItems::Encrypted => {
+            item.shift_remove("content");
+            encrypted
+        }
+        ReasoningItems::Readable => {
+            item.shift_remove("encrypted_content");
+            readable
+        }
+        ReasoningItems::Never => false,
+    };
+    goes.then_some(Value::Object(item))
+}
+
+/// Ids of calls on the wire: short enough, and each once in a conversation. What came earlier decides, so
+/// that a conversation's beginning stays the same as it grows.
+#[derive(Default)]
+struct CallIds<'a> {
+    taken: HashSet<String>,
+    /// What an id was last sent as. Results come right after their calls, so they mean the last.
+    sent: HashMap<&'a str, (String, usize)>,
+}
+
+impl<'a> CallIds<'a> {
+    fn assign(&mut self, id: &'a str) -> String {
+        let mut uses = self.sent.get(id).map_or(0, |(_, uses)| *uses);
+        let wire = loop {
+            uses += 1;
+            let wire = match (uses, id) {
+                (1, id) if !id.is_empty() && id.len() <= ID_LIMIT => id.to_owned(),
+                (1, id) => format!("call_{:016x}", hash(id)),
+                (_, id) => format!("call_{:016x}_{uses}", hash(id)),
+            };
+            if self.taken.insert(wire.clone()) {
+                break wire;
+            }
+        };
+        self.sent.insert(id, (wire.clone(), uses));
+        wire
+    }
+
+    fn of(&self, id: &str) -> String {
+        self.sent.get(id).map_or_else(|| id.chars().take(ID_LIMIT).collect(), |(wire, _)| wire.clone())
+    }
+}

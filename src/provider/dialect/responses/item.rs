@@ -1,0 +1,392 @@
+//! One item of an answer, and the blocks that it makes.
+
+use serde_json::{Map, Value};
+
+use super::wire::{list, text};
+use crate::provider::{BlockStart, Delta, Part};
+
+/// What stands between the parts of a summary in a thinking block.
+const GAP: &str = "\n\n";
+
+/// What an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    Message,
+    Reasoning,
+    Call,
+    /// What only the service understands.
+    Opaque,
+}
+
+impl Kind {
+    pub(super) fn of(item: &Value) -> Self {
+        match text(item, "type") {
+            "message" => Self::Message,
+            "reasoning" => Self::Reasoning,
+            "function_call" => Self::Call,
+            _ => Self::Opaque,
+        }
+    }
+
+    /// What this is, with its article.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Message => "a message",
+            Self::Reasoning => "reasoning",
+            Self::Call => "a function call",
+            Self::Opaque => "an item of the service's own",
+        }
+    }
+}
+
+/// An item of the answer.
+#[derive(Debug)]
+pub(super) struct Item {
+    /// Its place in the output, where it is told.
+    pub(super) index: Option<u64>,
+    /// Of a function call, the id that its result names.
+    pub(super) call_id: String,
+    /// Whether its end was seen: what comes after that belongs to another item.
+    pub(super) done: bool,
+    pub(super) state: State,
+}
+
+/// An item as it grows.
+#[derive(Debug)]
+pub(super) enum State {
+    Message(Vec<Section>),
+    Reasoning(Reasoning),
+    Call(Call),
+    Opaque { block: usize },
+}
+
+/// A part of a message; each makes a block.
+#[derive(Debug)]
+pub(super) struct Section {
+    /// Its index on the wire.
+    index: u64,
+    block: usize,
+    /// Bytes told so far.
+    told: usize,
+}
+
+/// All of its parts make one block, which starts with the first of them.
+#[derive(Debug, Default)]
+pub(super) struct Reasoning {
+    block: Option<usize>,
+    /// What the block shows: the summary, or the reasoning itself. A service that sends both sends one first.
+    shown: Option<Shown>,
+    part: Option<u64>,
+    told: usize,
+    ended: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shown {
+    Summary,
+    Content,
+}
+
+impl Shown {
+    const fn key(self) -> &'static str {
+        match self {
+            Self::Summary => "summary",
+            Self::Content => "content",
+        }
+    }
+}
+
+/// A function call, whose block starts with its name.
+#[derive(Debug, Default)]
+pub(super) struct Call {
+    block: Option<usize>,
+    told: usize,
+    /// Arguments that came before the name, or with the item's start: they count unless better ones come.
+    held: String,
+}
+
+/// Where blocks come from.
+pub(super) struct Blocks<'a> {
+    pub(super) count: &'a mut usize,
+    pub(super) deltas: &'a mut Vec<Delta>,
+}
+
+impl Blocks<'_> {
+    pub(super) fn start(&mut self, block: BlockStart) -> usize {
+        let index = *self.count;
+        *self.count += 1;
+        self.deltas.push(Delta::Start { index, block });
+        index
+    }
+
+    pub(super) fn extend(&mut self, index: usize, part: Part) {
+        self.deltas.push(Delta::Extend { index, part });
+    }
+
+    pub(super) fn end(&mut self, index: usize) {
+        self.deltas.push(Delta::End { index });
+    }
+
+    /// Tells what of `whole` was not told yet.
+    fn tell_rest(&mut self, block: usize, told: &mut usize, whole: &str, part: fn(String) -> Part) {
+        if let Some(rest) = whole.get(*told..).filter(|rest| !rest.is_empty()) {
+            *told = whole.len();
+            self.extend(block, part(rest.to_owned()));
+        }
+    }
+}
+
+impl Item {
+    pub(super) fn kind(&self) -> Kind {
+        match self.state {
+            State::Message(_) => Kind::Message,
+            State::Reasoning(_) => Kind::Reasoning,
+            State::Call(_) => Kind::Call,
+            State::Opaque { .. } => Kind::Opaque,
+        }
+    }
+
+    /// Whether nothing can be added any more. Some services tell a message's content, a reasoning's encrypted
+    /// payload, or a call's name only at the end of the answer.
+    pub(super) fn is_settled(&self) -> bool {
+        self.done
+            && match &self.state {
+                State::Reasoning(reasoning) => reasoning.ended,
+                State::Call(call) => call.is_told(),
+                State::Message(sections) => !sections.is_empty(),
+                State::Opaque { .. } => true,
+            }
+    }
+}
+
+/// More of a message's part; `index` is the part's, where it is told.
+pub(super) fn grow_message(
+    sections: &mut Vec<Section>,
+    index: Option<u64>,
+    more: String,
+    blocks: &mut Blocks<'_>,
+) {
+    let at = match index {
+        Some(index) => sections.iter().rposition(|section| section.index == index),
+        None => sections.len().checked_sub(1),
+    };
+    let at = at.unwrap_or_else(|| {
+        let block = blocks.start(BlockStart::Text);
+        sections.push(Section { index: index.unwrap_or(0), block, told: 0 });
+        sections.len() - 1
+    });
+    sections[at].told += more.len();
+    blocks.extend(sections[at].block, Part::Text(more));
+}
+
+/// The whole of one part of a message: tells what of it was not told yet.
+pub(super) fn complete_section(
+    sections: &mut Vec<Section>,
+    index: Option<u64>,
+    whole: &str,
+    blocks: &mut Blocks<'_>,
+) {
+    match sections.iter_mut().rfind(|section| index.is_none_or(|index| section.index == index)) {
+        Some(section) => blocks.tell_rest(section.block, &mut section.told, whole, Part::Text),
+        None if whole.is_empty() => {}
+        None => grow_message(sections, index, whole.to_owned(), blocks),
+    }
+}
+
+/// The whole of a message. Returns whether it holds a refusal.
+pub(super) fn complete_message(sections: &mut Vec<Section>, item: &Value, blocks: &mut Blocks<'_>) -> bool {
+    let parts = list(item, "content");
+    let words = |part: &Value| match text(part, "refusal") {
+        "" => text(part, "text").to_owned(),
+        refusal => refusal.to_owned(),
+    };
+    // Services that count their parts in another way have told all of them nevertheless.
+    let told: usize = sections.iter().map(|section| section.told).sum();
+    let whole: usize = parts.iter().map(|part| words(part).len()).sum();
+    if told < whole {
+        for (index, part) in (0..).zip(parts) {
+            complete_section(sections, Some(index), &words(part), blocks);
+        }
+    }
+    for (index, part) in (0..).zip(parts) {
+        if let Some(section) = sections.iter().find(|section| section.index == index)
+            && let Some(signature) = signature(part, item)
+        {
+            blocks.extend(section.block, Part::Signature(signature));
+        }
+    }
+    for section in sections {
+        blocks.end(section.block);
+    }
+    parts.iter().any(|part| text(part, "type") == "refusal")
+}
+
+/// What a part needs beside its text to go back as it came.
+fn signature(part: &Value, item: &Value) -> Option<String> {
+    let mut kept = Map::new();
+    if text(part, "type") == "refusal" {
+        kept.insert("type".to_owned(), "refusal".into());
+    }
+    let phase = item.get("phase").filter(|phase| phase.is_string());
+    kept.extend(phase.map(|phase| ("phase".to_owned(), phase.clone())));
+    if !list(part, "annotations").is_empty() {
+        kept.insert("annotations".to_owned(), list(part, "annotations").into());
+    }
+    (!kept.is_empty()).then(|| Value::Object(kept).to_string())
+}
+
+impl Reasoning {
+    /// More of the summary, or of the reasoning itself; `part` is the part's index, where it is told.
+    pub(super) fn grow(&mut self, shown: Shown, part: Option<u64>, more: &str, blocks: &mut Blocks<'_>) {
+        if more.is_empty() || *self.shown.get_or_insert(shown) != shown {
+            return;
+        }
+        let next = part.is_some() && self.part.is_some() && part != self.part;
+        self.part = part.or(self.part);
+        let gap = if next && self.told > 0 { GAP } else { "" };
+        self.told += gap.len() + more.len();
+        let block = *self.block.get_or_insert_with(|| blocks.start(BlockStart::Thinking));
+        blocks.extend(block, Part::Text(format!("{gap}{more}")));
+    }
+
+    /// The whole of it.
+    pub(super) fn complete(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
+        let there = |shown: Shown| !list(item, shown.key()).is_empty();
+        let shown = self.shown.or_else(|| [Shown::Summary, Shown::Content].into_iter().find(|it| there(*it)));
+        let texts: Vec<&str> = match shown {
+            Some(shown) => list(item, shown.key()).iter().map(|part| text(part, "text")).collect(),
+            None => Vec::new(),
+        };
+        let whole = texts.join(GAP);
+        let kept = keep(item, self.told, &whole, texts.len());
+        if self.block.is_none() && whole.is_empty() && kept.is_none() {
+            return;
+        }
+        let block = *self.block.get_or_insert_with(|| blocks.start(BlockStart::Thinking));
+        self.shown = shown;
+        blocks.tell_rest(block, &mut self.told, &whole, Part::Text);
+        if let Some(kept) = kept {
+            blocks.extend(block, Part::Signature(kept));
+            blocks.end(block);
+            self.ended = true;
+        }
+    }
+}
+
+/// A reasoning item as it goes into the signature of its block, if it can go back at all. The text of an only
+/// part is left out: it is the block's own.
+fn keep(item: &Value, told: usize, whole: &str, parts: usize) -> Option<String> {
+    let encrypted = item.get("encrypted_content").and_then(Value::as_str).filter(|it| !it.is_empty());
+    let readable = list(item, "content");
+    if encrypted.is_none() && readable.is_empty() {
+        return None;
+    }
+    let mut kept = Map::from_iter([("type".to_owned(), Value::from("reasoning"))]);
+    if !text(item, "id").is_empty() {
+        kept.insert("id".to_owned(), text(item, "id").into());
+    }
+    kept.insert("summary".to_owned(), list(item, "summary").into());
+    if !readable.is_empty() {
+        kept.insert("content".to_owned(), readable.into());
+    }
+    kept.extend(encrypted.map(|payload| ("encrypted_content".to_owned(), payload.into())));
+    if parts == 1 && told <= whole.len() {
+        for key in ["summary", "content"] {
+            for part in kept.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten() {
+                if let Value::Object(part) = part
+                    && part.get("text").is_some_and(|text| text == whole)
+                {
+                    part.shift_remove("text");
+                }
+            }
+        }
+    }
+    Some(Value::Object(kept).to_string())
+}
+
+impl Call {
+    pub(super) fn holding(held: String) -> Self {
+        Self { held, ..Self::default() }
+    }
+
+    /// Bytes held back.
+    pub(super) fn held(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Starts the block, once the name is known.
+    pub(super) fn start(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
+        let name = text(item, "name");
+        if self.block.is_some() || name.is_empty() {
+            return;
+        }
+        // Without an id of the call, that of the item does: it is as good a name for it.
+        let id = match text(item, "call_id") {
+            "" => text(item, "id"),
+            id => id,
+        };
+        self.block = Some(blocks.start(BlockStart::ToolUse { id: id.into(), name: name.to_owned() }));
+    }
+
+    pub(super) fn grow(&mut self, more: String, blocks: &mut Blocks<'_>) {
+        match self.block {
+            Some(block) => {
+                self.told += more.len();
+                blocks.extend(block, Part::Input(more));
+            }
+            None => self.held.push_str(&more),
+        }
+    }
+
+    /// The whole arguments: tells what of them was not told yet.
+    pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut Blocks<'_>) {
+        match self.block {
+            Some(block) => blocks.tell_rest(block, &mut self.told, whole, Part::Input),
+            None => whole.clone_into(&mut self.held),
+        }
+    }
+
+    /// The whole call.
+    pub(super) fn complete(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
+        self.start(item, blocks);
+        let Some(block) = self.block else {
+            return;
+        };
+        let held = std::mem::take(&mut self.held);
+        let whole = arguments(item).unwrap_or(held);
+        self.complete_arguments(&whole, blocks);
+        blocks.end(block);
+    }
+
+    /// The answer has ended, perhaps without the whole call: what was held back has to do.
+    ///
+    /// # Errors
+    ///
+    /// Nobody can tell what is called.
+    pub(super) fn give_up(&mut self, blocks: &mut Blocks<'_>) -> Result<(), &'static str> {
+        let block = self.block.ok_or("a function call without a name")?;
+        let held = std::mem::take(&mut self.held);
+        self.tell_held(block, &held, blocks);
+        Ok(())
+    }
+
+    fn tell_held(&mut self, block: usize, held: &str, blocks: &mut Blocks<'_>) {
+        if self.told == 0 {
+            blocks.tell_rest(block, &mut self.told, held, Part::Input);
+        }
+    }
+
+    /// Whether it was told to the reader.
+    pub(super) fn is_told(&self) -> bool {
+        self.block.is_some()
+    }
+}
+
+/// The JSON text of a call's arguments, which some services send as the JSON itself.
+pub(super) fn arguments(item: &Value) -> Option<String> {
+    match item.get("arguments")? {
+        Value::Null => None,
+        Value::String(text) => (!text.trim().is_empty()).then(|| text.clone()),
+        whole => Some(whole.to_string()),
+    }
+}

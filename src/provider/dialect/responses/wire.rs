@@ -1,0 +1,105 @@
+//! The events' shapes, borrowed from the frame where that can be. Compatible servers leave members out, set
+//! them to null or to another type: what can't be understood counts as absent.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, de};
+use serde_json::Value;
+
+use crate::{
+    message::Usage,
+    provider::dialect::lenient::{Count, Text},
+};
+
+/// Any event: the members of all kinds together. Also a whole answer that was not streamed.
+#[derive(Deserialize)]
+pub(super) struct Event<'a> {
+    #[serde(rename = "type", borrow, default)]
+    pub(super) kind: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) object: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) item_id: Text<'a>,
+    #[serde(default)]
+    pub(super) output_index: Count,
+    #[serde(default)]
+    pub(super) content_index: Count,
+    #[serde(default)]
+    pub(super) summary_index: Count,
+    #[serde(borrow, default)]
+    pub(super) delta: Text<'a>,
+    /// What the deltas of a text came to.
+    #[serde(borrow, default)]
+    pub(super) text: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) refusal: Text<'a>,
+    #[serde(borrow, default)]
+    pub(super) arguments: Text<'a>,
+    #[serde(default)]
+    pub(super) item: Option<Box<Value>>,
+    #[serde(default)]
+    pub(super) response: Option<Box<Value>>,
+    #[serde(default)]
+    pub(super) error: Option<Box<Value>>,
+}
+
+impl Event<'_> {
+    /// Which item the event speaks of, as far as it says.
+    pub(super) fn place(&self) -> Place<'_> {
+        Place { id: self.item_id.as_str(), index: self.output_index.0 }
+    }
+}
+
+/// The words of a text, without copying those that are owned already.
+pub(super) fn take(text: &mut Text<'_>) -> String {
+    std::mem::take(text).into_text().map(Cow::into_owned).unwrap_or_default()
+}
+
+/// Which item is meant.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place<'a> {
+    /// Its id; empty if none was told.
+    pub(super) id: &'a str,
+    /// Its place in the output.
+    pub(super) index: Option<u64>,
+}
+
+/// An event from its JSON text.
+pub(super) fn parse(data: &str) -> Result<Event<'_>, serde_json::Error> {
+    // A list would be read as a struct without names.
+    if !data.starts_with('{') {
+        return Err(de::Error::custom("a JSON object was expected"));
+    }
+    serde_json::from_str(data)
+}
+
+/// The text at `key`; empty if there is none.
+pub(super) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
+    value.get(key).and_then(Value::as_str).unwrap_or_default()
+}
+
+/// The list at `key`; empty if there is none.
+pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
+    value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// What an answer says of its usage. The prompt's count includes what came from a cache.
+pub(super) fn usage(usage: &Value) -> Option<Usage> {
+    let count = |path: &str| usage.pointer(path).and_then(Value::as_u64);
+    usage.as_object()?;
+    let prompt = count("/input_tokens").unwrap_or(0);
+    let cache_read = count("/input_tokens_details/cached_tokens").unwrap_or(0).min(prompt);
+    // OpenRouter's name.
+    let written = count("/input_tokens_details/cache_write_tokens").unwrap_or(0);
+    let cache_write = written.min(prompt - cache_read);
+    let reasoning = count("/output_tokens_details/reasoning_tokens").unwrap_or(0);
+    Some(Usage {
+        input: prompt - cache_read - cache_write,
+        cache_read,
+        cache_write,
+        output: count("/output_tokens").unwrap_or(0).max(reasoning),
+        reasoning,
+        // OpenRouter's price, in US dollars.
+        cost: usage.get("cost").and_then(Value::as_f64),
+    })
+}

@@ -1,0 +1,497 @@
+#![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
+
+use omni_agent::{
+    message::{Attachment, Content, History, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse},
+    provider::{
+        CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
+        UnsupportedAttachment,
+        dialect::{Dialect, EffortWords, OpenAiResponses, OutputSupport, ReasoningItems},
+    },
+    tool::{Schema, ToolSet},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    anthropic::tools,
+    responses::{answer, completed, encode, input},
+};
+
+fn with(options: Options) -> Request {
+    let mut request = Request::prompt("Hi").with_options(options);
+    request.model = "gpt-5".into();
+    request
+}
+
+fn warnings(format: &OpenAiResponses, options: Options) -> Vec<String> {
+    format.encode(&with(options)).unwrap().warnings
+}
+
+fn plain(messages: impl IntoIterator<Item = Message>) -> Value {
+    input(&OpenAiResponses::default(), messages)
+}
+
+fn weather() -> ToolSet {
+    tools(&[(
+        "weather",
+        "Tells the weather.",
+        json!({"type": "object", "properties": {"city": {"type": "string"}}}),
+    )])
+}
+
+fn schema() -> OutputSchema {
+    let schema = json!({"type": "object", "properties": {"x": {"type": "integer"}}});
+    OutputSchema::new("my answer!", Schema::new(schema).unwrap())
+}
+
+#[test]
+fn encode_request_with_everything_says_it_all() {
+    let options = Options::default()
+        .with_max_tokens(100)
+        .with_temperature(0.5)
+        .with_top_p(0.9)
+        .with_thinking(Effort::Medium)
+        .with_tool_choice(ToolChoice::Required)
+        .with_output(schema())
+        .with_cache(CacheHint::Long)
+        .with_metadata([("user", json!("u-1")), ("n", json!(7))]);
+    let mut request = with(options).with_system("Be brief.").with_tools(weather());
+    request.model = "new-model".into();
+    let mut encoded = OpenAiResponses::openai().encode(&request).unwrap();
+    let key = encoded.body.shift_remove("prompt_cache_key").unwrap();
+    assert!(key.as_str().is_some_and(|key| key.starts_with("openai_responses_") && key.len() <= 64), "{key}");
+    assert_eq!(
+        Value::Object(encoded.body),
+        json!({
+            "model": "new-model",
+            "instructions": "Be brief.",
+            "input": [{"type": "message", "role": "user", "content": "Hi"}],
+            "stream": true,
+            "store": false,
+            "include": ["reasoning.encrypted_content"],
+            "tools": [{"type": "function", "name": "weather", "description": "Tells the weather.", "strict": false,
+                "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}],
+            "tool_choice": "required",
+            "max_output_tokens": 100,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "reasoning": {"effort": "medium", "summary": "auto"},
+            "text": {"format": {"type": "json_schema", "name": "my_answer_", "strict": true,
+                "schema": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
+                    "additionalProperties": false}}},
+            "metadata": {"user": "u-1", "n": "7"},
+            "prompt_cache_retention": "24h",
+        })
+    );
+    assert!(encoded.warnings.is_empty(), "{:?}", encoded.warnings);
+}
+
+#[test]
+fn encode_request_with_nothing_says_no_more_than_it_must() {
+    assert_eq!(
+        encode(&OpenAiResponses::default(), &with(Options::default()).with_system(" ")),
+        json!({"model": "gpt-5", "input": [{"type": "message", "role": "user", "content": "Hi"}], "stream": true,
+            "store": false, "include": ["reasoning.encrypted_content"]})
+    );
+}
+
+#[test]
+fn encode_model_that_cannot_reason_is_not_asked_to() {
+    for model in [
+        "gpt-4o",
+        "gpt-4.1-mini",
+        "openai/gpt-4o",
+        "ft:gpt-4o:acme::1",
+        "chatgpt-4o-latest",
+        "gpt-5-chat-latest",
+    ] {
+        let mut request = with(Options::default().with_thinking(Effort::High));
+        request.model = model.into();
+        let encoded = OpenAiResponses::openai().encode(&request).unwrap();
+        assert_eq!((encoded.body.get("include"), encoded.body.get("reasoning")), (None, None), "{model}");
+        assert_eq!(encoded.warnings.len(), 1);
+        request.options = Options::default().with_thinking(ThinkingMode::Off);
+        assert!(OpenAiResponses::openai().encode(&request).unwrap().warnings.is_empty());
+    }
+}
+
+/// What is said of thinking to a model, and how many warnings there are.
+fn effort(format: &OpenAiResponses, model: &str, mode: impl Into<ThinkingMode>) -> (Value, usize) {
+    let mut request = with(Options::default().with_thinking(mode));
+    request.model = model.into();
+    let encoded = format.encode(&request).unwrap();
+    (encoded.body.get("reasoning").cloned().unwrap_or_default(), encoded.warnings.len())
+}
+
+#[test]
+fn encode_thinking_maps_to_the_words_there_are() {
+    let said = |format: &OpenAiResponses, mode: ThinkingMode| effort(format, "new-model", mode);
+    let openai = OpenAiResponses::openai();
+    let common = OpenAiResponses::default();
+    assert_eq!(said(&openai, ThinkingMode::Off), (json!({"effort": "none"}), 0));
+    assert_eq!(said(&openai, Effort::Minimal.into()), (json!({"effort": "minimal", "summary": "auto"}), 0));
+    assert_eq!(said(&openai, Effort::Max.into()), (json!({"effort": "xhigh", "summary": "auto"}), 0));
+    assert_eq!(said(&openai, ThinkingMode::Budget(5000)), (json!({"effort": "low", "summary": "auto"}), 1));
+    assert_eq!(said(&common, Effort::Max.into()), (json!({"effort": "high"}), 1));
+    assert_eq!(said(&common, ThinkingMode::Budget(0)), (json!({"effort": "none"}), 0));
+    assert_eq!(said(&common.clone().with_effort(None), Effort::High.into()), (Value::Null, 1));
+    let always = EffortWords { off: None, ..EffortWords::COMMON };
+    assert_eq!(said(&common.with_effort(Some(always)), ThinkingMode::Off), (Value::Null, 1));
+}
+
+#[test]
+fn encode_thinking_maps_to_the_words_of_the_model() {
+    for (model, off, minimal, max) in [
+        ("o3", None, "low", "high"),
+        ("openai/o4-mini-2025-04-16", None, "low", "high"),
+        ("gpt-5", None, "minimal", "high"),
+        ("gpt-5-mini-2025-08-07", None, "minimal", "high"),
+        ("gpt-5.1", Some("none"), "low", "high"),
+        ("gpt-5.2-2025-12-11", Some("none"), "low", "xhigh"),
+        ("gpt-5.10", Some("none"), "low", "xhigh"),
+        ("gpt-50", Some("none"), "minimal", "xhigh"),
+        ("o30", Some("none"), "minimal", "xhigh"),
+    ] {
+        let said = |mode: ThinkingMode, wanted: &str| {
+            let (said, warnings) = effort(&OpenAiResponses::openai(), model, mode);
+            assert_eq!(warnings == 0, said["effort"] == wanted, "{model} {said}");
+            said["effort"].as_str().map(ToOwned::to_owned)
+        };
+        assert_eq!(said(ThinkingMode::Off, "none").as_deref(), off, "{model}");
+        assert_eq!(said(Effort::Minimal.into(), "minimal").as_deref(), Some(minimal), "{model}");
+        assert_eq!(said(Effort::Max.into(), "xhigh").as_deref(), Some(max), "{model}");
+        assert_eq!(said(Effort::Medium.into(), "medium").as_deref(), Some("medium"), "{model}");
+    }
+}
+
+#[test]
+fn encode_sampling_is_left_out_where_the_model_refuses_it() {
+    let low = || Options::default().with_temperature(0.2).with_top_p(0.9);
+    for (model, options, sent) in [
+        ("o3-mini", low(), false),
+        ("gpt-5-nano", low(), false),
+        ("gpt-5.1", low(), true),
+        ("gpt-5.1", low().with_thinking(ThinkingMode::Off), true),
+        ("gpt-5.1", low().with_thinking(Effort::Low), false),
+        ("gpt-4o", low().with_thinking(ThinkingMode::Off), true),
+        ("gpt-5-chat-latest", low(), true),
+        ("local-model", low().with_thinking(Effort::Low), true),
+        ("o3", Options::default().with_temperature(1.0).with_top_p(1.0), true),
+    ] {
+        let mut request = with(options);
+        request.model = model.into();
+        let encoded = OpenAiResponses::openai().encode(&request).unwrap();
+        for key in ["temperature", "top_p"] {
+            assert_eq!(encoded.body.contains_key(key), sent, "{model}");
+        }
+        assert_eq!(encoded.warnings.len(), if sent { 0 } else { 2 }, "{model}");
+    }
+}
+
+#[test]
+fn encode_what_cannot_be_said_is_reported() {
+    let openai = OpenAiResponses::openai();
+    let report = |options: Options| warnings(&openai, options).join("; ");
+    assert!(report(Options::default().with_stop_sequences(["END"])).starts_with("stop_sequences"));
+    assert_eq!(report(Options::default().with_stop_sequences([""])), "");
+    assert!(report(Options::default().with_temperature(f64::NAN)).starts_with("temperature"));
+    assert!(report(Options::default().with_tool_choice(ToolChoice::Required)).starts_with("tool_choice"));
+    assert_eq!(report(Options::default().with_tool_choice(ToolChoice::None)), "");
+
+    let few = Options::default().with_max_tokens(3);
+    assert_eq!(encode(&openai, &with(few.clone()))["max_output_tokens"], 16);
+    assert!(report(few.clone()).contains("3 became 16"));
+    assert_eq!(encode(&OpenAiResponses::default(), &with(few))["max_output_tokens"], 3);
+}
+
+#[test]
+fn encode_labels_beyond_the_limits_are_left_out_and_reported() {
+    let options = Options::default().with_metadata((0..20).map(|n| (format!("k{n}"), n)));
+    let body = encode(&OpenAiResponses::default(), &with(options.clone()));
+    assert_eq!(body["metadata"].as_object().map(serde_json::Map::len), Some(16));
+    assert!(warnings(&OpenAiResponses::default(), options.clone())[0].contains("4 left out"));
+    let without = OpenAiResponses::default().with_metadata(false);
+    assert_eq!(encode(&without, &with(options.clone())).get("metadata"), None);
+    assert_eq!(warnings(&without, options).len(), 1);
+
+    let long = Options::default().with_metadata([
+        ("a".to_owned(), "é".repeat(512)),
+        ("b".to_owned(), "é".repeat(513)),
+        ("é".repeat(65), "x".to_owned()),
+    ]);
+    let body = encode(&OpenAiResponses::default(), &with(long));
+    assert_eq!(body["metadata"].as_object().unwrap().keys().collect::<Vec<_>>(), ["a"]);
+}
+
+#[test]
+fn encode_cache_key_stays_with_the_conversation() {
+    let openai = OpenAiResponses::openai();
+    let key = |system: &str, messages: Vec<Message>| {
+        let request = Request::new(History::from_iter(messages))
+            .with_system(system.to_owned())
+            .with_options(Options::default().with_cache(CacheHint::Short));
+        let body = encode(&openai, &request);
+        assert_eq!(body.get("prompt_cache_retention"), None);
+        body["prompt_cache_key"].clone()
+    };
+    let first = key("s", vec![Message::user("a")]);
+    assert_eq!(first, key("s", vec![Message::user("a"), Message::assistant("b"), Message::user("c")]));
+    assert_ne!(first, key("s", vec![Message::user("b")]));
+    assert_ne!(first, key("t", vec![Message::user("a")]));
+    assert!(key("", vec![]).is_string());
+
+    let unsaid = with(Options::default().with_cache(CacheHint::Long));
+    let body = encode(&OpenAiResponses::default(), &unsaid);
+    assert_eq!((body.get("prompt_cache_key"), body.get("prompt_cache_retention")), (None, None));
+}
+
+#[test]
+fn encode_tool_choices_have_their_words() {
+    for (choice, expected) in [
+        (ToolChoice::Auto, json!("auto")),
+        (ToolChoice::None, json!("none")),
+        (ToolChoice::Required, json!("required")),
+        (ToolChoice::Tool("weather".to_owned()), json!({"type": "function", "name": "weather"})),
+    ] {
+        let request = with(Options::default().with_tool_choice(choice)).with_tools(weather());
+        assert_eq!(encode(&OpenAiResponses::default(), &request)["tool_choice"], expected);
+    }
+}
+
+#[test]
+fn encode_output_schema_follows_the_service() {
+    let format = |format: &OpenAiResponses, output: OutputSchema| {
+        let encoded =
+            format.encode(&with(Options::default().with_output(output)).with_system("Be brief.")).unwrap();
+        (encoded.body["text"]["format"].clone(), encoded.body["instructions"].clone(), encoded.warnings.len())
+    };
+    let as_is = json!({"type": "json_schema", "name": "my_answer_", "strict": false,
+        "schema": {"type": "object", "properties": {"x": {"type": "integer"}}}});
+    let schema_only = OpenAiResponses::default().with_output(OutputSupport::Schema);
+    assert_eq!(format(&schema_only, schema()), (as_is, json!("Be brief."), 0));
+
+    let beyond = json!({"type": "object", "additionalProperties": {"type": "integer"}});
+    let beyond = OutputSchema::new("", Schema::new(beyond).unwrap());
+    let (said, _, warned) = format(&OpenAiResponses::default(), beyond.clone());
+    assert_eq!(
+        said,
+        json!({"type": "json_schema", "name": "output", "strict": false, "schema": beyond.schema.as_value()})
+    );
+    assert_eq!(warned, 1);
+
+    let (said, system, _) = format(&OpenAiResponses::default().with_output(OutputSupport::Object), schema());
+    assert_eq!(said, json!({"type": "json_object"}));
+    assert!(system.as_str().is_some_and(
+        |text| text.starts_with("Be brief.\n\nAnswer with one JSON") && text.contains("integer")
+    ));
+}
+
+#[test]
+fn encode_user_content_is_a_string_until_it_has_parts() {
+    let text = |text: &str| json!({"type": "input_text", "text": text});
+    assert_eq!(
+        plain([
+            Message::user([Text::new("a"), Text::new(" ")]),
+            Message::user([Text::new("a"), Text::new("b")])
+        ]),
+        json!([{"type": "message", "role": "user", "content": "a"},
+            {"type": "message", "role": "user", "content": [text("a"), text("b")]}])
+    );
+    let files = plain([Message::user([
+        Content::from("Look:"),
+        Attachment::base64("image/PNG", "AAAA").into(),
+        Attachment::url("image/jpeg", "https://example.com/x.jpg").into(),
+        Attachment::base64("application/pdf", "BBBB").named("paper.pdf").into(),
+        Attachment::base64("application/pdf", "CCCC").named(" ").into(),
+        Attachment::url("application/pdf", "https://example.com/x.pdf").named("x.pdf").into(),
+        Attachment::base64("text/markdown; charset=utf-8", "DDDD").into(),
+    ])]);
+    assert_eq!(
+        files[0]["content"],
+        json!([
+            text("Look:"),
+            {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"},
+            {"type": "input_image", "image_url": "https://example.com/x.jpg", "detail": "auto"},
+            {"type": "input_file", "filename": "paper.pdf", "file_data": "data:application/pdf;base64,BBBB"},
+            {"type": "input_file", "filename": "document.pdf", "file_data": "data:application/pdf;base64,CCCC"},
+            {"type": "input_file", "file_url": "https://example.com/x.pdf"},
+            {"type": "input_file", "filename": "document.txt", "file_data": "data:text/markdown;base64,DDDD"},
+        ])
+    );
+}
+
+#[test]
+fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
+    for (attachment, by_model) in [
+        (Attachment::base64("video/mp4", "AAAA").named("clip"), false),
+        (Attachment::url("audio/wav", "https://example.com/x.wav"), false),
+        (Attachment::base64("image/png", "AAAA"), true),
+    ] {
+        let message = if by_model { Message::assistant } else { Message::user };
+        let request = Request::new(History::from_iter([message(vec![attachment])]));
+        let format = OpenAiResponses::default();
+        assert_eq!(format.encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
+        let body = encode(&format, &request.with_options(options));
+        assert!(body["input"][0]["content"].to_string().contains("[attachment"), "{body}");
+    }
+}
+
+#[test]
+fn encode_tool_results_come_first_and_carry_their_files() {
+    let uses = ["a", "b", "c", "d"].map(|id| ToolUse::new(id, "look", json!({"z": 1, "a": [true]})));
+    let mut both = ToolResult::ok(&uses[0], "Here:");
+    both.content.push(Attachment::base64("image/png", "AAAA").into());
+    let results = [
+        Content::from(Text::new("Well?")),
+        both.into(),
+        ToolResult::error(&uses[1], "Error: gone").into(),
+        ToolResult { content: Vec::new(), ..ToolResult::ok(&uses[2], "") }.into(),
+        ToolResult { content: Vec::new(), ..ToolResult::error(&uses[3], "") }.into(),
+    ];
+    let encoded = plain([Message::assistant(uses.map(Content::from)), Message::user(results)]);
+    let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "look", "arguments": "{\"z\":1,\"a\":[true]}"});
+    let output =
+        |id: &str, output: Value| json!({"type": "function_call_output", "call_id": id, "output": output});
+    assert_eq!(
+        encoded,
+        json!([
+            call("a"), call("b"), call("c"), call("d"),
+            output("a", json!([{"type": "input_text", "text": "Here:"},
+                {"type": "input_image", "image_url": "data:image/png;base64,AAAA", "detail": "auto"}])),
+            output("b", json!("Error: gone")),
+            output("c", json!("(no output)")),
+            output("d", json!("Error: the tool failed without saying why.")),
+            {"type": "message", "role": "user", "content": "Well?"},
+        ])
+    );
+}
+
+#[test]
+fn encode_malformed_tool_use_goes_back_as_valid_json() {
+    let malformed = ToolUse { malformed: Some("{\"x\":".to_owned()), ..ToolUse::new("a", "f", json!({})) };
+    assert_eq!(plain([Message::assistant(Content::from(malformed))])[0]["arguments"], "{}");
+}
+
+#[test]
+fn encode_ids_are_short_and_distinct_and_alike_in_call_and_output() {
+    let long = "x".repeat(65);
+    let history = ["toolu_1", "", &long, "x", "x", &"é".repeat(33)].map(|id| {
+        let call = ToolUse::new(id, "f", json!({}));
+        let result = ToolResult::ok(&call, "ok");
+        [Message::assistant(Content::from(call)), Message::user(Content::from(result))]
+    });
+    let encoded = plain(history.clone().into_iter().flatten());
+    let ids: Vec<&str> =
+        encoded.as_array().unwrap().iter().map(|item| item["call_id"].as_str().unwrap()).collect();
+    let mut seen = std::collections::HashSet::new();
+    for pair in ids.chunks(2) {
+        assert_eq!(pair[0], pair[1]);
+        assert!(!pair[0].is_empty() && pair[0].len() <= 64 && seen.insert(pair[0]), "{ids:?}");
+    }
+    assert_eq!((ids[0], ids[6]), ("toolu_1", "x"));
+    let kept = ToolUse::new("x".repeat(64), "f", json!({}));
+    assert_eq!(plain([Message::assistant(Content::from(kept))])[0]["call_id"], "x".repeat(64));
+    // The beginning of a conversation stays the same as it grows.
+    let shorter = plain(history.into_iter().take(4).flatten());
+    assert_eq!(shorter.as_array().unwrap()[..], encoded.as_array().unwrap()[..8]);
+}
+
+#[test]
+fn encode_conversation_of_another_format_goes_on_without_what_is_private() {
+    let mut message = Message::assistant([
+        Content::from(Thinking { signature: Some("c2ln".to_owned()), ..Thinking::new("Hm.") }),
+        Text { signature: Some("{\"phase\":\"x\"}".to_owned()), ..Text::new("Yes.") }.into(),
+        ProviderItem::new("anthropic_messages", json!({"type": "server_tool_use"})).into(),
+        ToolUse { signature: Some("s".to_owned()), ..ToolUse::new("toolu_1", "f", json!({})) }.into(),
+    ]);
+    message.provider_data.insert("anthropic_messages".to_owned(), json!({}));
+    let before = message.clone();
+    assert_eq!(
+        plain([message.clone()]),
+        json!([
+            {"type": "message", "role": "assistant", "status": "completed",
+                "content": [{"type": "output_text", "text": "Yes.", "annotations": []}]},
+            {"type": "function_call", "call_id": "toolu_1", "name": "f", "arguments": "{}"},
+        ])
+    );
+    assert_eq!(message, before);
+}
+
+#[test]
+fn encode_messages_with_nothing_to_send_are_left_out() {
+    assert_eq!(
+        plain([
+            Message::user(""),
+            Message::user(" \n"),
+            Message::assistant(Vec::<Content>::new()),
+            Message::assistant([
+                Content::from(Thinking::new("hm")),
+                " ".into(),
+                ProviderItem::new("other", json!({})).into(),
+                ProviderItem::new("openai_responses", json!("odd")).into(),
+            ]),
+        ]),
+        json!([])
+    );
+}
+
+/// An assistant message that reasoned in this way, and said something if there is `text`.
+fn reasoned(item: Value, text: &str) -> Message {
+    let folded = answer(&[completed(json!([item]))]);
+    let mut message = folded.message;
+    message.content.extend(Message::assistant(text).content);
+    message
+}
+
+#[test]
+fn encode_reasoning_goes_back_as_the_service_takes_it() {
+    let encrypted = json!({"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": "ZW5j"});
+    let readable = json!({"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]});
+    let mut both = encrypted.clone();
+    both["content"] = json!([{"type": "reasoning_text", "text": "Long."}]);
+    let mut stripped = both.clone();
+    stripped.as_object_mut().unwrap().shift_remove("encrypted_content");
+    for (item, wanted, expected) in [
+        (&encrypted, ReasoningItems::All, Some(&encrypted)),
+        (&encrypted, ReasoningItems::Encrypted, Some(&encrypted)),
+        (&encrypted, ReasoningItems::Readable, None),
+        (&readable, ReasoningItems::All, Some(&readable)),
+        (&readable, ReasoningItems::Encrypted, None),
+        (&readable, ReasoningItems::Readable, Some(&readable)),
+        (&both, ReasoningItems::All, Some(&both)),
+        (&both, ReasoningItems::Encrypted, Some(&encrypted)),
+        (&both, ReasoningItems::Readable, Some(&stripped)),
+        (&both, ReasoningItems::Never, None),
+    ] {
+        let sent =
+            input(&OpenAiResponses::default().with_reasoning(wanted), [reasoned(item.clone(), "Yes.")]);
+        let items = sent.as_array().unwrap();
+        assert_eq!(items.last().unwrap()["type"], "message");
+        assert_eq!((items.len() > 1).then(|| &items[0]), expected, "{item} {wanted:?}");
+    }
+    let never = OpenAiResponses::default().with_reasoning(ReasoningItems::Never);
+    assert_eq!(encode(&never, &with(Options::default())).get("include"), None);
+}
+
+#[test]
+fn encode_reasoning_that_nothing_follows_is_left_out() {
+    let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"});
+    let sent = plain([reasoned(item.clone(), ""), Message::user("Well?")]);
+    assert_eq!(sent, json!([{"type": "message", "role": "user", "content": "Well?"}]));
+    // What is reasoned between two texts keeps them apart.
+    let mut message = Message::assistant("First.");
+    message.content.extend(reasoned(item.clone(), "Second.").content);
+    let sent = plain([message]);
+    assert_eq!((sent.as_array().map(Vec::len), &sent[1]), (Some(3), &item));
+}
+
+#[test]
+fn encode_refusal_goes_back_as_one() {
+    let item = json!({"id": "msg_1", "type": "message", "content": [
+        {"type": "output_text", "text": "Well."}, {"type": "refusal", "refusal": "I can't."}]});
+    let message = answer(&[completed(json!([item]))]).message;
+    assert_eq!(
+        plain([message])[0]["content"],
+        json!([{"type": "output_text", "text": "Well.", "annotations": []}, {"type": "refusal", "refusal": "I can't."}])
+    );
+}

@@ -3,6 +3,8 @@
 mod breath;
 #[cfg(test)]
 pub(crate) mod random;
+#[cfg(test)]
+pub(crate) mod simulation;
 
 use std::{
     future::poll_fn,

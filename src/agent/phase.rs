@@ -288,11 +288,9 @@ impl Phase {
         }
     }
 
-    /// Puts what was read of a turn in flight after the committed history, which is stored apart.
-    #[cfg(test)]
-    pub(crate) fn rebase(&mut self, committed: &History) {
+    fn turn_mut(&mut self) -> Option<&mut Turn> {
         match self {
-            Self::Idle | Self::Noticing { then: Then::Rest | Then::GoOn(_), .. } => {}
+            Self::Idle | Self::Noticing { then: Then::Rest | Then::GoOn(_), .. } => None,
             Self::Noticing { then: Then::Prepare(turn), .. }
             | Self::Preparing { turn, .. }
             | Self::Streaming { turn, .. }
@@ -302,7 +300,15 @@ impl Phase {
             | Self::Reviewing { turn, .. }
             | Self::Concluding { turn, .. }
             | Self::Failing { turn, .. }
-            | Self::Delaying { turn, .. } => turn.working.rebase(committed, usize::MAX),
+            | Self::Delaying { turn, .. } => Some(turn),
+        }
+    }
+
+    /// Puts what was read of a turn in flight after the committed history, which is stored apart.
+    #[cfg(test)]
+    pub(crate) fn rebase(&mut self, committed: &History) {
+        if let Some(turn) = self.turn_mut() {
+            turn.working.rebase(committed, usize::MAX);
         }
     }
 
@@ -360,22 +366,10 @@ impl Phase {
 
     /// Where the run comes from, and the requests made for it so far.
     pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
-        let turn = match self {
-            Self::Noticing { then: Then::GoOn(between), .. } => {
-                return Some((&mut between.origin, between.step));
-            }
-            Self::Idle | Self::Noticing { then: Then::Rest, .. } => return None,
-            Self::Noticing { then: Then::Prepare(turn), .. }
-            | Self::Preparing { turn, .. }
-            | Self::Streaming { turn, .. }
-            | Self::Deciding { turn, .. }
-            | Self::Paused { turn, .. }
-            | Self::Executing { turn, .. }
-            | Self::Reviewing { turn, .. }
-            | Self::Concluding { turn, .. }
-            | Self::Failing { turn, .. }
-            | Self::Delaying { turn, .. } => turn,
-        };
+        if let Self::Noticing { then: Then::GoOn(between), .. } = self {
+            return Some((&mut between.origin, between.step));
+        }
+        let turn = self.turn_mut()?;
         Some((&mut turn.origin, turn.step))
     }
 

@@ -41,9 +41,9 @@ impl Task {
                     // wants anything else gets no answer but the end.
                     Some(command) => {
                         if let Command::Stop(stop) = *command {
-                        let other = Instant::now().checked_add(stop.0);
-                        deadline = [deadline, other].into_iter().flatten().min();
-                        waiting.push(stop);
+                            let other = Instant::now().checked_add(stop.0);
+                            deadline = [deadline, other].into_iter().flatten().min();
+                            waiting.push(stop);
                         }
                     }
                     None => open = false,

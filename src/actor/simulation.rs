@@ -1,0 +1,85 @@
+//! Playing schedules at random: what the simulators of the cores have in common.
+
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::{AtomicBool, AtomicU64, Ordering},
+    thread,
+};
+
+/// What a check found broken.
+pub(crate) type Check<T = ()> = Result<T, String>;
+
+/// Returns from a check with words unless the condition holds.
+macro_rules! ensure {
+    ($holds:expr, $($words:tt)+) => {
+        if !$holds {
+            return Err(format!($($words)+));
+        }
+    };
+}
+pub(crate) use ensure;
+
+/// A world around a core, made from a seed.
+pub(crate) trait Simulated {
+    /// Noting down what goes in, if it is to be traced.
+    fn begin(seed: u64, trace: bool) -> Self;
+
+    /// Plays the whole schedule; what broke, if something did.
+    fn run(&mut self) -> Check;
+
+    /// What went in.
+    fn lines(&self) -> &[String];
+}
+
+/// Plays as many schedules as the environment says, or the one whose seed it names. `tests` are what to replay one with.
+///
+/// # Panics
+///
+/// With the first schedule that breaks.
+pub(crate) fn play_all<W: Simulated>(usual: u64, tests: &str) {
+    if let Some(seed) = number_from_env("OMNI_SEED") {
+        return play::<W>(seed, true).unwrap_or_else(|breach| panic!("schedule {seed}: {breach}"));
+    }
+    let schedules = number_from_env("OMNI_SCHEDULES").unwrap_or(usual);
+    let (next, broken) = (AtomicU64::new(0), AtomicBool::new(false));
+    let work = || {
+        while !broken.load(Ordering::Relaxed) {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= schedules {
+                return None;
+            }
+            if let Err(breach) = play::<W>(seed, false) {
+                broken.store(true, Ordering::Relaxed);
+                return Some((seed, breach));
+            }
+        }
+        None
+    };
+    let breach = thread::scope(|scope| {
+        let cores = thread::available_parallelism().map_or(1, usize::from);
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(work)).collect();
+        threads.into_iter().filter_map(|thread| thread.join().expect("breaches are caught")).min()
+    });
+    if let Some((seed, breach)) = breach {
+        panic!("schedule {seed}: {breach}\nreplay it: OMNI_SEED={seed} cargo test --lib {tests}");
+    }
+}
+
+/// Plays the schedule of `seed`; what broke, if something did.
+fn play<W: Simulated>(seed: u64, trace: bool) -> Check {
+    let mut world = W::begin(seed, trace);
+    let played = catch_unwind(AssertUnwindSafe(|| world.run()));
+    let outcome = played.unwrap_or_else(|panic| {
+        let words = panic.downcast_ref::<String>().map(String::as_str);
+        Err(format!("panicked: {}", words.or(panic.downcast_ref::<&str>().copied()).unwrap_or("?")))
+    });
+    for line in world.lines() {
+        println!("{line}");
+    }
+    outcome
+}
+
+fn number_from_env(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}

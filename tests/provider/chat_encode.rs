@@ -451,3 +451,22 @@ fn encode_output_schema_without_strict_follows_the_service() {
         assert!(said.starts_with(start) && said.ends_with(&schema.to_string()), "{said}");
     }
 }
+
+/// Types that all name each other, with words beside each reference.
+fn entangled(types: usize) -> Value {
+    let fields = |_| {
+        let field =
+            |to| (format!("f{to}"), json!({"$ref": format!("#/$defs/t{to}"), "description": "Another."}));
+        json!({"type": "object", "properties": Value::Object((0..types).map(field).collect())})
+    };
+    let defs = (0..types).map(|name| (format!("t{name}"), fields(name))).collect();
+    json!({"type": "object", "properties": {"first": {"$ref": "#/$defs/t0"}}, "$defs": Value::Object(defs)})
+}
+
+#[test]
+fn encode_schema_of_entangled_types_stays_small() {
+    let schema = entangled(10);
+    let (format, _) = output(&ChatCompletions::openai(), &schema);
+    let text = format.to_string();
+    assert!(text.len() < 2_000_000, "{} bytes", text.len());
+}

@@ -220,6 +220,20 @@ fn decode_hostile_answers_stay_within_a_messages_limits() {
     assert_eq!(error.kind, ErrorKind::Decoding);
 }
 
+#[test]
+fn decode_reason_told_again_and_again_is_kept_once() {
+    let reason =
+        |message: &str| json!({"candidates": [{"finishReason": "SAFETY", "finishMessage": message}]});
+    let mut chunks = vec![reason(&"x".repeat(1000))];
+    chunks.extend(vec![reason(""); 1000]);
+    let deltas = deltas_of(&[json!(chunks).to_string()]).unwrap();
+    let told = deltas.iter().filter(|delta| {
+        matches!(delta, omni_agent::provider::Delta::Message(data) if data.provider_data.to_owned().values()
+            .any(|data| data.get("finishMessage").is_some()))
+    });
+    assert_eq!(told.count(), 1);
+}
+
 #[cfg(feature = "http")]
 #[test]
 fn decode_bytes_split_anywhere_give_the_same_deltas() {

@@ -310,3 +310,22 @@ fn encode_blank_messages_are_left_out_and_odd_inputs_become_objects() {
         ]}])
     );
 }
+
+/// Types that all name each other, with words beside each reference.
+fn entangled(types: usize) -> Value {
+    let fields = |_| {
+        let field =
+            |to| (format!("f{to}"), json!({"$ref": format!("#/$defs/t{to}"), "description": "Another."}));
+        json!({"type": "object", "properties": Value::Object((0..types).map(field).collect())})
+    };
+    let defs = (0..types).map(|name| (format!("t{name}"), fields(name))).collect();
+    json!({"type": "object", "properties": {"first": {"$ref": "#/$defs/t0"}}, "$defs": Value::Object(defs)})
+}
+
+#[test]
+fn encode_schema_of_entangled_types_stays_small() {
+    let schema = entangled(10);
+    let options = Options::default().with_output(output(schema));
+    let text = serde_json::to_string(&encode(&with("gemini-2.5-flash", options)).body).unwrap();
+    assert!(text.len() < 2_000_000, "{} bytes", text.len());
+}

@@ -431,6 +431,20 @@ fn decode_calls_that_share_an_id_are_kept_apart() {
 }
 
 #[test]
+fn decode_calls_whose_items_share_an_id_are_kept_apart() {
+    let (a, b) = (call("x", "a", "f", "{\"x\":1}"), call("x", "b", "g", "{\"y\":2}"));
+    let folded = answer(&[
+        added(0, call("x", "a", "f", "")),
+        done(0, a.clone()),
+        added(1, call("x", "b", "g", "")),
+        done(1, b.clone()),
+        completed(json!([a, b])),
+    ]);
+    let made = calls(&folded);
+    assert_eq!((made.len(), &made[0].2, &made[1].2), (2, &json!({"x": 1}), &json!({"y": 2})));
+}
+
+#[test]
 fn decode_arguments_of_megabytes_stay_whole() {
     let text = "x".repeat(4 * 1024 * 1024);
     let arguments = json!({"text": text}).to_string();

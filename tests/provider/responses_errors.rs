@@ -161,3 +161,11 @@ fn events_that_break_the_format_are_undecodable() {
         assert!(error.message.contains("for an item that is"), "{error}");
     }
 }
+
+#[test]
+fn answer_that_the_service_still_works_on_is_truncated() {
+    for status in ["queued", "in_progress"] {
+        let whole = json!({"object": "response", "id": "r", "status": status, "output": []});
+        assert_eq!(decode(&[whole]).unwrap_err().kind, ErrorKind::Truncated, "{status}");
+    }
+}

@@ -338,6 +338,14 @@ fn ollama_host_is_read_as_ollama_reads_it() {
     }
 }
 
+#[tokio::test]
+async fn ollama_host_with_a_password_is_refused() {
+    let model = Model::new(Arc::new(Endpoint::ollama_at("http://user:pw@127.0.0.1")), "some-model");
+    let error = model.generate(once()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::InvalidRequest, "{error}");
+    assert!(!error.to_string().contains("pw"), "{error}");
+}
+
 #[test]
 fn ollama_key_variable_is_for_its_own_service_alone() {
     for (endpoint, takes) in [

@@ -1,5 +1,7 @@
 //! Output schemas for services that guarantee an answer's shape.
 
+use std::cell::Cell;
+
 use serde_json::{Map, Value};
 
 /// Rewrites a schema to the subset of JSON Schema that OpenAI's strict mode takes: objects are closed and
@@ -12,7 +14,7 @@ use serde_json::{Map, Value};
 /// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and
 /// `to_strict_json_schema` of OpenAI's Python SDK.
 pub(crate) fn strict(schema: &Value) -> Option<Value> {
-    let rewriter = Rewriter { root: schema };
+    let rewriter = Rewriter { root: schema, inlinings: Cell::new(MAX_INLININGS) };
     let rewritten = rewriter.schema(schema, &mut Vec::new())?;
     let is_object = rewritten.get("type").and_then(Value::as_str) == Some("object");
     is_object.then_some(rewritten)
@@ -20,6 +22,19 @@ pub(crate) fn strict(schema: &Value) -> Option<Value> {
 
 struct Rewriter<'a> {
     root: &'a Value,
+    /// References that may still be replaced by what they name.
+    inlinings: Cell<usize>,
+}
+
+/// How many references of one schema are replaced by what they name, at most: with words beside each, a few types
+/// that name each other would grow without end. Beyond it a reference goes without the words.
+pub(super) const MAX_INLININGS: usize = 500;
+
+/// Takes one of the replacements that are left, if any is.
+pub(super) fn may_inline(left: &Cell<usize>) -> bool {
+    let next = left.get().checked_sub(1);
+    left.set(next.unwrap_or_default());
+    next.is_some()
 }
 
 /// Keywords without which an answer still has its shape.
@@ -139,7 +154,8 @@ impl Rewriter<'_> {
         let target = self.root.pointer(reference.strip_prefix('#')?)?;
         let beside = without(schema, "$ref").filter(|(key, _)| !DROPPED.contains(&key.as_str()));
         let beside: Map<String, Value> = beside.collect();
-        if beside.is_empty() || inlined.iter().any(|other| other == reference) {
+        if beside.is_empty() || inlined.iter().any(|other| other == reference) || !may_inline(&self.inlinings)
+        {
             return Some(Value::Object(Map::from_iter([("$ref".to_owned(), reference.into())])));
         }
         let mut merged = target.as_object()?.clone();

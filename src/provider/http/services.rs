@@ -71,6 +71,10 @@ fn ollama_url(host: &str) -> String {
         None => ("http", host, OLLAMA_PORT),
     };
     let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if address.contains('@') {
+        // Refused with the first request, rather than taken apart wrongly.
+        return format!("{scheme}://{rest}");
+    }
     let (name, port) = match address.rsplit_once(':') {
         // The colons of a bare IPv6 address are no port's.
         Some((name, given)) if !name.contains(':') || name.ends_with(']') => {

@@ -32,6 +32,8 @@ pub(super) struct GeminiDecoder {
     id: String,
     /// What goes into the message's provider data, told as a whole each time; `None` until it is first told.
     data: Option<Map<String, Value>>,
+    /// Whether some of it is told at the end.
+    has_more_data: bool,
     has_model: bool,
     usage: Option<Usage>,
     /// What the service says of its sources: the last word on each.
@@ -57,7 +59,7 @@ impl GeminiDecoder {
             let reason = feedback.get("blockReason").and_then(Value::as_str).unwrap_or_default();
             if !matches!(reason, "" | "BLOCK_REASON_UNSPECIFIED") {
                 self.stop = Some(StopReason::Refusal);
-                self.keep([("promptFeedback", *feedback)], deltas);
+                self.keep([("promptFeedback", *feedback)]);
             }
         }
         // More than one alternative is never asked for; the first is the answer.
@@ -85,7 +87,7 @@ impl GeminiDecoder {
                 if !matches!(reason, StopReason::Stop | StopReason::Length) {
                     let told = [("finishReason", word), ("finishMessage", why)];
                     let told = told.into_iter().filter(|(_, text)| !text.is_empty());
-                    self.keep(told.map(|(key, text)| (key, Value::from(text))), deltas);
+                    self.keep(told.map(|(key, text)| (key, Value::from(text))));
                 }
                 self.stop = Some(reason);
             }
@@ -212,12 +214,11 @@ impl GeminiDecoder {
         deltas.push(Delta::Message(Box::new(message)));
     }
 
-    /// Keeps with the message what is particular about its end.
-    fn keep<'k>(&mut self, told: impl IntoIterator<Item = (&'k str, Value)>, deltas: &mut Vec<Delta>) {
+    /// Keeps with the message what is particular about its end, where it is told.
+    fn keep<'k>(&mut self, told: impl IntoIterator<Item = (&'k str, Value)>) {
         let data = self.data.get_or_insert_default();
         data.extend(told.into_iter().map(|(key, value)| (key.to_owned(), value)));
-        let provider_data = Map::from_iter([(NAME.to_owned(), Value::Object(data.clone()))]);
-        deltas.push(Delta::Message(Box::new(MessageDelta { provider_data, ..MessageDelta::default() })));
+        self.has_more_data = true;
     }
 
     /// Usage is of the whole request so far, so that the last one told counts.
@@ -236,6 +237,10 @@ impl GeminiDecoder {
             return Err(ProviderError::new(ErrorKind::Truncated, message));
         };
         self.done = true;
+        if let Some(data) = self.data.take().filter(|_| self.has_more_data) {
+            let provider_data = Map::from_iter([(NAME.to_owned(), Value::Object(data))]);
+            deltas.push(Delta::Message(Box::new(MessageDelta { provider_data, ..MessageDelta::default() })));
+        }
         let sources = std::mem::take(&mut self.sources);
         if !sources.is_empty() {
             if sources.values().map(value_weight).sum::<usize>() > Fold::LIMIT {

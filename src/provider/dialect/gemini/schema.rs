@@ -1,9 +1,11 @@
 //! Schemas as the service takes them: a part of JSON Schema. Source: `responseJsonSchema` in
 //! <https://ai.google.dev/api/generate-content#generationconfig>.
 
+use std::cell::Cell;
+
 use serde_json::{Map, Value, json};
 
-use crate::provider::dialect::strict::without;
+use crate::provider::dialect::strict::{MAX_INLININGS, may_inline, without};
 
 const KEPT: [&str; 14] = [
     "$id",
@@ -28,11 +30,13 @@ const SILENT: [&str; 7] =
 
 /// The schema in the service's terms. What it has no word for stays in the description, for the model to read.
 pub(super) fn restricted(schema: &Value) -> Value {
-    Restrictor { root: schema }.schema(schema, &mut Vec::new())
+    Restrictor { root: schema, inlinings: Cell::new(MAX_INLININGS) }.schema(schema, &mut Vec::new())
 }
 
 struct Restrictor<'a> {
     root: &'a Value,
+    /// References that may still be replaced by what they name.
+    inlinings: Cell<usize>,
 }
 
 impl Restrictor<'_> {
@@ -103,7 +107,9 @@ impl Restrictor<'_> {
             without(schema, "$ref").filter(|(key, _)| !SILENT.contains(&key.as_str())).collect();
         match target {
             Some(Value::Object(target))
-                if !beside.is_empty() && !inlined.iter().any(|other| other == reference) =>
+                if !beside.is_empty()
+                    && !inlined.iter().any(|other| other == reference)
+                    && may_inline(&self.inlinings) =>
             {
                 let mut merged = target.clone();
                 merged.extend(beside);

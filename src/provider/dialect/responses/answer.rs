@@ -43,7 +43,7 @@ impl Answer {
             "" => self.items.iter().position(|item| {
                 index.is_some() && item.index == index && item.kind() == Kind::of(whole) && !item.done
             }),
-            id => self.ids.get(id).copied(),
+            _ => self.named(whole),
         };
         let Some(at) = known else {
             return self.push(whole, place, deltas).map(drop);
@@ -213,7 +213,7 @@ impl Answer {
     pub(super) fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
         let place = Place { id: text(whole, "id"), index };
         let kind = Kind::of(whole);
-        let named = self.ids.get(place.id).copied().or_else(|| self.unnamed(place, kind));
+        let named = self.named(whole).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
         let at = match at {
             Some(at) => at,
@@ -285,10 +285,16 @@ impl Answer {
         Ok(())
     }
 
+    /// The streamed item with the id of this one. Another call is not it, though its item has the same id.
+    fn named(&self, whole: &Value) -> Option<usize> {
+        let at = self.ids.get(text(whole, "id")).copied()?;
+        let (known, given) = (self.items[at].call_id.as_str(), text(whole, "call_id"));
+        (known.is_empty() || given.is_empty() || known == given).then_some(at)
+    }
+
     /// The streamed item that has the id of this one, or calls by the same id.
     fn same(&self, whole: &Value) -> Option<usize> {
-        let named = self.ids.get(text(whole, "id")).copied();
-        named.or_else(|| {
+        self.named(whole).or_else(|| {
             let call_id = text(whole, "call_id");
             let same = |item: &Item| !call_id.is_empty() && item.call_id == call_id;
             self.items.iter().position(same)

@@ -164,6 +164,10 @@ impl ResponsesDecoder {
             "" | "in_progress" | "queued" => kind.strip_prefix("response.").unwrap_or("completed"),
             status => status,
         };
+        if kind.is_empty() && matches!(text(response, "status"), "in_progress" | "queued") {
+            let message = "the answer is not there yet: the service works on it in the background";
+            return Err(ProviderError::new(ErrorKind::Truncated, message).with_body(data));
+        }
         let why = response.get("error").filter(|error| is_error(error));
         match (status, why) {
             (_, Some(error)) => return Err(error::from_value(error).with_body(data)),

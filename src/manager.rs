@@ -157,7 +157,8 @@ impl ManagerBuilder {
         self
     }
 
-    /// How many runs may be on at once, at least one. Further ones wait, in order. A paused one does not count.
+    /// How many runs may be on at once, at least one. Further ones wait, in order. A paused one does not count, and counts
+    /// again from its next request on: not yet while the tools run that were decided on.
     pub fn max_turns(mut self, limit: usize) -> Self {
         self.max_turns = Some(limit);
         self

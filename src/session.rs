@@ -279,13 +279,17 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError::Unsaved`] says what is not safe; the session has ended all the same, and what is unsaved is in
-    /// [`Session::end`].
+    /// [`Session::end`]. [`SessionError::Ended`] if its task was killed before, and nobody knows what was.
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
         if let Ok(stopped) = self.call(|reply| Command::Stop((deadline, reply))).await {
             return stopped;
         }
-        self.shared.fate.ended().await;
-        self.shared.left_unsaved.get().map_or(Ok(()), |unsaved| Err((**unsaved).clone().after(deadline)))
+        let end = self.shared.fate.ended().await;
+        match self.shared.left_unsaved.get() {
+            Some(unsaved) => Err((**unsaved).clone().after(deadline)),
+            None if end.snapshot.is_none() => Err(SessionError::Ended(end.reason)),
+            None => Ok(()),
+        }
     }
 
     /// Ends the session as its idle shutdown would, but now: if no controller is there, nothing goes on or waits to, and all

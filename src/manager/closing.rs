@@ -14,6 +14,10 @@ const RENAME_TRIES: usize = 8;
 impl Inner {
     /// Ends the session with this id, if there is one.
     pub(super) async fn close(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
+        // Whoever waits for room has nothing open, and may wait for long.
+        if self.registry().is_waiting(id) {
+            return Ok(());
+        }
         let (claim, session) = self.claim_in_time(id).await;
         let Some(session) = session else {
             return Ok(());

@@ -294,7 +294,6 @@ impl Starting {
             idle: None,
             idle_when_saved: false,
             flushes: Vec::new(),
-            is_lost: false,
             effects: Vec::new(),
         });
         tokio::spawn(task.run(receiver));

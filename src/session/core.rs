@@ -46,8 +46,6 @@ pub(super) enum Effect {
     Behind(bool),
     /// The agent has become idle.
     Idle,
-    /// Another writer took the conversation over: the session ends.
-    Lost,
 }
 
 type Effects = Vec<Effect>;
@@ -261,9 +259,7 @@ impl Core {
     pub(super) fn agent_ended(&mut self, effects: &mut Effects) {
         self.moving = None;
         self.roll_back(effects);
-        if self.status != Status::Idle {
-            self.status = Status::Idle;
-        }
+        self.status = Status::Idle;
     }
 
     // ---- commands ----

@@ -90,7 +90,6 @@ pub(super) struct Task {
     /// The session would have ended, had it not had something to save.
     pub(super) idle_when_saved: bool,
     pub(super) flushes: Vec<Flush>,
-    pub(super) is_lost: bool,
     /// Room for the effects of the next step, while the agent is busy.
     pub(super) effects: Vec<Effect>,
     /// Dropped with the rest, whatever ends the task.
@@ -132,7 +131,7 @@ impl Task {
     /// Runs until the session ends. Boxed, or an idle session would hold it twice.
     pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
         let (reason, stop) = loop {
-            if self.is_lost {
+            if self.core.is_lost() {
                 break (EndReason::LostPlace, None);
             }
             if self.feed.is_flooded() {
@@ -268,7 +267,6 @@ impl Task {
             Effect::RetryIn(wait) => self.retry = Some(Box::pin(sleep(wait))),
             Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
             Effect::Idle => self.consider_idle_shutdown(),
-            Effect::Lost => self.is_lost = true,
         }
     }
 

@@ -1,6 +1,6 @@
 //! How many sessions may be open: who is put to sleep, and who waits.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::Prompt,
@@ -439,4 +439,21 @@ fn runtime_is_killed_its_places_are_free_again() {
         in_time(manager.open(&id("c"), parrot())).await.unwrap();
         in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
     });
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_of_what_waits_for_room_is_done_at_once() {
+    let manager = omni_agent::manager::Manager::builder(Arc::new(omni_agent::store::MemoryStore::new()))
+        .max_open(1)
+        .build();
+    let [first, second] = ["first", "second"].map(|id| omni_agent::store::ConversationId::new(id).unwrap());
+    let held = manager.create_as(&first, crate::basics::agent()).await.unwrap();
+    let (waiting, id) = (manager.clone(), second.clone());
+    let opening = tokio::spawn(async move { waiting.create_as(&id, crate::basics::agent()).await });
+    while manager.subscribe().snapshot().unwrap().waiting.is_empty() {
+        tokio::task::yield_now().await;
+    }
+    tokio::time::timeout(Duration::from_secs(1), manager.close(&second)).await.unwrap().unwrap();
+    drop(held);
+    opening.await.unwrap().unwrap();
 }

@@ -302,7 +302,9 @@ fn session_killed_with_its_runtime_says_so() {
     runtime().block_on(async {
         assert_eq!(session.ended().await.reason, EndReason::Killed);
         all_ended(&session, &EndReason::Killed).await;
-        session.stop(Duration::from_secs(1)).await.unwrap();
+        // What it had not saved went with it.
+        let stopped = session.stop(Duration::from_secs(1)).await;
+        assert!(matches!(stopped, Err(SessionError::Ended(EndReason::Killed))), "{stopped:?}");
         let end = loop {
             if let omni_agent::subscription::Update::Closed(end) = events.next().await.unwrap() {
                 break end;

@@ -254,7 +254,7 @@ impl Core {
                 let report = StoreReport::Lost { error: text(&error) };
                 self.saver.lost = true;
                 self.saver.report = Some(Box::new(report.clone()));
-                effects.extend([Effect::Emit(SessionEvent::Store(report)), Effect::Lost]);
+                effects.push(Effect::Emit(SessionEvent::Store(report)));
             }
             Err(error) => {
                 let (first, longest) = RETRY;
@@ -279,7 +279,7 @@ impl Core {
         self.saver.safe >= wanted
     }
 
-    /// Whether nothing more will be stored.
+    /// Whether nothing more will be stored, since another writer took the conversation over: the session ends.
     pub(in crate::session) fn is_lost(&self) -> bool {
         self.saver.lost
     }

@@ -43,6 +43,7 @@ impl Task {
                         if let Command::Stop(stop) = *command {
                             let other = Instant::now().checked_add(stop.0);
                             deadline = [deadline, other].into_iter().flatten().min();
+                            waiting.retain(|(_, reply)| !reply.is_closed());
                             waiting.push(stop);
                         }
                     }

@@ -321,7 +321,7 @@ impl World {
             Effect::Write(job) => self.ledger.begin(Arc::clone(job)),
             Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
             Effect::Behind(behind) => self.ledger.told_behind(*behind),
-            Effect::Idle | Effect::Lost => Ok(()),
+            Effect::Idle => Ok(()),
         }
     }
 

@@ -9,7 +9,10 @@ use super::{
     world::World,
 };
 use crate::{
-    session::core::{Effect, Job},
+    session::{
+        SessionEvent, StoreReport,
+        core::{Effect, Job},
+    },
     store::StoreError,
 };
 
@@ -49,7 +52,9 @@ impl World {
         };
         let loses = told == [Kind::Lost];
         let effects = self.feed(told, |core, env, effects| core.written(outcome, env, effects))?;
-        let lost = effects.iter().filter(|effect| matches!(effect, Effect::Lost)).count();
+        let is_loss =
+            |effect: &&Effect| matches!(effect, Effect::Emit(SessionEvent::Store(StoreReport::Lost { .. })));
+        let lost = effects.iter().filter(is_loss).count();
         ensure!(lost == usize::from(loses), "{lost} times lost, {loses}");
         brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
     }

@@ -228,7 +228,7 @@ fn decode_reason_told_again_and_again_is_kept_once() {
     chunks.extend(vec![reason(""); 1000]);
     let deltas = deltas_of(&[json!(chunks).to_string()]).unwrap();
     let told = deltas.iter().filter(|delta| {
-        matches!(delta, omni_agent::provider::Delta::Message(data) if data.provider_data.to_owned().values()
+        matches!(delta, omni_agent::provider::Delta::Message(data) if data.provider_data.values()
             .any(|data| data.get("finishMessage").is_some()))
     });
     assert_eq!(told.count(), 1);

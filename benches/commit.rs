@@ -1,4 +1,5 @@
-//! What it takes to keep a turn on the file system, against the same bytes appended to an open file and synced.
+//! What it takes to keep a turn: on the file system and in databases, against the same bytes appended to an open file and
+//! synced.
 //!
 //! A turn is a question and an answer with usage, about a kilobyte of JSON. In each round, one conversation of
 //! the store gets a batch of turns, and between every two of them the reference does the same to a file that it keeps open:
@@ -6,9 +7,17 @@
 //! the disk. Wall time is each side's median, CPU time is the process's during its side of the batch, the kernel's work
 //! included. Bytes are the log's growth. The rounds alternate between a fresh conversation and one of 10,000
 //! turns. The last table does without syncing, where what a commit costs beside the disk can be seen.
+//! The databases (features `sqlite` and `postgres`) have two references: the JSON of the turn's messages appended and synced,
+//! and one row with this JSON inserted in the same database, by the database's plain client. A commit is the work of
+//! that insert and more: it finds the conversation, compares its version, and adds four rows to three tables. What the
+//! database's log grows by is measured apart, over commits that nobody times.
+//!
 //! The folder is `OMNI_BENCH_FOLDER`, or the system's for temporary files: it should be on a real disk.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[allow(dead_code)]
+mod databases;
 #[allow(dead_code)]
 mod support;
 
@@ -34,6 +43,8 @@ fn main() {
     let folder = base.join(format!("omni-agent-bench-{}", ConversationId::generate()));
     on_this_thread(synced(&folder));
     on_this_thread(unsynced(&folder));
+    #[cfg(any(feature = "sqlite", feature = "postgres"))]
+    on_this_thread(in_databases(&folder.join("databases")));
     on_this_thread(in_memory());
     fs::remove_dir_all(&folder).expect("the benchmark's own folder can go");
 }
@@ -191,6 +202,64 @@ async fn unsynced(folder: &std::path::Path) {
         let cpu = format!("{:.1} / {:.1} µs", store.cpu_each(), plain.cpu_each());
         row(&format!("from turn {} on: CPU, store / append", turns + 1), cpu, "");
     }
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+async fn in_databases(folder: &std::path::Path) {
+    let (subjects, _server) = databases::subjects(folder).await;
+    for subject in &subjects {
+        in_database(subject, folder).await;
+    }
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+async fn in_database(subject: &databases::Subject, folder: &std::path::Path) {
+    let (rounds, batch, long) = (size(10, 1), size(50, 2), size(10_000, 20) as u64);
+    let mut file = File::options().append(true).create(true).open(folder.join("reference")).expect("a file");
+    let mut old = Talk::start(&*subject.quick, long).await;
+    old.store = &*subject.store;
+
+    let mut figures = [(); 2].map(|()| [(); 3].map(|()| Spent::default()));
+    for _ in 0..rounds {
+        let mut new = Talk::start(&*subject.store, 0).await;
+        for (talk, [store, row, append]) in [&mut new, &mut old].into_iter().zip(&mut figures) {
+            for _ in 0..batch {
+                let json = serde_json::to_string(&turn(talk.nodes).nodes).expect("messages have a JSON form");
+                let begun = now();
+                talk.turn().await;
+                store.since(begun);
+                let begun = now();
+                subject.bare.insert(&json).await;
+                row.since(begun);
+                let begun = now();
+                file.write_all(json.as_bytes()).and_then(|()| file.sync_data()).expect("there is room");
+                append.since(begun);
+            }
+        }
+    }
+    let name = subject.name;
+    head(&format!("a synced commit to {name}, {} turns a row", rounds * batch));
+    let from = [format!("turns 1 to {batch}"), format!("turns from {long} on")];
+    for (from, [store, insert, append]) in from.iter().zip(&figures) {
+        let (wall, insert, append) = (store.wall_each(), insert.wall_each(), append.wall_each());
+        let figure = format!("{wall:.0} / {insert:.0} / {append:.0} µs");
+        row(&format!("{from}: wall, store / bare row / append"), figure, "");
+        row(&format!("{from}: ratio to a bare row"), format!("{:.2}", wall / insert), "");
+        row(&format!("{from}: ratio to append + fdatasync"), format!("{:.2}", wall / append), "≤ 1.3");
+        row(&format!("{from}: CPU of this process"), format!("{:.0} µs", store.cpu_each()), "");
+    }
+    let [[new, ..], [late, ..]] = &figures;
+    row("wall time, late to early", format!("{:.2}", late.wall_each() / new.wall_each()), "1.0");
+
+    let mut logged = [(); 2].map(|()| Vec::new());
+    let mut new = Talk::start(&*subject.store, 0).await;
+    for _ in 0..batch {
+        for (talk, logged) in [&mut new, &mut old].into_iter().zip(&mut logged) {
+            logged.push(subject.bare.logged(talk.turn()).await as f64);
+        }
+    }
+    let [early, late] = logged.map(median);
+    row("the log grows by, early / late", format!("{early:.0} / {late:.0} B"), "the same");
 }
 
 async fn in_memory() {

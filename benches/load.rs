@@ -5,20 +5,25 @@
 //! with `serde_json::from_str` into a type with the line's fields and the nodes as they are in the tree, and
 //! nothing is checked or kept in order. The other has a file with the messages alone, one a line, parsed into
 //! shared `Message`s. CPU time of the whole process, medians of interleaved rounds; files are in the page cache.
-//! Listing reads 100,000 conversations with summaries that are up to date, and, once, with ones that commits left
-//! behind since the last list: all of them, and one in a hundred. Its time is that on the wall, since it takes more than
-//! one thread; the files are in the page cache.
+//!
+//! Databases (features `sqlite` and `postgres`) are held against the same messages read from the same database by its plain
+//! client, with one query, and parsed. Time is that on the wall, since PostgreSQL works in processes of its own.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[allow(dead_code)]
+mod databases;
 #[allow(dead_code)]
 mod support;
 
-use std::{fs, hint::black_box, path::Path, sync::Arc, time::Instant};
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use std::time::Instant;
+use std::{fs, hint::black_box, path::Path, sync::Arc};
 
 use omni_agent::{
     message::{Content, Message, ToolResult, ToolUse, Usage},
     store::{
-        Commit, ConversationId, FileSystemStore, MemoryStore, Page, Store, StoredState, Write, WriteId,
+        Commit, ConversationId, FileSystemStore, MemoryStore, Store, StoredState, Write, WriteId,
         file_system::Durability,
     },
     tree::{Node, NodeId, Tree},
@@ -33,7 +38,8 @@ fn main() {
         let nodes = size(10_000, 20) as u64;
         load(&folder, "text", nodes, text).await;
         load(&folder, "tools", nodes, tools).await;
-        list(&folder.join("many")).await;
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
+        load_from_databases(&folder.join("databases"), nodes).await;
     });
     fs::remove_dir_all(&folder).expect("the benchmark's own folder can go");
 }
@@ -87,32 +93,31 @@ fn id(number: u64) -> NodeId {
     NodeId::new(number).expect("not zero")
 }
 
+/// Makes the conversation, turn by turn.
+async fn fill(store: &dyn Store, name: &ConversationId, nodes: u64, message: fn(u64) -> Message) {
+    let created = store.create(name, WriteId::generate(), &StoredState::default()).await;
+    let mut version = created.expect("the id is free");
+    for number in (1..=nodes).step_by(2) {
+        let question = Node::new(id(number), NodeId::new(number - 1), message(number));
+        let usage = Usage { input: 1200, output: 150, ..Usage::default() };
+        let answer = Node::new(id(number + 1), Some(id(number)), message(number + 1)).with_usage(usage);
+        let commit = Commit::new(Some(id(number + 1))).with_nodes([question, answer]);
+        version = store.commit(name, &Write::on(version), &commit).await.expect("nobody else writes");
+    }
+}
+
 async fn load(folder: &Path, what: &str, nodes: u64, message: fn(u64) -> Message) {
     let store =
         FileSystemStore::builder(folder).durability(Durability::Process).open().await.expect("a folder");
     let memory = MemoryStore::new();
     let name = ConversationId::generate();
-    let create = WriteId::generate();
-    let mut versions = [
-        store.create(&name, create, &StoredState::default()).await.expect("the id is free"),
-        memory.create(&name, create, &StoredState::default()).await.expect("the id is free"),
-    ];
     let mut lines = String::new();
-    for number in (1..=nodes).step_by(2) {
-        let (question, answer) = (message(number), message(number + 1));
-        for message in [&question, &answer] {
-            lines += &serde_json::to_string(message).expect("a message has a JSON form");
-            lines += "\n";
-        }
-        let question = Node::new(id(number), NodeId::new(number - 1), question);
-        let usage = Usage { input: 1200, output: 150, ..Usage::default() };
-        let answer = Node::new(id(number + 1), Some(id(number)), answer).with_usage(usage);
-        let commit = Commit::new(Some(id(number + 1))).with_nodes([question, answer]);
-        let stores: [&dyn Store; 2] = [&store, &memory];
-        for (store, version) in stores.into_iter().zip(&mut versions) {
-            *version = store.commit(&name, &Write::on(*version), &commit).await.expect("nobody else writes");
-        }
+    for number in 1..=nodes {
+        lines += &serde_json::to_string(&message(number)).expect("a message has a JSON form");
+        lines += "\n";
     }
+    fill(&store, &name, nodes, message).await;
+    fill(&memory, &name, nodes, message).await;
     let plain = folder.join("messages");
     fs::write(&plain, &lines).expect("there is room");
 
@@ -168,35 +173,32 @@ async fn load(folder: &Path, what: &str, nodes: u64, message: fn(u64) -> Message
     row("load from the memory store", format!("{memory:.2} ms"), "");
 }
 
-async fn list(folder: &Path) {
-    let conversations = size(100_000, 5);
-    let store =
-        FileSystemStore::builder(folder).durability(Durability::Process).open().await.expect("a folder");
-    let mut versions = Vec::new();
-    for _ in 0..conversations {
-        let name = ConversationId::generate();
-        let state = StoredState::default().with_title("A talk about mountains");
-        let version = store.create(&name, WriteId::generate(), &state).await.expect("the id is free");
-        versions.push((name, version));
-    }
-    head(&format!("listing 50 of {conversations}"));
-    let row_of = async |what: &str, rounds: usize| {
-        let mut figures = Vec::new();
-        for _ in 0..rounds {
-            let begun = Instant::now();
-            black_box(store.list(Page::default()).await.expect("a list"));
-            figures.push(begun.elapsed().as_secs_f64() * 1e3);
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+async fn load_from_databases(folder: &Path, nodes: u64) {
+    let (subjects, _server) = databases::subjects(folder).await;
+    for databases::Subject { name: database, store, quick, bare } in &subjects {
+        for (what, message) in [("text", text as fn(u64) -> Message), ("tools", tools)] {
+            let name = ConversationId::generate();
+            fill(&**quick, &name, nodes, message).await;
+            let mut figures = [(); 2].map(|()| Vec::new());
+            for _ in 0..size(41, 2) {
+                let begun = Instant::now();
+                let texts = bare.messages(&name).await;
+                let messages = texts.iter().map(|text| serde_json::from_str(text).expect("a message"));
+                let messages: Vec<Arc<Message>> = messages.collect();
+                figures[0].push(begun.elapsed().as_secs_f64() * 1e3);
+                drop(black_box((texts, messages)));
+
+                let begun = Instant::now();
+                let stored = store.load(&name).await.expect("it is there");
+                figures[1].push(begun.elapsed().as_secs_f64() * 1e3);
+                drop(black_box(stored));
+            }
+            let [plain, load] = figures.map(median);
+            head(&format!("loading {nodes} nodes of {what} from {database}"));
+            row("reading and parsing the messages with one query", format!("{plain:.1} ms"), "");
+            row("load", format!("{load:.1} ms"), "≤ 16 ms");
+            row("ratio", format!("{:.2}", load / plain), "≤ 1.3");
         }
-        row(what, format!("{:.0} ms", median(figures)), "≤ 1,000 ms");
-    };
-    row_of("summaries up to date", size(5, 1)).await;
-    for (what, every) in
-        [("one in a hundred left behind by a commit", 100), ("all left behind by a commit", 1)]
-    {
-        for (name, version) in versions.iter_mut().step_by(every) {
-            let commit = Commit::new(Some(id(1))).with_nodes([Node::new(id(1), None, text(1))]);
-            *version = store.commit(name, &Write::on(*version), &commit).await.expect("nobody else writes");
-        }
-        row_of(what, 1).await;
     }
 }

@@ -7,6 +7,8 @@
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
+mod formats;
+#[allow(dead_code)]
 mod server;
 #[allow(dead_code)]
 mod support;
@@ -16,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use formats::Format;
 use omni_agent::{
     agent::{Agent, AgentBuilder, Event},
     manager::{Manager, Opened},
@@ -24,7 +27,7 @@ use omni_agent::{
     store::{FileSystemStore, Page, Store},
     subscription::Update,
 };
-use server::{Pace, chat, streamed};
+use server::{Pace, streamed};
 use support::{cpu, head, peak_resident, resident, row, size};
 
 const DELTAS: usize = 200;
@@ -47,7 +50,8 @@ fn main() {
             let body = String::from_utf8_lossy(body);
             let from = body.rfind("session-").expect("the prompt names the session");
             let digits = body[from + 8..].find(|c: char| !c.is_ascii_digit()).expect("JSON goes on");
-            streamed(&chat::text(pieces(&body[from..from + 8 + digits])), None)
+            let pieces: Vec<String> = pieces(&body[from..from + 8 + digits]).collect();
+            streamed(Format::Chat, &Format::Chat.text(&pieces), None)
         })
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();

@@ -16,6 +16,8 @@ use tokio::{
     sync::Barrier,
 };
 
+use crate::formats::{Format, brings_result};
+
 /// Set for the process that serves.
 const ROLE: &str = "OMNI_AGENT_BENCH_SERVER";
 
@@ -132,9 +134,12 @@ async fn converse(
 }
 
 /// A whole answer: head, and the events in chunks of `size` bytes, or one chunk an event.
-pub(crate) fn streamed(events: &[String], size: Option<usize>) -> Arc<[u8]> {
-    let mut bytes =
-        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n".to_vec();
+pub(crate) fn streamed(format: Format, events: &[String], size: Option<usize>) -> Arc<[u8]> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: {}\r\ntransfer-encoding: chunked\r\n\r\n",
+        format.content_type()
+    );
+    let mut bytes = head.into_bytes();
     let mut add = |chunk: &[u8]| {
         bytes.extend_from_slice(format!("{:x}\r\n", chunk.len()).as_bytes());
         bytes.extend_from_slice(chunk);
@@ -148,92 +153,22 @@ pub(crate) fn streamed(events: &[String], size: Option<usize>) -> Arc<[u8]> {
     bytes.into()
 }
 
-/// Events as OpenAI's Chat Completions has them.
-pub(crate) mod chat {
-    use serde_json::{Value, json};
+/// The text that [`runs`] end with.
+pub(crate) const ANSWER: &str = "It is 18 degrees in Paris.";
 
-    fn event(delta: &Value, finish: Option<&str>) -> String {
-        let chunk = json!({
-            "id": "chatcmpl-BxZ3kVq7mR2nT9wY5pL8sD4fG6hJ",
-            "object": "chat.completion.chunk",
-            "created": 1_760_000_000,
-            "model": "gpt-5-mini-2025-08-07",
-            "service_tier": "default",
-            "system_fingerprint": "fp_7b2c9d41e0",
-            "choices": [{ "index": 0, "delta": delta, "logprobs": null, "finish_reason": finish }],
-            "obfuscation": "x9Kd2LmQ",
-        });
-        format!("data: {chunk}\n\n")
-    }
-
-    fn whole(deltas: impl IntoIterator<Item = Value>, finish: &str) -> Vec<String> {
-        let mut events = vec![event(&json!({ "role": "assistant", "content": "", "refusal": null }), None)];
-        events.extend(deltas.into_iter().map(|delta| event(&delta, None)));
-        events.push(event(&json!({}), Some(finish)));
-        events.push("data: [DONE]\n\n".to_owned());
-        events
-    }
-
-    /// An answer of a text in pieces.
-    pub(crate) fn text(pieces: impl IntoIterator<Item = String>) -> Vec<String> {
-        whole(pieces.into_iter().map(|piece| json!({ "content": piece })), "stop")
-    }
-
-    /// An answer that uses a tool, its input in pieces.
-    pub(crate) fn tool_use(name: &str, pieces: &[&str]) -> Vec<String> {
-        let start = json!({ "tool_calls": [{
-            "index": 0, "id": "call_8Fj2kLm9", "type": "function", "function": { "name": name, "arguments": "" },
-        }] });
-        let more = pieces
-            .iter()
-            .map(|piece| json!({ "tool_calls": [{ "index": 0, "function": { "arguments": piece } }] }));
-        whole(std::iter::once(start).chain(more), "tool_calls")
-    }
-}
-
-/// Events as Anthropic's Messages has them.
-pub(crate) mod messages {
-    use serde_json::{Value, json};
-
-    fn event(data: &Value) -> String {
-        format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
-    }
-
-    fn whole(block: &Value, deltas: impl IntoIterator<Item = Value>, stop: &str) -> Vec<String> {
-        let mut events = vec![
-            event(&json!({ "type": "message_start", "message": {
-                "id": "msg_01XFDUDYJgAACzvnptvVoYEL", "type": "message", "role": "assistant",
-                "model": "claude-sonnet-4-6", "content": [], "stop_reason": null, "stop_sequence": null,
-                "usage": { "input_tokens": 25, "output_tokens": 1 },
-            } })),
-            event(&json!({ "type": "content_block_start", "index": 0, "content_block": block })),
-            event(&json!({ "type": "ping" })),
-        ];
-        events.extend(
-            deltas
-                .into_iter()
-                .map(|delta| event(&json!({ "type": "content_block_delta", "index": 0, "delta": delta }))),
-        );
-        events.extend([
-            event(&json!({ "type": "content_block_stop", "index": 0 })),
-            event(&json!({ "type": "message_delta",
-                "delta": { "stop_reason": stop, "stop_sequence": null }, "usage": { "output_tokens": 15 } })),
-            event(&json!({ "type": "message_stop" })),
-        ]);
-        events
-    }
-
-    /// An answer of a text in pieces.
-    pub(crate) fn text(pieces: impl IntoIterator<Item = String>) -> Vec<String> {
-        let deltas = pieces.into_iter().map(|piece| json!({ "type": "text_delta", "text": piece }));
-        whole(&json!({ "type": "text", "text": "" }), deltas, "end_turn")
-    }
-
-    /// An answer that uses a tool, its input in pieces.
-    pub(crate) fn tool_use(name: &str, pieces: &[&str]) -> Vec<String> {
-        let deltas = pieces.iter().map(|piece| json!({ "type": "input_json_delta", "partial_json": piece }));
-        let block =
-            json!({ "type": "tool_use", "id": "toolu_01T1x1fJ34qAmk2tNTrN7Up6", "name": name, "input": {} });
-        whole(&block, deltas, "tool_use")
-    }
+/// Answers a question with a call of the tool `weather`, and its result with a text, in the format that the
+/// path names.
+pub(crate) fn runs() -> Box<Answer> {
+    let pieces: Vec<&str> = ANSWER.split_inclusive(' ').collect();
+    let input = [r#"{"ci"#, r#"ty": "#, r#""Paris"}"#];
+    let answers = Format::ALL.map(|format| {
+        let path = format!("/{}/", format.slug());
+        let call = streamed(format, &format.tool_use("weather", &input), None);
+        (path, [call, streamed(format, &format.text(&pieces), None)])
+    });
+    Box::new(move |head, body| {
+        let found = answers.iter().find(|(path, _)| head.contains(path));
+        let (_, answers) = found.expect("a format is asked for that is there");
+        Arc::clone(&answers[usize::from(brings_result(body))])
+    })
 }

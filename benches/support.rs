@@ -1,6 +1,13 @@
 //! What the benchmarks share: clocks, a provider in memory, a small table.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use async_trait::async_trait;
 use futures_util::stream;
@@ -69,6 +76,31 @@ pub(crate) fn cpu_each(count: usize, work: impl FnOnce()) -> f64 {
 pub(crate) fn on_this_thread<F: Future>(work: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.expect("a runtime can be made").block_on(work)
+}
+
+/// Does `run` again and again for this long, so many at once: runs a second, and microseconds of CPU a run.
+pub(crate) async fn race<F, R>(at_once: usize, time: Duration, run: &R) -> (f64, f64)
+where
+    R: Fn() -> F + Clone + Send + 'static,
+    F: Future<Output = ()> + Send,
+{
+    let runs = Arc::new(AtomicUsize::new(0));
+    let (before, began) = (cpu(), Instant::now());
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..at_once {
+        let (run, runs) = (run.clone(), Arc::clone(&runs));
+        tasks.spawn(async move {
+            while began.elapsed() < time {
+                run().await;
+                runs.fetch_add(1, Ordering::Relaxed);
+            }
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.expect("no run fails");
+    }
+    let runs = runs.load(Ordering::Relaxed) as f64;
+    (runs / began.elapsed().as_secs_f64(), cpu().saturating_sub(before).as_secs_f64() * 1e6 / runs)
 }
 
 /// Prints a row: what, the figure, the goal.

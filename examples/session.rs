@@ -7,6 +7,9 @@
 //!
 //! A session is an agent with an identity, a tree of messages and a store. It saves each turn beside the
 //! conversation; nothing waits for the disk but `flush` and `stop`.
+//!
+//! The store here is a folder, whose files can be looked at. An application on one machine is better off with `SqliteStore`
+//! (feature `sqlite`), which takes the place of `FileSystemStore` below and changes nothing else.
 
 #![allow(clippy::print_stderr, reason = "this talks to the terminal")]
 

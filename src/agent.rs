@@ -145,7 +145,13 @@ impl Agent {
         self.call(|reply| Command::Ask(Box::new((prompt, reply)))).await?
     }
 
-    /// Asks for a value of a Rust type: sets its schema as the output schema, and parses the answer.
+    /// Asks for a value of a Rust type: sets its schema as the output schema, and parses the answer. An answer that
+    /// does not fit the schema is asked for again, as often as
+    /// [`Options::output_retries`](crate::provider::OptionFields::output_retries) says, unless it was cut or refused; the
+    /// history never has it. One that fits the schema and not the type, by a check of the type's own `Deserialize`
+    /// say, is not: a run can be taken up where nobody knows the type, and goes by the schema alone. Say in the
+    /// schema what can be said there; a [model without an agent](crate::provider::Model::generate_as) asks again for
+    /// the type too.
     ///
     /// # Errors
     ///

@@ -39,8 +39,8 @@
 //!
 //! | feature | default | what it brings |
 //! | --- | --- | --- |
-//! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, and every service compatible with one of them |
-//! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suite that checks a [`store::Store`] |
+//! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, OpenRouter, Groq, Moonshot, Z.ai, Alibaba, OpenCode, and every service compatible with one of them |
+//! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
 //!
 //! # Panics
 //!

@@ -63,7 +63,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     provider::Registry,
     session::Session,
-    store::{ConversationId, Page, Store},
+    store::{ConversationId, Owner, Page, Store},
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
 };
 
@@ -81,6 +81,7 @@ pub struct Manager(Arc<Inner>);
 /// What the handles share.
 struct Inner {
     store: Arc<dyn Store>,
+    owner: Owner,
     registry_of_models: Registry,
     idle_shutdown: Option<Duration>,
     close_timeout: Duration,
@@ -105,6 +106,7 @@ pub type ManagerSubscription = Subscription<ManagerSnapshot, ManagerEvent>;
 #[must_use = "a builder does nothing before `build`"]
 pub struct ManagerBuilder {
     store: Debugless,
+    owner: Option<Owner>,
     registry: Option<Registry>,
     idle_shutdown: Option<Duration>,
     close_timeout: Duration,
@@ -128,6 +130,15 @@ impl ManagerBuilder {
     /// Where model names are looked up; [`Registry::default`] if unset.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
+        self
+    }
+
+    /// Who opens conversations, for other processes on the same store to see, where the store knows owners: the name of
+    /// this process, and an address at which it is to be reached, in the application's own terms. It must be this
+    /// manager's alone. One that keeps its name over a restart takes its conversations up again at once; another has to
+    /// wait until they are given back, or their ownership runs out. [One of its own](Owner::unique) if unset.
+    pub fn owner(mut self, owner: Owner) -> Self {
+        self.owner = Some(owner);
         self
     }
 
@@ -180,6 +191,7 @@ impl ManagerBuilder {
     pub fn build(self) -> Manager {
         Manager(Arc::new(Inner {
             store: self.store.0,
+            owner: self.owner.unwrap_or_else(Owner::unique),
             registry_of_models: self.registry.unwrap_or_default(),
             idle_shutdown: self.idle_shutdown,
             close_timeout: self.close_timeout,
@@ -197,6 +209,7 @@ impl Manager {
     pub fn builder(store: Arc<dyn Store>) -> ManagerBuilder {
         ManagerBuilder {
             store: Debugless(store),
+            owner: None,
             registry: None,
             idle_shutdown: Some(Duration::from_mins(5)),
             close_timeout: Duration::from_secs(30),
@@ -236,7 +249,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`]; what [`SessionBuilder::load`](crate::session::SessionBuilder::load) fails with.
+    /// [`ManagerError::ShutDown`]; [`ManagerError::OpenElsewhere`] names who has it; what
+    /// [`SessionBuilder::load`](crate::session::SessionBuilder::load) fails with.
     pub async fn open(&self, id: &ConversationId, start: impl Into<Start>) -> Result<Opened, ManagerError> {
         self.0.open(id.clone(), start.into(), Beginning::Stored).await
     }
@@ -268,7 +282,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// What the store fails with; the session is closed all the same.
+    /// [`ManagerError::OpenElsewhere`], and nothing is removed; what the store fails with; the session is closed all the
+    /// same.
     pub async fn delete(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.delete(id).await
     }
@@ -278,7 +293,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`StoreError::NotFound`](crate::store::StoreError::NotFound), or what the store fails with.
+    /// [`ManagerError::OpenElsewhere`]; [`StoreError::NotFound`](crate::store::StoreError::NotFound), or what the store
+    /// fails with.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
         self.0.rename(id, title).await
     }
@@ -295,6 +311,7 @@ impl Manager {
     /// What the store fails with.
     pub async fn list(&self, page: Page) -> Result<Vec<Listed>, ManagerError> {
         let stored = self.0.store.list(page).await?;
+        let is_another = |owner: &Owner| owner.name != self.0.owner.name;
         let registry = self.0.registry();
         let listed = stored.into_iter().map(|mut summary| {
             let presence = match registry.open_session(&summary.id) {
@@ -303,6 +320,7 @@ impl Manager {
                     Presence::Open(open.activity)
                 }
                 None if registry.is_waiting(&summary.id) => Presence::Waiting,
+                None if summary.owner.as_ref().is_some_and(is_another) => Presence::Elsewhere,
                 None => Presence::Stored,
             };
             Listed { summary, presence }

@@ -68,7 +68,8 @@ pub struct Message {
     #[serde(default)]
     pub timestamp: Timestamp,
     /// What a provider keeps with the message as a whole, one entry a wire format, keyed by the format's
-    /// name. It goes back to that format only; its keys also tell which format wrote the message.
+    /// name. It goes back to that format only; its keys also tell which format wrote the message. An endpoint
+    /// adds its own name as `service`, and drops what is private from requests to any other.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
 }

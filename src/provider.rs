@@ -2,17 +2,22 @@
 //!
 //! A [`Provider`] turns a [`Request`] into a stream of [`Delta`]s; a [`Fold`] turns deltas into a message.
 //! [`Model`] names a model together with the provider that serves it. All of it works without an agent:
-//! see [`Model::generate`], [`Model::stream_text`] and [`Model::stream`].
+//! see [`Model::generate`], [`Model::generate_as`], [`Model::stream_text`] and [`Model::stream`].
 
+pub mod backend;
+mod catalogue;
 mod context;
 mod delta;
 pub mod dialect;
 mod error;
+mod fit;
 mod fold;
 #[cfg(feature = "http")]
 pub mod http;
+mod key;
 mod model;
 mod options;
+mod output;
 mod registry;
 mod request;
 mod retry;
@@ -21,16 +26,21 @@ mod secret;
 use std::{pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
+pub use catalogue::{
+    Catalogue, CatalogueError, CatalogueImport, Modalities, Modality, ModelInfo, Price, PriceTier, Rates,
+    SkippedModel,
+};
 pub(crate) use context::Questions;
 pub use context::{DecisionRequest, RequestContext};
 pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};
 pub use fold::{Fold, Folded, PartialBlock};
 use futures_core::Stream;
-pub use model::{Generated, Model, TextStream};
+pub use model::{Generated, Model, TextStream, Typed};
 pub use options::{
     CacheHint, Effort, OptionFields, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };
+pub(crate) use output::{Corrections, read as read_output};
 pub use registry::{Registry, RegistryError};
 pub use request::Request;
 pub use retry::RetryPolicy;

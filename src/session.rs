@@ -49,6 +49,7 @@ mod forwarded;
 mod snapshot;
 mod subscription;
 mod task;
+mod tenure;
 mod watcher;
 
 use std::{

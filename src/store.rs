@@ -1,9 +1,16 @@
 //! Where conversations live between runs.
 //!
 //! A [`Store`] keeps conversations, each with a [`StoredState`], the nodes of its tree, its head and its
-//! cursors. There are two in the crate: [`MemoryStore`], for tests and for what may be forgotten, and
-//! [`FileSystemStore`], one folder for an application on one machine. Others implement [`Store`] and are
-//! checked by the suite in `conformance` (feature `test-util`).
+//! cursors. These are in the crate:
+//!
+//! | store | keeps them in | for |
+//! | --- | --- | --- |
+//! | [`MemoryStore`] | memory | tests, and what may be forgotten |
+//! | [`FileSystemStore`] | a folder, a log each | one machine, and people who read files |
+//! | `SqliteStore` (feature `sqlite`) | one file | one machine: recommended there |
+//! | `PostgresStore` (feature `postgres`) | a database | many machines |
+//!
+//! Others implement [`Store`] and are checked by the suite in `conformance` (feature `test-util`).
 //!
 //! ```
 //! use omni_agent::{
@@ -39,7 +46,15 @@ mod content;
 mod error;
 pub mod file_system;
 mod id;
+mod json;
 mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+mod rows;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
+mod transfer;
 mod write;
 
 pub use content::{Commit, Page, StateChange, Stored, StoredState, Summary};
@@ -47,6 +62,11 @@ pub use error::StoreError;
 pub use file_system::FileSystemStore;
 pub use id::{ConversationId, InvalidId, InvalidWriteId, WriteId};
 pub use memory::MemoryStore;
+#[cfg(feature = "postgres")]
+pub use postgres::PostgresStore;
+#[cfg(feature = "sqlite")]
+pub use sqlite::SqliteStore;
+pub use transfer::{Copied, copy, copy_one, export_json, import_json};
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
 use async_trait::async_trait;
@@ -101,7 +121,11 @@ use async_trait::async_trait;
 /// them out leaves ownership to versions. One that has them gives a [`Lease`] with an [`Epoch`] to one
 /// owner at a time, for a limited time, by its own clock. It refuses every write that carries the epoch of a lease
 /// that ran out or passed to another, with [`StoreError::LeaseLost`], in the same transaction that would write it.
-/// A write without an epoch is not checked.
+/// A write without an epoch is not checked. Each acquisition raises the epoch by one. So a lease that ran out still
+/// has its epoch as long as nobody else came, and can be renewed.
+///
+/// Sessions acquire what they open, and have a thread of the crate renew it, however busy the application's own threads
+/// are. So these methods must not need any other runtime than the one that they are called on to make progress.
 ///
 /// # Cancel safety
 ///
@@ -210,14 +234,33 @@ pub trait Store: Send + Sync + 'static {
         Ok(Lease::unlimited())
     }
 
-    /// Makes a lease last from now on, for as long as it did at first.
+    /// Makes a lease last from now on, for as long as it did at first. One that ran out goes on, with its epoch, if
+    /// nobody has acquired the conversation since.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] if it ran out or passed to another, or that the store can't be reached.
+    /// [`StoreError::LeaseLost`] if it was released or passed to another, or that the store can't be reached.
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
         let _ = id;
         Ok(lease.clone())
+    }
+
+    /// Renews several leases at once, and gives the conversations whose lease is lost. A store with a cheaper way than one
+    /// after another has it here.
+    ///
+    /// # Errors
+    ///
+    /// That the store can't be reached. Some may be renewed then.
+    async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
+        let mut lost = Vec::new();
+        for (id, lease) in leases {
+            match self.renew(id, lease).await {
+                Ok(_) => {}
+                Err(StoreError::LeaseLost { .. } | StoreError::NotFound { .. }) => lost.push(id.clone()),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(lost)
     }
 
     /// Ends a lease before its time. That it has ended already is no error.

@@ -268,6 +268,12 @@ impl Step {
         Self::new().then_text([text.into()]).stop()
     }
 
+    /// A whole answer of one value, as a service gives it that holds answers to the output schema itself.
+    pub fn output(value: &Value) -> Self {
+        let enforced = MessageDelta { output_enforced: true, ..MessageDelta::default() };
+        Self::new().data(enforced).then_text([value.to_string()]).stop()
+    }
+
     /// A whole answer of one tool use.
     pub fn tool_use(id: &str, name: &str, input: Value) -> Self {
         Self::new().then_tool_use(id, name, input).stop()

@@ -110,6 +110,7 @@ mod typed;
 use std::borrow::Cow;
 
 use async_trait::async_trait;
+pub(crate) use contain::panic_message;
 pub use context::{Extensions, Progress, ToolContext};
 pub use output::{ToolError, ToolOutput};
 pub use run::{ToolLimits, ToolTimeout};

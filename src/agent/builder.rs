@@ -139,7 +139,8 @@ impl AgentBuilder {
         self
     }
 
-    /// The most requests that one prompt may cause, continuations and retries by `handle_error` included.
+    /// The most requests that one prompt may cause, continuations, retries by `handle_error` and answers that are asked
+    /// for again included.
     /// What a provider repeats unseen, before an answer began, is not counted.
     pub fn max_steps(mut self, max_steps: u32) -> Self {
         self.max_steps = Some(max_steps);

@@ -26,7 +26,7 @@ use crate::{
     message::{
         Blocks, Content, History, Message, Role, Timestamp, ToolResult, ToolUse, Usage, answer_open_tool_uses,
     },
-    provider::Fold,
+    provider::{Corrections, Fold},
     subscription::EventId,
     tool::{Decision, ToolSet},
 };
@@ -310,6 +310,8 @@ impl Core {
             usage: Usage::default(),
             model: None,
             warnings: Vec::new(),
+            corrections: Corrections::default(),
+            output_enforced: false,
         });
         self.tell(Status::Busy, effects);
         effects.push(Effect::Watch(limit));

@@ -124,6 +124,14 @@ pub enum Failure {
         /// The limit.
         limit: Duration,
     },
+    /// The answer does not have the shape that was asked for, and is asked for again. Shows in
+    /// [`Event::Retry`](super::Event::Retry) alone: an answer that still does not fit when the limit is reached ends
+    /// the turn as it is.
+    #[error("the answer does not have the requested shape: {message}")]
+    Output {
+        /// What is wrong with it.
+        message: String,
+    },
     /// A callback panicked, or gave back what can't be used.
     #[error("callback {callback} failed: {message}")]
     Callback {
@@ -139,7 +147,7 @@ impl Failure {
     pub(crate) fn weight(&self) -> usize {
         match self {
             Self::Provider { error } => error.message.len() + error.body.as_ref().map_or(0, String::len),
-            Self::ProviderPanicked { message } => message.len(),
+            Self::ProviderPanicked { message } | Self::Output { message } => message.len(),
             Self::Callback { callback, message } => callback.len() + message.len(),
             Self::TimeLimit { .. } => 0,
         }

@@ -139,7 +139,8 @@ pub enum Event {
         /// Why, in the application's own terms.
         reason: Value,
     },
-    /// A step failed and is repeated; what it had brought is void.
+    /// A step failed and is repeated, or its answer did not fit the output schema and is asked for again; what it had
+    /// brought is void.
     Retry {
         /// What went wrong.
         failure: Failure,

@@ -11,7 +11,7 @@ use super::Status;
 use super::{Failure, Prompt, Response};
 use crate::{
     message::{Blocks, History, Message, ToolResult, ToolUse, Usage},
-    provider::Fold,
+    provider::{Corrections, Fold},
     tool::Decision,
 };
 
@@ -180,6 +180,12 @@ pub(crate) struct Turn {
     /// The model that answered last, as the service names it.
     pub(crate) model: Option<String>,
     pub(crate) warnings: Vec<String>,
+    /// Answers that did not fit the output schema.
+    #[serde(default, skip_serializing_if = "Corrections::is_empty")]
+    pub(crate) corrections: Corrections,
+    /// Whether the service held the last answer to the output schema.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) output_enforced: bool,
 }
 
 /// A number as text: JSON readers round or refuse one of this size.
@@ -196,6 +202,11 @@ mod hex {
 }
 
 impl Turn {
+    /// The conversation as the next request has it.
+    pub(crate) fn conversation(&self) -> History {
+        self.corrections.after(self.working.all())
+    }
+
     /// Whether the prompt's requests are used up.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.origin.max_steps.is_some_and(|max| self.step >= max)

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use crate::{
     message::{Message, ToolResult, ToolUse, Usage, value_weight},
-    provider::{OutputSchema, StopReason},
+    provider::StopReason,
 };
 
 /// What came of a step, a turn or an [`ask`](super::Agent::ask).
@@ -23,14 +23,14 @@ pub struct Response {
     /// Why it ended.
     pub stop_reason: StopReason,
     /// What it used. A turn's usage includes the failed attempts that `handle_error` had repeated, as far as
-    /// the service told what they used.
+    /// the service told what they used, and the answers that were asked for again.
     pub usage: Usage,
     /// Requests made since the prompt was taken.
     pub step: u32,
     /// The answer as JSON, if an output schema was set and the answer obeys it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// Why `output` is missing although a schema was set.
+    /// Why `output` is missing although a schema was set, after the answer was asked for again as often as it may be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<String>,
     /// Tool uses that the application has to answer, if the turn ended with
@@ -78,15 +78,12 @@ impl Response {
             + self.warnings.iter().map(String::len).sum::<usize>()
     }
 
-    /// Parses the answer under `schema` into `output` or `output_error`.
-    pub(crate) fn parse_output(&mut self, schema: &OutputSchema) {
-        let text = self.text();
-        let parsed = serde_json::from_str::<Value>(text.trim())
-            .map_err(|error| format!("the answer is no JSON: {error}"))
-            .and_then(|value| schema.schema.validate(&value).map(|()| value));
-        match parsed {
-            Ok(value) => self.output = Some(value),
-            Err(error) => self.output_error = Some(error),
+    /// Takes in what was read of the answer under an output schema, if there is one.
+    pub(crate) fn set_output(&mut self, read: Option<Result<Value, String>>) {
+        match read {
+            None => {}
+            Some(Ok(value)) => self.output = Some(value),
+            Some(Err(error)) => self.output_error = Some(error),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use super::{Inner, ManagerError, opening::in_a_task};
 use crate::{
     session::{Session, SessionError},
-    store::{ConversationId, StateChange, StoreError, Write},
+    store::{ConversationId, Lease, StateChange, StoreError, Write},
 };
 
 /// How often a title is written again behind another writer.
@@ -41,7 +41,7 @@ impl Inner {
                 // What is not saved is to be removed in any case.
                 let _ = session.stop(limit).await;
             }
-            inner.store.delete(&claim.id).await?;
+            inner.delete_stored(&claim.id).await?;
             inner.registry().tell_deleted(&claim.id);
             drop(claim);
             Ok(())
@@ -75,17 +75,53 @@ impl Inner {
         .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
     }
 
+    /// Removes a conversation that nobody has open.
+    async fn delete_stored(&self, id: &ConversationId) -> Result<(), StoreError> {
+        let lease = match self.store.acquire(id, &self.owner).await {
+            Ok(lease) => Some(lease),
+            Err(StoreError::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let deleted = self.store.delete(id).await;
+        if let (Err(_), Some(lease)) = (&deleted, lease) {
+            self.give_back(id, &lease).await;
+        }
+        deleted
+    }
+
+    /// Gives a conversation that nobody has open another title. Were it open elsewhere, its session would lose its place
+    /// by that.
     async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
-        let change = StateChange::Title(title);
+        let lease = self.store.acquire(id, &self.owner).await?;
+        let renamed = self.rename_under(&lease, id, StateChange::Title(title)).await;
+        self.give_back(id, &lease).await;
+        renamed
+    }
+
+    async fn rename_under(
+        &self,
+        lease: &Lease,
+        id: &ConversationId,
+        change: StateChange,
+    ) -> Result<(), StoreError> {
         let mut version = self.store.summary(id).await?.version;
-        for _ in 0..RENAME_TRIES {
-            match self.store.save_state(id, &Write::on(version), &change).await {
+        let mut tries = 0;
+        loop {
+            let write = Write::on(version);
+            let write = if lease.lasts.is_some() { write.under(lease) } else { write };
+            match self.store.save_state(id, &write, &change).await {
                 // A title builds on nothing that others have written.
-                Err(StoreError::Conflict { current, .. }) => version = current,
+                Err(StoreError::Conflict { current, .. }) if tries < RENAME_TRIES => version = current,
                 renamed => return renamed.map(|_| ()),
             }
+            tries += 1;
         }
-        self.store.save_state(id, &Write::on(version), &change).await.map(|_| ())
+    }
+
+    async fn give_back(&self, id: &ConversationId, lease: &Lease) {
+        if let Err(error) = self.store.release(id, lease).await {
+            tracing::warn!(%id, %error, "a conversation is not given back; its lease runs out");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 use crate::{
     session::SessionError,
-    store::{ConversationId, StoreError},
+    store::{ConversationId, Owner, StoreError},
 };
 
 /// An operation on a manager failed. Nothing has changed then, but where the variant says otherwise.
@@ -16,12 +16,21 @@ pub enum ManagerError {
         /// The taken id.
         id: ConversationId,
     },
+    /// Another process has the conversation open, or another manager: it is to be reached there. If it is gone without a
+    /// word, its ownership runs out, and the conversation can be opened then.
+    #[error("conversation {id} is open elsewhere, owned by {owner}")]
+    OpenElsewhere {
+        /// The conversation.
+        id: ConversationId,
+        /// Who has it open, and at which address, if it told.
+        owner: Owner,
+    },
     /// The session could not be started, or not be stopped with everything saved.
     #[error(transparent)]
-    Session(#[from] SessionError),
+    Session(SessionError),
     /// The store failed.
     #[error(transparent)]
-    Store(#[from] StoreError),
+    Store(StoreError),
     /// The task that did it was killed, or panicked: a store or a callback did.
     #[error("the work on conversation {id} was cut off: {reason}")]
     CutOff {
@@ -30,6 +39,24 @@ pub enum ManagerError {
         /// What is known of the reason.
         reason: String,
     },
+}
+
+impl From<SessionError> for ManagerError {
+    fn from(error: SessionError) -> Self {
+        match error {
+            SessionError::Store(StoreError::Owned { id, owner }) => Self::OpenElsewhere { id, owner },
+            other => Self::Session(other),
+        }
+    }
+}
+
+impl From<StoreError> for ManagerError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Owned { id, owner } => Self::OpenElsewhere { id, owner },
+            other => Self::Store(other),
+        }
+    }
 }
 
 /// What a shutdown could not bring to a good end.

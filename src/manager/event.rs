@@ -66,6 +66,8 @@ pub enum Presence {
     Stored,
     /// It waits to be opened: as many are open as may be.
     Waiting,
+    /// Another process has it open, or another manager: the [summary](Summary::owner) says who.
+    Elsewhere,
     /// It is open.
     Open(Activity),
 }

@@ -258,6 +258,7 @@ impl Inner {
         let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
         let builder = Session::builder(Arc::clone(&self.store))
             .watcher(Arc::new(watch))
+            .owner(self.owner.clone())
             .end_timeout(self.close_timeout);
         let builder = start.set_up(builder, self.idle_shutdown);
         // Boxed one by one: what opens a session leaves a hole of its own size behind it.

@@ -119,6 +119,10 @@ pub struct MessageDelta {
     /// What was asked for and could not be honoured, in words; added to what was told before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+    /// Whether the service itself holds the answer to the output schema. Once told, it stays. Where it is not told, the
+    /// value may stand among other words.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub output_enforced: bool,
 }
 
 impl MessageDelta {

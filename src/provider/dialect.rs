@@ -12,12 +12,19 @@ mod ids;
 mod lenient;
 mod ollama;
 mod openai;
+mod output;
+mod output_tool;
 mod responses;
 mod strict;
 mod words;
+mod wrapping;
 
 pub use anthropic::AnthropicMessages;
-pub use chat::{ChatCompletions, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole};
+pub use chat::{
+    CacheField, ChatCompletions, Files, MaxTokensField, ModelRules, OutputSupport, ReasoningReturn,
+    SystemRole, ThinkingField, ToolChoices,
+};
+pub use effort::EffortWords;
 pub use gemini::GoogleGemini;
 pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};
@@ -34,6 +41,11 @@ pub trait Dialect: Send + Sync + 'static {
     /// The path of the request, below the endpoint's base URL and version.
     fn path(&self, request: &Request) -> String;
 
+    /// The HTTP headers that the format demands of everyone, in lower case.
+    fn headers(&self) -> &'static [(&'static str, &'static str)] {
+        &[]
+    }
+
     /// How the answer's events are framed.
     fn framing(&self) -> Framing;
 
@@ -44,8 +56,8 @@ pub trait Dialect: Send + Sync + 'static {
     /// The request asks for what the format can't say, and that is not to be overlooked.
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError>;
 
-    /// A decoder for one answer.
-    fn decoder(&self) -> Box<dyn Decoder>;
+    /// A decoder for the answer to `request`.
+    fn decoder(&self, request: &Request) -> Box<dyn Decoder>;
 
     /// The error that an answer with this status and body means.
     fn error(&self, status: u16, body: &str) -> ProviderError;

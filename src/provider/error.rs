@@ -29,6 +29,10 @@ pub enum ErrorKind {
     Decoding,
     /// The stream ended before the answer did.
     Truncated,
+    /// The answer does not have the shape that was asked for.
+    Output,
+    /// A backend did what its contract forbids; the cause says what.
+    Contract,
     /// The service failed.
     Service,
 }
@@ -48,7 +52,9 @@ impl ErrorKind {
             | Self::InvalidRequest
             | Self::ContextTooLong
             | Self::Unsupported
-            | Self::Decoding => false,
+            | Self::Decoding
+            | Self::Contract
+            | Self::Output => false,
         }
     }
 }
@@ -67,6 +73,8 @@ impl fmt::Display for ErrorKind {
             Self::Transport => "transport failed",
             Self::Decoding => "undecodable answer",
             Self::Truncated => "truncated answer",
+            Self::Output => "answer of another shape",
+            Self::Contract => "contract broken",
             Self::Service => "service error",
         })
     }

@@ -73,6 +73,8 @@ pub struct Folded {
     pub model: Option<String>,
     /// What was asked for and could not be honoured.
     pub warnings: Vec<String>,
+    /// Whether the service itself held the answer to the output schema.
+    pub output_enforced: bool,
 }
 
 impl Fold {
@@ -219,13 +221,14 @@ impl Fold {
             + data.stop_reason.as_ref().and(told.stop_reason.as_ref()).map_or(0, StopReason::weight);
         self.weight = grown(self.weight, data.weight(), replaced)?;
 
-        let MessageDelta { model, stop_reason, usage, provider_data, warnings } = data;
+        let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } = data;
         let told = &mut self.message;
         told.model = model.or(told.model.take());
         told.stop_reason = stop_reason.or(told.stop_reason.take());
         told.usage = usage.or(told.usage);
         told.provider_data.extend(provider_data);
         told.warnings.extend(warnings);
+        told.output_enforced |= output_enforced;
         Ok(())
     }
 
@@ -239,7 +242,8 @@ impl Fold {
     ///
     /// [`ErrorKind::Truncated`] if no stop reason was told.
     pub fn finish(self, now: Timestamp) -> Result<Folded, ProviderError> {
-        let MessageDelta { model, stop_reason, usage, provider_data, warnings } = self.message;
+        let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } =
+            self.message;
         let Some(stop_reason) = stop_reason else {
             return Err(ProviderError::new(
                 ErrorKind::Truncated,
@@ -257,7 +261,8 @@ impl Fold {
         let mut content: Vec<Content> = content.collect();
         content.shrink_to_fit();
         let message = Message { role: Role::Assistant, content, timestamp: now, provider_data };
-        Ok(Folded { message, stop_reason, usage: usage.unwrap_or_default(), model, warnings })
+        let usage = usage.unwrap_or_default();
+        Ok(Folded { message, stop_reason, usage, model, warnings, output_enforced })
     }
 
     /// The message as far as it came, cut off at `now`, for those who are told what was discarded.

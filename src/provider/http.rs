@@ -3,6 +3,12 @@
 //! An [`Endpoint`] says where a service is, how it takes its key and what is particular about it; the
 //! [`dialect`](super::dialect) says what goes over the wire. [`Framer`] is the part between the two that cuts
 //! an answer's bytes into events.
+//!
+//! What each service makes of each option stands in [`mapping`].
+
+#[expect(clippy::doc_markdown, reason = "warnings and errors are quoted as they come")]
+#[doc = include_str!("../../docs/services.md")]
+pub mod mapping {}
 
 mod answer;
 mod client;
@@ -11,13 +17,15 @@ mod exchange;
 mod framing;
 mod key;
 mod meta;
+mod origin;
 mod services;
 
 use std::time::Duration;
 
-pub use endpoint::Endpoint;
+pub use endpoint::{Endpoint, Preview};
 pub use framing::{Framer, Limits};
 pub use key::Auth;
+pub use services::{AlibabaRegion, OpenRouter, RoutingSort};
 
 /// How long an endpoint waits for a service. Each is an error of kind
 /// [`Timeout`](super::ErrorKind::Timeout) that names itself. The limit for a whole exchange is

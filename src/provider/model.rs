@@ -1,13 +1,19 @@
-use std::{fmt, pin::Pin, sync::Arc};
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{Arc, OnceLock},
+};
 
 use futures_core::Stream;
 use futures_util::{TryStreamExt, stream};
+use schemars::JsonSchema;
+use serde::de::DeserializeOwned;
 
 use super::{
-    Delta, DeltaStream, ErrorKind, Fold, Folded, Part, Provider, ProviderError, Request, RequestContext,
-    RetryPolicy,
+    Catalogue, Corrections, Delta, DeltaStream, ErrorKind, Fold, Folded, ModelInfo, OutputSchema, Part,
+    Provider, ProviderError, Request, RequestContext, RetryPolicy, key::KeySource, read_output,
 };
-use crate::message::{Content, Timestamp};
+use crate::message::{Content, Timestamp, Usage};
 
 /// A model, together with the provider that serves it. Cheap to clone.
 ///
@@ -19,10 +25,26 @@ struct Inner {
     name: String,
     id: Arc<str>,
     provider: Arc<dyn Provider>,
+    /// The registry's; the built-in one if unset.
+    catalogue: Option<Arc<Catalogue>>,
+    /// Looked up when it is first asked for.
+    info: OnceLock<Option<Arc<ModelInfo>>>,
+    /// The registry's.
+    key: Option<KeySource>,
 }
 
 /// A whole answer, outside an agent.
 pub type Generated = Folded;
+
+/// An answer as a value of a Rust type.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Typed<T> {
+    /// The value.
+    pub value: T,
+    /// The answer that it is from. Its usage includes that of the answers before it, which did not fit.
+    pub answer: Generated,
+}
 
 /// The text of an answer in pieces, then the end, or an error and the end. Dropping it ends the exchange with
 /// the service.
@@ -31,8 +53,31 @@ pub type TextStream = Pin<Box<dyn Stream<Item = Result<String, ProviderError>> +
 impl Model {
     /// The model `id` as `provider` serves it.
     pub fn new(provider: Arc<dyn Provider>, id: impl Into<Arc<str>>) -> Self {
-        let id = id.into();
-        Self(Arc::new(Inner { name: format!("{}:{id}", provider.name()), id, provider }))
+        Self::of_registry(provider, id.into(), None, None)
+    }
+
+    /// A model that knows what its registry knows.
+    pub(super) fn of_registry(
+        provider: Arc<dyn Provider>,
+        id: Arc<str>,
+        catalogue: Option<Arc<Catalogue>>,
+        key: Option<KeySource>,
+    ) -> Self {
+        let name = format!("{}:{id}", provider.name());
+        Self(Arc::new(Inner { name, id, provider, catalogue, info: OnceLock::new(), key }))
+    }
+
+    /// The same model with this known of it, in place of what the catalogue says.
+    pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
+        let Inner { name, id, provider, catalogue, key, .. } = &*self.0;
+        Self(Arc::new(Inner {
+            name: name.clone(),
+            id: Arc::clone(id),
+            provider: Arc::clone(provider),
+            catalogue: catalogue.clone(),
+            info: OnceLock::from(Some(info.into())),
+            key: key.clone(),
+        }))
     }
 
     /// The full name, `provider:id`.
@@ -50,6 +95,27 @@ impl Model {
         &self.0.provider
     }
 
+    /// What is known of it: what [`Catalogue::find`] knows of its id. The catalogue is the registry's, or the
+    /// built-in one.
+    pub fn info(&self) -> Option<&Arc<ModelInfo>> {
+        self.0.info.get_or_init(|| self.find(&self.0.id)).as_ref()
+    }
+
+    fn find(&self, id: &str) -> Option<Arc<ModelInfo>> {
+        let catalogue = self.0.catalogue.as_ref().unwrap_or_else(|| Catalogue::built_in());
+        catalogue.find(self.0.provider.name(), id)
+    }
+
+    /// Puts into `request`, which may be for another id of the same provider, what is known of its model, and
+    /// where its key is.
+    pub(crate) fn complete(&self, request: &mut Request) {
+        if request.model_info.is_none() {
+            let same = request.model == self.0.id;
+            request.model_info = if same { self.info().cloned() } else { self.find(&request.model) };
+        }
+        request.key.clone_from(&self.0.key);
+    }
+
     /// Streams the answer to one request, repeating it as [`RetryPolicy`] says. Errors arrive as the stream's
     /// items. Dropping the stream ends the exchange.
     ///
@@ -60,7 +126,8 @@ impl Model {
             let error = ProviderError::new(ErrorKind::InvalidRequest, message).with_source(breach);
             return Box::pin(stream::iter([Err(error)]));
         }
-        let request = Request { model: Arc::clone(&self.0.id), ..request };
+        let mut request = Request { model: Arc::clone(&self.0.id), ..request };
+        self.complete(&mut request);
         RetryPolicy::default().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
     }
 
@@ -105,6 +172,81 @@ impl Model {
             fold.apply(delta)?;
         }
         fold.finish(Timestamp::now())
+    }
+
+    /// The answer to one request as a value of a Rust type: under the request's output schema, or that of the type
+    /// if it has none. An answer that does not fit is asked for again, as often as
+    /// [`Options::output_retries`](super::OptionFields::output_retries) says, unless it was cut or refused.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// use omni_agent::provider::Request;
+    /// use omni_agent::testing::{ScriptedProvider, Step};
+    ///
+    /// #[derive(serde::Deserialize, schemars::JsonSchema)]
+    /// struct City {
+    ///     name: String,
+    ///     people: u32,
+    /// }
+    ///
+    /// let model = ScriptedProvider::new([
+    ///     Step::text(r#"{"name": "Oslo", "people": "many"}"#),
+    ///     Step::text(r#"{"name": "Oslo", "people": 709000}"#),
+    /// ])
+    /// .model();
+    /// let city = model.generate_as::<City>(Request::prompt("The largest city of Norway?")).await?.value;
+    /// assert_eq!((city.name.as_str(), city.people), ("Oslo", 709_000));
+    /// # Ok::<(), omni_agent::provider::ProviderError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`generate`](Model::generate); [`ErrorKind::InvalidRequest`] if the output schema is unusable;
+    /// [`ErrorKind::Output`] if the last answer does not fit, with its text as the body. Tools are not run: an
+    /// answer that uses some does not fit.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the exchange.
+    pub async fn generate_as<T>(&self, mut request: Request) -> Result<Typed<T>, ProviderError>
+    where
+        T: DeserializeOwned + JsonSchema,
+    {
+        let output = request.options.output.clone().unwrap_or_else(OutputSchema::of::<T>);
+        if let Some(error) = output.schema.error() {
+            let refused = ProviderError::new(ErrorKind::InvalidRequest, "the output schema can't be used");
+            return Err(refused.with_source(error.clone()));
+        }
+        request.options.output = Some(output.clone());
+        let history = request.history.clone();
+        let mut corrections = Corrections::default();
+        let mut usage = Usage::default();
+        loop {
+            request.history = corrections.after(&history);
+            let mut answer = self.generate(request.clone()).await?;
+            usage += answer.usage;
+            answer.usage = usage;
+            let uses_tools = answer.message.tool_uses().next().is_some();
+            let read = if uses_tools {
+                Err("the answer uses tools, which an agent would run".to_owned())
+            } else {
+                read_output(&answer.message, &output, answer.output_enforced)
+                    .and_then(|value| T::deserialize(value).map_err(|error| error.to_string()))
+            };
+            let problem = match read {
+                Ok(value) => return Ok(Typed { value, answer }),
+                Err(problem) => problem,
+            };
+            let limit = request.options.output_retries;
+            if uses_tools || !corrections.allow_another(&answer.stop_reason, limit) {
+                let message = format!("the answer ended with {}: {problem}", answer.stop_reason);
+                return Err(ProviderError::new(ErrorKind::Output, message).with_body(&answer.message.text()));
+            }
+            corrections.add(answer.message, &problem, Timestamp::now());
+        }
     }
 }
 

@@ -155,6 +155,10 @@ pub struct OptionFields {
     /// The shape that the answer's text must have.
     #[serde(skip_serializing_if = "Option::is_none")]
     output: OutputSchema = with_output(schema: OutputSchema) => schema;
+    /// How often an answer that does not have that shape is asked for again: the answer and what is wrong with it go
+    /// into the next request, and into no history. 3 if unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_retries: u32 = with_output_retries(count: u32) => count;
     /// The application's labels, sent to services that take some.
     #[serde(skip_serializing_if = "Option::is_none")]
     metadata: Map<String, Value> =
@@ -205,6 +209,13 @@ pub enum ThinkingMode {
     Effort(Effort),
     /// Up to this many tokens.
     Budget(u32),
+}
+
+impl ThinkingMode {
+    /// Whether it asks for any: a budget of no tokens asks for none.
+    pub const fn is_on(self) -> bool {
+        !matches!(self, Self::Off | Self::Budget(0))
+    }
 }
 
 impl From<Effort> for ThinkingMode {
@@ -261,6 +272,11 @@ pub enum UnsupportedAttachment {
 }
 
 /// The shape that an answer must have.
+///
+/// Any schema can be asked for, of objects and of other values. What a service has no word for is rewritten or said in
+/// another way: keywords that it refuses are left out, what may be absent may be null instead, a value that is
+/// no object is put into one, or the answer is asked for as the input of a tool. All of that is undone in the answer,
+/// which is then checked against the schema as it is here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct OutputSchema {
     /// A name for it, which some services demand: at most 64 letters, digits, `_` and `-`.

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use super::{Model, Provider};
+use super::{Catalogue, Model, Provider, Secret, key::KeySource};
 
 /// Turns names like `anthropic:claude-sonnet-4-6` into models.
 ///
@@ -16,6 +16,9 @@ use super::{Model, Provider};
 #[derive(Clone)]
 pub struct Registry {
     providers: BTreeMap<String, Arc<dyn Provider>>,
+    keys: BTreeMap<String, KeySource>,
+    /// The built-in one if unset.
+    catalogue: Option<Arc<Catalogue>>,
 }
 
 /// A name that is no model.
@@ -47,7 +50,7 @@ fn list(known: &[String]) -> String {
 impl Registry {
     /// A registry without any provider.
     pub fn empty() -> Self {
-        Self { providers: BTreeMap::new() }
+        Self { providers: BTreeMap::new(), keys: BTreeMap::new(), catalogue: None }
     }
 
     /// The same registry with this provider under its own name, in place of one that had it.
@@ -61,6 +64,49 @@ impl Registry {
     pub fn register(&mut self, provider: Arc<dyn Provider>) -> &mut Self {
         self.providers.insert(provider.name().to_owned(), provider);
         self
+    }
+
+    /// The same registry with a key for the provider of this name, whether it is registered already or not.
+    /// Models made from now on put it into [`Options::api_key`](super::OptionFields::api_key) of requests that bring
+    /// none, as they go to the provider, in place of what the endpoint or the environment has. An empty one is none.
+    pub fn with_key(mut self, provider: impl Into<String>, key: impl Into<Secret>) -> Self {
+        self.keys.insert(provider.into(), KeySource::Value(key.into()));
+        self
+    }
+
+    /// As [`Registry::with_key`], with a function that is asked for the key at each request. `None` sends on to
+    /// the endpoint and the environment. It must not block.
+    pub fn with_key_from(
+        mut self,
+        provider: impl Into<String>,
+        key: impl Fn() -> Option<Secret> + Send + Sync + 'static,
+    ) -> Self {
+        self.keys.insert(provider.into(), KeySource::function(key));
+        self
+    }
+
+    /// The same registry with this catalogue in place of the built-in one.
+    pub fn with_catalogue(mut self, catalogue: impl Into<Arc<Catalogue>>) -> Self {
+        self.catalogue = Some(catalogue.into());
+        self
+    }
+
+    /// What is known of models. Models that it does not know work all the same.
+    pub fn catalogue(&self) -> &Arc<Catalogue> {
+        self.catalogue.as_ref().unwrap_or_else(|| Catalogue::built_in())
+    }
+
+    /// The models of the registered providers that the catalogue knows, sorted by name.
+    pub fn models(&self) -> impl Iterator<Item = Model> {
+        self.providers.iter().flat_map(move |(name, provider)| {
+            let known = self.catalogue().models_of(name);
+            known.map(move |info| self.model_of(provider, &info.id))
+        })
+    }
+
+    fn model_of(&self, provider: &Arc<dyn Provider>, id: &str) -> Model {
+        let key = self.keys.get(provider.name()).cloned();
+        Model::of_registry(Arc::clone(provider), id.into(), self.catalogue.clone(), key)
     }
 
     /// The names of the providers, sorted.
@@ -86,7 +132,7 @@ impl Registry {
             _ => return Err(RegistryError::BadName { name: name.to_owned(), known: known() }),
         };
         match self.provider(provider) {
-            Some(found) => Ok(Model::new(Arc::clone(found), id)),
+            Some(found) => Ok(self.model_of(found, id)),
             None => Err(RegistryError::UnknownProvider { provider: provider.to_owned(), known: known() }),
         }
     }

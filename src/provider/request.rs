@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::Options;
+use super::{ModelInfo, Options, key::KeySource};
 use crate::{
     message::{Blocks, History, Message, Role},
     tool::ToolSet,
@@ -31,6 +31,11 @@ pub struct Request {
     pub tools: ToolSet,
     /// How to answer.
     pub options: Options,
+    /// What is known of the model. Where nothing is given, [`Model`](super::Model) sets what its catalogue
+    /// knows.
+    pub model_info: Option<Arc<ModelInfo>>,
+    /// The registry's key, for a request without one.
+    pub(super) key: Option<KeySource>,
 }
 
 impl Request {
@@ -60,6 +65,20 @@ impl Request {
     pub fn with_options(mut self, options: Options) -> Self {
         self.options = options;
         self
+    }
+
+    /// The same request with what is known of its model, in place of what a catalogue knows.
+    pub fn with_model_info(mut self, info: impl Into<Arc<ModelInfo>>) -> Self {
+        self.model_info = Some(info.into());
+        self
+    }
+
+    /// Puts the registry's key in the place of one that is missing.
+    pub(super) fn authorise(&mut self) {
+        let given = self.options.api_key.as_ref().is_some_and(|key| !key.reveal().is_empty());
+        if let Some(key) = self.key.as_ref().filter(|_| !given).and_then(KeySource::key) {
+            self.options.api_key = Some(key);
+        }
     }
 
     /// The private state that a provider left with the conversation, under the name it chose: what it last

@@ -11,7 +11,10 @@ use futures_util::{TryStreamExt, stream};
 use rand::RngExt;
 use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
-use super::{Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext};
+use super::{
+    CacheHint, Delta, DeltaStream, ErrorKind, MessageDelta, ModelInfo, Provider, ProviderError, Request,
+    RequestContext, fit::fit,
+};
 
 /// When a failed request is repeated: only before it brought content or asked for a decision, only if its error says that it can
 /// help, with exponential backoff and jitter, or when the service said. The figures are those of the official
@@ -58,13 +61,23 @@ impl RetryPolicy {
     /// Streams `provider`'s answer to `request` under this policy and the request's total timeout, which runs
     /// from now on. A retry that could not begin within it is not waited for.
     ///
+    /// What is known of the model, [`Request::model_info`], is minded: a request that the model can't take is made
+    /// to fit, which a warning says, or fails before it is sent, and the usage gets its cost where the service
+    /// does not tell it.
+    ///
     /// Errors arrive as the stream's items; an error is the last one.
     pub fn stream(
         self,
         provider: Arc<dyn Provider>,
-        request: Request,
+        mut request: Request,
         context: RequestContext,
     ) -> DeltaStream {
+        let warnings = match fit(&mut request) {
+            Ok(warnings) => warnings,
+            Err(error) => return Box::pin(stream::iter([Err(error)])),
+        };
+        let priced = request.model_info.clone().filter(|info| info.price.is_some());
+        let priced = priced.map(|info| Priced { info, cache: request.options.cache });
         let policy = Self { max_retries: request.options.max_retries.unwrap_or(self.max_retries), ..self };
         // Beyond what the clock can tell there is no limit.
         let limit = request.options.timeout.and_then(|timeout| {
@@ -72,7 +85,7 @@ impl RetryPolicy {
         });
         let deadline = limit.as_ref().map(|limit| limit.deadline);
         let beginning = policy.begin(provider, request, context.clone(), deadline);
-        Box::pin(Answer { state: State::Beginning(Box::pin(beginning)), limit, context })
+        Box::pin(Answer { state: State::Beginning(Box::pin(beginning)), warnings, priced, limit, context })
     }
 
     /// Repeats the request until content arrives or the error is final.
@@ -85,7 +98,9 @@ impl RetryPolicy {
     ) -> Result<Begun, ProviderError> {
         let mut retry = 0;
         loop {
-            let error = match first_content(&*provider, request.clone(), context.clone()).await {
+            let mut attempt = request.clone();
+            attempt.authorise();
+            let error = match first_content(&*provider, attempt, context.clone()).await {
                 Ok(begun) => return Ok(begun),
                 Err(error) => error,
             };
@@ -139,8 +154,27 @@ async fn first_content(
 /// The stream of [`RetryPolicy::stream`].
 struct Answer {
     state: State,
+    /// What the request could not ask for, told when the answer begins.
+    warnings: Vec<String>,
+    priced: Option<Priced>,
     limit: Option<Limit>,
     context: RequestContext,
+}
+
+/// What an answer's tokens cost.
+struct Priced {
+    info: Arc<ModelInfo>,
+    cache: Option<CacheHint>,
+}
+
+impl Priced {
+    /// Usage is told as a total so far, the last one of an answer is what counts. So the cost is worked out with
+    /// each, and an answer that is broken off has one too. What the service says goes before.
+    fn price(&self, data: &mut MessageDelta) {
+        if let (Some(usage), Some(price)) = (&mut data.usage, &self.info.price) {
+            usage.cost = usage.cost.or_else(|| Some(price.cost(usage, self.cache)));
+        }
+    }
 }
 
 enum State {
@@ -162,7 +196,14 @@ impl Answer {
         loop {
             match &mut self.state {
                 State::Beginning(beginning) => match ready!(beginning.as_mut().poll(cx)) {
-                    Ok(begun) => self.state = State::Streaming(begun),
+                    Ok(begun) => {
+                        self.state = State::Streaming(begun);
+                        if !self.warnings.is_empty() {
+                            let warnings = std::mem::take(&mut self.warnings);
+                            let data = MessageDelta { warnings, ..MessageDelta::default() };
+                            return Poll::Ready(Some(Ok(Delta::Message(Box::new(data)))));
+                        }
+                    }
                     Err(error) => return Poll::Ready(Some(Err(error))),
                 },
                 State::Streaming(begun) => {
@@ -183,6 +224,9 @@ impl Stream for Answer {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         let mut item = this.poll_answer(cx);
+        if let (Poll::Ready(Some(Ok(Delta::Message(data)))), Some(priced)) = (&mut item, &this.priced) {
+            priced.price(data);
+        }
         if let (Poll::Pending, Some(limit)) = (&item, &mut this.limit) {
             let sleep = limit.sleep.get_or_insert_with(|| Box::pin(sleep_until(limit.deadline)));
             while sleep.as_mut().poll(cx).is_ready() && this.context.is_asking() {

@@ -13,11 +13,12 @@ use super::{
     Session, SessionError, Watcher, WeakSession,
     core::Core,
     task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task, writing::contained},
+    tenure::Tenure,
 };
 use crate::{
     actor::{Fate, Signal},
     agent::{Agent, AgentBuilder, Config, HistoryOwner},
-    store::{ConversationId, Store, WriteId},
+    store::{ConversationId, Owner, Store, WriteId},
     subscription::{EventId, Feed, FeedLimits},
     tree::Tree,
 };
@@ -28,6 +29,7 @@ const COMMANDS: usize = 32;
 /// What sessions are set up with unless something else is wanted: they share it.
 static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
     Arc::new(Setup {
+        owner: None,
         idle_shutdown: None,
         unsaved_limit: 16 * 1024 * 1024,
         write_timeout: Duration::from_mins(1),
@@ -114,6 +116,15 @@ impl SessionBuilder {
         self
     }
 
+    /// Who opens the conversation, for other processes to see, where the store knows owners: by this name and address
+    /// they learn who has it, in [`StoreError::Owned`](crate::store::StoreError::Owned). Whoever opens it under the same
+    /// name takes it over at once, so it is to be one process's alone; one that keeps its name over a restart need not wait
+    /// for its own lease to run out. Unset, each session is [an owner of its own](Owner::unique).
+    pub fn owner(mut self, owner: Owner) -> Self {
+        Arc::make_mut(&mut self.setup).owner = Some(Arc::new(owner));
+        self
+    }
+
     /// Who is told what becomes of the session.
     pub fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
         self.watcher = Some(watcher);
@@ -178,8 +189,16 @@ impl SessionBuilder {
         }
         let (mut starting, id) = self.start_new(id).await?;
         let state = starting.core.state();
-        match contained(async move { store.create(&id, WriteId::generate(), &state).await }).await {
-            Ok(version) => starting.core.created(version),
+        let owner = starting.session.shared.setup.owner();
+        let created = contained(async move {
+            let version = store.create(&id, WriteId::generate(), &state).await?;
+            Ok((version, Tenure::begin(&store, &id, &owner).await?))
+        });
+        match created.await {
+            Ok((version, tenure)) => {
+                starting.core.created(version);
+                starting.tenure = tenure;
+            }
             Err(error) => {
                 // Whoever tries again is not to meet this agent; how it ended changes nothing.
                 let _ = starting.agent.stop(starting.session.shared.setup.end_timeout).await;
@@ -204,6 +223,8 @@ impl SessionBuilder {
     ///
     /// Outside a tokio runtime.
     pub async fn load(mut self, id: ConversationId) -> Result<Session, SessionError> {
+        // First of all: from then on nobody else changes it.
+        let tenure = Tenure::begin(&self.store, &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
         let (state, version) = (stored.state, stored.version);
         let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors)?;
@@ -213,7 +234,8 @@ impl SessionBuilder {
             .restore(state.model.as_deref(), system, state.options.clone())
             .history(tree.history().clone());
         let loaded = |config, seen| Core::loaded(tree, &state, version, config, seen);
-        let starting = self.start(id, loaded).await?;
+        let mut starting = self.start(id, loaded).await?;
+        starting.tenure = tenure;
         let name = starting.core.config().model.name();
         if state.model.as_deref().is_some_and(|saved| saved != name) {
             tracing::warn!(saved = state.model, instead = name, "the saved model is not to be had");
@@ -258,7 +280,7 @@ impl SessionBuilder {
         let state = agent.state().await?;
         let seen = owner.moment().await?.last;
         let core = core(Arc::clone(&state.config), seen);
-        Ok(Starting { session, receiver, agent, owner, deliveries, core, store })
+        Ok(Starting { session, receiver, agent, owner, deliveries, core, store, tenure: None })
     }
 }
 
@@ -271,11 +293,12 @@ struct Starting {
     deliveries: Deliveries,
     core: Core,
     store: Arc<dyn Store>,
+    tenure: Option<Tenure>,
 }
 
 impl Starting {
     fn run(self) -> Session {
-        let Self { session, receiver, agent, owner, deliveries, core, store } = self;
+        let Self { session, receiver, agent, owner, deliveries, core, store, tenure } = self;
         let shared = Arc::clone(&session.shared);
         // Nobody else sets it.
         let _ = shared.agent.set(agent.downgrade());
@@ -286,6 +309,8 @@ impl Starting {
             owner,
             deliveries,
             store,
+            tenure,
+            creator: None,
             feed: Feed::new(rand::random()),
             _last_words: LastWords(Arc::clone(&shared)),
             shared,

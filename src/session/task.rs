@@ -24,12 +24,13 @@ use super::{
     Notice, SessionEvent, SessionSnapshot, Watcher,
     command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
+    tenure::Tenure,
     watcher,
 };
 use crate::{
     actor::{Breath, Fate, Signal},
     agent::{Agent, AgentError, Delivery, HistoryOwner, Snapshot, Status, WeakAgent},
-    store::{ConversationId, Store, StoreError, Version, WriteId},
+    store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
 };
 
@@ -40,13 +41,21 @@ pub(super) const DELIVERIES: usize = 32;
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// What does not change in a session's life.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub(super) struct Setup {
+    /// Who opens conversations; each session is an owner of its own if unset.
+    pub(super) owner: Option<Arc<Owner>>,
     pub(super) idle_shutdown: Option<Duration>,
     pub(super) unsaved_limit: usize,
     pub(super) write_timeout: Duration,
     pub(super) end_timeout: Duration,
     pub(super) feed_limits: FeedLimits,
+}
+
+impl Setup {
+    pub(super) fn owner(&self) -> Owner {
+        self.owner.as_deref().cloned().unwrap_or_else(Owner::unique)
+    }
 }
 
 /// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
@@ -79,6 +88,10 @@ pub(super) struct Task {
     pub(super) owner: HistoryOwner,
     pub(super) deliveries: Deliveries,
     pub(super) store: Arc<dyn Store>,
+    /// That the conversation is this session's, where the store knows owners.
+    pub(super) tenure: Option<Tenure>,
+    /// In whose name the conversation is created: the same each time that is tried.
+    pub(super) creator: Option<Arc<Owner>>,
     pub(super) feed: Feed<SessionEvent>,
     pub(super) shared: Arc<Shared>,
     /// The write that is under way.
@@ -120,7 +133,8 @@ type Exit = (EndReason, Option<Stop>);
 /// What the task takes next.
 enum Input {
     Command(Option<Box<Command>>),
-    Written(Result<Version, StoreError>),
+    Written(writing::Written),
+    Lost(StoreError),
     Delivery(Option<Delivery>),
     Left,
     Retry,
@@ -152,6 +166,7 @@ impl Task {
             outcome = writing::outcome(&mut self.write) => Input::Written(outcome),
             delivery = self.deliveries.next() => Input::Delivery(delivery),
             () = self.shared.left.given() => Input::Left,
+            error = lost(self.tenure.as_ref()) => Input::Lost(error),
             () = passed(&mut self.retry) => Input::Retry,
             () = passed(&mut self.idle) => Input::IdleTimeOver,
         };
@@ -159,6 +174,7 @@ impl Task {
             Input::Command(Some(command)) => return Box::pin(self.serve(*command)).await,
             Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
             Input::Written(outcome) => self.written(outcome),
+            Input::Lost(error) => self.step(|core, _, effects| core.lost(&error, effects)),
             Input::Delivery(Some(delivery)) => self.take_all(delivery),
             Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
             Input::Left => {
@@ -317,6 +333,14 @@ impl Task {
 
     fn is_controlled(&self) -> bool {
         self.shared.controllers.load(Ordering::Acquire) > 0
+    }
+}
+
+/// Waits until the conversation is lost to another; for ever where it can't be.
+async fn lost(tenure: Option<&Tenure>) -> StoreError {
+    match tenure {
+        Some(tenure) => tenure.lost().await,
+        None => std::future::pending().await,
     }
 }
 

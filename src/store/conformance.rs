@@ -56,6 +56,12 @@ pub trait Subject: Send + Sync {
         let _ = id;
         false
     }
+
+    /// Makes the lease on the conversation run out now, as time would. `false` if there is no getting at it.
+    async fn run_out(&self, id: &ConversationId) -> bool {
+        let _ = id;
+        false
+    }
 }
 
 /// A subject of which nothing is known but the store.
@@ -118,7 +124,8 @@ checks! {
     lists: list_puts_the_last_write_first, list_in_pages_gives_each_once, list_while_others_write_misses_none_left_alone,
         summary_is_what_the_list_says;
     damage: torn_write_is_dropped_whole, damage_is_told_with_its_place;
-    ownership: lease_keeps_others_out;
+    ownership: lease_keeps_others_out, lease_that_ran_out_can_be_taken_over, renew_all_names_the_leases_that_are_lost,
+        lease_of_a_deleted_conversation_is_none_of_a_later_one;
 }
 
 /// Runs the suite; `make` gives a new subject for each check.

@@ -45,10 +45,10 @@ pub enum StoreError {
         /// The conversation.
         id: ConversationId,
     },
-    /// Another writer keeps the conversation locked for longer than this one was set to wait.
-    #[error("{place} stayed locked by another writer for {waited:?}; try again")]
+    /// Others keep what is needed, such as a lock or a connection, for longer than this one was set to wait.
+    #[error("{place} was kept busy by others for {waited:?}; try again")]
     Busy {
-        /// What is locked.
+        /// What is not free.
         place: String,
         /// How long it was waited for.
         waited: Duration,

@@ -309,7 +309,7 @@ impl FileSystemStore {
 }
 
 /// Runs blocking code to its end, whether or not anybody still waits for it.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     action: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
     match spawn_blocking(action).await {

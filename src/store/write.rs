@@ -103,6 +103,11 @@ impl Owner {
         Self { name: name.into(), address: None }
     }
 
+    /// An owner that nobody else is: its name is made of this process's number and of chance.
+    pub fn unique() -> Self {
+        Self::new(format!("{}-{:08x}", std::process::id(), rand::random::<u32>()))
+    }
+
     /// The same owner, to be reached at this address.
     pub fn at(mut self, address: impl Into<String>) -> Self {
         self.address = Some(address.into());

@@ -13,10 +13,11 @@ use super::cap::clip;
 /// Runs `work`; the error is what it panicked with.
 pub(super) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     // Nothing that the closure may have left half done is looked at after a panic.
-    catch_unwind(AssertUnwindSafe(work)).map_err(message)
+    catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
 }
 
-fn message(payload: Box<dyn Any + Send>) -> String {
+/// What a panic said.
+pub(crate) fn panic_message(payload: Box<dyn Any + Send>) -> String {
     let text = match payload.downcast::<String>() {
         Ok(text) => *text,
         Err(payload) => match payload.downcast::<&'static str>() {

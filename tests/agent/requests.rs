@@ -277,7 +277,7 @@ async fn output_schema_of_the_agent_parses_every_final_answer() {
         Step::text("{}"),
         Step::text("One."),
     ]);
-    let options = Options::default().with_output(OutputSchema::new("number", schema));
+    let options = Options::default().with_output(OutputSchema::new("number", schema)).with_output_retries(0);
     let mut agent = Watched::start(builder.options(options).tool(noting("look", &Log::default()))).await;
     let events = agent.run("Hi").await;
     let response = stopped(&events);

@@ -14,10 +14,10 @@ use std::{
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentError, AgentSubscription, Event, Failure, TurnOutcome},
-    message::Role,
+    message::{History, Role},
     provider::{ErrorKind, Options, ProviderError, StopReason, ToolChoice},
     subscription::Update,
-    tool::{ToolContext, ToolError, tool_fn},
+    tool::{Tool, ToolContext, ToolError, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -116,19 +116,21 @@ struct Place {
     city: City,
 }
 
+fn weather() -> impl Tool {
+    tool_fn("get_weather", "The weather in a city.", |place: Place, _: ToolContext| async move {
+        Ok::<_, ToolError>(match place.city {
+            City::Oslo => "3 degrees and rain",
+            City::Rome => "19 degrees and sun",
+        })
+    })
+}
+
 async fn tool_round_trip(live: &Live, format: Format) {
-    let weather =
-        tool_fn("get_weather", "The weather in a city.", |place: Place, _: ToolContext| async move {
-            Ok::<_, ToolError>(match place.city {
-                City::Oslo => "3 degrees and rain",
-                City::Rome => "19 degrees and sun",
-            })
-        });
     // The model has to call a tool each time. The second request carries the result of the first call; its own
     // calls are beyond the limit.
     let options = options(40).with_tool_choice(ToolChoice::Required);
     let model = format.model(&live.tools);
-    let builder = Agent::builder().model(model).options(options).tool(weather).max_steps(2);
+    let builder = Agent::builder().model(model).options(options).tool(weather()).max_steps(2);
     let agent = builder.start().await.unwrap();
     let response = agent.ask("What is the weather in Rome?").await.unwrap();
 
@@ -156,6 +158,44 @@ async fn tool_round_trip(live: &Live, format: Format) {
     assert!(results.tool_results().any(|result| !result.is_error && result.text().contains("degrees")));
     assert!(refused.tool_results().all(|result| result.is_error));
     assert_eq!(agent.state().await.unwrap().history().check(), Ok(()));
+}
+
+/// One conversation, begun in one format, goes on in each other one and comes back. The server takes each part of it
+/// from whichever format it was made in.
+#[tokio::test]
+async fn conversation_with_tools_real_model_goes_on_in_each_format_and_back() {
+    let Some(live) = Live::get().await else { return };
+    let options = options(40).with_tool_choice(ToolChoice::Required);
+    let builder = Agent::builder().model(Format::ChatCompletions.model(&live.tools)).options(options);
+    let agent = builder.tool(weather()).max_steps(2).start().await.unwrap();
+    let mut before = History::new();
+    for format in [Format::ChatCompletions, Format::Responses, Format::Messages, Format::ChatCompletions] {
+        let model = format.model(&live.tools);
+        agent
+            .set_state(move |draft| {
+                draft.config.model = model;
+                Ok(())
+            })
+            .await
+            .unwrap();
+        let turn = tokio::time::timeout(Duration::from_mins(2), agent.ask("What is the weather in Rome?"));
+        let response = turn.await.expect("it takes less than two minutes").unwrap();
+        assert_eq!(response.stop_reason, StopReason::MaxSteps, "{format:?}: {response:?}");
+        let answers = response.messages.iter().filter(|message| message.role == Role::Assistant);
+        for answer in answers {
+            assert!(
+                answer.is_native_to(format.name()) && answer.tool_uses().count() > 0,
+                "{format:?}: {answer:?}"
+            );
+        }
+        let mut results = response.messages.iter().flat_map(|message| message.tool_results());
+        assert!(results.any(|result| !result.is_error && result.text().contains("degrees")), "{format:?}");
+        let history = agent.state().await.unwrap().history().clone();
+        assert_eq!(history.check(), Ok(()));
+        assert_eq!(history.len(), before.len() + response.messages.len());
+        assert!(before.iter().eq(history.iter().take(before.len())), "{format:?} changed what was there");
+        before = history;
+    }
 }
 
 #[derive(Debug, Deserialize, JsonSchema)]

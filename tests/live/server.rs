@@ -6,7 +6,11 @@ use std::{
     sync::{Arc, Once},
 };
 
-use omni_agent::provider::{Model, http::Endpoint};
+use omni_agent::provider::{
+    Model,
+    dialect::{AnthropicMessages, ChatCompletions, Dialect, OpenAiResponses},
+    http::Endpoint,
+};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// The base URLs of the servers. Held by one test at a time.
@@ -48,6 +52,15 @@ pub(crate) enum Format {
 }
 
 impl Format {
+    /// What the format calls itself in a message's provider data.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::ChatCompletions => ChatCompletions::default().name(),
+            Self::Responses => OpenAiResponses::default().name(),
+            Self::Messages => AnthropicMessages.name(),
+        }
+    }
+
     /// The model behind a base URL, spoken to in this format.
     pub(crate) fn model(self, url: &str) -> Model {
         let endpoint = match self {

@@ -4,8 +4,12 @@
 
 mod basics;
 mod closing;
+mod elsewhere;
 mod faults;
 mod feed;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../support/leasing.rs"]
+mod leasing;
 mod lives;
 mod opening;
 mod random;

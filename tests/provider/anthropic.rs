@@ -66,7 +66,7 @@ pub(crate) fn messages(history: impl IntoIterator<Item = Message>) -> Value {
 
 /// Decodes events named as their `type` says.
 pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = AnthropicMessages.decoder();
+    let mut decoder = AnthropicMessages.decoder(&Request::default());
     let mut deltas = Vec::new();
     for event in events {
         let data = event.to_string();

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::provider::{
-    ErrorKind, Fold, ProviderError,
+    ErrorKind, Fold, ProviderError, Request,
     dialect::{AnthropicMessages, Dialect, Frame},
 };
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::anthropic::{block, decode, delta, start, stop};
 
 /// The error that this event gives after the beginning of an answer with one open text block.
 fn failure(event: &str, data: &str) -> ProviderError {
-    let mut decoder = AnthropicMessages.decoder();
+    let mut decoder = AnthropicMessages.decoder(&Request::default());
     let mut deltas = Vec::new();
     for event in [start(), block(0, json!({"type": "text"}))] {
         decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
@@ -135,7 +135,7 @@ fn decode_events_before_message_start_are_decoding_errors() {
 
 #[test]
 fn decode_more_blocks_than_the_limit_is_a_decoding_error() {
-    let mut decoder = AnthropicMessages.decoder();
+    let mut decoder = AnthropicMessages.decoder(&Request::default());
     let mut fold = Fold::default();
     let mut feed = |event: Value| {
         let mut deltas = Vec::new();
@@ -166,11 +166,35 @@ fn decode_what_is_no_json_object_is_a_decoding_error_with_the_cut_data() {
     assert!(error.message.len() < 500 && error.body.unwrap().len() <= ProviderError::BODY_LIMIT);
 }
 
+#[rustfmt::skip] // a line each
+/// Status, type, message, kind, and whether a retry can help. Source: <https://platform.claude.com/docs/en/api/errors>.
+const DOCUMENTED: &[(u16, &str, &str, ErrorKind, bool)] = &[
+    (400, "invalid_request_error", "messages: roles must alternate", ErrorKind::InvalidRequest, false),
+    (400, "invalid_request_error", "prompt is too long: 210000 tokens > 200000 maximum", ErrorKind::ContextTooLong, false),
+    (400, "invalid_request_error", "input length and `max_tokens` exceed context limit: 1 + 2 > 2", ErrorKind::ContextTooLong, false),
+    (400, "invalid_request_error", "Your credit balance is too low to access the Anthropic API.", ErrorKind::Quota, false),
+    (401, "authentication_error", "invalid x-api-key", ErrorKind::Auth, false),
+    (402, "billing_error", "There is an issue with your billing.", ErrorKind::Quota, false),
+    (403, "permission_error", "Your API key does not have permission to use the resource.", ErrorKind::Auth, false),
+    (404, "not_found_error", "model: claude-none", ErrorKind::InvalidRequest, false),
+    (413, "request_too_large", "Request exceeds the maximum allowed number of bytes.", ErrorKind::InvalidRequest, false),
+    (429, "rate_limit_error", "This request would exceed your account's rate limit.", ErrorKind::RateLimit, true),
+    (500, "api_error", "Internal server error", ErrorKind::Service, true),
+    (504, "timeout_error", "The request timed out while processing.", ErrorKind::Timeout, true),
+    (529, "overloaded_error", "Overloaded", ErrorKind::Overloaded, true),
+];
+
 #[test]
-fn error_for_a_status_reads_the_body() {
-    let body = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
-    let error = AnthropicMessages.error(529, body);
-    assert_eq!((error.kind, error.status, error.retryable), (ErrorKind::Overloaded, Some(529), true));
-    let body = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#;
-    assert_eq!(AnthropicMessages.error(400, body).kind, ErrorKind::ContextTooLong);
+fn error_bodies_are_told_apart_before_and_inside_of_an_answer() {
+    for &(status, word, message, kind, retryable) in DOCUMENTED {
+        let error = json!({"type": word, "message": message});
+        let body = json!({"type": "error", "error": error, "request_id": "req_1"}).to_string();
+        let error = AnthropicMessages.error(status, &body);
+        assert_eq!((error.kind, error.retryable, error.status), (kind, retryable, Some(status)), "{error:?}");
+        assert_eq!((&*error.message, error.request_id.as_deref()), (message, Some("req_1")));
+        assert_eq!(error.body.as_deref(), Some(&*body));
+
+        let error = failure("error", &body);
+        assert_eq!((error.kind, error.retryable, &*error.message), (kind, retryable, message), "{error:?}");
+    }
 }

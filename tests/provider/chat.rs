@@ -16,7 +16,7 @@ pub(crate) fn deltas_of<S: AsRef<str>>(
     chat: &ChatCompletions,
     events: &[S],
 ) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = chat.decoder();
+    let mut decoder = chat.decoder(&Request::default());
     let mut deltas = Vec::new();
     for data in events {
         decoder.decode(Frame { event: "", data: data.as_ref() }, &mut deltas)?;

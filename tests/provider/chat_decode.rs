@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Content, Usage},
     provider::{
-        Delta, ErrorKind, Part, StopReason,
+        Delta, ErrorKind, Part, Request, StopReason,
         dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
     },
 };
@@ -109,7 +109,7 @@ fn decode_two_finish_chunks_count_the_last() {
 #[test]
 fn decode_events_after_done_are_not_read() {
     let chat = ChatCompletions::default();
-    let mut decoder = chat.decoder();
+    let mut decoder = chat.decoder(&Request::default());
     let mut deltas = Vec::new();
     let mut feed = |data: &str, deltas: &mut Vec<Delta>| {
         decoder.decode(Frame { event: "", data }, deltas).unwrap();
@@ -367,7 +367,7 @@ fn decode_error_that_says_nothing_is_none() {
 
 #[test]
 fn decode_error_event_is_an_error() {
-    let mut decoder = ChatCompletions::default().decoder();
+    let mut decoder = ChatCompletions::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     let data = r#"{"error":{"message":"Input is too long","code":"context_length_exceeded"}}"#;
     let error = decoder.decode(Frame { event: "error", data }, &mut deltas).unwrap_err();
@@ -420,4 +420,66 @@ fn decode_reasoning_details_are_gathered_and_sent_back_where_wanted() {
         crate::chat::encode(&ChatCompletions::default(), &request)["messages"],
         json!([{"role": "assistant", "content": "Hi"}])
     );
+}
+
+#[test]
+fn decode_reasoning_details_are_told_apart_by_index_and_id() {
+    let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
+    let gathered = |chunks: &[Value]| {
+        let part = |details: &Value| delta(json!({"reasoning_details": details})).to_string();
+        let mut events: Vec<String> = chunks.iter().map(part).collect();
+        events.extend([delta(json!({"content": "Hi"})).to_string(), finish("stop").to_string()]);
+        let folded = fold(deltas_of(&chat, &events).unwrap());
+        let request = omni_agent::provider::Request::new([folded.message].into_iter().collect());
+        crate::chat::encode(&chat, &request)["messages"][0]["reasoning_details"].clone()
+    };
+    let text = |index: Value, text: &str| json!({"type": "reasoning.text", "index": index, "text": text});
+    // Interleaved.
+    assert_eq!(
+        gathered(&[
+            json!([text(json!(0), "a"), text(json!(1), "b")]),
+            json!([text(json!(0), "A"), text(json!(1), "B")]),
+        ]),
+        json!([text(json!(0), "aA"), text(json!(1), "bB")])
+    );
+    // By id, with an index that comes late, is another, or is missing.
+    let summary = |id: &str, more: Value| {
+        let mut entry = json!({"type": "reasoning.summary", "id": id});
+        entry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        entry
+    };
+    assert_eq!(
+        gathered(&[
+            json!([summary("rs_1", json!({"summary": "a"}))]),
+            json!([summary("rs_2", json!({"summary": "b", "index": 0}))]),
+            json!([summary("rs_1", json!({"summary": "A", "index": 0}))]),
+            json!([summary("rs_1", json!({"summary": "c", "index": 1}))]),
+        ]),
+        json!([
+            summary("rs_1", json!({"summary": "aA", "index": 0})),
+            summary("rs_2", json!({"summary": "b", "index": 0})),
+            summary("rs_1", json!({"summary": "c", "index": 1})),
+        ])
+    );
+    // With neither, pieces go on until another type comes.
+    let bare = |text: &str| json!({"type": "reasoning.text", "text": text});
+    let encrypted = |data: &str| json!({"type": "reasoning.encrypted", "id": "rs_1", "data": data});
+    assert_eq!(
+        gathered(&[
+            json!([bare("a")]),
+            json!([bare("b")]),
+            json!([encrypted("x")]),
+            json!([bare("c")]),
+            json!([encrypted("x"), encrypted("y")]),
+        ]),
+        json!([bare("ab"), encrypted("x"), bare("c"), encrypted("y")])
+    );
+}
+
+#[test]
+fn decode_reasoning_details_without_end_are_an_error() {
+    let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
+    let many: Vec<Value> = (0..600).map(|index| json!({"type": "reasoning.text", "index": index})).collect();
+    let event = delta(json!({"reasoning_details": many})).to_string();
+    assert_eq!(deltas_of(&chat, &[event]).unwrap_err().kind, ErrorKind::Decoding);
 }

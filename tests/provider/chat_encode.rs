@@ -9,14 +9,15 @@ use omni_agent::{
         CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
         dialect::{
-            ChatCompletions, Dialect, EffortWords, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole,
+            CacheField, ChatCompletions, Dialect, EffortWords, MaxTokensField, OutputSupport,
+            ReasoningReturn, SystemRole, ThinkingField, ToolChoices,
         },
     },
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
 };
 use serde_json::{Map, Value, json};
 
-use crate::chat::encode;
+use crate::{chat::encode, responses_encode::OPENAI_WORDS};
 
 fn with(options: Options) -> Request {
     let mut request = Request::prompt("Hi").with_options(options);
@@ -94,12 +95,12 @@ fn encode_request_with_everything_says_it_all() {
             "stop": ["END"],
             "reasoning_effort": "medium",
             "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "strict": true,
-                "schema": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
+                "schema": {"type": "object", "properties": {"x": {"type": ["integer", "null"]}}, "required": ["x"],
                     "additionalProperties": false}}},
             "metadata": {"user": "u-1", "n": "7"},
         })
     );
-    assert!(encoded.warnings.is_empty(), "{:?}", encoded.warnings);
+    assert_eq!(encoded.warnings, ["cache: it can't be said here how long to keep the prompt"]);
 }
 
 #[test]
@@ -117,8 +118,8 @@ fn encode_quirks_of_a_service_are_followed() {
         .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
         .with_system_role(SystemRole::Developer)
         .with_stream_usage(false)
-        .with_effort(Some(EffortWords::OPENAI))
-        .with_cache_retention(true)
+        .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))
+        .with_cache(CacheField::Retention)
         .with_metadata(false);
     let options = Options::default()
         .with_max_tokens(9)
@@ -148,7 +149,7 @@ fn encode_thinking_maps_to_the_words_there_are() {
     };
     let word = |word: &str, warnings| (Some(word.to_owned()), warnings);
     let common = ChatCompletions::default();
-    let openai = ChatCompletions::default().with_effort(Some(EffortWords::OPENAI));
+    let openai = ChatCompletions::default().with_thinking(ThinkingField::Effort(EffortWords::OPENAI));
     assert_eq!(said(&common, ThinkingMode::Off), word("none", 0));
     assert_eq!(said(&common, ThinkingMode::Effort(Effort::Minimal)), word("low", 1));
     assert_eq!(said(&openai, ThinkingMode::Effort(Effort::Minimal)), word("minimal", 0));
@@ -158,10 +159,91 @@ fn encode_thinking_maps_to_the_words_there_are() {
     assert_eq!(said(&openai, ThinkingMode::Budget(5000)), word("low", 1));
     assert_eq!(said(&openai, ThinkingMode::Budget(16_000)), word("medium", 1));
     assert_eq!(said(&openai, ThinkingMode::Budget(u32::MAX)), word("xhigh", 1));
-    let silent = ChatCompletions::default().with_effort(None);
+    let silent = ChatCompletions::default().with_thinking(ThinkingField::None);
     assert_eq!(said(&silent, ThinkingMode::Effort(Effort::High)), (None, 1));
     let always = EffortWords { off: None, ..EffortWords::COMMON };
-    assert_eq!(said(&ChatCompletions::default().with_effort(Some(always)), ThinkingMode::Off), (None, 1));
+    assert_eq!(
+        said(&ChatCompletions::default().with_thinking(ThinkingField::Effort(always)), ThinkingMode::Off),
+        (None, 1)
+    );
+}
+
+#[test]
+fn encode_thinking_maps_to_the_words_of_the_model() {
+    let modes = [
+        ThinkingMode::Off,
+        Effort::Minimal.into(),
+        Effort::Low.into(),
+        Effort::Medium.into(),
+        Effort::High.into(),
+        Effort::Max.into(),
+    ];
+    for (model, words) in OPENAI_WORDS {
+        for (mode, word) in modes.into_iter().zip(words) {
+            let mut request = with(Options::default().with_thinking(mode));
+            request.model = model.into();
+            let body = encode(&ChatCompletions::openai(), &request);
+            assert_eq!(body["reasoning_effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
+        }
+    }
+    // Such models take no sampling either.
+    let mut request = with(Options::default().with_temperature(0.5).with_thinking(Effort::High));
+    for (model, effort, warned) in
+        [("gpt-5", Some("high"), 1), ("gpt-4o", None, 1), ("new-model", Some("high"), 0)]
+    {
+        request.model = model.into();
+        let encoded = ChatCompletions::openai().encode(&request).unwrap();
+        assert_eq!(encoded.body.get("reasoning_effort").and_then(Value::as_str), effort, "{model}");
+        assert_eq!(encoded.body.contains_key("temperature"), model != "gpt-5", "{model}");
+        assert_eq!(encoded.warnings.len(), warned, "{model}: {:?}", encoded.warnings);
+    }
+}
+
+#[test]
+fn encode_switches_that_are_off_are_reported() {
+    let schema = Schema::new(json!({"type": "object", "properties": {}})).unwrap();
+    let options = Options::default()
+        .with_output(OutputSchema::new("x", schema))
+        .with_cache(CacheHint::Long)
+        .with_temperature(0.5)
+        .with_top_p(1.0)
+        .with_thinking(Effort::High)
+        .with_metadata([("a", "b")])
+        .with_tool_choice(ToolChoice::Required);
+    let chat = ChatCompletions::default()
+        .with_output(OutputSupport::None)
+        .with_sampling(false)
+        .with_thinking(ThinkingField::Always)
+        .with_tool_choices(ToolChoices::Unforced)
+        .with_metadata(false)
+        .with_member("seed", 7);
+    let encoded = chat.encode(&with(options).with_tools(weather())).unwrap();
+    let body = Value::Object(encoded.body);
+    let left_out =
+        ["response_format", "prompt_cache_retention", "temperature", "reasoning_effort", "metadata"];
+    assert!(left_out.iter().all(|name| body.get(name).is_none()), "{body}");
+    assert_eq!(
+        (&body["top_p"], &body["tool_choice"], &body["seed"]),
+        (&json!(1.0), &json!("auto"), &json!(7))
+    );
+    assert!(body["messages"][0]["content"].as_str().unwrap().contains("JSON Schema"));
+    let about: Vec<_> = encoded.warnings.iter().filter_map(|text| text.split(':').next()).collect();
+    assert_eq!(about, ["cache", "tool_choice", "thinking", "temperature", "output", "metadata"]);
+}
+
+#[test]
+fn encode_rules_for_a_model_replace_what_the_service_has() {
+    let chat = ChatCompletions::default().with_max_tokens_field(MaxTokensField::MaxCompletionTokens);
+    let chat = chat.with_model_rules(|model, chat| match model {
+        "m-1" => chat.with_max_tokens_field(MaxTokensField::MaxTokens).with_member("fast", true),
+        _ => chat,
+    });
+    let mut request = with(Options::default().with_max_tokens(9));
+    let body = encode(&chat, &request);
+    assert_eq!((&body["max_tokens"], &body["fast"]), (&json!(9), &json!(true)));
+    request.model = "m-2".into();
+    let body = encode(&chat, &request);
+    assert_eq!((&body["max_completion_tokens"], body.get("fast")), (&json!(9), None));
 }
 
 #[test]
@@ -384,6 +466,7 @@ fn encode_output_schema_strict_is_closed_and_complete() {
         "required": ["next"], "additionalProperties": false});
     let mut described = node.clone();
     described["description"] = json!("the root");
+    let nothing = json!({"type": "null"});
     assert_eq!(warnings, 0);
     assert_eq!(
         format,
@@ -393,9 +476,9 @@ fn encode_output_schema_strict_is_closed_and_complete() {
             "properties": {
                 "name": {"type": "string", "format": "email"},
                 "age": {"type": ["integer", "null"], "minimum": 0},
-                "kind": {"anyOf": [{"const": "a", "description": "first"}, {"enum": ["b", "c"]}]},
-                "node": described,
-                "list": {"type": "array", "items": {"$ref": "#/$defs/Node"}, "minItems": 1},
+                "kind": {"anyOf": [{"const": "a", "description": "first"}, {"enum": ["b", "c"]}, nothing]},
+                "node": {"anyOf": [described, nothing]},
+                "list": {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/Node"}, "minItems": 1}, nothing]},
             },
             "required": ["name", "age", "kind", "node", "list"],
             "additionalProperties": false,
@@ -410,11 +493,10 @@ fn encode_output_schema_beyond_strict_is_sent_as_it_is() {
         json!({"type": "object", "additionalProperties": {"type": "integer"}}),
         json!({"type": "object", "properties": {"any": {}}}),
         json!({"type": "object", "properties": {"any": true}}),
-        json!({"type": "array", "items": {"type": "string"}}),
         json!({"type": "object", "properties": {"x": {"not": {"type": "string"}}}}),
         json!({"type": "object", "properties": {"x": {"allOf": [{"type": "string"}, {"type": "string"}]}}}),
         json!({"type": "object", "properties": {"x": {"type": "array"}}}),
-        json!({"anyOf": [{"type": "object", "properties": {}}]}),
+        json!({"anyOf": [{"type": "object"}]}),
     ] {
         let (format, warnings) = output(&ChatCompletions::default(), &schema);
         assert_eq!(

@@ -1,7 +1,7 @@
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Delta, ErrorKind, Fold,
+        Delta, ErrorKind, Fold, Request,
         dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
     },
 };
@@ -72,7 +72,7 @@ proptest! {
         done: bool,
     ) {
         let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
-        let mut decoder = chat.decoder();
+        let mut decoder = chat.decoder(&Request::default());
         let mut deltas = Vec::new();
         let mut result = Ok(());
         let mut events: Vec<String> = chunks.iter().map(Value::to_string).collect();
@@ -102,7 +102,7 @@ proptest! {
     #[test]
     fn decode_any_text_never_panics(event in "(error)?", data in "\\PC{0,40}") {
         let mut deltas: Vec<Delta> = Vec::new();
-        let mut decoder = ChatCompletions::default().decoder();
+        let mut decoder = ChatCompletions::default().decoder(&Request::default());
         let _ = decoder.decode(Frame { event: &event, data: &data }, &mut deltas);
         let _ = decoder.end(&mut deltas);
     }

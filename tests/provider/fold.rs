@@ -47,13 +47,17 @@ fn any_data() -> impl Strategy<Value = MessageDelta> {
         option::of(0u64..9),
         vec(("[ab]", 0u8..9), 0..2),
         vec("w", 0..2),
+        proptest::bool::ANY,
     )
-        .prop_map(|(model, stop_reason, output, provider_data, warnings)| MessageDelta {
-            model,
-            stop_reason,
-            usage: output.map(|output| Usage { output, ..Usage::default() }),
-            provider_data: provider_data.into_iter().map(|(key, n)| (key, json!(n))).collect(),
-            warnings,
+        .prop_map(|(model, stop_reason, output, provider_data, warnings, output_enforced)| {
+            MessageDelta {
+                model,
+                stop_reason,
+                usage: output.map(|output| Usage { output, ..Usage::default() }),
+                provider_data: provider_data.into_iter().map(|(key, n)| (key, json!(n))).collect(),
+                warnings,
+                output_enforced,
+            }
         })
 }
 

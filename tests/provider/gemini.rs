@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 /// The deltas of an answer with these events, whose body then ends.
 pub(crate) fn deltas_of<S: AsRef<str>>(events: &[S]) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = GoogleGemini.decoder();
+    let mut decoder = GoogleGemini.decoder(&Request::default());
     let mut deltas = Vec::new();
     for data in events {
         decoder.decode(Frame { event: "", data: data.as_ref() }, &mut deltas)?;

@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, ErrorKind, Fold, Part, StopReason,
+        Delta, ErrorKind, Fold, Part, Request, StopReason,
         dialect::{Dialect, Frame, GoogleGemini},
     },
 };
@@ -248,7 +248,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     let body = chunks.map(|chunk| format!("data: {chunk}\r\n\r\n")).concat();
     let deltas = |pieces: Vec<&[u8]>| {
         let mut framer = Framer::new(GoogleGemini.framing(), &Limits::default());
-        let mut decoder = GoogleGemini.decoder();
+        let mut decoder = GoogleGemini.decoder(&Request::default());
         let mut deltas = Vec::new();
         for piece in pieces {
             framer.push(piece.to_vec().into());
@@ -306,7 +306,7 @@ proptest! {
     ) {
         let mut events: Vec<String> = chunks.into_iter().map(|chunk| parts(chunk).to_string()).collect();
         events.extend(done.then(|| finish("STOP").to_string()));
-        let mut decoder = GoogleGemini.decoder();
+        let mut decoder = GoogleGemini.decoder(&Request::default());
         let mut deltas = Vec::new();
         let mut result = Ok(());
         for data in &events {
@@ -326,7 +326,7 @@ proptest! {
     #[test]
     fn decode_any_text_never_panics(event in "(error)?", data in "\\PC{0,40}") {
         let mut deltas = Vec::new();
-        let mut decoder = GoogleGemini.decoder();
+        let mut decoder = GoogleGemini.decoder(&Request::default());
         let _ = decoder.decode(Frame { event: &event, data: &data }, &mut deltas);
         let _ = decoder.end(&mut deltas);
     }

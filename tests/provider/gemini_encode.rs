@@ -149,12 +149,18 @@ fn encode_thinking_is_a_level_or_a_budget_by_the_model() {
 }
 
 #[test]
-fn encode_output_schema_beside_tools_goes_into_the_prompt_of_older_models() {
+fn encode_output_schema_beside_tools_is_one_more_tool_of_older_models() {
     let options = Options::default().with_output(output(json!({"type": "object"})));
     let old = encode(&with("gemini-2.5-flash", options.clone()).with_system("Be brief.").with_tools(tools()));
-    assert_eq!((old.body.get("generationConfig"), old.warnings.len()), (None, 1));
+    assert_eq!((old.body.get("generationConfig"), old.warnings.len()), (None, 0));
     let system = old.body["systemInstruction"]["parts"][0]["text"].as_str().unwrap();
-    assert!(system.starts_with("Be brief.\n\n") && system.ends_with("{\"type\":\"object\"}"), "{system}");
+    assert!(system.starts_with("Be brief.\n\n") && system.contains("`answer`"), "{system}");
+    assert_eq!(old.body["toolConfig"], json!({"functionCallingConfig": {"mode": "ANY"}}));
+    let declared = old.body["tools"][0]["functionDeclarations"].as_array().unwrap().last().unwrap();
+    assert_eq!(
+        (&declared["name"], &declared["parametersJsonSchema"]),
+        (&json!("answer"), &json!({"type": "object"}))
+    );
     let alone = encode(&with("gemini-2.5-flash", options));
     assert_eq!(alone.body["generationConfig"]["responseJsonSchema"], json!({"type": "object"}));
 }

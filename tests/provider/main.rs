@@ -2,22 +2,32 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
+#[cfg(feature = "http")]
+mod alibaba;
 mod anthropic;
 mod anthropic_content;
 mod anthropic_decode;
 mod anthropic_encode;
 mod anthropic_errors;
 mod anthropic_property;
+mod catalogue;
+mod catalogue_models_dev;
 mod chat;
 mod chat_calls;
 mod chat_decode;
 mod chat_encode;
 mod chat_errors;
+#[cfg(feature = "http")]
+mod chat_irregular;
 mod chat_properties;
+mod cost;
 mod deltas;
+#[cfg(feature = "http")]
+mod endpoints;
 mod error;
 #[cfg(feature = "http")]
 mod faults;
+mod fit;
 mod fold;
 mod fold_limits;
 #[cfg(feature = "http")]
@@ -27,13 +37,30 @@ mod gemini_decode;
 mod gemini_encode;
 mod gemini_errors;
 #[cfg(feature = "http")]
+mod groq;
+#[cfg(feature = "http")]
 mod http;
+#[cfg(feature = "http")]
+mod mapping;
 mod model;
+#[cfg(feature = "http")]
+mod moonshot;
 mod ollama;
 mod ollama_decode;
 mod ollama_encode;
 mod ollama_errors;
+#[cfg(feature = "http")]
+mod opencode;
+#[cfg(feature = "http")]
+mod openrouter;
 mod options;
+#[cfg(feature = "test-util")]
+#[cfg(feature = "http")]
+mod origin;
+mod output;
+#[cfg(feature = "test-util")]
+mod output_strict;
+mod output_tool;
 #[cfg(feature = "http")]
 mod plain;
 mod questions;
@@ -51,3 +78,5 @@ mod server;
 #[cfg(feature = "http")]
 mod services;
 mod tool_input;
+#[cfg(feature = "http")]
+mod zai;

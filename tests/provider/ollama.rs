@@ -15,7 +15,7 @@ pub(crate) const BEGAN: &str = "2026-03-03T13:20:11.787576Z";
 
 /// The deltas of an answer with these lines, whose body then ends.
 pub(crate) fn deltas_of<S: AsRef<str>>(lines: &[S]) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = OllamaChat.decoder();
+    let mut decoder = OllamaChat.decoder(&Request::default());
     let mut deltas = Vec::new();
     for data in lines {
         decoder.decode(Frame { event: "", data: data.as_ref() }, &mut deltas)?;

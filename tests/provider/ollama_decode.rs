@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, Timestamp, Usage},
     provider::{
-        Delta, ErrorKind, Fold, Part, StopReason,
+        Delta, ErrorKind, Fold, Part, Request, StopReason,
         dialect::{Dialect, Frame, OllamaChat},
     },
 };
@@ -111,7 +111,7 @@ fn decode_whole_answer_on_one_line_is_complete() {
 
 #[test]
 fn decode_lines_after_done_are_not_read() {
-    let mut decoder = OllamaChat.decoder();
+    let mut decoder = OllamaChat.decoder(&Request::default());
     let mut deltas = Vec::new();
     decoder.decode(Frame { event: "", data: &last("stop").to_string() }, &mut deltas).unwrap();
     assert!(decoder.is_done());
@@ -171,7 +171,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     let body = lines.map(|line| format!("{line}\r\n")).concat();
     let deltas = |pieces: Vec<&[u8]>| {
         let mut framer = Framer::new(OllamaChat.framing(), &Limits::default());
-        let mut decoder = OllamaChat.decoder();
+        let mut decoder = OllamaChat.decoder(&Request::default());
         let mut deltas = Vec::new();
         for piece in pieces {
             framer.push(piece.to_vec().into());

@@ -28,6 +28,7 @@ const SETS: &[(&str, Set)] = &[
         let schema = json!({ "type": "object", "maxProperties": n });
         o.with_output(OutputSchema::new("answer", Schema::new(schema).unwrap()))
     }),
+    ("output_retries", |o, n| o.with_output_retries(n.into())),
     ("metadata", |o, n| o.with_metadata([("n", n)])),
     ("timeout", |o, n| o.with_timeout(Duration::from_millis(n.into()))),
     ("max_retries", |o, n| o.with_max_retries(n.into())),
@@ -120,6 +121,7 @@ fn options_encode_to_the_stored_format() {
         "tool_choice": { "tool": "3" },
         "cache": "long",
         "output": { "name": "answer", "schema": { "type": "object", "maxProperties": 3 } },
+        "output_retries": 3,
         "metadata": { "n": 3 },
         "timeout": { "secs": 0, "nanos": 3_000_000 },
         "max_retries": 3,

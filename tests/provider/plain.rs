@@ -35,7 +35,7 @@ impl Dialect for Plain {
         Ok(Encoded { body, warnings })
     }
 
-    fn decoder(&self) -> Box<dyn Decoder> {
+    fn decoder(&self, _request: &Request) -> Box<dyn Decoder> {
         Box::new(PlainDecoder { started: false, done: false })
     }
 

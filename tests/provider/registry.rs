@@ -1,10 +1,17 @@
 //! Names and the models behind them.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use async_trait::async_trait;
-use omni_agent::provider::{
-    DeltaStream, Model, Provider, ProviderError, Registry, RegistryError, Request, RequestContext,
+use omni_agent::{
+    provider::{
+        Catalogue, DeltaStream, ErrorKind, Model, ModelInfo, Options, Provider, ProviderError, Registry,
+        RegistryError, Request, RequestContext, Secret,
+    },
+    testing::{ScriptedProvider, Step},
 };
 
 struct Named(&'static str);
@@ -91,4 +98,93 @@ fn models_are_equal_by_name_and_provider_instance() {
     assert_eq!(model, Model::new(Arc::clone(&provider), "m"));
     assert_ne!(model, Model::new(provider, "n"));
     assert_ne!(model, Model::new(Arc::new(Named("alpha")), "m"));
+}
+
+/// The keys that requests came with.
+struct Asked(ScriptedProvider);
+
+impl Asked {
+    fn registry(change: impl FnOnce(Registry) -> Registry) -> (Self, Model) {
+        let provider = ScriptedProvider::from_fn(|_| Step::text("ok"));
+        let model = change(Registry::empty().with(provider.clone())).model("test:m").unwrap();
+        (Self(provider), model)
+    }
+
+    fn key(&self) -> Option<Secret> {
+        self.0.last_request().unwrap().options.api_key.clone()
+    }
+}
+
+#[tokio::test]
+async fn key_of_the_registry_goes_with_requests_that_bring_none() {
+    let (asked, model) = Asked::registry(|registry| registry.with_key("test", "of-registry"));
+    model.generate(Request::prompt("Hi")).await.unwrap();
+    assert_eq!(asked.key(), Some("of-registry".into()));
+    let own = Request::prompt("Hi").with_options(Options::default().with_api_key("of-call"));
+    model.generate(own).await.unwrap();
+    assert_eq!(asked.key(), Some("of-call".into()));
+    let empty = Request::prompt("Hi").with_options(Options::default().with_api_key(""));
+    model.generate(empty).await.unwrap();
+    assert_eq!(asked.key(), Some("of-registry".into()));
+}
+
+#[tokio::test]
+async fn key_of_another_provider_or_an_empty_one_does_not_go() {
+    for (provider, key) in [("other", "k"), ("test", "")] {
+        let (asked, model) = Asked::registry(|registry| registry.with_key(provider, key));
+        model.generate(Request::prompt("Hi")).await.unwrap();
+        assert_eq!(asked.key(), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn key_function_is_asked_at_each_attempt() {
+    let count = AtomicUsize::new(0);
+    let next = move || match count.fetch_add(1, Ordering::Relaxed) {
+        2 => None,
+        n => Some(format!("key-{n}").into()),
+    };
+    let (asked, model) = Asked::registry(|registry| registry.with_key_from("test", next));
+    asked.0.push(Step::error(ProviderError::new(ErrorKind::Overloaded, "later")));
+    model.generate(Request::prompt("Hi")).await.unwrap();
+    let keys: Vec<_> = asked.0.requests().iter().map(|request| request.options.api_key.clone()).collect();
+    assert_eq!(keys, [Some("key-0".into()), Some("key-1".into())]);
+    model.generate(Request::prompt("Hi")).await.unwrap();
+    assert_eq!(asked.key(), None, "the function had none");
+}
+
+#[tokio::test]
+async fn key_of_the_registry_is_shown_nowhere() {
+    let secret = "sk-very-secret-0123";
+    let registry =
+        Registry::empty().with_key("alpha", secret).with_key_from("zeta", move || Some(secret.into()));
+    let registry = registry.with(Named("alpha")).with(Named("zeta"));
+    let mut shown = vec![format!("{registry:?}")];
+    for name in ["alpha:m", "zeta:m"] {
+        let model = registry.model(name).unwrap();
+        shown.push(format!("{model:?} {model} {:?}", model.generate(Request::prompt("Hi")).await));
+    }
+    let (asked, model) = Asked::registry(|registry| registry.with_key("test", secret));
+    model.generate(Request::prompt("Hi")).await.unwrap();
+    shown.push(format!("{:?}", asked.0.requests()));
+    shown.push(serde_json::to_string(&asked.0.last_request().unwrap().options).unwrap());
+    assert!(shown.iter().all(|text| !text.contains(secret)), "{shown:?}");
+}
+
+#[test]
+fn models_are_those_that_the_catalogue_knows_of_registered_providers() {
+    let mut catalogue = Catalogue::empty();
+    for (provider, id) in [("zeta", "b"), ("zeta", "a"), ("alpha", "x"), ("nobody", "n")] {
+        catalogue.insert(provider, ModelInfo::new(id).with_output_limit(7));
+    }
+    let registry = registry().with_catalogue(catalogue);
+    let names: Vec<String> = registry.models().map(|model| model.to_string()).collect();
+    assert_eq!(names, ["alpha:x", "zeta:a", "zeta:b"]);
+    assert!(registry.models().all(|model| model.info().unwrap().output_limit == Some(7)));
+    assert_eq!(registry.catalogue().len(), 4);
+    let unknown = registry.model("alpha:new").unwrap();
+    assert!(unknown.info().is_none());
+    let told = unknown.with_info(ModelInfo::new("new").with_tools(false));
+    assert_eq!(told.info().unwrap().tools, Some(false));
+    assert_eq!(told, unknown, "the same model, of which more is known");
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 /// The deltas of an answer with these events, named as their `type` says, whose body then ends.
 pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = OpenAiResponses::default().decoder();
+    let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     for event in events {
         let data = event.as_str().map_or_else(|| event.to_string(), ToOwned::to_owned);

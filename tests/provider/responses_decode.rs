@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Content, Usage},
     provider::{
-        Delta, ErrorKind, Fold, Folded, Part, StopReason,
+        Delta, ErrorKind, Fold, Folded, Part, Request, StopReason,
         dialect::{Dialect, Frame, OpenAiResponses},
     },
 };
@@ -354,7 +354,7 @@ fn decode_payload_told_only_at_the_end_is_kept() {
 
 #[test]
 fn decode_cut_stream_salvages_whole_reasoning_and_items_only() {
-    let mut decoder = OpenAiResponses::default().decoder();
+    let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     let search = json!({"id": "ws_1", "type": "web_search_call", "status": "completed"});
     for event in [
@@ -472,7 +472,7 @@ fn decode_content_told_only_at_the_end_is_told() {
 
 /// Feeds the same event made anew until the decoder has enough of it.
 fn flood(event: impl Fn(u64) -> Value, most: u64) -> omni_agent::provider::ProviderError {
-    let mut decoder = OpenAiResponses::default().decoder();
+    let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     for n in 0..most {
         deltas.clear();

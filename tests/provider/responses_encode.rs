@@ -76,7 +76,7 @@ fn encode_request_with_everything_says_it_all() {
             "top_p": 0.9,
             "reasoning": {"effort": "medium", "summary": "auto"},
             "text": {"format": {"type": "json_schema", "name": "my_answer_", "strict": true,
-                "schema": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"],
+                "schema": {"type": "object", "properties": {"x": {"type": ["integer", "null"]}}, "required": ["x"],
                     "additionalProperties": false}}},
             "metadata": {"user": "u-1", "n": "7"},
             "prompt_cache_retention": "24h",
@@ -140,28 +140,42 @@ fn encode_thinking_maps_to_the_words_there_are() {
 
 #[test]
 fn encode_thinking_maps_to_the_words_of_the_model() {
-    for (model, off, minimal, max) in [
-        ("o3", None, "low", "high"),
-        ("openai/o4-mini-2025-04-16", None, "low", "high"),
-        ("gpt-5", None, "minimal", "high"),
-        ("gpt-5-mini-2025-08-07", None, "minimal", "high"),
-        ("gpt-5.1", Some("none"), "low", "high"),
-        ("gpt-5.2-2025-12-11", Some("none"), "low", "xhigh"),
-        ("gpt-5.10", Some("none"), "low", "xhigh"),
-        ("gpt-50", Some("none"), "minimal", "xhigh"),
-        ("o30", Some("none"), "minimal", "xhigh"),
-    ] {
-        let said = |mode: ThinkingMode, wanted: &str| {
+    for (model, words) in OPENAI_WORDS {
+        let modes = [
+            ThinkingMode::Off,
+            Effort::Minimal.into(),
+            Effort::Low.into(),
+            Effort::Medium.into(),
+            Effort::High.into(),
+            Effort::Max.into(),
+        ];
+        let wanted = ["none", "minimal", "low", "medium", "high", "xhigh"];
+        for ((mode, word), wanted) in modes.into_iter().zip(words).zip(wanted) {
             let (said, warnings) = effort(&OpenAiResponses::openai(), model, mode);
-            assert_eq!(warnings == 0, said["effort"] == wanted, "{model} {said}");
-            said["effort"].as_str().map(ToOwned::to_owned)
-        };
-        assert_eq!(said(ThinkingMode::Off, "none").as_deref(), off, "{model}");
-        assert_eq!(said(Effort::Minimal.into(), "minimal").as_deref(), Some(minimal), "{model}");
-        assert_eq!(said(Effort::Max.into(), "xhigh").as_deref(), Some(max), "{model}");
-        assert_eq!(said(Effort::Medium.into(), "medium").as_deref(), Some("medium"), "{model}");
+            assert_eq!(said["effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
+            assert_eq!(warnings == 0, word == wanted, "{model} {mode:?}");
+        }
     }
 }
+
+/// The words that models of OpenAI take for all levels, from off to the most; the empty one is none.
+pub(crate) const OPENAI_WORDS: [(&str, [&str; 6]); 15] = [
+    ("o3", ["", "low", "low", "medium", "high", "high"]),
+    ("openai/o4-mini-2025-04-16", ["", "low", "low", "medium", "high", "high"]),
+    ("gpt-5", ["", "minimal", "low", "medium", "high", "high"]),
+    ("gpt-5-mini-2025-08-07", ["", "minimal", "low", "medium", "high", "high"]),
+    ("gpt-5-codex", ["", "low", "low", "medium", "high", "high"]),
+    ("gpt-5-pro-2025-10-06", ["", "high", "high", "high", "high", "high"]),
+    ("gpt-5.1", ["none", "low", "low", "medium", "high", "high"]),
+    ("gpt-5.1-codex", ["", "low", "low", "medium", "high", "high"]),
+    ("gpt-5.1-codex-max", ["", "low", "low", "medium", "high", "xhigh"]),
+    ("gpt-5.2-2025-12-11", ["none", "low", "low", "medium", "high", "xhigh"]),
+    ("gpt-5.2-pro", ["", "medium", "medium", "medium", "high", "xhigh"]),
+    ("gpt-5.3-codex", ["", "low", "low", "medium", "high", "xhigh"]),
+    ("gpt-5.10", ["none", "low", "low", "medium", "high", "xhigh"]),
+    ("gpt-50", ["none", "minimal", "low", "medium", "high", "xhigh"]),
+    ("o30", ["none", "minimal", "low", "medium", "high", "xhigh"]),
+];
 
 #[test]
 fn encode_sampling_is_left_out_where_the_model_refuses_it() {
@@ -172,6 +186,7 @@ fn encode_sampling_is_left_out_where_the_model_refuses_it() {
         ("gpt-5.1", low(), true),
         ("gpt-5.1", low().with_thinking(ThinkingMode::Off), true),
         ("gpt-5.1", low().with_thinking(Effort::Low), false),
+        ("gpt-5.1-codex", low(), false),
         ("gpt-4o", low().with_thinking(ThinkingMode::Off), true),
         ("gpt-5-chat-latest", low(), true),
         ("local-model", low().with_thinking(Effort::Low), true),
@@ -191,6 +206,12 @@ fn encode_sampling_is_left_out_where_the_model_refuses_it() {
 fn encode_what_cannot_be_said_is_reported() {
     let openai = OpenAiResponses::openai();
     let report = |options: Options| warnings(&openai, options).join("; ");
+    let long = Options::default().with_cache(CacheHint::Long);
+    assert!(warnings(&OpenAiResponses::default(), long.clone()).join("; ").starts_with("cache"));
+    assert_eq!(report(long), "");
+    let only_said =
+        warnings(&openai.clone().with_output(OutputSupport::None), Options::default().with_output(schema()));
+    assert!(only_said.join("; ").starts_with("output"), "{only_said:?}");
     assert!(report(Options::default().with_stop_sequences(["END"])).starts_with("stop_sequences"));
     assert_eq!(report(Options::default().with_stop_sequences([""])), "");
     assert!(report(Options::default().with_temperature(f64::NAN)).starts_with("temperature"));

@@ -1,5 +1,6 @@
 use omni_agent::provider::{
     ErrorKind::{self, *},
+    Request,
     dialect::{Dialect, Frame, OpenAiResponses},
 };
 use serde_json::{Value, json};
@@ -98,14 +99,14 @@ fn error_without_a_reason_is_a_failure_of_the_service() {
 
 #[test]
 fn error_event_that_is_no_json_keeps_its_words() {
-    let mut decoder = OpenAiResponses::default().decoder();
+    let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let error = decoder.decode(Frame { event: "error", data: "upstream died" }, &mut Vec::new()).unwrap_err();
     assert_eq!((error.kind, &*error.message), (Service, "upstream died"));
 }
 
 #[test]
 fn error_comes_after_the_text_before_it() {
-    let mut decoder = OpenAiResponses::default().decoder();
+    let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     let events = [
         created(),

@@ -76,7 +76,7 @@ proptest! {
 
     #[test]
     fn decode_any_events_gives_deltas_that_fold_and_encode_again(events in vec(any_event(), 0..40)) {
-        let mut decoder = OpenAiResponses::default().decoder();
+        let mut decoder = OpenAiResponses::default().decoder(&Request::default());
         let mut fold = Fold::default();
         for event in &events {
             let mut deltas = Vec::new();
@@ -100,7 +100,7 @@ proptest! {
 
     #[test]
     fn decode_any_text_does_not_panic(frames in vec((select(vec!["", "response.completed", "error", "x"]), "\\PC{0,40}"), 0..20)) {
-        let mut decoder = OpenAiResponses::default().decoder();
+        let mut decoder = OpenAiResponses::default().decoder(&Request::default());
         for (event, data) in frames {
             let _ = decoder.decode(Frame { event, data: &data }, &mut Vec::new());
         }
@@ -109,7 +109,7 @@ proptest! {
     #[test]
     fn error_of_any_code_keeps_its_words(code in "[a-z_]{0,20}", message in "[a-z ]{1,20}") {
         let event = json!({"type": "error", "code": code, "message": message}).to_string();
-        let error = OpenAiResponses::default().decoder().decode(Frame { event: "", data: &event }, &mut Vec::new());
+        let error = OpenAiResponses::default().decoder(&Request::default()).decode(Frame { event: "", data: &event }, &mut Vec::new());
         let error = error.unwrap_err();
         prop_assert!(error.kind != ErrorKind::Decoding);
         prop_assert!(message.trim().is_empty() || error.message.contains(message.trim()));

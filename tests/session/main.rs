@@ -5,17 +5,22 @@
 mod basics;
 mod branches;
 mod callbacks;
+mod cost;
 mod ends;
 mod files;
 mod flushing;
 mod hooks;
 mod idle;
 mod joining;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../support/leasing.rs"]
+mod leasing;
 mod loading;
 mod losing;
 mod modes;
 mod moves;
 mod order;
+mod outputs;
 mod property;
 mod races;
 mod random;
@@ -25,4 +30,5 @@ mod starting;
 mod state;
 mod stopping;
 mod support;
+mod tenure;
 mod watch;

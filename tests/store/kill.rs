@@ -5,10 +5,11 @@
 use std::{
     env,
     io::{BufRead, BufReader, Write as _},
+    sync::Arc,
 };
 
 use omni_agent::{
-    store::{ConversationId, Store, Write, WriteId},
+    store::{ConversationId, FileSystemStore, Store, Write, WriteId},
     tree::NodeId,
 };
 
@@ -21,20 +22,32 @@ fn text(number: u64) -> String {
     format!("{number} ").repeat(length / 4)
 }
 
-/// The child: goes on where the conversation ends, and tells of each commit once it is acknowledged.
 #[tokio::test]
 async fn child_commits_until_it_is_killed() {
-    let Some(folder) = child_folder() else {
-        return;
-    };
-    let store = omni_agent::store::FileSystemStore::open(folder).await.unwrap();
+    if let Some(folder) = child_folder() {
+        commit_until_killed(&FileSystemStore::open(folder).await.unwrap()).await;
+    }
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn child_commits_to_sqlite_until_it_is_killed() {
+    if let Some(folder) = child_folder() {
+        let file = folder.join("conversations.sqlite");
+        commit_until_killed(&omni_agent::store::SqliteStore::open(file).await.unwrap()).await;
+    }
+}
+
+/// The child's part: goes on where the conversation ends, and tells of each commit once it is acknowledged.
+#[allow(clippy::print_stdout, reason = "the parent listens")]
+async fn commit_until_killed(store: &dyn Store) {
     let id = id("killed");
     let stored = store.load(&id).await.unwrap();
     let (mut version, mut number) = (stored.version, stored.nodes.len() as u64);
     println!("\nready");
     loop {
         number += 1;
-        version = commit(&store, &id, version, number, &text(number)).await;
+        version = commit(store, &id, version, number, &text(number)).await;
         let mut out = std::io::stdout().lock();
         writeln!(out, "ack {number}").unwrap();
         out.flush().unwrap();
@@ -42,8 +55,8 @@ async fn child_commits_until_it_is_killed() {
 }
 
 /// Kills a child some microseconds after its `after`th acknowledgement; gives the last that it made.
-fn kill(folder: &Folder, after: usize, micros: u64) -> Option<u64> {
-    let mut child = child("kill::child_commits_until_it_is_killed", folder.path()).spawn().unwrap();
+fn kill(part: &str, folder: &Folder, after: usize, micros: u64) -> Option<u64> {
+    let mut child = child(part, folder.path()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
     assert!(lines.by_ref().any(|line| line == "ready"), "the child did not start");
     let mut acknowledged = None;
@@ -64,22 +77,38 @@ fn kill(folder: &Folder, after: usize, micros: u64) -> Option<u64> {
 
 #[tokio::test]
 async fn kill_during_commits_loses_no_acknowledged_one_and_leaves_no_half() {
+    let open = async |folder: &Folder| Arc::new(folder.store().await) as Arc<dyn Store>;
+    survive_kills("kill::child_commits_until_it_is_killed", open).await;
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn kill_during_commits_to_sqlite_loses_no_acknowledged_one_and_leaves_no_half() {
+    let open = async |folder: &Folder| {
+        let file = folder.path().join("conversations.sqlite");
+        Arc::new(omni_agent::store::SqliteStore::open(file).await.unwrap()) as Arc<dyn Store>
+    };
+    survive_kills("kill::child_commits_to_sqlite_until_it_is_killed", open).await;
+}
+
+/// Kills children that do this part, and looks after each at what they left.
+async fn survive_kills(part: &str, open: impl AsyncFn(&Folder) -> Arc<dyn Store>) {
     let kills = env::var("OMNI_KILLS").map_or(50, |kills| kills.parse().unwrap());
     let mut folder = Folder::new();
-    let mut id = start(&folder).await;
+    let mut id = start(&*open(&folder).await).await;
     let mut seen = 0;
     for round in 0..kills {
         // Conversations of all lengths up to some tens of megabytes.
         if round % 25 == 24 {
             folder = Folder::new();
-            id = start(&folder).await;
+            id = start(&*open(&folder).await).await;
             seen = 0;
         }
         // Over the whole time that a commit takes, and a little more.
         let micros = u64::from(rand_below(12_000));
-        let acknowledged = kill(&folder, round % 4, micros).unwrap_or(seen);
+        let acknowledged = kill(part, &folder, round % 4, micros).unwrap_or(seen);
 
-        let store = folder.store().await;
+        let store = open(&folder).await;
         let stored = store.load(&id).await.unwrap_or_else(|error| panic!("round {round}: {error}"));
         let there = stored.nodes.len() as u64;
         assert!(there >= acknowledged, "round {round}: {there} commits of {acknowledged} acknowledged ones");
@@ -97,9 +126,9 @@ async fn kill_during_commits_loses_no_acknowledged_one_and_leaves_no_half() {
     }
 }
 
-async fn start(folder: &Folder) -> ConversationId {
+async fn start(store: &dyn Store) -> ConversationId {
     let id = id("killed");
-    create(&folder.store().await, &id).await;
+    create(store, &id).await;
     id
 }
 

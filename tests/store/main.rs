@@ -10,6 +10,11 @@ mod hostile;
 mod ids;
 mod kill;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod processes;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod support;
 mod torn;
+mod transfer;

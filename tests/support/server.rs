@@ -193,8 +193,11 @@ pub(crate) struct Server {
     events: mpsc::UnboundedReceiver<Event>,
 }
 
+/// What answers a request; none closes the connection.
+type Answering = Box<dyn FnMut(&Received) -> Option<Reply> + Send>;
+
 struct State {
-    replies: Mutex<VecDeque<Reply>>,
+    answering: Mutex<Answering>,
     received: Mutex<Vec<Received>>,
     sent: AtomicUsize,
     events: mpsc::UnboundedSender<Event>,
@@ -203,12 +206,20 @@ struct State {
 impl Server {
     /// Answers requests with these replies, in order; the request after the last one finds a closed door.
     pub(crate) async fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
+        let mut replies: VecDeque<Reply> = replies.into_iter().collect();
+        Self::answering(move |_| replies.pop_front()).await
+    }
+
+    /// Answers each request with what `answering` makes of it; where that is nothing, the door is closed.
+    pub(crate) async fn answering(
+        answering: impl FnMut(&Received) -> Option<Reply> + Send + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         // Unbounded: a test reads few of the few events there are.
         let (sender, events) = mpsc::unbounded_channel();
         let state = Arc::new(State {
-            replies: Mutex::new(replies.into_iter().collect()),
+            answering: Mutex::new(Box::new(answering)),
             received: Mutex::default(),
             sent: AtomicUsize::new(0),
             events: sender,
@@ -260,9 +271,10 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
 async fn serve(mut stream: TcpStream, state: &State, connection: usize) -> std::io::Result<()> {
     let mut buffer = BytesMut::new();
     while let Some(request) = read_request(&mut stream, &mut buffer, connection).await? {
+        let reply = (state.answering.lock().unwrap())(&request);
         state.received.lock().unwrap().push(request);
         _ = state.events.send(Event::Received);
-        let Some(reply) = state.replies.lock().unwrap().pop_front() else {
+        let Some(reply) = reply else {
             return Ok(());
         };
         if !play(&mut stream, reply, state).await? {

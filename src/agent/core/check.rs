@@ -37,7 +37,7 @@ impl Core {
         }
         match &self.phase {
             Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
-                return working.check_sendable().map_err(|error| format!("to be sent: {error}"));
+                return turn.conversation().check_sendable().map_err(|error| format!("to be sent: {error}"));
             }
             Phase::Deciding { tools, .. } | Phase::Paused { tools, .. }
                 if tools.next().is_none() || !working.open_tool_uses().eq(&tools.uses) =>

@@ -18,6 +18,7 @@ mod ends;
 mod ghosts;
 mod model;
 mod outcomes;
+mod outputs;
 mod owner;
 mod regressions;
 mod stream;

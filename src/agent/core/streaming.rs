@@ -1,6 +1,8 @@
 //! From the request to the whole answer.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
+
+use serde_json::Value;
 
 use super::{Call, Core, Effect, Effects, Env, add_message};
 use crate::{
@@ -9,7 +11,10 @@ use crate::{
         phase::{Op, Phase, Question, Remains, Turn},
     },
     message::{Content, Message, Role, ToolResult, ToolUse},
-    provider::{BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, StopReason},
+    provider::{
+        BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, StopReason,
+        read_output,
+    },
 };
 
 impl Core {
@@ -86,18 +91,28 @@ impl Core {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
         };
+        let Folded { message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
+        turn.usage += usage;
+        turn.model = model;
+        turn.output_enforced = output_enforced;
+        let read = read_answer(&message, &turn, env);
+        if let Some(Err(problem)) = &read
+            && !turn.is_exhausted()
+            && turn.corrections.allow_another(&stop_reason, output_retries(&turn, env))
+        {
+            return self.ask_again(turn, message, problem, env, effects);
+        }
+        // What follows builds on this answer.
+        turn.corrections.forget();
         for index in open {
             effects.extend(
-                folded.message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
+                message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
             );
         }
-        let Folded { message, mut stop_reason, usage, model, warnings, .. } = folded;
         // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
             stop_reason = StopReason::MaxSteps;
         }
-        turn.usage += usage;
-        turn.model = model;
         turn.warnings.extend(warnings.iter().cloned());
         // Not always the last message: an answer that the service paused stands between.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
@@ -107,9 +122,26 @@ impl Core {
         let messages = prompted_by.into_iter().chain(answer).collect();
         let mut step =
             Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), env) };
-        parse_output(&mut step, &turn, env);
+        step.set_output(read);
         effects.push(Effect::Emit(Event::Step(Arc::new(step))));
         self.answered(turn, stop_reason, uses, env, effects);
+    }
+
+    /// The answer does not fit the output schema: it is void, and asked for again.
+    fn ask_again(
+        &mut self,
+        mut turn: Box<Turn>,
+        answer: Message,
+        problem: &str,
+        env: &Env<'_>,
+        effects: &mut Effects,
+    ) {
+        turn.corrections.add(answer, problem, (env.now)());
+        turn.step += 1;
+        let failure = Failure::Output { message: problem.to_owned() };
+        let pending = turn.working.pending_len();
+        effects.push(Effect::Emit(Event::Retry { failure, delay: Duration::ZERO, pending }));
+        self.prepare(turn, effects);
     }
 
     /// The answer is whole: what comes of it?
@@ -219,13 +251,22 @@ fn respond_with(
     }
 }
 
-/// Parses the answer if a schema was set and the model is done with it.
+/// Reads the response's answer if a schema was set and the model is done with it.
 pub(super) fn parse_output(response: &mut Response, turn: &Turn, env: &Env<'_>) {
-    let schema = turn.origin.prompt.options.output.as_ref().or(env.config.options.output.as_ref());
-    let done = response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_none());
-    if let Some(schema) = schema.filter(|_| done) {
-        response.parse_output(schema);
-    }
+    let read = response.message.as_ref().and_then(|message| read_answer(message, turn, env));
+    response.set_output(read);
+}
+
+/// What an answer says under the output schema, if one was set and the answer uses no tools.
+fn read_answer(answer: &Message, turn: &Turn, env: &Env<'_>) -> Option<Result<Value, String>> {
+    let schema = turn.origin.prompt.options.output.as_ref().or(env.config.options.output.as_ref())?;
+    let done = answer.tool_uses().next().is_none();
+    done.then(|| read_output(answer, schema, turn.output_enforced))
+}
+
+/// How often an answer may be asked for again.
+fn output_retries(turn: &Turn, env: &Env<'_>) -> Option<u32> {
+    turn.origin.prompt.options.output_retries.or(env.config.options.output_retries)
 }
 
 /// What subscribers see of a delta that `fold` has taken in.

@@ -82,7 +82,7 @@ impl Task {
             unreachable!("a request is prepared for a turn");
         };
         let own = &turn.origin.prompt.options;
-        let mut request = Request::new(turn.working.all().clone());
+        let mut request = Request::new(turn.conversation());
         request.model = Arc::clone(self.config.model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();

@@ -329,13 +329,14 @@ impl Task {
                 return self.step(|core, env, effects| core.call_failed(op, callback, message, env, effects));
             }
         };
-        let provider = Arc::clone(before.model.provider());
+        let model = before.model.clone();
         let_go(before);
         match outcome {
-            Outcome::Prepared(request) => {
+            Outcome::Prepared(mut request) => {
+                model.complete(&mut request);
                 let work = self.work();
                 let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
-                work.request = Some((request, provider));
+                work.request = Some((request, Arc::clone(model.provider())));
                 self.step(|core, _, effects| core.prepared(op, effects));
             }
             Outcome::ToolUse(decision) => {

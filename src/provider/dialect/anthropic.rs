@@ -7,7 +7,11 @@ mod encode;
 mod models;
 mod schema;
 
-use super::{Decoder, Dialect, Encoded, Framing, error};
+use super::{
+    Decoder, Dialect, Encoded, Framing, error,
+    output::{self, Reading},
+    output_tool,
+};
 use crate::provider::{ProviderError, Request};
 
 /// The format's name, in `provider_data` and opaque items.
@@ -18,6 +22,9 @@ const NAME: &str = "anthropic_messages";
 /// What a model takes is read off its id: models before Claude 4.6, and ids that are no Claude's, think on a
 /// token budget; later ones adaptively, at an effort. A combination that the service refuses is mapped to the
 /// nearest that it takes, with a warning.
+///
+/// Models without structured outputs, and those that are no Claude's, give an answer under an output schema as the
+/// input of a tool.
 ///
 /// Two things travel in signatures, since only this service understands them and needs them back: the
 /// citations of a text (one JSON value a line), and the caller of a tool use that a server tool made. What
@@ -37,16 +44,32 @@ impl Dialect for AnthropicMessages {
         "/messages".to_owned()
     }
 
+    fn headers(&self) -> &'static [(&'static str, &'static str)] {
+        // https://platform.claude.com/docs/en/api/versioning
+        &[("anthropic-version", "2023-06-01")]
+    }
+
     fn framing(&self) -> Framing {
         Framing::Sse
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(request)
+        match models::Output::of(request) {
+            models::Output::Tool { forced } => {
+                let with_tool = output_tool::with_tool(request, forced);
+                encode::encode(with_tool.as_ref().unwrap_or(request))
+            }
+            models::Output::None | models::Output::Native => encode::encode(request),
+        }
     }
 
-    fn decoder(&self) -> Box<dyn Decoder> {
-        Box::new(decode::MessagesDecoder::default())
+    fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
+        let reading = match models::Output::of(request) {
+            models::Output::None => Reading::default(),
+            models::Output::Native => Reading { enforced: true, ..Reading::default() },
+            models::Output::Tool { .. } => output_tool::reading(request),
+        };
+        output::read(decode::MessagesDecoder::default(), reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

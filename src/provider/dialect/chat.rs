@@ -3,126 +3,74 @@
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) with the types
 //! of its official SDKs; deviations of other services are named where they are handled.
 
+mod cache;
 mod calls;
 mod decode;
 mod details;
 mod encode;
+mod messages;
+mod switches;
+mod thinking;
 mod wire;
 
-use super::{Decoder, Dialect, Encoded, Framing, error};
-use crate::provider::{Effort, ProviderError, Request};
+use std::borrow::Cow;
+
+use serde_json::{Map, Value};
+pub use switches::{
+    CacheField, Files, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole, ThinkingField, ToolChoices,
+};
+
+use super::{Decoder, Dialect, EffortWords, Encoded, Framing, error, openai, output, output_tool};
+use crate::provider::{ProviderError, Request};
 
 /// The format's name.
 const NAME: &str = "chat_completions";
 
 /// The OpenAI Chat Completions format.
 ///
-/// The default is what most compatible services understand. What a service wants otherwise is set here:
+/// The default is what most compatible services understand. What a service wants otherwise is set here, and
+/// what it wants for some of its models by a rule on their ids:
 ///
 /// ```
-/// use omni_agent::provider::dialect::{ChatCompletions, EffortWords, MaxTokensField, SystemRole};
+/// use omni_agent::provider::dialect::{
+///     ChatCompletions, MaxTokensField, OutputSupport, ReasoningReturn, ThinkingField,
+/// };
 ///
-/// let openai = ChatCompletions::default()
+/// let service = ChatCompletions::default()
 ///     .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
-///     .with_system_role(SystemRole::Developer)
-///     .with_effort(Some(EffortWords::OPENAI))
-///     .with_cache_retention(true);
-/// # let _ = openai;
+///     .with_output(OutputSupport::Object)
+///     .with_thinking(ThinkingField::Type(None))
+///     .with_model_rules(|model, chat| match model {
+///         "thinker" => chat
+///             .with_thinking(ThinkingField::Always)
+///             .with_reasoning(ReasoningReturn::Content),
+///         _ => chat,
+///     });
+/// # let _ = service;
 /// ```
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent switches")]
 pub struct ChatCompletions {
     max_tokens_field: MaxTokensField,
     system_role: SystemRole,
     stream_usage: bool,
     output: OutputSupport,
-    effort: Option<EffortWords>,
+    output_beside_tools: bool,
+    thinking: ThinkingField,
     reasoning: ReasoningReturn,
+    sampling: bool,
+    tool_choices: ToolChoices,
+    files: Files,
     metadata: bool,
-    cache_retention: bool,
+    cache: CacheField,
     max_stop_sequences: usize,
+    members: Map<String, Value>,
+    rules: Option<ModelRules>,
 }
 
-/// Which member carries the output limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MaxTokensField {
-    /// `max_tokens`, as most services take it.
-    #[default]
-    MaxTokens,
-    /// `max_completion_tokens`, as OpenAI demands it.
-    MaxCompletionTokens,
-}
-
-/// Under which role the system prompt is sent.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SystemRole {
-    /// `system`, which everyone knows.
-    #[default]
-    System,
-    /// `developer`, OpenAI's newer word.
-    Developer,
-}
-
-/// How an output schema is said.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OutputSupport {
-    /// As a strict `json_schema`: the schema is rewritten to the subset that strict services take, and sent
-    /// without `strict` where it can't be.
-    #[default]
-    Strict,
-    /// As a `json_schema`, just as it is.
-    Schema,
-    /// As a `json_object`, with the schema in the system prompt.
-    Object,
-}
-
-/// The words that a service has for levels of reasoning, in `reasoning_effort`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
-pub struct EffortWords {
-    /// No reasoning; `None` where it can't be turned off.
-    pub off: Option<&'static str>,
-    pub minimal: &'static str,
-    pub low: &'static str,
-    pub medium: &'static str,
-    pub high: &'static str,
-    pub max: &'static str,
-}
-
-impl EffortWords {
-    /// The three levels that every service with the member knows.
-    pub const COMMON: Self =
-        Self { off: Some("none"), minimal: "low", low: "low", medium: "medium", high: "high", max: "high" };
-
-    /// All that OpenAI has; each model takes only some of them.
-    pub const OPENAI: Self = Self { minimal: "minimal", max: "xhigh", ..Self::COMMON };
-
-    pub(super) const fn word(self, effort: Effort) -> &'static str {
-        match effort {
-            Effort::Minimal => self.minimal,
-            Effort::Low => self.low,
-            Effort::Medium => self.medium,
-            Effort::High => self.high,
-            Effort::Max => self.max,
-        }
-    }
-}
-
-/// Whether a model's reasoning goes back to it with the conversation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ReasoningReturn {
-    /// No: most services refuse or ignore it.
-    #[default]
-    Never,
-    /// Its text, in the member `reasoning_content` of the assistant message.
-    Content,
-    /// The opaque entries in the member `reasoning_details`, gathered from the answer, as OpenRouter wants
-    /// it.
-    Details,
-}
+/// What is particular about models, by their ids: takes the format as the service speaks it, and gives it as
+/// it is spoken with this model.
+pub type ModelRules = fn(model: &str, chat: ChatCompletions) -> ChatCompletions;
 
 impl Default for ChatCompletions {
     fn default() -> Self {
@@ -131,11 +79,17 @@ impl Default for ChatCompletions {
             system_role: SystemRole::default(),
             stream_usage: true,
             output: OutputSupport::default(),
-            effort: Some(EffortWords::COMMON),
+            output_beside_tools: true,
+            thinking: ThinkingField::default(),
             reasoning: ReasoningReturn::default(),
+            sampling: true,
+            tool_choices: ToolChoices::default(),
+            files: Files::default(),
             metadata: true,
-            cache_retention: false,
+            cache: CacheField::default(),
             max_stop_sequences: 4,
+            members: Map::new(),
+            rules: None,
         }
     }
 }
@@ -146,9 +100,9 @@ impl ChatCompletions {
         Self::default()
             .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
             .with_system_role(SystemRole::Developer)
-            .with_effort(Some(EffortWords::OPENAI))
+            .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))
             .with_metadata(false)
-            .with_cache_retention(true)
+            .with_cache(CacheField::Retention)
     }
 
     /// The same format with the output limit in `field`.
@@ -176,15 +130,41 @@ impl ChatCompletions {
         self
     }
 
-    /// The same format with these words for `reasoning_effort`; `None` for a service without the member.
-    pub fn with_effort(mut self, words: Option<EffortWords>) -> Self {
-        self.effort = words;
+    /// The same format, for a service that takes `response_format` beside tools or not. It does by default;
+    /// if not, an output schema beside tools is said as by [`OutputSupport::Tool`].
+    pub fn with_output_beside_tools(mut self, taken: bool) -> Self {
+        self.output_beside_tools = taken;
+        self
+    }
+
+    /// The same format with thinking asked for this way.
+    pub fn with_thinking(mut self, field: ThinkingField) -> Self {
+        self.thinking = field;
         self
     }
 
     /// The same format, sending reasoning back or not.
     pub fn with_reasoning(mut self, reasoning: ReasoningReturn) -> Self {
         self.reasoning = reasoning;
+        self
+    }
+
+    /// The same format, for models that take `temperature` and `top_p` or not. They do by default; if not,
+    /// these are left out with a warning.
+    pub fn with_sampling(mut self, taken: bool) -> Self {
+        self.sampling = taken;
+        self
+    }
+
+    /// The same format, for a service that knows these tool choices.
+    pub fn with_tool_choices(mut self, choices: ToolChoices) -> Self {
+        self.tool_choices = choices;
+        self
+    }
+
+    /// The same format, for a service that takes these attachments.
+    pub fn with_files(mut self, files: Files) -> Self {
+        self.files = files;
         self
     }
 
@@ -195,10 +175,9 @@ impl ChatCompletions {
         self
     }
 
-    /// The same format, saying the hint for a long cache as `prompt_cache_retention` or not. Caching itself
-    /// needs no words.
-    pub fn with_cache_retention(mut self, said: bool) -> Self {
-        self.cache_retention = said;
+    /// The same format with hints for the cache said this way.
+    pub fn with_cache(mut self, field: CacheField) -> Self {
+        self.cache = field;
         self
     }
 
@@ -206,6 +185,27 @@ impl ChatCompletions {
     pub fn with_max_stop_sequences(mut self, count: usize) -> Self {
         self.max_stop_sequences = count;
         self
+    }
+
+    /// The same format with one more member in each body, in place of what the format itself puts there.
+    pub fn with_member(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
+        self.members.insert(name.into(), value.into());
+        self
+    }
+
+    /// The same format with rules on what is particular about models, in place of those before. Rules that a
+    /// rule sets are not followed.
+    pub fn with_model_rules(mut self, rules: ModelRules) -> Self {
+        self.rules = Some(rules);
+        self
+    }
+
+    /// The format as it is spoken with the model of `request`.
+    fn of(&self, request: &Request) -> Cow<'_, Self> {
+        match self.rules {
+            Some(rules) => Cow::Owned(rules(&request.model, self.clone())),
+            None => Cow::Borrowed(self),
+        }
     }
 }
 
@@ -223,11 +223,21 @@ impl Dialect for ChatCompletions {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(self, request)
+        let chat = self.of(request);
+        let with_tool = match encode::output_support(&chat, request) {
+            OutputSupport::Tool => {
+                let forced = encode::tool_choices(&chat, request) == ToolChoices::All;
+                output_tool::with_tool(request, forced)
+            }
+            _ => None,
+        };
+        encode::encode(&chat, with_tool.as_ref().unwrap_or(request))
     }
 
-    fn decoder(&self) -> Box<dyn Decoder> {
-        Box::new(decode::ChatDecoder::new(self.reasoning == ReasoningReturn::Details))
+    fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
+        let chat = self.of(request);
+        let decoder = decode::ChatDecoder::new(chat.reasoning == ReasoningReturn::Details);
+        output::read(decoder, openai::reading(encode::output_support(&chat, request), request))
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

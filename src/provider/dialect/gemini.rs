@@ -12,7 +12,11 @@ mod wire;
 
 use std::fmt::Write;
 
-use super::{Decoder, Dialect, Encoded, Framing, error};
+use super::{
+    Decoder, Dialect, Encoded, Framing, error,
+    output::{self, Reading},
+    output_tool,
+};
 use crate::provider::{ErrorKind, ProviderError, Request};
 
 /// The format's name.
@@ -27,6 +31,8 @@ const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContext
 /// level. A thought signature stays with the part that it came on, and goes back with that: a tool use, a
 /// thought, or a text, which may be empty. A tool use that another model made goes to Gemini 3, which demands
 /// a signature, with the one that its documentation has for this case.
+///
+/// Models before Gemini 3 take no output schema beside tools: they give the answer as the input of one more tool.
 ///
 /// Code that the service runs itself, and its results, are opaque items at their places and go back; what it
 /// says of its sources is an opaque item at the end of the answer, which does not.
@@ -61,11 +67,18 @@ impl Dialect for GoogleGemini {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(request)
+        let with_tool =
+            if models::takes_output(request) { None } else { output_tool::with_tool(request, true) };
+        encode::encode(with_tool.as_ref().unwrap_or(request))
     }
 
-    fn decoder(&self) -> Box<dyn Decoder> {
-        Box::new(decode::GeminiDecoder::default())
+    fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
+        let reading = if models::takes_output(request) {
+            Reading { enforced: request.options.output.is_some(), ..Reading::default() }
+        } else {
+            output_tool::reading(request)
+        };
+        output::read(decode::GeminiDecoder::default(), reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

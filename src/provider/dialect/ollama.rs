@@ -7,8 +7,12 @@ mod decode;
 mod encode;
 mod wire;
 
-use super::{Decoder, Dialect, Encoded, Framing, error};
-use crate::provider::{ErrorKind, ProviderError, Request};
+use super::{
+    Decoder, Dialect, Encoded, Framing, error,
+    output::{self, Reading},
+    output_tool,
+};
+use crate::provider::{ErrorKind, ProviderError, Request, ToolChoice};
 
 /// The format's name.
 const NAME: &str = "ollama_chat";
@@ -17,8 +21,8 @@ const NAME: &str = "ollama_chat";
 ///
 /// What it has no member for is mapped, with a warning where that loses something: a tool can't be demanded;
 /// thinking is on or off, but for `gpt-oss`, which has levels; a server on your own machine that holds an
-/// answer to an output schema never calls tools, so that a schema beside tools goes into the system prompt. A
-/// hint for a long cache keeps the model loaded for an hour.
+/// answer to an output schema never calls tools, so that beside tools the answer is asked for as the input of one
+/// more tool, which can't be demanded. A hint for a long cache keeps the model loaded for an hour.
 ///
 /// A prompt that does not fit is cut by the server without a word. Its default window is small, and is set
 /// through [`Options::extra`](crate::provider::OptionFields::extra):
@@ -47,16 +51,28 @@ impl Dialect for OllamaChat {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(request)
+        // No choice of tools can be said, so that none is demanded either.
+        let with_tool = if answers_by_tool(request) { output_tool::with_tool(request, false) } else { None };
+        encode::encode(with_tool.as_ref().unwrap_or(request))
     }
 
-    fn decoder(&self) -> Box<dyn Decoder> {
-        Box::new(decode::OllamaDecoder::default())
+    fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
+        let by_tool = answers_by_tool(request);
+        let reading = if by_tool { output_tool::reading(request) } else { Reading::default() };
+        output::read(decode::OllamaDecoder::default(), reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
         refined(error::from_body(status, body))
     }
+}
+
+/// Whether the answer has to come as a tool's input: a server on your own machine that holds an answer to a schema
+/// lets no tool call through (<https://github.com/ollama/ollama/issues/13750>).
+fn answers_by_tool(request: &Request) -> bool {
+    let tools_can_be_used =
+        request.options.tool_choice != Some(ToolChoice::None) && !request.tools.is_empty();
+    tools_can_be_used && request.options.output.is_some()
 }
 
 /// The same error with the kind that Ollama's prose means: its errors are a text and nothing else.

@@ -1,9 +1,20 @@
 //! What OpenAI's two formats say in the same words.
 
+mod models;
+
+pub(super) use models::Family;
 use serde_json::{Map, Number, Value};
 
-use super::{EffortWords, effort::nearest};
-use crate::provider::{Effort, Options, OutputSchema, ThinkingMode};
+use super::{
+    EffortWords, OutputSupport,
+    effort::{name, nearest},
+    output::Reading,
+    output_tool,
+    strict::strict,
+    words,
+    wrapping::wrapped,
+};
+use crate::provider::{Effort, Options, OutputSchema, Request, ThinkingMode};
 
 /// Characters of a schema's name.
 const NAME_LIMIT: usize = 64;
@@ -22,13 +33,10 @@ pub(super) fn effort(
             words.off
         }
         ThinkingMode::Effort(effort) => {
-            let word = words.word(effort);
-            match effort {
-                Effort::Minimal if word == words.low => {
-                    warnings.push(format!("thinking: minimal became {word}"));
-                }
-                Effort::Max if word == words.high => warnings.push(format!("thinking: max became {word}")),
-                _ => {}
+            let (asked, word) = (name(effort), words.word(effort));
+            // `xhigh` is OpenAI's word for the most.
+            if word != asked && !(effort == Effort::Max && word == "xhigh") {
+                warnings.push(format!("thinking: {asked} became {word}"));
             }
             Some(word)
         }
@@ -40,11 +48,20 @@ pub(super) fn effort(
     }
 }
 
-/// Temperature and top-p.
-pub(super) fn sampling(options: &Options, body: &mut Map<String, Value>, warnings: &mut Vec<String>) {
+/// Temperature and top-p; `taken` says whether the model takes other values than the default.
+pub(super) fn sampling(
+    options: &Options,
+    taken: bool,
+    body: &mut Map<String, Value>,
+    warnings: &mut Vec<String>,
+) {
     for (key, value) in [("temperature", options.temperature), ("top_p", options.top_p)] {
         match value.map(Number::from_f64) {
             None => {}
+            // The default may be said.
+            Some(Some(number)) if !taken && number.as_f64() != Some(1.0) => {
+                warnings.push(format!("{key}: the model takes none here, left out"));
+            }
             Some(Some(number)) => {
                 body.insert(key.to_owned(), Value::Number(number));
             }
@@ -70,6 +87,59 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
         name.push_str("output");
     }
     name
+}
+
+/// How an answer's JSON is asked for.
+pub(super) enum Format {
+    /// As any object.
+    Object,
+    /// As what fits this schema, strictly or not.
+    Schema(Value, bool),
+}
+
+/// How the request's output schema is said, if it has one.
+pub(super) fn format(
+    support: OutputSupport,
+    output: Option<&OutputSchema>,
+    warnings: &mut Vec<String>,
+) -> Option<Format> {
+    let schema = output?.schema.as_value();
+    Some(match support {
+        OutputSupport::None => {
+            warnings.push(words::UNENFORCED.to_owned());
+            return None;
+        }
+        OutputSupport::Object => Format::Object,
+        OutputSupport::Strict => {
+            if let Some(strict) = strict(schema) {
+                Format::Schema(strict.schema, true)
+            } else {
+                warnings.push("output: strict mode can't say this schema, sent without `strict`".to_owned());
+                Format::Schema(schema.clone(), false)
+            }
+        }
+        // The tool stands in its place, but for a schema that can't be a tool's.
+        OutputSupport::Schema | OutputSupport::Tool => Format::Schema(schema.clone(), false),
+    })
+}
+
+/// How the answer to a request is read whose output schema is said this way.
+pub(super) fn reading(support: OutputSupport, request: &Request) -> Reading {
+    let Some(output) = &request.options.output else {
+        return Reading::default();
+    };
+    let schema = output.schema.as_value();
+    match support {
+        OutputSupport::Tool => output_tool::reading(request),
+        OutputSupport::Strict => match strict(schema) {
+            Some(strict) => Reading { tool: None, wrapped: strict.wrapped, enforced: true },
+            None => Reading::default(),
+        },
+        OutputSupport::Object | OutputSupport::None => {
+            Reading { wrapped: wrapped(schema).is_some(), ..Reading::default() }
+        }
+        OutputSupport::Schema => Reading::default(),
+    }
 }
 
 /// A file's bytes as a URL.

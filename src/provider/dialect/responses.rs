@@ -9,10 +9,11 @@ mod decode;
 mod encode;
 mod input;
 mod item;
-mod models;
 mod wire;
 
-use super::{Decoder, Dialect, EffortWords, Encoded, Framing, OutputSupport, error};
+use super::{
+    Decoder, Dialect, EffortWords, Encoded, Framing, OutputSupport, error, openai, output, output_tool,
+};
 use crate::provider::{ProviderError, Request};
 
 /// The format's name, in `provider_data` and opaque items.
@@ -146,11 +147,15 @@ impl Dialect for OpenAiResponses {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(self, request)
+        let with_tool = match self.output {
+            OutputSupport::Tool => output_tool::with_tool(request, true),
+            _ => None,
+        };
+        encode::encode(self, with_tool.as_ref().unwrap_or(request))
     }
 
-    fn decoder(&self) -> Box<dyn Decoder> {
-        Box::new(decode::ResponsesDecoder::default())
+    fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
+        output::read(decode::ResponsesDecoder::default(), openai::reading(self.output, request))
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

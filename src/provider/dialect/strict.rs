@@ -2,22 +2,35 @@
 
 use std::cell::Cell;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-/// Rewrites a schema to the subset of JSON Schema that OpenAI's strict mode takes: objects are closed and
-/// demand every property, and keywords that it refuses are left out. Every value that fits the rewritten
-/// schema fits the original one as far as those keywords allow.
+use super::wrapping::wrapped;
+use crate::provider::output::takes_null;
+
+/// A schema in the subset of JSON Schema that OpenAI's strict mode takes.
+pub(super) struct Strict {
+    pub(super) schema: Value,
+    /// Whether the value is asked for as the one member of an object.
+    pub(super) wrapped: bool,
+}
+
+/// Rewrites a schema to that subset: objects are closed and demand every property, those that may be absent may be null
+/// instead, keywords that are refused are left out, and a value that is no object is put into one. Every value that
+/// fits the rewritten schema fits the original one as far as those keywords allow, once nulls and wrapping are
+/// taken off; and for every value of the original schema, without what only an open object allows, there is one of the
+/// rewritten.
 ///
-/// `None` if the subset can't say it: a map with free keys, a schema that allows anything, a combination
-/// other than alternatives, or a root that is no object.
+/// `None` if the subset can't say it: a map with free keys, a schema that allows anything, or a combination other than
+/// alternatives.
 ///
 /// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and
 /// `to_strict_json_schema` of OpenAI's Python SDK.
-pub(crate) fn strict(schema: &Value) -> Option<Value> {
-    let rewriter = Rewriter { root: schema, inlinings: Cell::new(MAX_INLININGS) };
-    let rewritten = rewriter.schema(schema, &mut Vec::new())?;
-    let is_object = rewritten.get("type").and_then(Value::as_str) == Some("object");
-    is_object.then_some(rewritten)
+pub(super) fn strict(schema: &Value) -> Option<Strict> {
+    let object = wrapped(schema);
+    let wrapped = object.is_some();
+    let root = object.as_ref().unwrap_or(schema);
+    let rewriter = Rewriter { root, inlinings: Cell::new(MAX_INLININGS) };
+    Some(Strict { schema: rewriter.schema(root, &mut Vec::new())?, wrapped })
 }
 
 struct Rewriter<'a> {
@@ -124,7 +137,14 @@ impl Rewriter<'_> {
         if names_type(schema, "object") {
             let closed = matches!(schema.get("additionalProperties"), None | Some(Value::Bool(_)));
             let properties = schema.get("properties").filter(|_| closed)?;
-            let properties = self.each(properties, inlined)?;
+            let mut properties = self.each(properties, inlined)?;
+            let demanded = schema.get("required").and_then(Value::as_array);
+            for (name, property) in &mut properties {
+                let is_demanded = demanded.is_some_and(|names| names.iter().any(|other| other == name));
+                if !is_demanded && !takes_null(property, self.root) {
+                    *property = nullable(property.take());
+                }
+            }
             let required: Vec<Value> = properties.keys().cloned().map(Value::String).collect();
             out.insert("properties".to_owned(), Value::Object(properties));
             out.insert("required".to_owned(), Value::Array(required));
@@ -165,6 +185,25 @@ impl Rewriter<'_> {
         inlined.pop();
         rewritten
     }
+}
+
+/// The schema with null as one more alternative.
+fn nullable(mut schema: Value) -> Value {
+    let closed = schema.get("enum").is_some() || schema.get("const").is_some();
+    let nothing = json!({"type": "null"});
+    if let Some(Value::String(name)) = schema.get("type")
+        && !closed
+        && matches!(&**name, "string" | "integer" | "number" | "boolean")
+    {
+        schema["type"] = json!([name, "null"]);
+        return schema;
+    }
+    if let (Some(Value::Array(alternatives)), None) = (schema.get("anyOf"), schema.get("type")) {
+        let alternatives = alternatives.iter().cloned().chain([nothing]).collect();
+        schema["anyOf"] = Value::Array(alternatives);
+        return schema;
+    }
+    json!({"anyOf": [schema, nothing]})
 }
 
 /// The members but for one.

@@ -15,7 +15,7 @@ use futures_util::StreamExt;
 use serde::{Deserialize, de::IgnoredAny};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::{Framer, endpoint::DeltaHook, exchange::Dress};
+use super::{Framer, endpoint::DeltaHook, exchange::Dress, origin};
 use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError,
     dialect::{Decoder, Dialect, Frame, Framing},
@@ -38,6 +38,8 @@ pub(super) struct Answer<S> {
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     dress: Dress,
+    /// The service's name, until the answer is marked with it.
+    service: Option<String>,
     /// What the decoder writes into; empty between frames.
     decoded: Vec<Delta>,
     /// Deltas not given out yet.
@@ -65,16 +67,18 @@ enum Reading {
 /// What an [`Answer`] is made from.
 pub(super) struct Parts {
     pub(super) dialect: Arc<dyn Dialect>,
+    pub(super) decoder: Box<dyn Decoder>,
     pub(super) hooks: Vec<DeltaHook>,
     pub(super) limits: super::Limits,
     pub(super) between_chunks: Duration,
     pub(super) warnings: Vec<String>,
     pub(super) dress: Dress,
+    pub(super) service: String,
 }
 
 impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S> {
     pub(super) fn new(body: S, parts: Parts) -> Self {
-        let Parts { dialect, hooks, limits, between_chunks, warnings, dress } = parts;
+        let Parts { dialect, decoder, hooks, limits, between_chunks, warnings, dress, service } = parts;
         let framing = dialect.framing();
         let warned = (!warnings.is_empty())
             .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
@@ -85,10 +89,11 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
                 Framing::NdJson => Reading::Frames,
             },
             framer: Framer::new(framing, &limits),
-            decoder: dialect.decoder(),
+            decoder,
             dialect,
             hooks,
             dress,
+            service: Some(service),
             decoded: Vec::new(),
             ready: VecDeque::from_iter(warned),
             failed: None,
@@ -125,6 +130,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
         for hook in &self.hooks {
             hook(&mut self.decoded)?;
         }
+        self.service.take_if(|service| origin::mark(&mut self.decoded, service));
         self.content = self.content || self.decoded.iter().any(Delta::is_content);
         self.ready.extend(self.decoded.drain(..));
         decoded

@@ -13,15 +13,19 @@ use super::{
     Auth, Limits, Timeouts,
     answer::Parts,
     exchange::{self, Dress, Outgoing},
-    key::{Keys, Source},
+    key::Keys,
+    origin,
 };
 use crate::provider::{
     Delta, DeltaStream, ErrorKind, Provider, ProviderError, Request, RequestContext, Secret,
-    dialect::{AnthropicMessages, ChatCompletions, Dialect, Framing},
+    dialect::{Dialect, Encoded, Framing},
+    key::KeySource,
 };
 
 /// Changes a request's JSON body before it is sent.
 type BodyHook = Arc<dyn Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync>;
+/// Says yes to the ids of some models.
+type ModelFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 /// Changes the deltas that one event gave.
 pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync>;
 
@@ -52,17 +56,25 @@ pub struct Endpoint {
     name: String,
     base_url: String,
     version: String,
-    dialect: Arc<dyn Dialect>,
-    auth: Auth,
+    format: Format,
+    /// What some models are spoken to in instead; the first that fits counts.
+    others: Vec<(ModelFilter, Format)>,
     keys: Keys,
-    /// What the service demands of everyone.
-    fixed: Vec<(&'static str, &'static str)>,
     /// What this user wants; the values are secret.
     headers: Vec<(String, Secret)>,
+    /// What this user wants and anybody may see.
+    plain: Vec<(&'static str, String)>,
     body_hooks: Vec<BodyHook>,
     delta_hooks: Vec<DeltaHook>,
     limits: Limits,
     timeouts: Timeouts,
+}
+
+/// A wire format, and how the service takes its key with it.
+#[derive(Clone)]
+struct Format {
+    dialect: Arc<dyn Dialect>,
+    auth: Auth,
 }
 
 impl Endpoint {
@@ -73,11 +85,11 @@ impl Endpoint {
             name: name.into(),
             base_url: base_url.into(),
             version: "/v1".to_owned(),
-            dialect: Arc::new(dialect),
-            auth: Auth::Bearer,
+            format: Format { dialect: Arc::new(dialect), auth: Auth::Bearer },
+            others: Vec::new(),
             keys: Keys { optional: true, ..Keys::default() },
-            fixed: Vec::new(),
             headers: Vec::new(),
+            plain: Vec::new(),
             body_hooks: Vec::new(),
             delta_hooks: Vec::new(),
             limits: Limits::default(),
@@ -85,46 +97,8 @@ impl Endpoint {
         }
     }
 
-    /// A service that speaks Chat Completions as OpenAI does, say a local model server.
-    pub fn openai_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
-        Self::custom(name, base_url, ChatCompletions::default())
-    }
-
-    /// A service that speaks the Messages format as Anthropic does.
-    pub fn anthropic_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
-        Self {
-            auth: Auth::Header("x-api-key".to_owned()),
-            // https://docs.anthropic.com/en/api/versioning
-            fixed: vec![("anthropic-version", "2023-06-01")],
-            ..Self::custom(name, base_url, AnthropicMessages)
-        }
-    }
-
-    /// Anthropic, with the key from `ANTHROPIC_API_KEY`.
-    pub fn anthropic() -> Self {
-        Self::anthropic_compatible("anthropic", "https://api.anthropic.com")
-            .with_key_variable("ANTHROPIC_API_KEY")
-    }
-
-    /// OpenAI by its Chat Completions format, with the key from `OPENAI_API_KEY`.
-    pub fn openai() -> Self {
-        Self::custom("openai", "https://api.openai.com", ChatCompletions::openai())
-            .with_key_variable("OPENAI_API_KEY")
-    }
-
-    /// All services that this crate knows.
-    pub fn all() -> Vec<Self> {
-        vec![
-            Self::anthropic(),
-            Self::openai(),
-            Self::openai_responses(),
-            Self::google(),
-            Self::ollama(),
-            Self::ollama_cloud(),
-        ]
-    }
-
-    /// The same endpoint under another name.
+    /// The same endpoint under another name. The name is also what tells services apart: signatures and opaque items
+    /// in a conversation go back to the endpoint of the name that they came from, and to no other.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
@@ -136,6 +110,11 @@ impl Endpoint {
         self
     }
 
+    /// Its address, as it was given.
+    pub fn base_url(&self) -> &str {
+        &self.base_url
+    }
+
     /// The same endpoint with `version` between the base URL and the format's own path, instead of `/v1`. A
     /// base URL whose last segment is a version already keeps that.
     pub fn with_version(mut self, version: impl Into<String>) -> Self {
@@ -145,20 +124,33 @@ impl Endpoint {
 
     /// The same endpoint, taking its key this way.
     pub fn with_auth(mut self, auth: Auth) -> Self {
-        self.auth = auth;
+        self.format.auth = auth;
+        self
+    }
+
+    /// The same endpoint, which is spoken to in `dialect`, and takes its key by `auth`, for the models whose
+    /// ids `models` says yes to. The first such format that fits a model counts; the others stay with the
+    /// endpoint's own. All else is common to all: base URL, version, key, headers, hooks.
+    pub fn with_format_for(
+        mut self,
+        models: impl Fn(&str) -> bool + Send + Sync + 'static,
+        dialect: impl Dialect,
+        auth: Auth,
+    ) -> Self {
+        self.others.push((Arc::new(models), Format { dialect: Arc::new(dialect), auth }));
         self
     }
 
     /// The same endpoint with a key.
     pub fn with_key(mut self, key: impl Into<Secret>) -> Self {
-        self.keys.own = Some(Source::Value(key.into()));
+        self.keys.own = Some(KeySource::Value(key.into()));
         self
     }
 
     /// The same endpoint with a function that is asked for the key at each request. `None` sends on to the
     /// environment variable. It must not block.
     pub fn with_key_from(mut self, key: impl Fn() -> Option<Secret> + Send + Sync + 'static) -> Self {
-        self.keys.own = Some(Source::Function(Arc::new(key)));
+        self.keys.own = Some(KeySource::function(key));
         self
     }
 
@@ -179,6 +171,12 @@ impl Endpoint {
     /// The same endpoint with one more header. Its value is never shown.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
         self.headers.push((name.into(), value.into()));
+        self
+    }
+
+    /// The same endpoint with one more header, whose value is no secret: errors may quote the words in it.
+    pub(super) fn with_plain_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
+        self.plain.push((name, value.into()));
         self
     }
 
@@ -214,8 +212,14 @@ impl Endpoint {
         self
     }
 
+    /// The format of a request.
+    fn format(&self, request: &Request) -> &Format {
+        let fits = |(models, _): &&(ModelFilter, Format)| models(&request.model);
+        self.others.iter().find(fits).map_or(&self.format, |(_, format)| format)
+    }
+
     /// The address of a request.
-    fn url(&self, request: &Request) -> Result<Url, ProviderError> {
+    fn url(&self, dialect: &dyn Dialect, request: &Request) -> Result<Url, ProviderError> {
         let bad = |why: &str| {
             let message = format!("the base URL of {:?} {why}", self.name);
             ProviderError::new(ErrorKind::InvalidRequest, message)
@@ -232,7 +236,7 @@ impl Endpoint {
         let version = self.version.trim_matches('/');
         let slash = if version.is_empty() || ends_in_version(root, version) { "" } else { "/" };
         let version = if slash.is_empty() { "" } else { version };
-        let path = self.dialect.path(request);
+        let path = dialect.path(request);
         let path = path.trim_start_matches('/');
         let mut url = Url::parse(&format!("{origin}{root}{slash}{version}/{path}"))
             .map_err(|error| bad("gives no address together with the path").with_source(error))?;
@@ -247,16 +251,20 @@ impl Endpoint {
     }
 
     /// The headers of a request, and the values in them that nobody may see.
-    fn headers(&self, request: &Request) -> Result<(HeaderMap, Vec<Secret>), ProviderError> {
+    fn headers(&self, format: &Format, request: &Request) -> Result<(HeaderMap, Vec<Secret>), ProviderError> {
         let mut headers = HeaderMap::new();
-        let accept = match self.dialect.framing() {
+        let accept = match format.dialect.framing() {
             Framing::Sse => "text/event-stream, application/json",
             Framing::NdJson => "application/x-ndjson, application/json",
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        for (name, value) in &self.fixed {
-            headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+        for (name, value) in format.dialect.headers() {
+            headers.insert(header_name(name)?, HeaderValue::from_static(value));
+        }
+        for (name, value) in &self.plain {
+            let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| unfit(name))?;
+            headers.insert(header_name(name)?, value);
         }
         let mut secrets = Vec::new();
         let own = self.headers.iter().map(|(name, value)| (name, value));
@@ -265,7 +273,7 @@ impl Endpoint {
             secrets.push(value.clone());
             headers.insert(name.clone(), header_value(name.as_str(), value)?);
         }
-        let Some(name) = self.auth.header() else {
+        let Some(name) = format.auth.header() else {
             return Ok((headers, secrets));
         };
         let name = header_name(name)?;
@@ -274,7 +282,7 @@ impl Endpoint {
             return Ok((headers, secrets));
         }
         if let Some(key) = self.keys.find(&self.name, request)? {
-            let value = header_value(name.as_str(), &self.auth.value(&key)).map_err(|_| {
+            let value = header_value(name.as_str(), &format.auth.value(&key)).map_err(|_| {
                 let message = format!(
                     "the API key for {:?} holds characters that no header can carry, a line end perhaps",
                     self.name
@@ -287,22 +295,54 @@ impl Endpoint {
         Ok((headers, secrets))
     }
 
+    /// What would be sent for a request, but for headers and keys: for looking at. Nothing is sent.
+    ///
+    /// ```
+    /// use omni_agent::provider::{Options, Request, http::Endpoint};
+    ///
+    /// let mut request = Request::prompt("Hi").with_options(Options::default().with_temperature(0.5));
+    /// request.model = "llama-3.3-70b-versatile".into();
+    /// let preview = Endpoint::groq().preview(&request)?;
+    /// assert_eq!(preview.url, "https://api.groq.com/openai/v1/chat/completions");
+    /// assert_eq!(preview.body["temperature"], 0.5);
+    /// assert!(preview.warnings.is_empty());
+    /// # Ok::<(), omni_agent::provider::ProviderError>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// What [`stream`](Provider::stream) would fail with before anything is sent.
+    pub fn preview(&self, request: &Request) -> Result<Preview, ProviderError> {
+        let dialect = &*self.format(request).dialect;
+        let url = self.url(dialect, request)?.into();
+        let Encoded { body, warnings } = self.encode(dialect, request)?;
+        Ok(Preview { url, body, warnings })
+    }
+
     /// The JSON body of a request, and what it could not say.
-    fn body(&self, request: &Request) -> Result<(Vec<u8>, Vec<String>), ProviderError> {
-        let encoded = self.dialect.encode(request)?;
-        let mut body = encoded.body;
+    fn encode(&self, dialect: &dyn Dialect, request: &Request) -> Result<Encoded, ProviderError> {
+        let request = &*origin::for_service(request, &self.name, dialect.name());
+        let mut encoded = dialect.encode(request)?;
         for hook in &self.body_hooks {
-            hook(&mut body, request)?;
+            hook(&mut encoded.body, request)?;
         }
         if let Some(extra) = &request.options.extra {
-            merge(&mut body, extra);
+            merge(&mut encoded.body, extra);
         }
-        let body = serde_json::to_vec(&body).map_err(|error| {
-            ProviderError::new(ErrorKind::InvalidRequest, "the request can't be written as JSON")
-                .with_source(error)
-        })?;
-        Ok((body, encoded.warnings))
+        Ok(encoded)
     }
+}
+
+/// What an endpoint makes of a request.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Preview {
+    /// Where it goes.
+    pub url: String,
+    /// The JSON body.
+    pub body: Map<String, Value>,
+    /// What was asked for and can't be honoured, or only nearly, in words.
+    pub warnings: Vec<String>,
 }
 
 #[async_trait]
@@ -312,21 +352,32 @@ impl Provider for Endpoint {
     }
 
     async fn stream(&self, request: Request, _context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        let url = self.url(&request)?;
-        let (headers, secrets) = self.headers(&request)?;
+        let format = self.format(&request);
+        let dialect = &*format.dialect;
+        let url = self.url(dialect, &request)?;
+        let (headers, secrets) = self.headers(format, &request)?;
         let dress = Dress { secrets, request_id: None };
-        let (body, warnings) = self.body(&request).map_err(|error| dress.dress(error))?;
+        let Encoded { body, warnings } =
+            self.encode(dialect, &request).map_err(|error| dress.dress(error))?;
+        let body = serde_json::to_vec(&body).map_err(|error| {
+            ProviderError::new(ErrorKind::InvalidRequest, "the request can't be written as JSON")
+                .with_source(error)
+        })?;
         tracing::debug!(provider = self.name, model = %request.model, bytes = body.len(), "request");
+        let decoder = dialect.decoder(&request);
+        let dialect = Arc::clone(&format.dialect);
         // A long history need not stay in memory twice while the model thinks.
         drop(request);
         let outgoing = Outgoing { url, headers, body: body.into(), timeouts: self.timeouts };
         let parts = Parts {
-            dialect: Arc::clone(&self.dialect),
+            dialect,
+            decoder,
             hooks: self.delta_hooks.clone(),
             limits: self.limits,
             between_chunks: self.timeouts.between_chunks,
             warnings,
             dress,
+            service: self.name.clone(),
         };
         exchange::run(outgoing, parts).await
     }
@@ -337,16 +388,26 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let origin = Url::parse(&self.base_url).map(|url| url.origin().ascii_serialization());
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
+        let others: Vec<&Format> = self.others.iter().map(|(_, format)| format).collect();
         f.debug_struct("Endpoint")
             .field("name", &self.name)
             .field("origin", &origin.as_deref().unwrap_or("invalid"))
             .field("version", &self.version)
-            .field("dialect", &self.dialect.name())
-            .field("auth", &self.auth)
+            .field("format", &self.format)
+            .field("others", &others)
             .field("keys", &self.keys)
             .field("headers", &headers)
             .field("limits", &self.limits)
             .field("timeouts", &self.timeouts)
+            .finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Format")
+            .field("dialect", &self.dialect.name())
+            .field("auth", &self.auth)
             .finish_non_exhaustive()
     }
 }
@@ -372,13 +433,16 @@ fn header_name(name: &str) -> Result<HeaderName, ProviderError> {
 }
 
 fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError> {
-    let mut header = HeaderValue::from_str(value.reveal()).map_err(|_| {
-        let message = format!("the value of header {name:?} holds characters that no header can carry");
-        ProviderError::new(ErrorKind::InvalidRequest, message)
-    })?;
+    let mut header = HeaderValue::from_str(value.reveal()).map_err(|_| unfit(name))?;
     // Keeps it out of the debug output of the HTTP stack and of header compression tables.
     header.set_sensitive(true);
     Ok(header)
+}
+
+/// The error for a header with this name whose value can't be sent.
+fn unfit(name: &str) -> ProviderError {
+    let message = format!("the value of header {name:?} holds characters that no header can carry");
+    ProviderError::new(ErrorKind::InvalidRequest, message)
 }
 
 /// Lays `over` over `body`: objects are merged, everything else is replaced.

@@ -15,7 +15,7 @@ use super::{
     answer::{Answer, Parts},
     client, meta,
 };
-use crate::provider::{DeltaStream, ErrorKind, ProviderError, Secret};
+use crate::provider::{DeltaStream, ErrorKind, ProviderError, Secret, dialect::Dialect};
 
 /// How long the body of an error is waited for. The status is there already; the body only explains it.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
@@ -62,7 +62,7 @@ pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStr
         Ok(()) if response.status().is_success() => {
             return Ok(Box::pin(Answer::new(response.bytes_stream(), parts)));
         }
-        Ok(()) => refusal(response, &parts).await,
+        Ok(()) => refusal(response, &*parts.dialect, parts.limits.error_body, &parts.dress).await,
         Err(error) => {
             let head = read(response, ProviderError::BODY_LIMIT).await;
             let head = String::from_utf8_lossy(&head);
@@ -141,15 +141,15 @@ fn check(response: &Response) -> Result<(), ProviderError> {
 }
 
 /// The error that an answer with an error status means.
-async fn refusal(response: Response, parts: &Parts) -> ProviderError {
+async fn refusal(response: Response, dialect: &dyn Dialect, limit: usize, dress: &Dress) -> ProviderError {
     let status = response.status().as_u16();
     let headers = response.headers();
     let retry_after = meta::retry_after(headers);
     let should_retry = meta::should_retry(headers);
-    let body = read(response, parts.limits.error_body).await;
+    let body = read(response, limit).await;
     // Scrubbed before anybody cuts it: half a key would not be recognised.
-    let body = parts.dress.scrub(&String::from_utf8_lossy(&body));
-    let mut error = parts.dialect.error(status, &body);
+    let body = dress.scrub(&String::from_utf8_lossy(&body));
+    let mut error = dialect.error(status, &body);
     error.status = error.status.or(Some(status));
     error.retry_after = retry_after.or(error.retry_after);
     error.retryable = should_retry.unwrap_or(error.retryable);

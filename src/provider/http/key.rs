@@ -1,8 +1,8 @@
 //! Where a key comes from and how it goes to the service.
 
-use std::{env, fmt, sync::Arc};
+use std::{env, fmt};
 
-use crate::provider::{ErrorKind, ProviderError, Request, Secret};
+use crate::provider::{ErrorKind, ProviderError, Request, Secret, key::KeySource};
 
 /// How a service takes its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,34 +38,24 @@ impl Auth {
 /// Where an endpoint finds its key, when the request brings none.
 #[derive(Clone, Default)]
 pub(super) struct Keys {
-    pub(super) own: Option<Source>,
+    pub(super) own: Option<KeySource>,
     pub(super) variable: Option<String>,
     /// The service may be asked without a key.
     pub(super) optional: bool,
 }
 
-#[derive(Clone)]
-pub(super) enum Source {
-    Value(Secret),
-    Function(Arc<dyn Fn() -> Option<Secret> + Send + Sync>),
-}
-
 impl Keys {
-    /// The key for `request`: its own, the endpoint's, or the environment's. An empty one is none.
+    /// The key for `request`: its own or that of its registry, which is in its place by now, then the
+    /// endpoint's, then the environment's. An empty one is none.
     ///
     /// # Errors
     ///
     /// [`ErrorKind::Auth`] if there is none and the service named `provider` wants one.
     pub(super) fn find(&self, provider: &str, request: &Request) -> Result<Option<Secret>, ProviderError> {
         let given = |key: &Secret| !key.reveal().is_empty();
-        let own = || match &self.own {
-            Some(Source::Value(key)) => Some(key.clone()),
-            Some(Source::Function(function)) => function(),
-            None => None,
-        };
         let environment = || self.variable.as_ref().and_then(|name| env::var(name).ok()).map(Secret::new);
         let key = request.options.api_key.clone().filter(given);
-        let key = key.or_else(|| own().filter(given)).or_else(|| environment().filter(given));
+        let key = key.or_else(|| self.own.as_ref()?.key()).or_else(|| environment().filter(given));
         if key.is_none() && !self.optional {
             return Err(ProviderError::new(ErrorKind::Auth, self.missing(provider)));
         }
@@ -77,19 +67,16 @@ impl Keys {
             Some(name) => format!(", or set the environment variable {name}"),
             None => String::new(),
         };
-        format!("no API key for {provider:?}: give one to the request or to the endpoint{variable}")
+        format!(
+            "no API key for {provider:?}: give one to the request, the registry or the endpoint{variable}"
+        )
     }
 }
 
 impl fmt::Debug for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let own = match &self.own {
-            Some(Source::Value(_)) => "value",
-            Some(Source::Function(_)) => "function",
-            None => "none",
-        };
         f.debug_struct("Keys")
-            .field("own", &own)
+            .field("own", &self.own)
             .field("variable", &self.variable)
             .field("optional", &self.optional)
             .finish()

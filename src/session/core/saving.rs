@@ -250,12 +250,7 @@ impl Core {
                 self.saver.state_is_due = due;
                 self.save(env, effects);
             }
-            Err(error) if is_lost(&error, &attempt.job) => {
-                let report = StoreReport::Lost { error: text(&error) };
-                self.saver.lost = true;
-                self.saver.report = Some(Box::new(report.clone()));
-                effects.push(Effect::Emit(SessionEvent::Store(report)));
-            }
+            Err(error) if is_lost(&error, &attempt.job) => self.lost(&error, effects),
             Err(error) => {
                 let (first, longest) = RETRY;
                 let wait = first.saturating_mul(1 << attempt.failures.min(16)).min(longest);
@@ -267,6 +262,16 @@ impl Core {
                 effects.extend([Effect::Emit(SessionEvent::Store(report)), Effect::RetryIn(wait)]);
             }
         }
+    }
+
+    /// The conversation in the store is another's from now on: nothing more is saved.
+    pub(in crate::session) fn lost(&mut self, error: &StoreError, effects: &mut Effects) {
+        if std::mem::replace(&mut self.saver.lost, true) {
+            return;
+        }
+        let report = StoreReport::Lost { error: text(error) };
+        self.saver.report = Some(Box::new(report.clone()));
+        effects.push(Effect::Emit(SessionEvent::Store(report)));
     }
 
     /// Names what is unsaved now: see [`is_safe`](Self::is_safe).
@@ -296,7 +301,10 @@ impl Core {
 /// Whether a failed write means that the conversation in the store is another's, or gone.
 fn is_lost(error: &StoreError, job: &Job) -> bool {
     match error {
-        StoreError::Conflict { .. } | StoreError::LeaseLost { .. } | StoreError::AlreadyExists { .. } => true,
+        StoreError::Conflict { .. }
+        | StoreError::LeaseLost { .. }
+        | StoreError::Owned { .. }
+        | StoreError::AlreadyExists { .. } => true,
         StoreError::NotFound { .. } => !matches!(job, Job::Create(..)),
         _ => false,
     }

@@ -62,6 +62,12 @@ impl Task {
             self.take(delivery);
         }
 
+        if let Some(tenure) = self.tenure.take() {
+            let left = deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()));
+            // Whoever opens the conversation elsewhere need not wait for the lease to run out.
+            let _ = timeout(left.max(CUTTING_OFF), tenure.end()).await;
+        }
+
         // What was cut off leaves no half of a branch behind.
         self.step(|core, _, effects| core.agent_ended(effects));
         let snapshot = Arc::new(self.last_snapshot());

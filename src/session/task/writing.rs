@@ -6,11 +6,15 @@ use tokio::{task::JoinHandle, time::timeout};
 
 use super::Task;
 use crate::{
-    session::core::{Core, Job},
-    store::{ConversationId, Store, StoreError, Version},
+    session::{
+        core::{Core, Job},
+        tenure::{Held, Tenure},
+    },
+    store::{ConversationId, Lease, Owner, Store, StoreError, Version, Write},
 };
 
-type Written = Result<Version, StoreError>;
+/// What a write came to, and the ownership that began with it, if it created the conversation.
+pub(in crate::session) type Written = Result<(Version, Option<Tenure>), StoreError>;
 
 /// A write that is waited for.
 pub(super) type UnderWay = Pin<Box<dyn Future<Output = Written> + Send>>;
@@ -22,7 +26,15 @@ impl Task {
         self.retry = None;
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
-        let write = contained(async move { perform(&*store, &id, &job).await });
+        let ground = match (&self.tenure, &*job) {
+            (Some(tenure), _) => Ground::Held(tenure.held()),
+            (None, Job::Create(..)) => {
+                let creator = self.creator.get_or_insert_with(|| Arc::new(self.shared.setup.owner()));
+                Ground::New(Arc::clone(creator))
+            }
+            (None, _) => Ground::Free,
+        };
+        let write = contained(async move { perform(&store, &id, &job, ground).await });
         let limit = self.shared.setup.write_timeout;
         self.write = Some(Box::pin(async move {
             timeout(limit, write).await.unwrap_or_else(|_| {
@@ -34,6 +46,11 @@ impl Task {
     /// The write under way is done.
     pub(super) fn written(&mut self, outcome: Written) {
         self.write = None;
+        let outcome = outcome.map(|(version, tenure)| {
+            self.creator = None;
+            self.tenure = tenure.or(self.tenure.take());
+            version
+        });
         self.step(|core, env, effects| core.written(outcome, env, effects));
         self.answer_flushes();
         if self.is_saved() && std::mem::take(&mut self.idle_when_saved) {
@@ -57,9 +74,9 @@ impl Task {
 }
 
 /// Begins a write in a task of its own, where it may panic.
-pub(in crate::session) fn contained(
-    write: impl Future<Output = Written> + Send + 'static,
-) -> impl Future<Output = Written> + Send {
+pub(in crate::session) fn contained<T: Send + 'static>(
+    write: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> impl Future<Output = Result<T, StoreError>> + Send {
     let mut write = AbortOnDrop(tokio::spawn(write));
     async move {
         let written = (&mut write.0).await;
@@ -68,19 +85,56 @@ pub(in crate::session) fn contained(
 }
 
 /// A task that goes when nobody waits for it any more: a session that has ended writes nothing.
-struct AbortOnDrop(JoinHandle<Written>);
+struct AbortOnDrop<T>(JoinHandle<T>);
 
-impl Drop for AbortOnDrop {
+impl<T> Drop for AbortOnDrop<T> {
     fn drop(&mut self) {
         self.0.abort();
     }
 }
 
-async fn perform(store: &dyn Store, id: &ConversationId, job: &Job) -> Written {
+/// On what a write stands.
+enum Ground {
+    /// The conversation is this session's.
+    Held(Arc<Held>),
+    /// It does not exist yet. Whoever creates it owns it.
+    New(Arc<Owner>),
+    /// The store knows no owners.
+    Free,
+}
+
+async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ground: Ground) -> Written {
+    let version = match (job, ground) {
+        (Job::Create(write, state), Ground::New(owner)) => {
+            let version = store.create(id, *write, state).await?;
+            return Ok((version, Tenure::begin(store, id, &owner).await?));
+        }
+        (job, Ground::New(_) | Ground::Free) => attempt(&**store, id, job, None).await?,
+        (job, Ground::Held(held)) => {
+            let lease = held.lease()?;
+            match attempt(&**store, id, job, Some(&lease)).await {
+                Err(StoreError::LeaseLost { .. }) => {
+                    let lease = held.lease_after(lease.epoch).await?;
+                    attempt(&**store, id, job, Some(&lease)).await?
+                }
+                written => written?,
+            }
+        }
+    };
+    Ok((version, None))
+}
+
+async fn attempt(
+    store: &dyn Store,
+    id: &ConversationId,
+    job: &Job,
+    lease: Option<&Lease>,
+) -> Result<Version, StoreError> {
+    let under = |write: &Write| lease.map_or(*write, |lease| write.under(lease));
     match job {
         Job::Create(write, state) => store.create(id, *write, state).await,
-        Job::Commit(write, commit) => store.commit(id, write, commit).await,
-        Job::State(write, change) => store.save_state(id, write, change).await,
+        Job::Commit(write, commit) => store.commit(id, &under(write), commit).await,
+        Job::State(write, change) => store.save_state(id, &under(write), change).await,
     }
 }
 

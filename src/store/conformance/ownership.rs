@@ -1,5 +1,13 @@
 use super::{Outcome, Subject, conversation, created, turn};
-use crate::store::{Owner, StoreError, Write};
+use crate::store::{ConversationId, Epoch, Lease, Owner, StateChange, Store, StoreError, Write};
+
+async fn acquired(store: &dyn Store, id: &ConversationId, owner: &str) -> Lease {
+    store.acquire(id, &Owner::new(owner)).await.expect("nobody else has it")
+}
+
+fn after(lease: &Lease) -> Epoch {
+    Epoch(lease.epoch.0 + 1)
+}
 
 pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> Outcome {
     let (store, another) = (subject.store(), subject.another().await);
@@ -22,7 +30,7 @@ pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> Outcome {
     assert_eq!(another.summary(&id).await.expect("it is there").owner, Some(ann.clone()));
 
     let newer = another.acquire(&id, &ann).await.expect("ann may have it again");
-    assert!(newer.epoch > lease.epoch);
+    assert_eq!(newer.epoch, after(&lease));
     let late = store.commit(&id, &Write::on(version).under(&lease), &turn(3, 4)).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
     assert!(matches!(store.renew(&id, &lease).await, Err(StoreError::LeaseLost { .. })));
@@ -35,10 +43,90 @@ pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> Outcome {
     store.release(&id, &newer).await.expect("it can be released");
     assert_eq!(store.summary(&id).await.expect("it is there").owner, None);
     let bens = another.acquire(&id, &ben).await.expect("nobody has it now");
-    assert!(bens.epoch > newer.epoch);
+    assert_eq!(bens.epoch, after(&newer));
     let late = store.commit(&id, &Write::on(version).under(&newer), &turn(3, 4)).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
     let write = Write::on(version).under(&bens);
     assert_eq!(another.commit(&id, &write, &turn(3, 4)).await.expect("ben may write"), version.next());
+    Outcome::Made
+}
+
+pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) -> Outcome {
+    let (store, another) = (subject.store(), subject.another().await);
+    let id = conversation("left");
+    let version = created(&*store, &id).await;
+    let lease = acquired(&*store, &id, "ann").await;
+    if lease.lasts.is_none() || !subject.run_out(&id).await {
+        return Outcome::Skipped;
+    }
+    assert_eq!(another.summary(&id).await.expect("it is there").owner, None);
+    let under = Write::on(version).under(&lease);
+    let late = store.commit(&id, &under, &turn(1, 2)).await;
+    assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "it ran out, though nobody took it: {late:?}");
+    let revived = store.renew(&id, &lease).await.expect("nobody else came");
+    assert_eq!(revived.epoch, lease.epoch);
+    let title = |title: &str| StateChange::Title(Some(title.to_owned()));
+    let version = store.save_state(&id, &under, &title("Ann's")).await.expect("it goes on");
+    let under = Write::on(version).under(&lease);
+    assert!(subject.run_out(&id).await);
+
+    let bens = acquired(&*another, &id, "ben").await;
+    assert_eq!(bens.epoch, after(&lease), "nobody had it meanwhile");
+    let write = Write::on(version).under(&bens);
+    let version = another.commit(&id, &write, &turn(1, 2)).await.expect("ben may write");
+    // The fence comes before the version, and a repetition is told what it came to all the same.
+    assert!(matches!(store.commit(&id, &under, &turn(1, 2)).await, Err(StoreError::LeaseLost { .. })));
+    let renamed = store.save_state(&id, &Write::on(version).under(&lease), &title("Ann's again")).await;
+    assert!(matches!(renamed, Err(StoreError::LeaseLost { .. })), "{renamed:?}");
+    assert!(matches!(store.renew(&id, &lease).await, Err(StoreError::LeaseLost { .. })));
+    assert!(subject.run_out(&id).await);
+    assert_eq!(another.commit(&id, &write, &turn(1, 2)).await.expect("a repetition"), version);
+    let unchecked = store.commit(&id, &Write::on(version), &turn(3, 4)).await;
+    assert_eq!(unchecked.expect("without an epoch, versions decide"), version.next());
+    Outcome::Made
+}
+
+pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    let ids = ["kept", "passed", "released", "deleted"].map(conversation);
+    let mut leases = Vec::new();
+    for id in &ids {
+        created(&*store, id).await;
+        leases.push((id.clone(), acquired(&*store, id, "ann").await));
+    }
+    assert_eq!(store.renew_all(&leases).await.expect("an answer"), []);
+    assert_eq!(store.renew_all(&[]).await.expect("an answer"), []);
+    if leases[0].1.lasts.is_none() {
+        return Outcome::Skipped;
+    }
+    for (id, lease) in &leases[1..3] {
+        store.release(id, lease).await.expect("it can be released");
+    }
+    acquired(&*store, &ids[1], "ben").await;
+    store.delete(&ids[3]).await.expect("it can be deleted");
+    let mut lost = subject.another().await.renew_all(&leases).await.expect("an answer");
+    lost.sort();
+    let mut expected = ids[1..].to_vec();
+    expected.sort();
+    assert_eq!(lost, expected);
+    Outcome::Made
+}
+
+pub(super) async fn lease_of_a_deleted_conversation_is_none_of_a_later_one(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    let id = conversation("again");
+    created(&*store, &id).await;
+    let old = acquired(&*store, &id, "ann").await;
+    if old.lasts.is_none() {
+        return Outcome::Skipped;
+    }
+    store.delete(&id).await.expect("who has it may delete it");
+    assert!(matches!(store.acquire(&id, &Owner::new("ann")).await, Err(StoreError::NotFound { .. })));
+    created(&*store, &id).await;
+    acquired(&*store, &id, "ben").await;
+    assert!(store.renew(&id, &old).await.is_err());
+    store.release(&id, &old).await.expect("what has ended can be released");
+    let refused = store.acquire(&id, &Owner::new("ann")).await;
+    assert!(matches!(refused, Err(StoreError::Owned { .. })), "the old lease ended the new one: {refused:?}");
     Outcome::Made
 }

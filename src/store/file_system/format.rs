@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use super::line;
 use crate::{
     message::Timestamp,
-    store::{Commit, ConversationId, StoreError, StoredState, Summary, Version, WriteId},
+    store::{Commit, ConversationId, StoreError, StoredState, Summary, Version, WriteId, json},
     tree::NodeId,
 };
 
@@ -13,12 +13,6 @@ use crate::{
 pub(super) const FORMAT_VERSION: u64 = 1;
 /// What the first line says it is the beginning of.
 const FORMAT: &str = "omni-agent conversation";
-/// The deepest nesting that is written: twice what JSON from a model service can have, and far from what
-/// would exhaust the stack of a thread that reads it again.
-const MAX_DEPTH: usize = 256;
-/// The nesting that `serde_json` reads without being told to.
-const PLAIN_DEPTH: usize = 127;
-
 /// The first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -142,14 +136,12 @@ pub(super) struct Compacted {
 impl Record<&Change> {
     pub(super) fn encode(&self, id: &ConversationId) -> Result<Vec<u8>, StoreError> {
         let line = encode(self);
-        let problem = if line.len() > line::LONGEST {
-            format!("it is longer than {} bytes", line::LONGEST)
-        } else if line::depth(&line) > MAX_DEPTH {
-            format!("its JSON is nested more than {MAX_DEPTH} levels deep")
-        } else {
-            return Ok(line);
-        };
-        Err(StoreError::Unstorable { id: id.clone(), problem })
+        if line.len() > line::LONGEST {
+            let problem = format!("it is longer than {} bytes", line::LONGEST);
+            return Err(StoreError::Unstorable { id: id.clone(), problem });
+        }
+        json::check_depth(id, &line)?;
+        Ok(line)
     }
 }
 
@@ -180,15 +172,7 @@ fn encode(record: &impl Serialize) -> Vec<u8> {
 
 fn parse<T: DeserializeOwned>(record: &[u8]) -> Result<T, String> {
     let text = std::str::from_utf8(record).map_err(|error| error.to_string())?;
-    match serde_json::from_str(text) {
-        Err(_) if (PLAIN_DEPTH + 1..=MAX_DEPTH).contains(&line::depth(record)) => {
-            let mut deserializer = serde_json::Deserializer::from_str(text);
-            deserializer.disable_recursion_limit();
-            T::deserialize(&mut deserializer)
-        }
-        parsed => parsed,
-    }
-    .map_err(|error| error.to_string())
+    json::parse(text)
 }
 
 /// A summary as it is on disk, next to the log that it sums up.

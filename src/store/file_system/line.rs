@@ -151,29 +151,3 @@ fn len(padded: &[u8]) -> Option<usize> {
     }
     std::str::from_utf8(digits).ok().filter(|digits| !digits.starts_with('+'))?.parse().ok()
 }
-
-/// How deeply arrays and objects are nested in a JSON text.
-pub(super) fn depth(json: &[u8]) -> usize {
-    let (mut depth, mut deepest) = (0_usize, 0);
-    let mut bytes = json.iter();
-    while let Some(byte) = bytes.next() {
-        match byte {
-            b'[' | b'{' => {
-                depth += 1;
-                deepest = deepest.max(depth);
-            }
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            b'"' => {
-                while let Some(byte) = bytes.next() {
-                    match byte {
-                        b'\\' => drop(bytes.next()),
-                        b'"' => break,
-                        _ => {}
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    deepest
-}

@@ -30,6 +30,15 @@ impl Block {
         Self { kind, text: String::new(), ended: None }
     }
 
+    pub(super) fn is_tool_use(&self) -> bool {
+        matches!(self.kind, Kind::ToolUse(..))
+    }
+
+    /// The text, if it is a text block.
+    pub(super) fn text(&self) -> Option<&str> {
+        matches!(self.kind, Kind::Text).then_some(self.text.as_str())
+    }
+
     /// Whether an interrupt must keep it and a message can stand on it, as far as its events tell.
     pub(super) fn is_kept(&self) -> bool {
         match self.kind {

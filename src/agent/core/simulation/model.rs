@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
-use super::{Check, blocks::Block, ensure};
+use super::{Check, blocks::Block, ensure, outputs::Outputs};
 use crate::{
     agent::{
         Config, Event, Failure, Prompt, Response, Status,
@@ -71,6 +71,8 @@ pub(super) enum Input {
     Ignored,
     /// `handle_error` gives up.
     GivesUp,
+    /// An answer ends that does not fit the output schema, and may be asked for again.
+    Misfit,
 }
 
 /// Where a turn stands.
@@ -102,6 +104,7 @@ pub(super) struct Turn {
     pub(super) current: Usage,
     /// The stop reason that the current stream told.
     pub(super) told: Option<StopReason>,
+    pub(super) outputs: Outputs,
 }
 
 impl Turn {
@@ -116,6 +119,7 @@ impl Turn {
             before: Usage::default(),
             current: Usage::default(),
             told: None,
+            outputs: Outputs::default(),
         }
     }
 
@@ -150,7 +154,7 @@ impl Model {
         self.turn.as_mut().ok_or_else(|| "no turn is on".to_owned())
     }
 
-    fn exhausted(&self) -> bool {
+    pub(super) fn exhausted(&self) -> bool {
         self.limit.is_some_and(|limit| self.step >= limit)
     }
 
@@ -165,6 +169,7 @@ impl Model {
         ensure!(turn.place == Place::Asking && turn.blocks.is_empty(), "a request at {:?}", turn.place);
         turn.before = turn.usage();
         (turn.current, turn.told) = (Usage::default(), None);
+        turn.outputs.enforced = false;
         Ok(())
     }
 
@@ -173,6 +178,7 @@ impl Model {
         let turn = self.turn()?;
         turn.current = data.usage.unwrap_or(turn.current);
         turn.told = data.stop_reason.clone().or(turn.told.take());
+        turn.outputs.enforced |= data.output_enforced;
         Ok(())
     }
 
@@ -181,9 +187,13 @@ impl Model {
         let turn = self.turn()?;
         ensure!(turn.place == Place::Asking, "a step is prepared at {:?}", turn.place);
         ensure!(turn.base == turn.pending.len(), "the request is not what the step began with");
+        let length = committed.len() + turn.pending.len();
         let whole = committed.iter().chain(&turn.pending);
-        ensure!(request.iter().eq(whole), "the request is not the committed and the pending messages");
-        Ok(())
+        ensure!(
+            request.iter().take(length).eq(whole),
+            "the request is not the committed and the pending messages"
+        );
+        self.carries(request, length)
     }
 
     pub(super) fn concludes(&mut self, response: &Response) -> Check {
@@ -234,7 +244,11 @@ impl Model {
                 Ok(())
             }
             Event::Retry { pending, failure, .. } => {
-                ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
+                if matches!(failure, Failure::Output { .. }) {
+                    self.asked_again()?;
+                } else {
+                    ensure!(self.failure.as_ref() == Some(failure), "a retry for {failure:?}");
+                }
                 self.retried(*pending)
             }
             Event::Turn(outcome) => self.turn_ends(outcome),
@@ -345,10 +359,12 @@ impl Model {
         turn.blocks.clear();
         turn.pending.push(Arc::clone(message));
         turn.place = Place::Answered;
+        self.joins()?;
         self.check_step(step)
     }
 
     fn stepped(&mut self, response: &Response) -> Check {
+        self.check_output(response)?;
         let exhausted = self.exhausted();
         let (interrupting, step) = (self.interrupting(), self.step);
         let turn = self.turn()?;
@@ -391,6 +407,7 @@ impl Model {
 
     /// The model agrees with the core, and nothing is half told.
     pub(super) fn check_rest(&mut self, core: &Core) -> Check {
+        ensure!(self.input != Input::Misfit, "an answer that does not fit is not asked for again");
         self.input = Input::Plain;
         ensure!(self.cause.is_none(), "status {:?} was told without its cause", self.status);
         ensure!(self.starting.is_none() && self.answering.is_none(), "an accepted prompt did not begin");

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::{Check, ends::some_usage, world::World};
+use super::{Check, ends::some_usage, outputs::FITS, world::World};
 use crate::actor::random::Rng;
 use crate::{
     agent::{Failure, phase::Op},
@@ -60,6 +60,7 @@ impl Stream {
             29..37 => Next::Delta(Delta::Message(Box::new(MessageDelta {
                 usage: Some(some_usage(rng.below(50))),
                 model: rng.percent(30).then(|| "the-model".to_owned()),
+                output_enforced: rng.percent(30),
                 ..MessageDelta::default()
             }))),
             37..39 => Next::Delta(self.refused(rng)),
@@ -107,9 +108,10 @@ impl Stream {
         let index = rng.below(self.blocks.len().max(1));
         let part = match self.blocks.get(index)? {
             Kind::Whole => return None,
-            Kind::Text => {
-                rng.pick(&[Part::Text("word".into()), Part::Text(" ".into()), Part::Signature("s".into())])
-            }
+            Kind::Text => rng.pick(&["word", " ", FITS, "s"].map(|piece| match piece {
+                "s" => Part::Signature(piece.into()),
+                piece => Part::Text(piece.into()),
+            })),
             Kind::Thinking => {
                 rng.pick(&[Part::Text("hm".into()), Part::Signature("s".into()), Part::Redacted("r".into())])
             }
@@ -161,6 +163,7 @@ impl World {
             }
             Next::End => {
                 self.note(|| "end of stream".to_owned());
+                self.model.stream_ends(&self.config);
                 (self.stream, self.question) = (None, None);
                 self.input(|core, env, effects| core.stream_ended(op, env, effects))
             }

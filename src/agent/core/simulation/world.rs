@@ -96,6 +96,7 @@ thread_local! {
     /// Schemas are compiled once: it takes longer than a schedule.
     static TOOLS: ToolSet = tools();
     static CONFIG: Config = config();
+    static OUTPUT: Options = super::outputs::options();
 }
 
 impl World {
@@ -104,6 +105,10 @@ impl World {
         let mut config = CONFIG.with(Config::clone);
         config.max_steps = rng.pick(&[None, None, Some(2), Some(4)]);
         config.turn_timeout = rng.pick(&[None, Some(Duration::from_secs(9))]);
+        if rng.percent(40) {
+            config.options = OUTPUT.with(Options::clone);
+            config.options.output_retries = rng.pick(&[None, Some(0), Some(1)]);
+        }
         let core = Core::new(super::commands::random_history(&mut rng));
         let mut world = Self {
             model: Model::new(core.history(), &config),
@@ -280,9 +285,9 @@ impl World {
         match call {
             Call::PrepareStep => {
                 let turn = self.core.phase().turn().ok_or("a step without a turn")?;
-                let history = turn.working.all();
+                let history = turn.conversation();
                 history.check_sendable().map_err(|error| format!("to be sent: {error}"))?;
-                self.model.prepares(history)
+                self.model.prepares(&history)
             }
             Call::HandleToolUse(tool_use) if self.stream.is_some() => {
                 let asked = self.question.as_ref().ok_or("nobody asked")?;

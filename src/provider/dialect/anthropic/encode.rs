@@ -30,6 +30,7 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     let mut encoder = Encoder {
         options,
         traits: Traits::of(&request.model),
+        output_limit: request.model_info.as_ref().and_then(|info| u32::try_from(info.output_limit?).ok()),
         cache: cache.as_ref(),
         body: Map::new(),
         warnings: Vec::new(),
@@ -51,6 +52,8 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
 struct Encoder<'a> {
     options: &'a Options,
     traits: Traits,
+    /// The most that the model can give, where that is known.
+    output_limit: Option<u32>,
     cache: Option<&'a Value>,
     body: Map<String, Value>,
     warnings: Vec<String>,
@@ -131,8 +134,10 @@ impl Encoder<'_> {
 
     /// `max_tokens` and the thinking budget, which must be below it: thinking counts towards the limit.
     fn limits(&mut self, budget: Option<u32>) -> (u32, Option<u32>) {
-        match (self.options.max_tokens, budget) {
-            (None, budget) => (budget.unwrap_or(0).saturating_add(MAX_TOKENS), budget),
+        let room = budget.unwrap_or(0).saturating_add(MAX_TOKENS);
+        let limit = self.options.max_tokens.or_else(|| self.output_limit.filter(|limit| *limit < room));
+        match (limit, budget) {
+            (None, budget) => (room, budget),
             (Some(limit), None) => (limit, None),
             (Some(limit), Some(budget)) if budget < limit => (limit, Some(budget)),
             // A limit is a promise, so the thinking gives way and leaves a quarter to the answer.

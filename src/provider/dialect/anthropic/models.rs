@@ -1,7 +1,10 @@
 //! What a model takes, by its id. Sources: <https://platform.claude.com/docs/en/build-with-claude/extended-thinking>,
 //! <https://platform.claude.com/docs/en/build-with-claude/adaptive-thinking>,
-//! <https://platform.claude.com/docs/en/build-with-claude/effort> and the migration guides under
+//! <https://platform.claude.com/docs/en/build-with-claude/effort>,
+//! <https://platform.claude.com/docs/en/build-with-claude/structured-outputs> and the migration guides under
 //! <https://platform.claude.com/docs/en/models>.
+
+use crate::provider::{Request, ThinkingMode};
 
 /// What a model takes.
 #[derive(Clone, Copy, Debug)]
@@ -14,6 +17,36 @@ pub(super) struct Traits {
     pub(super) sampling: Sampling,
     /// Whether a tool use can be demanded.
     pub(super) forced_tools: bool,
+    /// Whether it takes an output schema.
+    pub(super) structured: bool,
+}
+
+/// How a request's output schema is said.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Output {
+    /// There is none.
+    None,
+    /// In the service's own words.
+    Native,
+    /// As a tool's.
+    Tool {
+        /// Whether its use can be demanded.
+        forced: bool,
+    },
+}
+
+impl Output {
+    pub(super) fn of(request: &Request) -> Self {
+        let traits = Traits::of(&request.model);
+        let off =
+            matches!(request.options.thinking, None | Some(ThinkingMode::Off | ThinkingMode::Budget(0)));
+        let thinks = !off && traits.thinking != Thinking::Unsupported;
+        match &request.options.output {
+            None => Self::None,
+            Some(_) if traits.structured => Self::Native,
+            Some(_) => Self::Tool { forced: traits.forced_tools && !thinks },
+        }
+    }
 }
 
 /// How a model is told to think.
@@ -62,6 +95,7 @@ impl Traits {
             off: Off::Disabled,
             sampling: Sampling::Any,
             forced_tools: true,
+            structured: false,
         };
         let model = model.to_ascii_lowercase();
         let Some((_, id)) = model.split_once("claude") else {
@@ -75,6 +109,7 @@ impl Traits {
                 off: Off::Never,
                 sampling: Sampling::Fixed,
                 forced_tools: version.is_none_or(|version| version < (5, 1)),
+                structured: true,
             };
         }
         let Some(version) = version else {
@@ -99,6 +134,7 @@ impl Traits {
                 _ => Sampling::Fixed,
             },
             forced_tools: version < (5, 5) || !(opus || sonnet),
+            structured: version >= (4, 5) || (opus && version == (4, 1)),
         }
     }
 }

@@ -1,5 +1,3 @@
-use std::borrow::Cow;
-
 use serde_json::{Map, Number, Value, json};
 
 use super::{
@@ -8,11 +6,10 @@ use super::{
     schema::restricted,
 };
 use crate::provider::{
-    CacheHint, Effort, ErrorKind, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
+    CacheHint, Effort, ErrorKind, ProviderError, Request, ThinkingMode, ToolChoice,
     dialect::{
         Encoded,
         effort::{budget_of, nearest},
-        words,
     },
 };
 
@@ -28,10 +25,9 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     let traits = Traits::of(&request.model);
     let mut encoder = Encoder { request, traits, body: Map::new(), warnings: Vec::new() };
     encoder.set("contents", content::contents(request, traits.signed_calls)?);
-    let native = encoder.native_output();
-    encoder.system(native.is_none());
+    encoder.system();
     encoder.tools();
-    encoder.generation(native);
+    encoder.generation();
     encoder.labels();
     Ok(Encoded { body: encoder.body, warnings: encoder.warnings })
 }
@@ -43,27 +39,13 @@ struct Encoder<'a> {
     warnings: Vec<String>,
 }
 
-impl<'a> Encoder<'a> {
+impl Encoder<'_> {
     fn set(&mut self, key: &str, value: impl Into<Value>) {
         self.body.insert(key.to_owned(), value.into());
     }
 
-    /// The output schema, if it can be said as such.
-    fn native_output(&mut self) -> Option<&'a OutputSchema> {
-        let output = self.request.options.output.as_ref()?;
-        if self.request.tools.is_empty() || self.traits.schema_beside_tools {
-            return Some(output);
-        }
-        self.warn("output: beside tools the schema is said in the system prompt, and not enforced");
-        None
-    }
-
-    /// The system prompt, with the output schema in it if nothing else says it.
-    fn system(&mut self, says_schema: bool) {
-        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
-        if let (true, Some(output)) = (says_schema, &self.request.options.output) {
-            system = words::with_schema(&system, output).into();
-        }
+    fn system(&mut self) {
+        let system = self.request.system.as_deref().unwrap_or_default();
         if !system.trim().is_empty() {
             self.set("systemInstruction", json!({"parts": [{"text": system}]}));
         }
@@ -93,7 +75,7 @@ impl<'a> Encoder<'a> {
         self.set("toolConfig", json!({"functionCallingConfig": config}));
     }
 
-    fn generation(&mut self, output: Option<&OutputSchema>) {
+    fn generation(&mut self) {
         let options = &self.request.options;
         let mut config = Map::new();
         if let Some(max) = options.max_tokens {
@@ -124,7 +106,7 @@ impl<'a> Encoder<'a> {
         if let Some(thinking) = self.thinking() {
             config.insert("thinkingConfig".to_owned(), thinking);
         }
-        if let Some(output) = output {
+        if let Some(output) = &options.output {
             config.insert("responseMimeType".to_owned(), "application/json".into());
             config.insert("responseJsonSchema".to_owned(), restricted(output.schema.as_value()));
         }

@@ -2,7 +2,7 @@
 //! <https://ai.google.dev/gemini-api/docs/thought-signatures> and
 //! <https://ai.google.dev/gemini-api/docs/structured-output>.
 
-use crate::provider::Effort;
+use crate::provider::{Effort, Request};
 
 /// What a model takes.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +34,13 @@ pub(super) enum Thinking {
 const ALL: &[Effort] = &[Effort::Minimal, Effort::Low, Effort::Medium, Effort::High];
 const PRO: &[Effort] = &[Effort::Low, Effort::Medium, Effort::High];
 const FIRST_PRO: &[Effort] = &[Effort::Low, Effort::High];
+
+/// Whether the request's output schema, if it has one, can be said as such.
+pub(super) fn takes_output(request: &Request) -> bool {
+    request.tools.is_empty()
+        || request.options.output.is_none()
+        || Traits::of(&request.model).schema_beside_tools
+}
 
 impl Traits {
     /// An alias without a version, such as `gemini-flash-latest`, is taken for the newest.

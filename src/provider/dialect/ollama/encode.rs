@@ -7,15 +7,14 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
-        dialect::{Encoded, effort::nearest, placeholder, words},
+        dialect::{Encoded, effort::nearest, placeholder},
     },
 };
 
 pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     let mut encoder = Encoder { request, messages: Vec::new(), warnings: Vec::new() };
     let tools = encoder.tools();
-    let format = encoder.format(!tools.is_empty());
-    encoder.system(format.is_none());
+    encoder.system();
     for message in &request.history {
         match message.role {
             Role::User => encoder.user(message)?,
@@ -32,8 +31,8 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     if let Some(think) = encoder.think() {
         body.insert("think".to_owned(), think);
     }
-    if let Some(format) = format {
-        body.insert("format".to_owned(), format.clone());
+    if let Some(output) = &request.options.output {
+        body.insert("format".to_owned(), output.schema.as_value().clone());
     }
     let options = encoder.options();
     if !options.is_empty() {
@@ -62,12 +61,8 @@ struct Said<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// The system prompt, with the output schema in it if nothing else says it.
-    fn system(&mut self, says_schema: bool) {
-        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
-        if let (true, Some(output)) = (says_schema, &self.request.options.output) {
-            system = words::with_schema(&system, output).into();
-        }
+    fn system(&mut self) {
+        let system = self.request.system.as_deref().unwrap_or_default();
         if !system.trim().is_empty() {
             self.messages.push(json!({"role": "system", "content": system}));
         }
@@ -199,17 +194,6 @@ impl<'a> Encoder<'a> {
             None | Some(ToolChoice::Auto) => {}
         }
         tools.collect()
-    }
-
-    /// The output schema, if it can be said as such: a local server that holds an answer to it lets no tool
-    /// call through (<https://github.com/ollama/ollama/issues/13750>).
-    fn format(&mut self, tools: bool) -> Option<&'a Value> {
-        let output = self.request.options.output.as_ref()?;
-        if tools {
-            self.warn("output: beside tools the schema is said in the system prompt, and not enforced");
-            return None;
-        }
-        Some(output.schema.as_value())
     }
 
     fn think(&mut self) -> Option<Value> {

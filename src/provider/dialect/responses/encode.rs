@@ -2,10 +2,15 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super::{NAME, OpenAiResponses, ReasoningItems, input::Input, models::Family};
+use super::{NAME, OpenAiResponses, ReasoningItems, input::Input};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
-    dialect::{Encoded, OutputSupport, ids::hash, openai, strict::strict, words},
+    dialect::{
+        Encoded,
+        ids::hash,
+        openai::{self, Family, Format},
+        words,
+    },
 };
 
 /// Labels that OpenAI takes, and characters of a label's name and value:
@@ -44,7 +49,7 @@ struct Encoder<'a> {
 impl Encoder<'_> {
     fn instructions(&mut self) {
         let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
-        if let (OutputSupport::Object, Some(output)) = (self.format.output, &self.request.options.output) {
+        if let (true, Some(output)) = (self.format.output.needs_words(), &self.request.options.output) {
             system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {
@@ -99,18 +104,9 @@ impl Encoder<'_> {
     }
 
     fn sampling(&mut self) {
-        openai::sampling(&self.request.options, &mut self.body, &mut self.warnings);
         let effort = self.body.get("reasoning").and_then(|reasoning| reasoning["effort"].as_str());
-        if self.family.takes_sampling(effort) {
-            return;
-        }
-        for key in ["temperature", "top_p"] {
-            // The default may be said.
-            let refused = self.body.get(key).is_some_and(|value| value.as_f64() != Some(1.0));
-            if refused && self.body.shift_remove(key).is_some() {
-                self.warn(format!("{key}: the model takes none while it reasons, left out"));
-            }
-        }
+        let taken = self.family.takes_sampling(effort);
+        openai::sampling(&self.request.options, taken, &mut self.body, &mut self.warnings);
     }
 
     fn thinking(&mut self) {
@@ -141,18 +137,10 @@ impl Encoder<'_> {
         let Some(output) = &self.request.options.output else {
             return;
         };
-        let schema = output.schema.as_value();
-        let format = match self.format.output {
-            OutputSupport::Object => json!({"type": "json_object"}),
-            OutputSupport::Schema => named_schema(output, schema, false),
-            OutputSupport::Strict => {
-                if let Some(strict) = strict(schema) {
-                    named_schema(output, &strict, true)
-                } else {
-                    self.warn("output: strict mode can't say this schema, sent without `strict`");
-                    named_schema(output, schema, false)
-                }
-            }
+        let format = match openai::format(self.format.output, Some(output), &mut self.warnings) {
+            None => return,
+            Some(Format::Object) => json!({"type": "json_object"}),
+            Some(Format::Schema(schema, strict)) => named_schema(output, &schema, strict),
         };
         self.set("text", json!({"format": format}));
     }
@@ -183,9 +171,15 @@ impl Encoder<'_> {
 
     /// Source: <https://platform.openai.com/docs/guides/prompt-caching>.
     fn cache(&mut self) {
-        let Some(hint) = self.request.options.cache.filter(|_| self.format.cache_hints) else {
+        let Some(hint) = self.request.options.cache else {
             return;
         };
+        if !self.format.cache_hints {
+            if hint == CacheHint::Long {
+                self.warn(words::NO_LONG_CACHE);
+            }
+            return;
+        }
         let beginning = [self.body.get("instructions"), self.body["input"].get(0)];
         let beginning: String = beginning.into_iter().flatten().map(Value::to_string).collect();
         self.set("prompt_cache_key", format!("{NAME}_{:016x}", hash(&beginning)));

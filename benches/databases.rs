@@ -1,0 +1,163 @@
+//! The databases that benchmarks measure, and the way to them without a store.
+//!
+//! SQLite is a file in the benchmark's folder. PostgreSQL is the server that `DATABASE_URL` names, else one made of the
+//! binaries on this machine, in the system's folder for temporary files and on a Unix socket. Both sync each commit, as
+//! they do where nothing is set.
+
+#[cfg(feature = "postgres")]
+#[allow(clippy::unwrap_used, dead_code, reason = "a piece of the tests")]
+#[path = "../tests/store/postgres/server.rs"]
+pub(crate) mod server;
+
+use std::{path::Path, sync::Arc};
+
+use omni_agent::store::{ConversationId, Store};
+
+/// A store on a database, and the database.
+pub(crate) struct Subject {
+    pub(crate) name: &'static str,
+    pub(crate) store: Arc<dyn Store>,
+    /// The same without waiting for the disk, if the store can be had like that.
+    pub(crate) quick: Arc<dyn Store>,
+    pub(crate) bare: Bare,
+}
+
+/// A database as a program without a store has it.
+pub(crate) enum Bare {
+    #[cfg(feature = "sqlite")]
+    Sqlite { connection: rusqlite::Connection, file: std::path::PathBuf },
+    #[cfg(feature = "postgres")]
+    Postgres { client: tokio_postgres::Client, schema: String },
+}
+
+/// The databases that there are features and servers for, with empty stores.
+pub(crate) async fn subjects(folder: &Path) -> (Vec<Subject>, impl Sized) {
+    std::fs::create_dir_all(folder).expect("the folder can be made");
+    let subjects = Vec::new();
+    #[cfg(feature = "sqlite")]
+    let subjects = with_sqlite(subjects, folder).await;
+    #[cfg(feature = "postgres")]
+    let (subjects, server) = with_postgres(subjects).await;
+    #[cfg(not(feature = "postgres"))]
+    let server = ();
+    (subjects, server)
+}
+
+#[cfg(feature = "sqlite")]
+async fn with_sqlite(mut subjects: Vec<Subject>, folder: &Path) -> Vec<Subject> {
+    use omni_agent::store::{SqliteStore, file_system::Durability};
+
+    let file = folder.join("conversations.sqlite");
+    let store = SqliteStore::open(&file).await.expect("a file");
+    let quick = SqliteStore::builder(&file).durability(Durability::Process).open().await.expect("a file");
+    let connection = rusqlite::Connection::open(&file).expect("a file");
+    connection
+        .execute_batch("PRAGMA synchronous = FULL; CREATE TABLE bare (text TEXT)")
+        .expect("nobody else writes");
+    subjects.push(Subject {
+        name: "SQLite",
+        store: Arc::new(store),
+        quick: Arc::new(quick),
+        bare: Bare::Sqlite { connection, file },
+    });
+    subjects
+}
+
+/// The server goes when it is dropped.
+#[cfg(feature = "postgres")]
+async fn with_postgres(mut subjects: Vec<Subject>) -> (Vec<Subject>, Option<server::Server>) {
+    let named = std::env::var("DATABASE_URL").ok();
+    let server = if named.is_some() { None } else { server::Server::start("") };
+    let Some(url) = named.or_else(|| server.as_ref().map(server::Server::url)) else {
+        return (subjects, server);
+    };
+    let store = server::fresh(&url).connections(10).open().await.expect("a server");
+    let schema = format!("\"{}\"", store.schema().replace('"', "\"\""));
+    let client = server::raw(&url).await;
+    let table = format!("CREATE TABLE {schema}.bare (text text)");
+    client.batch_execute(&table).await.expect("the schema is there");
+    let store = Arc::new(store);
+    subjects.push(Subject {
+        name: "PostgreSQL",
+        quick: Arc::clone(&store) as Arc<dyn Store>,
+        store,
+        bare: Bare::Postgres { client, schema },
+    });
+    (subjects, server)
+}
+
+impl Bare {
+    /// Inserts one row, in a transaction of its own.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "PostgreSQL is awaited"))]
+    pub(crate) async fn insert(&self, text: &str) {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite { connection, .. } => {
+                let insert = connection.prepare_cached("INSERT INTO bare (text) VALUES (?)");
+                insert.and_then(|mut insert| insert.execute([text])).expect("nobody else writes");
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres { client, schema } => {
+                // As a text in the statement, which saves the round trip of preparing it.
+                let insert =
+                    format!("INSERT INTO {schema}.bare (text) VALUES ('{}')", text.replace('\'', "''"));
+                client.batch_execute(&insert).await.expect("the table is there");
+            }
+        }
+    }
+
+    /// The texts of a conversation's messages, read without looking at them.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "PostgreSQL is awaited"))]
+    pub(crate) async fn messages(&self, id: &ConversationId) -> Vec<String> {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite { connection, .. } => {
+                let mut query = connection
+                    .prepare_cached(
+                        "SELECT message FROM nodes
+                         WHERE conversation = (SELECT key FROM conversations WHERE id = ?) ORDER BY version, place",
+                    )
+                    .expect("the table is there");
+                let rows = query.query_map([id.as_str()], |row| row.get(0)).expect("it can be read");
+                rows.collect::<Result<_, _>>().expect("texts")
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres { client, schema } => {
+                let query = format!(
+                    "SELECT message FROM {schema}.nodes
+                     WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)
+                     ORDER BY version, place"
+                );
+                let rows = client.query(&query, &[&id.as_str()]).await.expect("the table is there");
+                rows.iter().map(|row| row.get(0)).collect()
+            }
+        }
+    }
+
+    /// The bytes that the database's log grows by while `write` is done.
+    pub(crate) async fn logged(&self, write: impl Future<Output = ()>) -> u64 {
+        match self {
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite { connection, file } => {
+                // An empty log, so that its length tells; otherwise it is written over from its beginning now and then.
+                connection
+                    .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
+                    .expect("nobody reads or writes");
+                write.await;
+                let mut log = file.clone().into_os_string();
+                log.push("-wal");
+                std::fs::metadata(log).expect("there is a log").len()
+            }
+            #[cfg(feature = "postgres")]
+            Self::Postgres { client, .. } => {
+                let place = async || {
+                    let place = client.query_one("SELECT (pg_current_wal_lsn() - '0/0')::bigint", &[]).await;
+                    place.expect("it is a place").get::<_, i64>(0).cast_unsigned()
+                };
+                let before = place().await;
+                write.await;
+                place().await - before
+            }
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! 100,000 conversations in one store: created, listed 50 at a time, opened, deleted.
+//!
+//! Each has a title and a turn. What is done to all of them is done to many at once, as by the users of an application, and the
+//! figure is the time on the wall divided by their number. Lists and loads come one after another: medians. Files and
+//! databases are warm. The file system's summaries follow a commit at the next list; so it is listed with one in a hundred
+//! left behind, and with all. Making and filling does not wait for the disk where the store can do without; lists,
+//! loads and deletes are as they are where nothing is set.
+#![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+#[allow(dead_code)]
+mod databases;
+#[allow(dead_code)]
+mod support;
+
+use std::{fs, hint::black_box, time::Instant};
+
+use futures_util::{StreamExt, stream};
+use omni_agent::{
+    message::Message,
+    store::{
+        Commit, ConversationId, FileSystemStore, Page, Store, StoredState, Version, Write, WriteId,
+        file_system::Durability,
+    },
+    tree::{Node, NodeId},
+};
+use support::{head, median, on_this_thread, row, size};
+
+/// Operations that go on at once.
+const AT_ONCE: usize = 16;
+
+fn main() {
+    let folder = std::env::temp_dir().join(format!("omni-agent-bench-{}", ConversationId::generate()));
+    on_this_thread(async {
+        let logs = folder.join("logs");
+        let quick =
+            FileSystemStore::builder(&logs).durability(Durability::Process).open().await.expect("a folder");
+        let store = FileSystemStore::open(&logs).await.expect("a folder");
+        measure("the file system", &store, &quick, "≤ 1,000 ms").await;
+        drop(fs::remove_dir_all(&logs));
+        #[cfg(any(feature = "sqlite", feature = "postgres"))]
+        {
+            let folder = folder.join("databases");
+            let (subjects, _server) = databases::subjects(&folder).await;
+            for databases::Subject { name, store, quick, .. } in &subjects {
+                measure(name, &**store, &**quick, "≤ 5 ms").await;
+            }
+        }
+    });
+    fs::remove_dir_all(&folder).expect("the benchmark's own folder can go");
+}
+
+async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, goal: &str) {
+    let conversations = size(100_000, 20);
+    head(&format!("{conversations} conversations in {name}"));
+    let state = StoredState::default().with_title("A talk about mountains");
+    let (state, names) = (&state, (0..conversations).map(|_| ConversationId::generate()));
+    let mut talks = each("create, one of all", names, async |id| {
+        let version = quick.create(&id, WriteId::generate(), state).await.expect("the id is free");
+        (id, version)
+    })
+    .await;
+
+    list("list 50", store, 0, goal).await;
+    let late = talks.split_off(talks.len() / 100);
+    let mut talks = all("commit a turn, one of a hundredth", quick, talks).await;
+    list("list 50, a hundredth written to since", store, 0, goal).await;
+    talks.extend(all("commit a turn, one of the others", quick, late).await);
+    list("list 50, all written to since", store, 0, goal).await;
+    list("list 50 from the middle", store, conversations / 2, "").await;
+
+    let some: Vec<_> = talks.iter().step_by((talks.len() / size(1_000, 5)).max(1)).collect();
+    let mut figures = Vec::new();
+    for (id, version) in some {
+        let begun = Instant::now();
+        let stored = store.load(id).await.expect("it is there");
+        figures.push(begun.elapsed().as_secs_f64() * 1e6);
+        assert_eq!((stored.version, stored.nodes.len()), (*version, 2));
+    }
+    row("open", format!("{:.0} µs", median(figures)), "");
+
+    each("delete, one of all", talks, async |(id, _)| store.delete(&id).await.expect("nobody holds it"))
+        .await;
+    assert_eq!(store.list(Page::default()).await.expect("a list"), []);
+}
+
+/// Does it to each, many at once.
+async fn each<T, R>(what: &str, items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> R) -> Vec<R> {
+    let begun = Instant::now();
+    let work = &work;
+    let done: Vec<R> = stream::iter(items).map(|item| work(item)).buffer_unordered(AT_ONCE).collect().await;
+    row(what, format!("{:.0} µs", begun.elapsed().as_secs_f64() * 1e6 / done.len() as f64), "");
+    done
+}
+
+/// Commits a turn to each of them.
+async fn all(
+    what: &str,
+    store: &dyn Store,
+    talks: Vec<(ConversationId, Version)>,
+) -> Vec<(ConversationId, Version)> {
+    let id = |number| NodeId::new(number).expect("not zero");
+    let question = Node::new(id(1), None, Message::user("What is the tallest mountain of each continent?"));
+    let answer =
+        Node::new(id(2), Some(id(1)), Message::assistant("Everest, Aconcagua, Denali, Kilimanjaro."));
+    let turn = Commit::new(Some(id(2))).with_nodes([question, answer]);
+    let turn = &turn;
+    each(what, talks, async |(id, version)| {
+        let version = store.commit(&id, &Write::on(version), turn).await.expect("nobody else writes");
+        (id, version)
+    })
+    .await
+}
+
+async fn list(what: &str, store: &dyn Store, offset: usize, goal: &str) {
+    let mut figures = Vec::new();
+    // The first one brings summaries up to date, where there are any that a write leaves behind.
+    for _ in 0..size(10, 2) {
+        let begun = Instant::now();
+        let listed = store.list(Page { limit: 50, offset }).await.expect("a list");
+        figures.push(begun.elapsed().as_secs_f64() * 1e3);
+        black_box(listed);
+    }
+    row(&format!("{what}: first"), format!("{:.1} ms", figures[0]), goal);
+    row(&format!("{what}: median"), format!("{:.1} ms", median(figures)), goal);
+}

@@ -1,0 +1,140 @@
+//! Conversations from one place to another: between folders, SQLite files and PostgreSQL, and to and from JSON files.
+//!
+//! ```sh
+//! cargo run --example export                                    # shows it, in a temporary folder
+//! cargo run --example export -- conversations backup            # all of a folder to another
+//! cargo run --example export -- conversations talk.json --id holiday
+//! cargo run --example export -- talk.json conversations --id holiday-again
+//! cargo run --features sqlite,postgres --example export -- app.sqlite postgres://ada@db.example.com/app
+//! ```
+//!
+//! Nothing is overwritten, and what is there already is left as it is: after an interruption, do it again.
+
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
+
+use std::{env, error::Error, fs, path::Path, process::ExitCode, sync::Arc};
+
+use omni_agent::{
+    message::Message,
+    store::{
+        Commit, ConversationId, FileSystemStore, Store, StoredState, Write, WriteId, copy, export_json,
+        import_json,
+    },
+    tree::Tree,
+};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprint!("error: {error}");
+            let mut cause = error.source();
+            while let Some(error) = cause {
+                eprint!(": {error}");
+                cause = error.source();
+            }
+            eprintln!();
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run() -> Result<(), Box<dyn Error>> {
+    let mut words: Vec<String> = env::args().skip(1).collect();
+    let id = match words.iter().position(|word| word == "--id") {
+        Some(at) if at + 1 < words.len() => {
+            let id = words.drain(at..at + 2).nth(1);
+            id.map(ConversationId::new).transpose()?
+        }
+        _ => None,
+    };
+    match &words[..] {
+        [] => show().await,
+        [from, to] if is_json(from) => {
+            let store = open(to).await?;
+            let id = import_json(&*store, &fs::read_to_string(from)?, id).await?;
+            println!("imported {id}");
+            Ok(())
+        }
+        [from, to] if is_json(to) => {
+            let id = id.ok_or("which conversation? Name it with --id")?;
+            fs::write(to, export_json(&*open(from).await?, &id).await?)?;
+            println!("exported {id}");
+            Ok(())
+        }
+        [from, to] => copy_all(&*open(from).await?, &*open(to).await?).await,
+        _ => {
+            Err("name where from and where to: folders, .sqlite files, postgres:// URLs, or a .json file"
+                .into())
+        }
+    }
+}
+
+fn is_json(place: &str) -> bool {
+    has_ending(place, "json")
+}
+
+fn has_ending(place: &str, ending: &str) -> bool {
+    Path::new(place).extension().is_some_and(|extension| extension.eq_ignore_ascii_case(ending))
+}
+
+/// The store at a place: a URL of a database, a file of SQLite's, else a folder.
+async fn open(place: &str) -> Result<Arc<dyn Store>, Box<dyn Error>> {
+    if place.starts_with("postgres://") || place.starts_with("postgresql://") {
+        #[cfg(feature = "postgres")]
+        return Ok(Arc::new(omni_agent::store::PostgresStore::open(place).await?));
+        #[cfg(not(feature = "postgres"))]
+        return Err("PostgreSQL takes the feature `postgres`: cargo run --features postgres …".into());
+    }
+    if ["sqlite", "db"].iter().any(|ending| has_ending(place, ending)) {
+        #[cfg(feature = "sqlite")]
+        return Ok(Arc::new(omni_agent::store::SqliteStore::open(place).await?));
+        #[cfg(not(feature = "sqlite"))]
+        return Err("SQLite takes the feature `sqlite`: cargo run --features sqlite …".into());
+    }
+    Ok(Arc::new(FileSystemStore::open(place).await?))
+}
+
+async fn copy_all(from: &dyn Store, to: &dyn Store) -> Result<(), Box<dyn Error>> {
+    let copied = copy(from, to, |done, all| {
+        // Now and then, and at the end.
+        if done % 100 == 0 || done == all {
+            eprint!("\r{done} of {all}");
+        }
+    })
+    .await;
+    eprintln!();
+    println!("{} copied, {} there already", copied.copied, copied.unchanged);
+    for (id, error) in &copied.failed {
+        println!("{id}: {error}");
+    }
+    match copied.stopped {
+        Some(error) => Err(error.into()),
+        None if copied.failed.is_empty() => Ok(()),
+        None => Err(format!("{} could not be copied", copied.failed.len()).into()),
+    }
+}
+
+/// All of it on a conversation of its own.
+async fn show() -> Result<(), Box<dyn Error>> {
+    let folder = env::temp_dir().join(format!("omni-agent-export-{}", ConversationId::generate()));
+    let (from, to) = (folder.join("conversations"), folder.join("backup"));
+    let (from, to) = (FileSystemStore::open(from).await?, FileSystemStore::open(to).await?);
+    let id = ConversationId::new("holiday")?;
+    let state = StoredState::default().with_title("Holiday");
+    let version = from.create(&id, WriteId::generate(), &state).await?;
+    let (mut tree, before) = (Tree::new(), Tree::new());
+    tree.push(Message::user("Where shall we go?"));
+    tree.push(Message::assistant("To the mountains."));
+    let commit = Commit::from(tree.changes_since(&before).ok_or("the tree only grew")?);
+    from.commit(&id, &Write::on(version), &commit).await?;
+
+    copy_all(&from, &to).await?;
+    let json = export_json(&to, &id).await?;
+    println!("{json}");
+    let again = import_json(&to, &json, Some(ConversationId::new("holiday-again")?)).await?;
+    println!("imported {again}");
+    fs::remove_dir_all(folder)?;
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! An answer in the Chat Completions format, with all that services add to it.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use omni_agent::provider::dialect::{ChatCompletions, ReasoningReturn};
+
+fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(
+    &ChatCompletions::default().with_reasoning(ReasoningReturn::Details),
+    body
+));

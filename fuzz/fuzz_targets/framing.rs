@@ -1,0 +1,6 @@
+//! The bytes of any answer, cut into events.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|body: &[u8]| omni_agent_fuzz::framing(body));

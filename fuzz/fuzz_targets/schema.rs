@@ -1,0 +1,6 @@
+//! A JSON Schema, for a tool's input and for an answer, in the words of each format.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &[u8]| omni_agent_fuzz::schema(text));

@@ -1,0 +1,91 @@
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use tokio::time::sleep;
+
+use super::{Outcome, Subject, answered, prompted, soon, started, terminated};
+use crate::provider::backend::EventStream;
+
+/// Reads whatever comes at once: the turn is under way then.
+async fn begun(subject: &dyn Subject, events: &mut EventStream) {
+    let event = soon(subject, "the first event", events.next()).await;
+    let event = event.expect("a turn that goes on until it is cancelled");
+    assert!(!event.is_terminal(), "the turn was to go on until it is cancelled: {event:?}");
+}
+
+pub(super) async fn cancel_ends_the_turn_and_the_session_goes_on(subject: &dyn Subject) -> Outcome {
+    let Some(prompt) = subject.long_prompt() else {
+        return Outcome::Skipped;
+    };
+    let session = started(subject).await;
+    for _ in 0..2 {
+        let mut events = prompted(subject, &*session, prompt.clone()).await;
+        begun(subject, &mut events).await;
+        drop(events);
+        soon(subject, "cancel", session.cancel()).await.expect("a turn can be cancelled");
+        answered(subject, &*session, subject.prompt()).await;
+    }
+    terminated(subject, session).await;
+    Outcome::Made
+}
+
+pub(super) async fn cancel_without_a_turn_is_no_error(subject: &dyn Subject) -> Outcome {
+    let session = started(subject).await;
+    soon(subject, "cancel", session.cancel()).await.expect("there is nothing to cancel");
+    answered(subject, &*session, subject.prompt()).await;
+    soon(subject, "cancel", session.cancel()).await.expect("the turn is over");
+    answered(subject, &*session, subject.prompt()).await;
+    terminated(subject, session).await;
+    Outcome::Made
+}
+
+/// Holds that nothing runs any more, now or very soon.
+async fn nothing_runs(subject: &dyn Subject) -> Outcome {
+    let gone = async {
+        while subject.running()? > 0 {
+            sleep(Duration::from_millis(5)).await;
+        }
+        Some(())
+    };
+    match soon(subject, "the end of what the session ran", gone).await {
+        Some(()) => Outcome::Made,
+        None => Outcome::Skipped,
+    }
+}
+
+pub(super) async fn terminate_leaves_nothing_running(subject: &dyn Subject) -> Outcome {
+    let session = started(subject).await;
+    answered(subject, &*session, subject.prompt()).await;
+    soon(subject, "terminate", session.terminate()).await;
+    if let Some(running) = subject.running() {
+        assert_eq!(running, 0, "when terminate returns nothing is left");
+    }
+    nothing_runs(subject).await
+}
+
+pub(super) async fn terminate_in_mid_turn_ends_its_stream(subject: &dyn Subject) -> Outcome {
+    let Some(prompt) = subject.long_prompt() else {
+        return Outcome::Skipped;
+    };
+    let session = started(subject).await;
+    let mut events = prompted(subject, &*session, prompt).await;
+    begun(subject, &mut events).await;
+    soon(subject, "terminate", session.terminate()).await;
+    soon(subject, "the end of the stream", async { while events.next().await.is_some() {} }).await;
+    Outcome::Made
+}
+
+pub(super) async fn prompt_after_terminate_is_an_error(subject: &dyn Subject) -> Outcome {
+    let session = started(subject).await;
+    soon(subject, "terminate", session.terminate()).await;
+    let refused = soon(subject, "prompt", session.prompt(subject.prompt())).await;
+    assert!(refused.is_err(), "a session that was terminated takes no prompt");
+    Outcome::Made
+}
+
+pub(super) async fn dropped_session_leaves_nothing_running(subject: &dyn Subject) -> Outcome {
+    let session = started(subject).await;
+    answered(subject, &*session, subject.prompt()).await;
+    drop(session);
+    nothing_runs(subject).await
+}

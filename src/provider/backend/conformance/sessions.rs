@@ -1,0 +1,112 @@
+use futures_util::future::join;
+
+use super::{Outcome, Subject, answered, soon, started, terminated};
+use crate::provider::backend::{BackendError, BackendSession, Place, SessionId};
+
+pub(super) async fn name_and_capabilities_stay(subject: &dyn Subject) -> Outcome {
+    let backend = subject.backend();
+    let told = (backend.name().to_owned(), backend.capabilities());
+    assert!(
+        !told.0.is_empty() && !told.0.contains(':'),
+        "a name is a word without a colon, not {:?}",
+        told.0
+    );
+    let session = started(subject).await;
+    answered(subject, &*session, subject.prompt()).await;
+    terminated(subject, session).await;
+    assert_eq!((backend.name().to_owned(), backend.capabilities()), told);
+    Outcome::Made
+}
+
+pub(super) async fn session_remembers(subject: &dyn Subject) -> Outcome {
+    let Some(memory) = subject.memory() else {
+        return Outcome::Skipped;
+    };
+    let session = started(subject).await;
+    answered(subject, &*session, memory.tell).await;
+    let answer = answered(subject, &*session, memory.ask).await;
+    assert!(answer.contains(&memory.word), "the session forgot what it was told: {answer}");
+    terminated(subject, session).await;
+    Outcome::Made
+}
+
+pub(super) async fn sessions_at_once_are_apart(subject: &dyn Subject) -> Outcome {
+    let (one, two) = join(started(subject), started(subject)).await;
+    let prompt = || subject.prompt();
+    join(answered(subject, &*one, prompt()), answered(subject, &*two, prompt())).await;
+    if let Some(memory) = subject.memory() {
+        answered(subject, &*one, memory.tell).await;
+        let answer = answered(subject, &*two, memory.ask).await;
+        assert!(!answer.contains(&memory.word), "a session knows what another was told: {answer}");
+    }
+    terminated(subject, one).await;
+    answered(subject, &*two, subject.prompt()).await;
+    terminated(subject, two).await;
+    Outcome::Made
+}
+
+fn id(session: &dyn BackendSession) -> SessionId {
+    session.id().expect("a session that can be resumed or forked has an id after its first turn")
+}
+
+pub(super) async fn resume_goes_on_where_it_was(subject: &dyn Subject) -> Outcome {
+    let (backend, options) = (subject.backend(), subject.options());
+    if !backend.capabilities().resume {
+        return Outcome::Skipped;
+    }
+    let memory = subject.memory();
+    let tell = memory.as_ref().map_or_else(|| subject.prompt(), |memory| memory.tell.clone());
+    let session = started(subject).await;
+    answered(subject, &*session, tell).await;
+    let (id, checkpoint) = (id(&*session), session.checkpoint());
+    terminated(subject, session).await;
+    let resumed =
+        soon(subject, "resume", backend.resume(&id, &options)).await.expect("the session is resumed");
+    assert_eq!(resumed.checkpoint(), checkpoint, "nothing was said since");
+    let ask = memory.as_ref().map_or_else(|| subject.prompt(), |memory| memory.ask.clone());
+    let answer = answered(subject, &*resumed, ask).await;
+    if let Some(memory) = memory {
+        assert!(answer.contains(&memory.word), "the resumed session forgot what it was told: {answer}");
+    }
+    terminated(subject, resumed).await;
+    Outcome::Made
+}
+
+pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subject) -> Outcome {
+    let (backend, options) = (subject.backend(), subject.options());
+    if !backend.capabilities().resume {
+        return Outcome::Skipped;
+    }
+    let nobody = SessionId::new("00000000-0000-4000-8000-000000000000");
+    match soon(subject, "resume", backend.resume(&nobody, &options)).await {
+        Err(BackendError::UnknownSession(id)) => assert_eq!(id, nobody),
+        Err(error) => panic!("an id that nobody has is told as such, not as: {error}"),
+        Ok(_) => panic!("a session was resumed that there never was"),
+    }
+    Outcome::Made
+}
+
+pub(super) async fn fork_goes_on_from_its_place_and_leaves_the_other(subject: &dyn Subject) -> Outcome {
+    let (backend, options) = (subject.backend(), subject.options());
+    let Some(memory) = subject.memory().filter(|_| backend.capabilities().fork) else {
+        return Outcome::Skipped;
+    };
+    let session = started(subject).await;
+    answered(subject, &*session, subject.prompt()).await;
+    let place = |prompts| Place { session: id(&*session), prompts, checkpoint: session.checkpoint() };
+    let before = place(1);
+    answered(subject, &*session, memory.tell).await;
+    let after = place(2);
+    for (place, knows) in [(before, false), (after, true)] {
+        let fork =
+            soon(subject, "fork", backend.fork(&place, &options)).await.expect("the session is forked");
+        assert_ne!(fork.id(), session.id(), "a fork is a session of its own");
+        let answer = answered(subject, &*fork, memory.ask.clone()).await;
+        assert_eq!(answer.contains(&memory.word), knows, "a fork after {} prompts: {answer}", place.prompts);
+        terminated(subject, fork).await;
+    }
+    let answer = answered(subject, &*session, memory.ask).await;
+    assert!(answer.contains(&memory.word), "the forked session is not as it was: {answer}");
+    terminated(subject, session).await;
+    Outcome::Made
+}

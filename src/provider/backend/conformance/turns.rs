@@ -1,0 +1,72 @@
+use super::{Outcome, Subject, answered, prompted, read, soon, started, terminated};
+use crate::provider::backend::PermissionAnswer;
+
+pub(super) async fn turn_ends_in_one_terminal_event(subject: &dyn Subject) -> Outcome {
+    let session = started(subject).await;
+    answered(subject, &*session, subject.prompt()).await;
+    terminated(subject, session).await;
+    Outcome::Made
+}
+
+pub(super) async fn turns_follow_one_another(subject: &dyn Subject) -> Outcome {
+    let session = started(subject).await;
+    for _ in 0..3 {
+        answered(subject, &*session, subject.prompt()).await;
+    }
+    terminated(subject, session).await;
+    Outcome::Made
+}
+
+pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> Outcome {
+    let Some(prompt) = subject.tool_prompt() else {
+        return Outcome::Skipped;
+    };
+    let session = started(subject).await;
+    let events = prompted(subject, &*session, prompt).await;
+    let ended = read(subject, events, drop).await;
+    ended.result.expect("the turn ends in a result");
+    assert!(ended.tools > 0, "the turn was to run a tool");
+    terminated(subject, session).await;
+    Outcome::Made
+}
+
+/// Answers all requests alike; the turn has to end, and the session to go on.
+async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> Outcome {
+    let Some(prompt) = subject.asking_prompt() else {
+        return Outcome::Skipped;
+    };
+    let session = started(subject).await;
+    let events = prompted(subject, &*session, prompt).await;
+    let mut asked = 0;
+    let ended = read(subject, events, |request| {
+        asked += 1;
+        request.answer(answer.clone());
+    });
+    ended.await.result.expect("a decided turn ends in a result");
+    assert!(asked > 0, "the turn was to ask for permission");
+    answered(subject, &*session, subject.prompt()).await;
+    terminated(subject, session).await;
+    Outcome::Made
+}
+
+pub(super) async fn permission_allowed_goes_on(subject: &dyn Subject) -> Outcome {
+    decided(subject, PermissionAnswer::Allow).await
+}
+
+pub(super) async fn permission_rejected_goes_on(subject: &dyn Subject) -> Outcome {
+    decided(subject, PermissionAnswer::Reject("not today".to_owned())).await
+}
+
+pub(super) async fn permission_dropped_is_a_cancelled_turn(subject: &dyn Subject) -> Outcome {
+    let Some(prompt) = subject.asking_prompt() else {
+        return Outcome::Skipped;
+    };
+    let session = started(subject).await;
+    let mut events = prompted(subject, &*session, prompt).await;
+    super::until_asked(subject, &mut events).await;
+    drop(events);
+    soon(subject, "cancel", session.cancel()).await.expect("a turn that asks can be cancelled");
+    answered(subject, &*session, subject.prompt()).await;
+    terminated(subject, session).await;
+    Outcome::Made
+}

@@ -1,0 +1,133 @@
+use std::time::Duration;
+
+use crate::{
+    message::ToolUseId,
+    provider::{ErrorKind, ProviderError},
+};
+
+use super::SessionId;
+
+/// A backend failed. As an agent's failure it is a [`ProviderError`] with this as its source.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum BackendError {
+    /// The backend wants the user to sign in.
+    #[error("the backend is not signed in: {0}")]
+    Auth(String),
+    /// The backend can't be reached or started.
+    #[error("the backend is not available: {0}")]
+    Unavailable(String),
+    /// The session is over: its program has ended, say. The next prompt resumes it, where that is possible.
+    #[error("the backend's session has ended: {0}")]
+    Ended(String),
+    /// There is no session of this id to resume or to fork.
+    #[error("the backend knows no session {0}; start a new conversation")]
+    UnknownSession(SessionId),
+    /// The conversation was at the backend before, and the backend can't resume it.
+    #[error("the conversation can't be resumed: {0}")]
+    NotResumable(String),
+    /// The conversation is not where the backend is, and the backend can't go there.
+    #[error("the backend can't follow the conversation: {0}")]
+    Diverged(String),
+    /// The backend can't do what was asked.
+    #[error("the backend does not support this: {0}")]
+    Unsupported(String),
+    /// The backend refused the prompt or the options as they are.
+    #[error("the backend refused: {0}")]
+    Invalid(String),
+    /// Too many requests, or an account's limit.
+    #[error("the backend's limit is reached: {message}")]
+    RateLimit {
+        /// In words.
+        message: String,
+        /// How long the backend asked to wait.
+        retry_after: Option<Duration>,
+    },
+    /// A call took longer than its limit.
+    #[error("the backend's {call} took longer than {limit:?}")]
+    Timeout {
+        /// Which method.
+        call: &'static str,
+        /// The limit.
+        limit: Duration,
+    },
+    /// The turn failed at the backend.
+    #[error("the backend failed: {0}")]
+    Failed(String),
+    /// The backend did what no backend may do.
+    #[error("the backend broke its contract")]
+    Contract(#[from] Breach),
+}
+
+/// How a backend broke its contract.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Breach {
+    /// The stream ended without a terminal event.
+    #[error("the event stream ended without a result or an error")]
+    NoTerminalEvent,
+    /// No event came for too long, while nobody was asked for permission.
+    #[error("the turn was silent for {0:?}")]
+    Silence(Duration),
+    /// A method, or the stream, panicked.
+    #[error("{call} panicked: {message}")]
+    Panicked {
+        /// Which method.
+        call: &'static str,
+        /// What the panic said.
+        message: String,
+    },
+    /// A tool use came twice in one turn.
+    #[error("the tool use {0} came twice in one turn")]
+    RepeatedToolUse(ToolUseId),
+    /// An update or a result for a tool use that has not come in this turn.
+    #[error("there is no tool use {0} in this turn that the event could be about")]
+    UnknownToolUse(ToolUseId),
+    /// An update or a result for a tool use that has its result.
+    #[error("the tool use {0} has its result already")]
+    FinishedToolUse(ToolUseId),
+}
+
+impl BackendError {
+    /// Whether the session can't be used any more.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::Ended(_) | Self::Contract(Breach::Panicked { .. }))
+    }
+
+    fn kind(&self) -> ErrorKind {
+        match self {
+            Self::Auth(_) => ErrorKind::Auth,
+            Self::Unavailable(_) | Self::Ended(_) => ErrorKind::Transport,
+            Self::UnknownSession(_) | Self::NotResumable(_) | Self::Diverged(_) | Self::Unsupported(_) => {
+                ErrorKind::Unsupported
+            }
+            Self::Invalid(_) => ErrorKind::InvalidRequest,
+            Self::RateLimit { .. } => ErrorKind::RateLimit,
+            Self::Timeout { .. } => ErrorKind::Timeout,
+            Self::Failed(_) => ErrorKind::Service,
+            Self::Contract(_) => ErrorKind::Contract,
+        }
+    }
+
+    /// The error as the provider's, of a prompt that the backend has not taken: it may be sent again.
+    pub(super) fn before_prompt(self) -> ProviderError {
+        let (kind, message) = (self.kind(), self.words());
+        let retry_after = match &self {
+            Self::RateLimit { retry_after, .. } => *retry_after,
+            _ => None,
+        };
+        ProviderError::new(kind, message).with_retry_after(retry_after).with_source(self)
+    }
+
+    /// The error as the provider's, of a turn that had begun: sent again, it would be done again.
+    pub(super) fn in_turn(self) -> ProviderError {
+        self.before_prompt().with_retryable(false)
+    }
+
+    fn words(&self) -> String {
+        match self {
+            Self::Contract(breach) => format!("{self}: {breach}"),
+            other => other.to_string(),
+        }
+    }
+}

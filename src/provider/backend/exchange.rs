@@ -1,0 +1,244 @@
+//! One turn at a backend, as a stream of deltas.
+
+use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc};
+
+use futures_util::{
+    FutureExt, StreamExt,
+    future::BoxFuture,
+    stream::{self, FuturesUnordered},
+};
+use serde_json::{Map, json};
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, time::sleep};
+
+use super::{
+    BackendError, BackendEvent, BackendSession, Breach, EventStream, PermissionAnswer, PermissionRequest,
+    TurnResult,
+    adapter::Owner,
+    lifetime::{ask, call},
+    recorder::Recorder,
+};
+use crate::{
+    message::ToolUseId,
+    provider::{Delta, DeltaStream, MessageDelta, RequestContext, StopReason},
+    tool::panic_message,
+};
+
+/// A turn in flight. If it is dropped before it is over, it is cancelled at the backend.
+pub(super) struct Turn {
+    owner: Arc<Owner>,
+    session: Arc<dyn BackendSession>,
+    permit: Option<OwnedSemaphorePermit>,
+    runtime: Handle,
+    over: bool,
+}
+
+impl Turn {
+    pub(super) fn new(
+        owner: Arc<Owner>,
+        session: Arc<dyn BackendSession>,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        Self { owner, session, permit: Some(permit), runtime: Handle::current(), over: false }
+    }
+
+    /// Nothing is left to be cancelled. `lost` says that the session is of no use any more.
+    pub(super) fn over(&mut self, lost: bool) {
+        self.over = true;
+        if lost {
+            self.owner.lose(&self.session);
+        }
+        self.permit = None;
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.over {
+            return;
+        }
+        let (owner, session, permit) =
+            (Arc::clone(&self.owner), Arc::clone(&self.session), self.permit.take());
+        // On a runtime that is gone the session is terminated instead, by the drop of its owner.
+        self.runtime.spawn(async move {
+            let limit = owner.limits.cancel;
+            if let Err(error) = call("cancel", limit, async { session.cancel().await }).await {
+                tracing::warn!(%error, "a backend did not cancel its turn; the session is terminated");
+                owner.lose(&session);
+            }
+            drop(permit);
+        });
+    }
+}
+
+/// The turn's deltas.
+pub(super) fn stream(
+    turn: Turn,
+    events: EventStream,
+    format: String,
+    warnings: Vec<String>,
+    context: RequestContext,
+) -> Result<DeltaStream, BackendError> {
+    let recorder = Recorder::new(&format);
+    let edits = ask("capabilities", || turn.owner.can().edits)?;
+    let mut exchange = Exchange {
+        turn,
+        events: Some(events),
+        recorder,
+        format,
+        context,
+        edits,
+        asking: FuturesUnordered::new(),
+        ready: VecDeque::new(),
+    };
+    // Told at once, so that an answer that is broken off has it too.
+    let beginning = exchange.where_it_is()?;
+    exchange.tell(MessageDelta { warnings, ..beginning });
+    Ok(Box::pin(stream::unfold(exchange, |mut exchange| async move {
+        let item = exchange.next().await?;
+        Some((item.map_err(BackendError::in_turn), exchange))
+    })))
+}
+
+struct Exchange {
+    // Before the turn, which cancels when it is dropped: a session may wait for its stream to go.
+    events: Option<EventStream>,
+    /// Questions that wait for their answers.
+    asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
+    turn: Turn,
+    recorder: Recorder,
+    format: String,
+    context: RequestContext,
+    edits: bool,
+    ready: VecDeque<Delta>,
+}
+
+impl Exchange {
+    /// The next delta; none after an error.
+    async fn next(&mut self) -> Option<Result<Delta, BackendError>> {
+        loop {
+            if let Some(delta) = self.ready.pop_front() {
+                return Some(Ok(delta));
+            }
+            self.events.as_ref()?;
+            if let Err(error) = self.advance().await {
+                self.let_go();
+                return Some(Err(error));
+            }
+        }
+    }
+
+    /// Nothing more is read.
+    fn let_go(&mut self) {
+        self.asking.clear();
+        if let Err(error) = ask("the event stream's drop", || drop(self.events.take())) {
+            tracing::error!(%error, "a backend's stream panicked when it was dropped");
+        }
+    }
+
+    async fn advance(&mut self) -> Result<(), BackendError> {
+        let Some(events) = &mut self.events else {
+            return Ok(());
+        };
+        let silence = self.turn.owner.limits.silence;
+        let event = tokio::select! {
+            biased;
+            Some((id, answer)) = self.asking.next(), if !self.asking.is_empty() => {
+                self.recorder.answered(&id, answer.as_ref());
+                self.ready.extend(self.recorder.take());
+                return Ok(());
+            }
+            event = AssertUnwindSafe(events.next()).catch_unwind() => event,
+            () = sleep(silence), if self.asking.is_empty() => return Err(Breach::Silence(silence).into()),
+        };
+        let event = match event {
+            Ok(Some(event)) => event,
+            Ok(None) => return Err(Breach::NoTerminalEvent.into()),
+            Err(panic) => {
+                self.turn.over(true);
+                let message = panic_message(panic);
+                return Err(Breach::Panicked { call: "the event stream", message }.into());
+            }
+        };
+        self.take(event).await?;
+        self.ready.extend(self.recorder.take());
+        Ok(())
+    }
+
+    async fn take(&mut self, event: BackendEvent) -> Result<(), BackendError> {
+        match event {
+            BackendEvent::Text(text) => self.recorder.text(text),
+            BackendEvent::Thinking(text) => self.recorder.thinking(text),
+            BackendEvent::ToolUse(tool_use) => self.recorder.tool_use(&tool_use)?,
+            BackendEvent::ToolUpdate { id, data } => self.recorder.tool_update(&id, data)?,
+            BackendEvent::ToolResult(result) => self.recorder.tool_result(&result)?,
+            BackendEvent::Plan(plan) => self.recorder.plan(&plan),
+            BackendEvent::Status { name, data } => self.recorder.status(&name, &data),
+            BackendEvent::Permission(request) => {
+                self.recorder.asked(&request.tool_use, &request.options)?;
+                self.asking.push(put(request, self.context.clone(), self.edits).boxed());
+            }
+            BackendEvent::Usage(usage) => {
+                self.tell(MessageDelta { usage: Some(usage), ..MessageDelta::default() });
+            }
+            BackendEvent::Result(result) => self.end(result).await?,
+            BackendEvent::Error(error) => {
+                self.turn.over(error.is_final());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// The turn has ended with a result.
+    async fn end(&mut self, result: TurnResult) -> Result<(), BackendError> {
+        self.let_go();
+        let session = Arc::clone(&self.turn.session);
+        let limit = self.turn.owner.limits.prompt;
+        let updated = call("update", limit, async { session.update(&result).await }).await;
+        let told = updated.and_then(|()| {
+            self.turn.owner.finish(&session);
+            self.where_it_is()
+        });
+        // A session that can't say where it is can't be gone on with.
+        self.turn.over(told.as_ref().is_err_and(BackendError::is_final));
+        let TurnResult { stop_reason, model, warnings, .. } = result;
+        let stop_reason = match stop_reason {
+            // The agent has no tools to run for it, and nothing to go on with.
+            StopReason::ToolUse | StopReason::Pause => StopReason::Stop,
+            other => other,
+        };
+        self.recorder.settle();
+        self.ready.extend(self.recorder.take());
+        self.tell(MessageDelta { model, warnings, stop_reason: Some(stop_reason), ..told? });
+        Ok(())
+    }
+
+    fn tell(&mut self, data: MessageDelta) {
+        self.ready.push_back(Delta::Message(Box::new(data)));
+    }
+
+    /// Where the session is, as its answer keeps it.
+    fn where_it_is(&self) -> Result<MessageDelta, BackendError> {
+        let position = self.turn.owner.position(&self.turn.session)?;
+        let provider_data = Map::from_iter([(self.format.clone(), json!(position))]);
+        Ok(MessageDelta { provider_data, ..MessageDelta::default() })
+    }
+}
+
+/// Puts the backend's question to the agent.
+async fn put(
+    mut request: PermissionRequest,
+    context: RequestContext,
+    edits: bool,
+) -> (ToolUseId, Option<PermissionAnswer>) {
+    let tool_use = request.tool_use.clone();
+    let id = tool_use.id.clone();
+    let decision = tokio::select! {
+        biased;
+        () = request.withdrawn() => return (id, None),
+        decision = context.decide(tool_use) => decision,
+    };
+    let answer = request.read(decision, edits);
+    request.answer(answer.clone());
+    (id, Some(answer))
+}

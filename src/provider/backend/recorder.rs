@@ -1,0 +1,210 @@
+//! What happens at a backend, as deltas of an answer. Pure.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::{Breach, PermissionAnswer, PermissionOption};
+use crate::{
+    message::{ProviderItem, ToolResult, ToolUse, ToolUseId},
+    provider::{BlockStart, Delta, Part},
+};
+
+/// Turns a turn's events into deltas, and holds them to the contract.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    format: String,
+    blocks: usize,
+    /// The text or thinking block that grows.
+    growing: Option<(usize, Growing)>,
+    tools: HashMap<ToolUseId, Activity>,
+    /// Where the plan and each status stand, by what they are about.
+    items: HashMap<String, usize>,
+    deltas: Vec<Delta>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Growing {
+    Text,
+    Thinking,
+}
+
+/// A tool of the backend.
+#[derive(Debug)]
+struct Activity {
+    index: usize,
+    item: Value,
+    /// Whether the tool use came, and not only the request to allow it.
+    used: bool,
+    finished: bool,
+}
+
+impl Recorder {
+    /// A recorder of items of this format.
+    pub(super) fn new(format: &str) -> Self {
+        Self {
+            format: format.to_owned(),
+            blocks: 0,
+            growing: None,
+            tools: HashMap::new(),
+            items: HashMap::new(),
+            deltas: Vec::new(),
+        }
+    }
+
+    /// The deltas since the last call.
+    pub(super) fn take(&mut self) -> Vec<Delta> {
+        std::mem::take(&mut self.deltas)
+    }
+
+    pub(super) fn text(&mut self, text: String) {
+        self.grow(Growing::Text, text);
+    }
+
+    pub(super) fn thinking(&mut self, text: String) {
+        self.grow(Growing::Thinking, text);
+    }
+
+    fn grow(&mut self, what: Growing, text: String) {
+        if text.is_empty() {
+            return;
+        }
+        let index = match self.growing {
+            Some((index, growing)) if growing == what => index,
+            _ => {
+                let block = match what {
+                    Growing::Text => BlockStart::Text,
+                    Growing::Thinking => BlockStart::Thinking,
+                };
+                let index = self.start(block);
+                self.growing = Some((index, what));
+                index
+            }
+        };
+        self.deltas.push(Delta::Extend { index, part: Part::Text(text) });
+    }
+
+    /// Ends the block that grows.
+    pub(super) fn settle(&mut self) {
+        if let Some((index, _)) = self.growing.take() {
+            self.deltas.push(Delta::End { index });
+        }
+    }
+
+    fn start(&mut self, block: BlockStart) -> usize {
+        self.settle();
+        let index = self.blocks;
+        self.blocks += 1;
+        self.deltas.push(Delta::Start { index, block });
+        index
+    }
+
+    fn start_item(&mut self, data: Value) -> usize {
+        self.start(BlockStart::ProviderItem(ProviderItem::new(self.format.clone(), data)))
+    }
+
+    pub(super) fn tool_use(&mut self, tool_use: &ToolUse) -> Result<(), Breach> {
+        match self.tools.get_mut(&tool_use.id) {
+            Some(activity) if activity.used => return Err(Breach::RepeatedToolUse(tool_use.id.clone())),
+            Some(activity) => activity.used = true,
+            None => self.begin(tool_use, true),
+        }
+        self.change(&tool_use.id, |item| {
+            item["name"] = tool_use.name.as_str().into();
+            item["input"] = tool_use.input.clone();
+            item["status"] = "running".into();
+        })
+    }
+
+    fn begin(&mut self, tool_use: &ToolUse, used: bool) {
+        let item = json!({
+            "type": "tool",
+            "id": tool_use.id.as_str(),
+            "name": tool_use.name,
+            "input": tool_use.input,
+            "status": if used { "running" } else { "asking" },
+        });
+        let index = self.start_item(item.clone());
+        self.tools.insert(tool_use.id.clone(), Activity { index, item, used, finished: false });
+    }
+
+    /// Changes a tool's item, if that makes a difference.
+    fn change(&mut self, id: &ToolUseId, edit: impl FnOnce(&mut Value)) -> Result<(), Breach> {
+        let Some(activity) = self.tools.get_mut(id) else {
+            return Err(Breach::UnknownToolUse(id.clone()));
+        };
+        if activity.finished {
+            return Err(Breach::FinishedToolUse(id.clone()));
+        }
+        let before = activity.item.clone();
+        edit(&mut activity.item);
+        if activity.item != before {
+            let (index, part) = (activity.index, Part::Item(activity.item.clone()));
+            self.deltas.push(Delta::Extend { index, part });
+        }
+        Ok(())
+    }
+
+    pub(super) fn tool_update(&mut self, id: &ToolUseId, data: Value) -> Result<(), Breach> {
+        self.change(id, |item| item["update"] = data)
+    }
+
+    pub(super) fn tool_result(&mut self, result: &ToolResult) -> Result<(), Breach> {
+        let id = &result.tool_use_id;
+        self.change(id, |item| {
+            item["status"] = if result.is_error { "failed" } else { "done" }.into();
+            item["result"] = json!(result.content);
+        })?;
+        if let Some(activity) = self.tools.get_mut(id) {
+            activity.finished = true;
+            self.deltas.push(Delta::End { index: activity.index });
+        }
+        Ok(())
+    }
+
+    /// The backend asks; the tool use may not have come yet.
+    pub(super) fn asked(&mut self, tool_use: &ToolUse, options: &[PermissionOption]) -> Result<(), Breach> {
+        if !self.tools.contains_key(&tool_use.id) {
+            self.begin(tool_use, false);
+        }
+        self.change(&tool_use.id, |item| item["permission"] = json!({ "options": options }))
+    }
+
+    /// The question was answered, or taken back.
+    pub(super) fn answered(&mut self, id: &ToolUseId, answer: Option<&PermissionAnswer>) {
+        let word = match answer {
+            None => "withdrawn",
+            Some(PermissionAnswer::Allow | PermissionAnswer::AllowWith(_)) => "allow",
+            Some(PermissionAnswer::Reject(_)) => "reject",
+            Some(PermissionAnswer::Choose(option)) => option,
+        };
+        let input = match answer {
+            Some(PermissionAnswer::AllowWith(input)) => Some(input.clone()),
+            _ => None,
+        };
+        // A tool that finished meanwhile is as it was when it did.
+        let _ = self.change(id, |item| {
+            item["permission"]["answer"] = word.into();
+            if let Some(input) = input {
+                item["permission"]["input"] = input;
+            }
+        });
+    }
+
+    pub(super) fn plan(&mut self, data: &Value) {
+        self.item("plan", json!({ "type": "plan", "data": data }));
+    }
+
+    pub(super) fn status(&mut self, name: &str, data: &Value) {
+        self.item(&format!("status {name}"), json!({ "type": "status", "name": name, "data": data }));
+    }
+
+    fn item(&mut self, about: &str, item: Value) {
+        if let Some(index) = self.items.get(about) {
+            self.deltas.push(Delta::Extend { index: *index, part: Part::Item(item) });
+        } else {
+            let index = self.start_item(item);
+            self.items.insert(about.to_owned(), index);
+        }
+    }
+}

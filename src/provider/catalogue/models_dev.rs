@@ -1,0 +1,224 @@
+//! Reading files in the shape of <https://models.dev/api.json>. Source of the shape:
+//! <https://github.com/anomalyco/models.dev>, its README and `packages/core/src/schema.ts`.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::{Catalogue, Modalities, Modality, ModelInfo, Price, PriceTier, Rates, names};
+
+type Object = Map<String, Value>;
+
+/// Why a file can't be read as a catalogue.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CatalogueError {
+    /// It is no JSON. The source says at which line and column.
+    #[error("the catalogue is no JSON: {0}")]
+    Json(#[source] serde_json::Error),
+    /// It is JSON of another shape.
+    #[error("{at}: expected {expected}; a catalogue has the shape of https://models.dev/api.json")]
+    Shape {
+        /// Where in the file.
+        at: String,
+        /// What should be there.
+        expected: &'static str,
+    },
+}
+
+/// A catalogue read from a file.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct CatalogueImport {
+    /// What could be read.
+    pub catalogue: Catalogue,
+    /// What could not.
+    pub skipped: Vec<SkippedModel>,
+}
+
+/// An entry that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SkippedModel {
+    /// The provider's id in the file.
+    pub provider: String,
+    /// The model's id; `None` if it is the provider that could not be read.
+    pub model: Option<String>,
+    /// What is wrong, and in which member.
+    pub reason: String,
+}
+
+/// Reads a whole file.
+pub(super) fn read(json: &str) -> Result<CatalogueImport, CatalogueError> {
+    let file: Value = serde_json::from_str(json).map_err(CatalogueError::Json)?;
+    let shape = |expected| CatalogueError::Shape { at: "at the top".to_owned(), expected };
+    let providers = file.as_object().ok_or_else(|| shape("an object of providers"))?;
+    let mut imported = CatalogueImport::default();
+    for (listed, provider) in providers {
+        let skip = |model: Option<&str>, reason: String| SkippedModel {
+            provider: listed.clone(),
+            model: model.map(str::to_owned),
+            reason,
+        };
+        let Some(models) = provider.get("models").and_then(Value::as_object) else {
+            imported.skipped.push(skip(None, "it has no object `models`".to_owned()));
+            continue;
+        };
+        let name = names::from_models_dev(listed);
+        for (id, entry) in models {
+            match model(listed, id, entry) {
+                Ok(info) => drop(imported.catalogue.insert(name, info)),
+                Err(reason) => imported.skipped.push(skip(Some(id), reason)),
+            }
+        }
+    }
+    // Other files that are objects, settings say, hold no model either.
+    if imported.catalogue.is_empty() && imported.skipped.iter().all(|skipped| skipped.model.is_none()) {
+        return Err(shape("providers with models"));
+    }
+    Ok(imported)
+}
+
+/// One entry, or what is wrong with it.
+fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
+    let entry = Reader { object: entry.as_object().ok_or("it is no object")?, path: "" };
+    let (limits, modalities) = (entry.inner("limit")?, entry.inner("modalities")?);
+    let modalities = |direction| modalities.map_or(Ok(None), |modalities| modalities.modalities(direction));
+    let limit = |of| limits.map_or(Ok(None), |limits| limits.count(of));
+    let mut info = ModelInfo {
+        id: id.to_owned(),
+        name: entry.get("name")?,
+        context_window: limit("context")?,
+        input_limit: limit("input")?,
+        output_limit: limit("output")?,
+        input: modalities("input")?,
+        output: modalities("output")?,
+        thinking: entry.get("reasoning")?,
+        tools: entry.ability("tool_call")?,
+        structured_output: entry.get("structured_output")?,
+        price: entry.inner("cost")?.map_or(Ok(None), Reader::price)?,
+        knowledge_cutoff: entry.get("knowledge")?,
+        release_date: entry.get("release_date")?,
+    };
+    match provider {
+        // A cache for an hour costs twice the input: https://platform.claude.com/docs/en/about-claude/pricing
+        "anthropic" => {
+            if let Some(price) = &mut info.price {
+                let tiers = price.tiers.iter_mut().map(|tier| &mut tier.rates);
+                for rates in tiers.chain([&mut price.rates]) {
+                    rates.cache_write_long = Some(rates.input * 2.0);
+                }
+            }
+        }
+        // It reads PDF for models that don't: https://openrouter.ai/docs/features/multimodal/pdfs
+        "openrouter" => {
+            info.input = info.input.map(|input| input.iter().chain([Modality::Pdf]).collect());
+        }
+        _ => {}
+    }
+    Ok(info)
+}
+
+/// Members of an object, by name. What is missing or null is unknown; what is of another type is an error that
+/// names the member.
+#[derive(Clone, Copy)]
+struct Reader<'a> {
+    object: &'a Object,
+    path: &'static str,
+}
+
+impl<'a> Reader<'a> {
+    fn value(self, key: &str) -> Option<&'a Value> {
+        self.object.get(key).filter(|value| !value.is_null())
+    }
+
+    fn get<T: Deserialize<'a>>(self, key: &str) -> Result<Option<T>, String> {
+        self.value(key).map(T::deserialize).transpose().map_err(|error| self.bad(key, &error.to_string()))
+    }
+
+    fn bad(self, key: &str, why: &str) -> String {
+        let dot = if self.path.is_empty() { "" } else { "." };
+        format!("`{}{dot}{key}`: {why}", self.path)
+    }
+
+    fn inner(self, key: &'static str) -> Result<Option<Self>, String> {
+        let inner = self.value(key).map(|value| value.as_object().ok_or("expected an object")).transpose();
+        let object = inner.map_err(|why| self.bad(key, why))?;
+        Ok(object.map(|object| Self { object, path: key }))
+    }
+
+    /// Tokens; the file says 0 where it means nothing.
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked")]
+    fn count(self, key: &str) -> Result<Option<u64>, String> {
+        let count: Option<f64> = self.get(key)?;
+        match count {
+            Some(count) if count < 0.0 || count >= 2_f64.powi(53) => {
+                Err(self.bad(key, "expected a number of tokens"))
+            }
+            count => Ok(count.map(|count| count as u64).filter(|count| *count > 0)),
+        }
+    }
+
+    /// True, false, or an object that says more.
+    fn ability(self, key: &'static str) -> Result<Option<bool>, String> {
+        match self.value(key) {
+            Some(Value::Object(object)) => Self { object, path: key }.get("supported"),
+            _ => self.get(key),
+        }
+    }
+
+    fn modalities(self, key: &str) -> Result<Option<Modalities>, String> {
+        let words: Option<Vec<String>> = self.get(key)?;
+        Ok(words.map(|words| words.iter().filter_map(|word| Modality::from_word(word)).collect()))
+    }
+
+    fn rate(self, key: &str) -> Result<Option<f64>, String> {
+        match self.get(key)? {
+            Some(rate) if rate < 0.0 => Err(self.bad(key, "expected dollars, not less than none")),
+            rate => Ok(rate),
+        }
+    }
+
+    fn rates(self) -> Result<Option<Rates>, String> {
+        let (Some(input), Some(output)) = (self.rate("input")?, self.rate("output")?) else {
+            return Ok(None);
+        };
+        Ok(Some(Rates {
+            cache_read: self.rate("cache_read")?,
+            cache_write: self.rate("cache_write")?,
+            reasoning: self.rate("reasoning")?,
+            ..Rates::new(input, output)
+        }))
+    }
+
+    /// The rates with their tiers, or none if input or output has no price.
+    fn price(self) -> Result<Option<Price>, String> {
+        let Some(rates) = self.rates()? else {
+            return Ok(None);
+        };
+        let mut price = Price { rates, tiers: Vec::new() };
+        let tiers = self.value("tiers").map(|tiers| tiers.as_array().ok_or("expected an array")).transpose();
+        for tier in tiers.map_err(|why| self.bad("tiers", why))?.into_iter().flatten() {
+            let object = tier.as_object().ok_or_else(|| self.bad("tiers", "expected objects"))?;
+            let tier = Reader { object, path: "cost.tiers" };
+            let Some(bound) = tier.inner("tier")?.map(|bound| Reader { path: "cost.tiers.tier", ..bound })
+            else {
+                continue;
+            };
+            let kind: Option<String> = bound.get("type")?;
+            // What else a price may depend on is nothing that a usage tells.
+            if kind.is_none_or(|kind| kind == "context")
+                && let (Some(above), Some(rates)) = (bound.count("size")?, tier.rates()?)
+            {
+                price = price.with_tier(above, rates);
+            }
+        }
+        // What files said before there were tiers, and still say beside them.
+        if price.tiers.is_empty()
+            && let Some(long) = self.inner("context_over_200k")?
+            && let Some(rates) = (Reader { path: "cost.context_over_200k", ..long }).rates()?
+        {
+            price.tiers.push(PriceTier { above: 200_000, rates });
+        }
+        Ok(Some(price))
+    }
+}

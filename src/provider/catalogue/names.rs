@@ -1,0 +1,65 @@
+//! Ids that mean a model whose entry has another.
+
+/// Providers whose models are listed under another's name.
+pub(super) fn listed_as(provider: &str) -> &str {
+    match provider {
+        "openai_responses" => "openai",
+        other => other,
+    }
+}
+
+/// The name here of a provider of models.dev.
+pub(super) fn from_models_dev(provider: &str) -> &str {
+    match provider {
+        "moonshotai" => "moonshot",
+        other => other,
+    }
+}
+
+/// What stands before and after the colon of ids like `deepseek/deepseek-r1:free`, where it is a way of
+/// serving the model. At Ollama what follows the colon is the model's size.
+///
+/// Source: <https://openrouter.ai/docs/guides/routing/model-variants>.
+pub(super) fn variant<'a>(provider: &str, id: &'a str) -> Option<(&'a str, &'a str)> {
+    if provider.starts_with("ollama") { None } else { id.rsplit_once(':') }
+}
+
+/// The id without what names one of several builds of a model: `-2025-08-07`, `-20250929`, `@20250929`,
+/// `-latest`; and without the `models/` that Gemini's own lists put before it.
+pub(super) fn base(id: &str) -> Option<&str> {
+    let name = id.strip_prefix("models/").unwrap_or(id);
+    let name = name.strip_suffix("-latest").unwrap_or_else(|| undated(name));
+    (name != id && !name.is_empty()).then_some(name)
+}
+
+fn undated(name: &str) -> &str {
+    let digits = |text: &str, count| text.len() == count && text.bytes().all(|b| b.is_ascii_digit());
+    if let Some((head, date)) = name.rsplit_once(['-', '@'])
+        && digits(date, 8)
+    {
+        return head;
+    }
+    let mut parts = name.rsplitn(4, '-');
+    match (parts.next(), parts.next(), parts.next(), parts.next()) {
+        (Some(day), Some(month), Some(year), Some(head))
+            if digits(day, 2) && digits(month, 2) && digits(year, 4) =>
+        {
+            head
+        }
+        _ => name,
+    }
+}
+
+/// The provider of models and the id there that an id of a reseller means: `anthropic/claude-opus-4.8` is
+/// `claude-opus-4-8` of `anthropic`.
+pub(super) fn vendor(id: &str) -> Option<(&str, String)> {
+    let (vendor, name) = id.split_once('/')?;
+    match vendor {
+        "anthropic" => Some((vendor, name.replace('.', "-"))),
+        "openai" | "google" => Some((vendor, name.to_owned())),
+        "moonshotai" => Some(("moonshot", name.to_owned())),
+        "z-ai" => Some(("zai", name.to_owned())),
+        "qwen" => Some(("alibaba", name.to_owned())),
+        _ => None,
+    }
+}

@@ -1,0 +1,104 @@
+use crate::{message::Usage, provider::CacheHint};
+
+/// What a model's tokens cost: the rates, and others for long prompts.
+///
+/// It speaks of tokens alone. Searches, storage of caches, audio at a rate of its own, faster service and
+/// discounts are on nobody's list here.
+///
+/// ```
+/// use omni_agent::{message::Usage, provider::Price};
+///
+/// let price = Price::new(3.0, 15.0);
+/// let usage = Usage { input: 1_000_000, output: 100_000, ..Usage::default() };
+/// assert_eq!(price.cost(&usage, None), 4.5);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Price {
+    /// For prompts that no tier is for.
+    pub rates: Rates,
+    /// Other rates for longer prompts, the smallest prompts first.
+    pub tiers: Vec<PriceTier>,
+}
+
+/// US dollars for a million tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Rates {
+    /// Of a prompt, neither read from nor written to a cache.
+    pub input: f64,
+    /// Of an answer.
+    pub output: f64,
+    /// Of a prompt, read from a cache; as other input if unset.
+    pub cache_read: Option<f64>,
+    /// Of a prompt, written to a cache; as other input if unset.
+    pub cache_write: Option<f64>,
+    /// Of a prompt, written to a cache that is kept for an hour or longer; as other writes if unset.
+    pub cache_write_long: Option<f64>,
+    /// Of an answer, spent on reasoning; as other output if unset.
+    pub reasoning: Option<f64>,
+}
+
+/// Rates for long prompts. They hold for the whole request, its answer included.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct PriceTier {
+    /// Prompts of more tokens than this, cached or not.
+    pub above: u64,
+    /// What they cost.
+    pub rates: Rates,
+}
+
+impl Price {
+    /// Two rates, in US dollars for a million tokens.
+    pub fn new(input: f64, output: f64) -> Self {
+        Self { rates: Rates { input, output, ..Rates::default() }, tiers: Vec::new() }
+    }
+
+    /// The same price with rates for tokens read from and written to a cache.
+    pub fn with_cache(mut self, read: f64, write: f64) -> Self {
+        (self.rates.cache_read, self.rates.cache_write) = (Some(read), Some(write));
+        self
+    }
+
+    /// The same price, with other rates for prompts of more than `tokens`.
+    pub fn with_tier(mut self, tokens: u64, rates: Rates) -> Self {
+        self.tiers.push(PriceTier { above: tokens, rates });
+        self.tiers.sort_by_key(|tier| tier.above);
+        self
+    }
+
+    /// The rates for a prompt of so many tokens.
+    pub fn rates_for(&self, prompt: u64) -> &Rates {
+        let tier = self.tiers.iter().rfind(|tier| prompt > tier.above);
+        tier.map_or(&self.rates, |tier| &tier.rates)
+    }
+
+    /// What one request cost in US dollars, by its usage and the cache hint that it was made with.
+    pub fn cost(&self, usage: &Usage, cache: Option<CacheHint>) -> f64 {
+        let rates = self.rates_for(usage.prompt());
+        let write = rates.cache_write.unwrap_or(rates.input);
+        let write = match cache {
+            Some(CacheHint::Long) => rates.cache_write_long.unwrap_or(write),
+            Some(CacheHint::Short) | None => write,
+        };
+        let reasoning = usage.reasoning.min(usage.output);
+        let parts = [
+            (usage.input, rates.input),
+            (usage.cache_read, rates.cache_read.unwrap_or(rates.input)),
+            (usage.cache_write, write),
+            (usage.output - reasoning, rates.output),
+            (reasoning, rates.reasoning.unwrap_or(rates.output)),
+        ];
+        #[expect(clippy::cast_precision_loss, reason = "nobody uses 2^53 tokens")]
+        let dollars: f64 = parts.iter().map(|(tokens, rate)| *tokens as f64 * rate).sum();
+        dollars / 1_000_000.0
+    }
+}
+
+impl Rates {
+    /// Two rates, in US dollars for a million tokens.
+    pub fn new(input: f64, output: f64) -> Self {
+        Self { input, output, ..Self::default() }
+    }
+}

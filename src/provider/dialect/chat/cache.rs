@@ -1,0 +1,39 @@
+//! Cache breakpoints in messages: <https://openrouter.ai/docs/features/prompt-caching>.
+
+use serde_json::{Map, Value, json};
+
+use crate::provider::CacheHint;
+
+/// Marks the system prompt and the last text, so that the next request finds all before them.
+pub(super) fn mark(messages: &mut [Value], hint: CacheHint) {
+    let control = match hint {
+        CacheHint::Short => json!({"type": "ephemeral"}),
+        CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
+    };
+    if let Some((first, rest)) = messages.split_first_mut() {
+        let is_system = matches!(first["role"].as_str(), Some("system" | "developer"));
+        let marked = rest.iter_mut().rev().any(|message| mark_text(message, &control));
+        if is_system || !marked {
+            mark_text(first, &control);
+        }
+    }
+}
+
+/// Marks a message's last text, if it has one.
+fn mark_text(message: &mut Value, control: &Value) -> bool {
+    let Some(content) = message.get_mut("content") else {
+        return false;
+    };
+    if let Value::String(text) = content {
+        *content = json!([{"type": "text", "text": text}]);
+    }
+    let parts = content.as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut);
+    let is_text = |part: &Map<String, Value>| part.get("type").is_some_and(|kind| kind == "text");
+    match parts.filter(|part| is_text(part)).last() {
+        Some(part) => {
+            part.insert("cache_control".to_owned(), control.clone());
+            true
+        }
+        None => false,
+    }
+}

@@ -1,0 +1,272 @@
+//! The conversation as the format's messages.
+
+use std::borrow::Cow;
+
+use serde_json::{Map, Value, json};
+
+use super::{Files, NAME, ReasoningReturn, SystemRole, encode::Encoder};
+use crate::{
+    message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
+    provider::{
+        ProviderError,
+        dialect::{ids::hash, openai, placeholder, words},
+    },
+};
+
+/// Characters of a tool call's id that every service takes. OpenAI's own limit for this format, which it
+/// names in its error `string_above_max_length`.
+const ID_LIMIT: usize = 40;
+
+/// A part of a message's content.
+enum Part<'a> {
+    Text(Cow<'a, str>),
+    Other(Value),
+}
+
+impl<'a> Encoder<'a> {
+    /// The system prompt and the history.
+    pub(super) fn messages(&mut self) -> Result<Vec<Value>, ProviderError> {
+        self.system();
+        for message in &self.request.history {
+            match message.role {
+                Role::User => self.user(message)?,
+                Role::Assistant => self.assistant(message)?,
+            }
+        }
+        Ok(std::mem::take(&mut self.messages))
+    }
+
+    fn system(&mut self) {
+        let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
+        if let (true, Some(output)) = (self.output.needs_words(), &self.request.options.output) {
+            system = words::with_schema(&system, output).into();
+        }
+        if !system.trim().is_empty() {
+            let role = match self.chat.system_role {
+                SystemRole::System => "system",
+                SystemRole::Developer => "developer",
+            };
+            self.messages.push(json!({"role": role, "content": system}));
+        }
+    }
+
+    /// Tool results come first, each a message of its own: they must follow the calls at once.
+    fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let mut parts = Vec::new();
+        for result in message.tool_results() {
+            let content = self.tool_result(result, &mut parts)?;
+            let id = call_id(result.tool_use_id.as_str());
+            self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
+        }
+        for block in &message.content {
+            match block {
+                Content::Text(text) => parts.push(Part::Text(Cow::Borrowed(&text.text))),
+                Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
+                _ => {}
+            }
+        }
+        if let Some(content) = content(parts) {
+            self.messages.push(json!({"role": "user", "content": content}));
+        }
+        Ok(())
+    }
+
+    /// The text of a result. A tool message takes text only, so that attachments move to the user message
+    /// behind it.
+    fn tool_result(
+        &self,
+        result: &'a ToolResult,
+        moved: &mut Vec<Part<'a>>,
+    ) -> Result<String, ProviderError> {
+        let mut texts: Vec<Cow<'_, str>> = Vec::new();
+        let mut attachments = Vec::new();
+        for block in &result.content {
+            match block {
+                ResultBlock::Text(text) if text.text.is_empty() => {}
+                ResultBlock::Text(text) => texts.push(Cow::Borrowed(&text.text)),
+                ResultBlock::Attachment(attachment) => match self.attachment(attachment)? {
+                    Part::Text(text) => texts.push(text),
+                    other @ Part::Other(_) => attachments.push(other),
+                },
+            }
+        }
+        if !attachments.is_empty() {
+            let id = call_id(result.tool_use_id.as_str());
+            let heading = format!("Files from the result of the tool {} (call {id}):", result.name);
+            moved.push(Part::Text(heading.into()));
+            moved.append(&mut attachments);
+            texts.push("(The files follow in the next user message.)".into());
+        }
+        let text = texts.join("\n");
+        // The format has no flag for failure.
+        Ok(match (result.is_error, text.is_empty()) {
+            (true, true) => "Error: the tool failed without saying why.".to_owned(),
+            (true, false) if !text.starts_with("Error") => format!("Error: {text}"),
+            (false, true) => "(no output)".to_owned(),
+            _ => text,
+        })
+    }
+
+    fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
+        let mut parts = Vec::new();
+        let mut reasoning = Vec::new();
+        let mut calls = Vec::new();
+        let mut extra = Map::new();
+        for block in &message.content {
+            match block {
+                Content::Text(text) => parts.push(Part::Text(Cow::Borrowed(&text.text))),
+                Content::Thinking(thinking) if message.is_native_to(NAME) && !thinking.text.is_empty() => {
+                    reasoning.push(thinking.text.as_str());
+                }
+                Content::ToolUse(tool_use) => calls.push(call(tool_use)),
+                Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
+                Content::Attachment(attachment) => {
+                    let why = "the format takes no files in an assistant's message";
+                    parts.push(Part::Text(placeholder(self.request, attachment, why)?.into()));
+                }
+                _ => {}
+            }
+        }
+        let content = content(parts);
+        if content.is_none() && calls.is_empty() {
+            return Ok(());
+        }
+        let mut out = Map::new();
+        out.insert("role".to_owned(), Value::from("assistant"));
+        out.insert("content".to_owned(), content.unwrap_or(Value::Null));
+        match self.chat.reasoning {
+            ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
+                out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
+            }
+            // An empty one counts as missing.
+            ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
+                out.insert("reasoning_content".to_owned(), " ".into());
+            }
+            _ => {}
+        }
+        if !calls.is_empty() {
+            out.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        out.extend(extra);
+        self.messages.push(Value::Object(out));
+        Ok(())
+    }
+
+    /// An opaque item of this format is an object of further members of the assistant message.
+    fn item(&self, data: &Value, extra: &mut Map<String, Value>) {
+        for (key, value) in data.as_object().into_iter().flatten() {
+            match key.as_str() {
+                "role" | "content" | "tool_calls" => {}
+                // Written by a service that has them, and refused by those that have not.
+                "reasoning_details" if self.chat.reasoning != ReasoningReturn::Details => {}
+                _ => match (extra.get_mut(key), value) {
+                    (Some(Value::Array(list)), Value::Array(more)) => list.extend(more.iter().cloned()),
+                    _ => {
+                        extra.insert(key.clone(), value.clone());
+                    }
+                },
+            }
+        }
+    }
+
+    fn attachment(&self, attachment: &Attachment) -> Result<Part<'a>, ProviderError> {
+        let media_type = attachment.media_type.split(';').next().unwrap_or_default().trim();
+        let media_type = media_type.to_ascii_lowercase();
+        let (kind, subtype) = media_type.split_once('/').unwrap_or((&media_type, ""));
+        let files = self.chat.files;
+        let data = matches!(files, Files::Data | Files::DataOrUrl);
+        let part = match (&attachment.source, kind, subtype) {
+            (Source::Url { url }, "image", _) if files != Files::ImageData => {
+                json!({"type": "image_url", "image_url": {"url": url}})
+            }
+            (Source::Base64 { data }, "image", _) => {
+                json!({"type": "image_url", "image_url": {"url": openai::data_url(&media_type, data)}})
+            }
+            (Source::Url { url }, "application" | "text", _) if files == Files::FileUrl => {
+                json!({"type": "file_url", "file_url": {"url": url}})
+            }
+            (Source::Url { url }, "application", "pdf") if files == Files::DataOrUrl => {
+                json!({"type": "file", "file": {"filename": file_name(attachment), "file_data": url}})
+            }
+            (Source::Base64 { data: bytes }, "application", "pdf") if data => {
+                let url = openai::data_url(&media_type, bytes);
+                json!({"type": "file", "file": {"filename": file_name(attachment), "file_data": url}})
+            }
+            (Source::Base64 { data: bytes }, "audio", "wav" | "x-wav" | "wave" | "vnd.wave") if data => {
+                json!({"type": "input_audio", "input_audio": {"data": bytes, "format": "wav"}})
+            }
+            (Source::Base64 { data: bytes }, "audio", "mpeg" | "mp3") if data => {
+                json!({"type": "input_audio", "input_audio": {"data": bytes, "format": "mp3"}})
+            }
+            (source, ..) => {
+                let why = match (files, source) {
+                    (Files::Data, Source::Url { .. }) => {
+                        "the format takes only images by URL; give the file as base64"
+                    }
+                    (Files::DataOrUrl, Source::Url { .. }) => {
+                        "the service takes only images and PDF files by URL; give the file as base64"
+                    }
+                    (Files::Data | Files::DataOrUrl, Source::Base64 { .. }) => {
+                        "the format takes images, PDF files, WAV and MP3"
+                    }
+                    (Files::FileUrl, Source::Base64 { .. }) => {
+                        "the service takes only images as base64; give the URL of the file"
+                    }
+                    (Files::FileUrl, Source::Url { .. }) => "the service takes images and documents",
+                    (Files::Images, _) => "the service takes only images",
+                    (Files::ImageData, _) => "the service takes only images, as base64",
+                };
+                return Ok(Part::Text(placeholder(self.request, attachment, why)?.into()));
+            }
+        };
+        Ok(Part::Other(part))
+    }
+}
+
+/// OpenAI refuses a file without a name.
+fn file_name(attachment: &Attachment) -> &str {
+    attachment.name.as_deref().unwrap_or("document.pdf")
+}
+
+fn call(tool_use: &ToolUse) -> Value {
+    // What the model wrote in place of JSON must not make the whole request invalid.
+    let arguments = if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
+    json!({
+        "id": call_id(tool_use.id.as_str()),
+        "type": "function",
+        "function": {"name": tool_use.name, "arguments": arguments},
+    })
+}
+
+/// The id as every service takes it; the same for the same id.
+fn call_id(id: &str) -> Cow<'_, str> {
+    if !id.is_empty() && id.len() <= ID_LIMIT {
+        return Cow::Borrowed(id);
+    }
+    Cow::Owned(format!("call_{:016x}", hash(id)))
+}
+
+/// One string where there is only text, which the simplest servers demand.
+fn content(mut parts: Vec<Part<'_>>) -> Option<Value> {
+    parts.retain(|part| !matches!(part, Part::Text(text) if text.trim().is_empty()));
+    if parts.is_empty() {
+        return None;
+    }
+    let texts: Option<Vec<&str>> = parts
+        .iter()
+        .map(|part| match part {
+            Part::Text(text) => Some(&**text),
+            Part::Other(_) => None,
+        })
+        .collect();
+    Some(match texts {
+        Some(texts) => Value::String(texts.join("\n\n")),
+        None => parts
+            .into_iter()
+            .map(|part| match part {
+                Part::Text(text) => json!({"type": "text", "text": text}),
+                Part::Other(value) => value,
+            })
+            .collect(),
+    })
+}

@@ -1,0 +1,79 @@
+//! How much to think, in each service's words.
+
+use serde_json::{Map, Value, json};
+
+use super::{ThinkingField, encode::Encoder};
+use crate::provider::{
+    ThinkingMode,
+    dialect::{
+        effort::{budget_of, name},
+        openai::{self, Family},
+    },
+};
+
+impl Encoder<'_> {
+    pub(super) fn thinking(&mut self, body: &mut Map<String, Value>) {
+        let Some(mode) = self.request.options.thinking else {
+            return;
+        };
+        let on = mode.is_on();
+        match self.chat.thinking {
+            ThinkingField::None if !on => {}
+            ThinkingField::None => self.warn("thinking: there is no word for it here, left out"),
+            ThinkingField::Always | ThinkingField::Enable { off: false, .. } if !on => {
+                self.warn("thinking: it can't be turned off");
+            }
+            ThinkingField::Always => self.warn("thinking: it can't be said how much, left out"),
+            ThinkingField::Effort(_) if self.family == Family::Plain => {
+                if on {
+                    self.warn("thinking: the model does not reason, left out");
+                }
+            }
+            ThinkingField::Effort(words) => {
+                if let Some(word) = openai::effort(self.family.narrow(words), mode, &mut self.warnings) {
+                    body.insert("reasoning_effort".to_owned(), word.into());
+                }
+            }
+            ThinkingField::Reasoning(words) => {
+                let reasoning = match mode {
+                    ThinkingMode::Budget(tokens) if on => json!({"max_tokens": tokens}),
+                    ThinkingMode::Effort(_) => {
+                        json!({"effort": openai::effort(words, mode, &mut self.warnings)})
+                    }
+                    ThinkingMode::Off | ThinkingMode::Budget(_) => json!({"enabled": false}),
+                };
+                body.insert("reasoning".to_owned(), reasoning);
+            }
+            ThinkingField::Type(words) => {
+                let word = if on { "enabled" } else { "disabled" };
+                body.insert("thinking".to_owned(), json!({"type": word}));
+                match words {
+                    _ if !on => {}
+                    Some(words) => {
+                        let word = openai::effort(words, mode, &mut self.warnings);
+                        body.extend(word.map(|word| ("reasoning_effort".to_owned(), word.into())));
+                    }
+                    None => self.warn(match mode {
+                        ThinkingMode::Effort(effort) => {
+                            format!("thinking: the level {} can't be said, turned on", name(effort))
+                        }
+                        _ => "thinking: a budget can't be said, turned on".to_owned(),
+                    }),
+                }
+            }
+            ThinkingField::Enable { off, .. } => {
+                if off {
+                    body.insert("enable_thinking".to_owned(), on.into());
+                }
+                let budget = match mode {
+                    ThinkingMode::Effort(effort) => budget_of(effort),
+                    ThinkingMode::Budget(tokens) => tokens,
+                    ThinkingMode::Off => 0,
+                };
+                if on {
+                    body.insert("thinking_budget".to_owned(), budget.into());
+                }
+            }
+        }
+    }
+}

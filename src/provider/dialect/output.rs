@@ -1,0 +1,175 @@
+//! Answers under an output schema, as decoders tell them: whatever a format makes of the schema, what comes out is a
+//! text of exactly the JSON that was asked for.
+
+use crate::provider::{
+    BlockStart, Delta, MessageDelta, Part, ProviderError, StopReason,
+    dialect::{Decoder, Frame, wrapping::Unwrapper},
+};
+
+/// How the answer to a request is to be read.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Reading {
+    /// The tool whose input is the answer.
+    pub(super) tool: Option<String>,
+    /// Whether the value is asked for as the one member of an object.
+    pub(super) wrapped: bool,
+    /// Whether the service holds the answer to the schema.
+    pub(super) enforced: bool,
+}
+
+/// The decoder `inner`, read this way.
+pub(super) fn read(inner: impl Decoder + 'static, reading: Reading) -> Box<dyn Decoder> {
+    if reading == Reading::default() {
+        return Box::new(inner);
+    }
+    Box::new(OutputDecoder { inner, reading, blocks: Vec::new(), uses_tools: false, fresh: Vec::new() })
+}
+
+struct OutputDecoder<D> {
+    inner: D,
+    reading: Reading,
+    /// What becomes of each block.
+    blocks: Vec<Block>,
+    /// Whether the answer uses tools of the application.
+    uses_tools: bool,
+    /// What the decoder told last; empty between two frames.
+    fresh: Vec<Delta>,
+}
+
+enum Block {
+    /// It stays what it is.
+    Other,
+    /// A text that may have to be taken out of its object.
+    Text(Option<Unwrapper>),
+    /// A use of the output tool, as a text.
+    Output { unwrapper: Option<Unwrapper>, empty: bool, ended: bool },
+}
+
+impl<D: Decoder> OutputDecoder<D> {
+    fn unwrapper(&self) -> Option<Unwrapper> {
+        self.reading.wrapped.then(Unwrapper::default)
+    }
+
+    fn translate(&mut self, deltas: &mut Vec<Delta>) {
+        for delta in std::mem::take(&mut self.fresh) {
+            match delta {
+                Delta::Start { index, block } => self.start(index, block, deltas),
+                Delta::Extend { index, part } => self.extend(index, part, deltas),
+                Delta::End { index } => self.end_block(index, deltas),
+                Delta::Message(message) => self.message(message, deltas),
+            }
+        }
+    }
+
+    fn start(&mut self, index: usize, block: BlockStart, deltas: &mut Vec<Delta>) {
+        let (own, block) = match block {
+            BlockStart::ToolUse { name, .. } if self.reading.tool.as_ref() == Some(&name) => {
+                let output = Block::Output { unwrapper: self.unwrapper(), empty: true, ended: false };
+                (output, BlockStart::Text)
+            }
+            BlockStart::ToolUse { .. } => {
+                self.uses_tools = true;
+                (Block::Other, block)
+            }
+            BlockStart::Text if self.reading.tool.is_none() => (Block::Text(self.unwrapper()), block),
+            _ => (Block::Other, block),
+        };
+        if index == self.blocks.len() {
+            self.blocks.push(own);
+        }
+        deltas.push(Delta::Start { index, block });
+    }
+
+    fn extend(&mut self, index: usize, part: Part, deltas: &mut Vec<Delta>) {
+        let part = match (self.blocks.get_mut(index), part) {
+            (Some(Block::Output { unwrapper, empty, .. }), Part::Input(json)) => {
+                *empty &= json.is_empty();
+                Part::Text(unwrapped(unwrapper.as_mut(), json))
+            }
+            // It signs a tool use, which this is none any more.
+            (Some(Block::Output { .. }), _) => return,
+            (Some(Block::Text(Some(unwrapper))), Part::Text(text)) => {
+                Part::Text(unwrapped(Some(unwrapper), text))
+            }
+            (_, part) => part,
+        };
+        if !matches!(&part, Part::Text(text) if text.is_empty()) {
+            deltas.push(Delta::Extend { index, part });
+        }
+    }
+
+    fn end_block(&mut self, index: usize, deltas: &mut Vec<Delta>) {
+        match self.blocks.get_mut(index) {
+            // Whether no input is an empty one, the stop reason tells.
+            Some(Block::Output { empty: true, ended, .. }) => {
+                *ended = true;
+                return;
+            }
+            Some(Block::Output { unwrapper, .. } | Block::Text(unwrapper)) => {
+                rest(index, unwrapper.as_mut(), deltas);
+            }
+            _ => {}
+        }
+        deltas.push(Delta::End { index });
+    }
+
+    fn message(&mut self, mut message: Box<MessageDelta>, deltas: &mut Vec<Delta>) {
+        if let Some(reason) = &mut message.stop_reason {
+            let whole = matches!(reason, StopReason::Stop | StopReason::ToolUse);
+            let mut answered = false;
+            for (index, block) in self.blocks.iter_mut().enumerate() {
+                match block {
+                    Block::Output { unwrapper, empty, ended } => {
+                        answered = true;
+                        if *empty && whole {
+                            deltas.push(Delta::Extend { index, part: Part::Text("{}".to_owned()) });
+                        }
+                        rest(index, unwrapper.as_mut(), deltas);
+                        if std::mem::take(empty) && *ended {
+                            deltas.push(Delta::End { index });
+                        }
+                    }
+                    Block::Text(unwrapper) => rest(index, unwrapper.as_mut(), deltas),
+                    Block::Other => {}
+                }
+            }
+            if answered && !self.uses_tools && *reason == StopReason::ToolUse {
+                *reason = StopReason::Stop;
+            }
+            message.output_enforced |= self.reading.enforced;
+        }
+        deltas.push(Delta::Message(message));
+    }
+}
+
+fn unwrapped(unwrapper: Option<&mut Unwrapper>, text: String) -> String {
+    match unwrapper {
+        Some(unwrapper) => unwrapper.push(&text),
+        None => text,
+    }
+}
+
+fn rest(index: usize, unwrapper: Option<&mut Unwrapper>, deltas: &mut Vec<Delta>) {
+    let text = unwrapper.map(Unwrapper::finish).unwrap_or_default();
+    if !text.is_empty() {
+        deltas.push(Delta::Extend { index, part: Part::Text(text) });
+    }
+}
+
+impl<D: Decoder> Decoder for OutputDecoder<D> {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let decoded = self.inner.decode(frame, &mut self.fresh);
+        self.translate(deltas);
+        decoded
+    }
+
+    fn is_done(&self) -> bool {
+        self.inner.is_done()
+    }
+
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let ended = self.inner.end(&mut self.fresh);
+        self.translate(deltas);
+        ended
+    }
+}

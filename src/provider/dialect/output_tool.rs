@@ -1,0 +1,73 @@
+//! The output tool: where a service has no word for an output schema, a tool is declared whose input is the answer,
+//! and its use is demanded.
+//!
+//! If the model may use other tools too, the use of some tool is demanded: it calls those first, and the output tool
+//! last. An answer that uses both goes on with the application's tools; what it gave as output stays in it as
+//! text, and is asked for again in the next step.
+
+use crate::{
+    provider::{
+        OutputSchema, Request, ToolChoice,
+        dialect::{openai::schema_name, output::Reading, wrapping::wrapped},
+    },
+    tool::{Schema, SchemaTool, ToolSet},
+};
+
+const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
+
+/// The request with the output tool in place of its output schema. `forced` says whether the service can be told to
+/// have a tool used. Where no tools may be used, the output tool is the only one. `None` without an output schema, and where that can't be a tool's.
+pub(super) fn with_tool(request: &Request, forced: bool) -> Option<Request> {
+    let output = request.options.output.as_ref()?;
+    let (name, schema) = (name(request, output), schema(output)?);
+    let mut request = request.clone();
+    let choice = match request.options.tool_choice.take() {
+        Some(ToolChoice::None) if !forced => {
+            request.tools = ToolSet::new();
+            None
+        }
+        choice if !forced => choice,
+        Some(ToolChoice::Tool(other)) if request.tools.get(&other).is_some() => Some(ToolChoice::Tool(other)),
+        Some(ToolChoice::None) => Some(ToolChoice::Tool(name.clone())),
+        _ if request.tools.is_empty() => Some(ToolChoice::Tool(name.clone())),
+        _ => Some(ToolChoice::Required),
+    };
+    if choice != Some(ToolChoice::Tool(name.clone())) {
+        let mut system = request.system.as_deref().unwrap_or_default().to_owned();
+        if !system.is_empty() {
+            system.push_str("\n\n");
+        }
+        system.push_str("Give your final answer by calling the tool `");
+        system.push_str(&name);
+        system.push_str("`, and in no other way.");
+        request.system = Some(system.into());
+    }
+    request.options.tool_choice = choice;
+    request.options.output = None;
+    request.tools = request.tools.with(SchemaTool::new(name, DESCRIPTION, schema)).ok()?;
+    Some(request)
+}
+
+/// How an answer to [`with_tool`] is read.
+pub(super) fn reading(request: &Request) -> Reading {
+    let Some(output) = request.options.output.as_ref().filter(|output| schema(output).is_some()) else {
+        return Reading::default();
+    };
+    let wrapped = wrapped(output.schema.as_value()).is_some();
+    Reading { tool: Some(name(request, output)), wrapped, enforced: false }
+}
+
+/// A name that no other tool has.
+fn name(request: &Request, output: &OutputSchema) -> String {
+    let stem = schema_name(output);
+    let is_free = |name: &String| request.tools.get(name).is_none();
+    let others = (2..).map(|number| format!("{stem}_{number}"));
+    std::iter::once(stem.clone()).chain(others).find(is_free).unwrap_or(stem)
+}
+
+fn schema(output: &OutputSchema) -> Option<Schema> {
+    match wrapped(output.schema.as_value()) {
+        Some(object) => Schema::new(object).ok(),
+        None => output.schema.error().is_none().then(|| output.schema.clone()),
+    }
+}

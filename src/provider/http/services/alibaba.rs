@@ -1,0 +1,75 @@
+//! <https://www.alibabacloud.com/help/en/model-studio/compatibility-of-openai-with-dashscope>,
+//! <https://www.alibabacloud.com/help/en/model-studio/deep-thinking>,
+//! <https://www.alibabacloud.com/help/en/model-studio/qwen-structured-output>
+
+use super::{Endpoint, version};
+use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ThinkingField};
+
+/// Where Alibaba Cloud's Model Studio runs. Keys and models differ between regions.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AlibabaRegion {
+    /// Singapore.
+    #[default]
+    International,
+    /// Virginia.
+    UnitedStates,
+    /// Beijing.
+    China,
+    /// Hong Kong.
+    HongKong,
+}
+
+impl AlibabaRegion {
+    const fn base_url(self) -> &'static str {
+        match self {
+            Self::International => "https://dashscope-intl.aliyuncs.com/compatible-mode",
+            Self::UnitedStates => "https://dashscope-us.aliyuncs.com/compatible-mode",
+            Self::China => "https://dashscope.aliyuncs.com/compatible-mode",
+            Self::HongKong => "https://cn-hongkong.dashscope.aliyuncs.com/compatible-mode",
+        }
+    }
+}
+
+impl Endpoint {
+    /// Alibaba's international region, with the key from `DASHSCOPE_API_KEY`.
+    ///
+    /// Only some of its models take a `json_schema`, so that an output schema is asked for as a JSON object,
+    /// with the schema in the system prompt. While the model thinks, which it can't combine with that, it is the
+    /// input of a tool, which can't be forced then; and with models that take no tools it is said in the prompt
+    /// alone.
+    pub fn alibaba() -> Self {
+        Self::alibaba_in(AlibabaRegion::default())
+    }
+
+    /// Alibaba in one of its regions, with the key from `DASHSCOPE_API_KEY`.
+    pub fn alibaba_in(region: AlibabaRegion) -> Self {
+        let chat = ChatCompletions::default()
+            .with_output(OutputSupport::Object)
+            .with_files(Files::Images)
+            .with_metadata(false)
+            .with_model_rules(rules);
+        Self::custom("alibaba", region.base_url(), chat).with_key_variable("DASHSCOPE_API_KEY")
+    }
+}
+
+fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
+    let has = |word: &str| model.contains(word);
+    let chat = if has("qvq") || has("deepseek-r1") { chat.with_output(OutputSupport::None) } else { chat };
+    chat.with_thinking(if has("qwq") || has("qvq") || has("-thinking") || has("deepseek-r1") {
+        ThinkingField::Enable { off: false, unasked: true }
+    } else if has("-instruct") || has("coder") {
+        ThinkingField::None
+    } else {
+        ThinkingField::Enable { off: true, unasked: thinks_unasked(model) }
+    })
+}
+
+/// From Qwen 3.5 on, and the open models of Qwen 3, whose ids tell a size: `qwen3-32b`.
+fn thinks_unasked(model: &str) -> bool {
+    let is_size = |part: &str| {
+        part.strip_suffix('b').is_some_and(|size| size.starts_with(|first: char| first.is_ascii_digit()))
+    };
+    version(model, "qwen")
+        .is_some_and(|version| version >= (3, 5) || (version >= (3, 0) && model.split('-').any(is_size)))
+}

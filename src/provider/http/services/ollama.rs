@@ -1,0 +1,71 @@
+//! <https://docs.ollama.com/api> and <https://docs.ollama.com/cloud>
+
+use std::env;
+
+use super::Endpoint;
+use crate::provider::dialect::OllamaChat;
+
+/// Where Ollama listens unless told otherwise.
+const OLLAMA_PORT: u16 = 11434;
+/// The host of Ollama's own service.
+const OLLAMA_CLOUD: &str = "ollama.com";
+
+impl Endpoint {
+    /// An Ollama server of your own, where `OLLAMA_HOST` says, else on this machine. It is asked without a
+    /// key, unless it is given one.
+    pub fn ollama() -> Self {
+        Self::ollama_at(&env::var("OLLAMA_HOST").unwrap_or_default())
+    }
+
+    /// An Ollama server at `host`, written as Ollama itself reads it from `OLLAMA_HOST`: an address with or
+    /// without scheme, port and path, each of which has a default. An address that means every interface, as
+    /// servers are told to listen on, is taken for this machine. The key from `OLLAMA_API_KEY` goes to
+    /// Ollama's own service alone.
+    ///
+    /// Source: `envconfig.Host` in <https://github.com/ollama/ollama>.
+    pub fn ollama_at(host: &str) -> Self {
+        let base_url = ollama_url(host);
+        let endpoint = Self::custom("ollama", &*base_url, OllamaChat).with_version("/api");
+        match base_url.strip_prefix("https://").and_then(|rest| rest.split([':', '/']).next()) {
+            Some(OLLAMA_CLOUD) => endpoint.with_key_variable("OLLAMA_API_KEY"),
+            _ => endpoint,
+        }
+    }
+
+    /// Ollama's own service, with the key from `OLLAMA_API_KEY`.
+    pub fn ollama_cloud() -> Self {
+        Self::ollama_at("https://ollama.com").with_name("ollama-cloud")
+    }
+}
+
+fn ollama_url(host: &str) -> String {
+    let host = host.trim().trim_matches(['"', '\'']);
+    let (scheme, rest, port) = match host.split_once("://") {
+        Some(("http", rest)) => ("http", rest, 80),
+        Some(("https", rest)) => ("https", rest, 443),
+        Some((_, rest)) => ("http", rest, OLLAMA_PORT),
+        None if host.split(['/', ':']).next() == Some(OLLAMA_CLOUD) => ("https", host, 443),
+        None => ("http", host, OLLAMA_PORT),
+    };
+    let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
+    if address.contains('@') {
+        // Refused with the first request, rather than taken apart wrongly.
+        return format!("{scheme}://{rest}");
+    }
+    let (name, port) = match address.rsplit_once(':') {
+        // The colons of a bare IPv6 address are no port's.
+        Some((name, given)) if !name.contains(':') || name.ends_with(']') => {
+            (name, given.parse().unwrap_or(port))
+        }
+        _ => (address, port),
+    };
+    let name = match name {
+        "" | "0.0.0.0" => "127.0.0.1".to_owned(),
+        "[::]" | "::" => "[::1]".to_owned(),
+        name if name.contains(':') && !name.starts_with('[') => format!("[{name}]"),
+        name => name.to_owned(),
+    };
+    let path = path.trim_end_matches('/');
+    let slash = if path.is_empty() { "" } else { "/" };
+    format!("{scheme}://{name}:{port}{slash}{path}")
+}

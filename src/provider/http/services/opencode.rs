@@ -1,0 +1,41 @@
+//! <https://opencode.ai/docs/zen>
+
+use super::{Auth, Endpoint};
+use crate::provider::dialect::{
+    AnthropicMessages, ChatCompletions, Files, GoogleGemini, OpenAiResponses, ReasoningReturn,
+};
+
+impl Endpoint {
+    /// OpenCode Zen, with the key from `OPENCODE_API_KEY`.
+    ///
+    /// Each model is spoken to in the format of its maker: `claude-…` in Messages, `gpt-…` in Responses,
+    /// `gemini-…` in Gemini, all others in Chat Completions; the key goes where that format has it.
+    pub fn opencode() -> Self {
+        let chat =
+            ChatCompletions::default().with_files(Files::Images).with_metadata(false).with_model_rules(rules);
+        Self::custom("opencode", "https://opencode.ai/zen", chat)
+            .with_key_variable("OPENCODE_API_KEY")
+            .with_format_for(
+                |model| model.starts_with("claude-"),
+                AnthropicMessages,
+                Auth::Header("x-api-key".to_owned()),
+            )
+            .with_format_for(|model| model.starts_with("gpt-"), OpenAiResponses::openai(), Auth::Bearer)
+            .with_format_for(
+                |model| model.starts_with("gemini-"),
+                GoogleGemini,
+                Auth::Header("x-goog-api-key".to_owned()),
+            )
+    }
+}
+
+/// These models want their reasoning back, at their own services and so here.
+fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
+    if model.starts_with("kimi-") || model.starts_with("deepseek-") {
+        chat.with_reasoning(ReasoningReturn::ContentWithCalls)
+    } else if model.starts_with("glm-") {
+        chat.with_reasoning(ReasoningReturn::Content)
+    } else {
+        chat
+    }
+}

@@ -1,0 +1,115 @@
+//! That a conversation is this session's: a lease from the store, kept up beside the session for as long as it lives.
+
+mod keeper;
+
+use std::sync::{Arc, atomic::AtomicBool};
+
+use keeper::{Keeper, Order};
+use tokio::sync::{oneshot, watch};
+
+use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
+
+/// The ownership of one conversation. Dropped, it is given back, a moment later.
+pub(super) struct Tenure(Arc<Held>);
+
+/// What a session and its keeper know of a lease.
+pub(super) struct Held {
+    id: ConversationId,
+    /// The lease; or why it is lost, for good.
+    lease: watch::Sender<Result<Lease, StoreError>>,
+    /// Whether the session has given it back.
+    is_over: AtomicBool,
+    keeper: Arc<Keeper>,
+}
+
+impl Tenure {
+    /// Makes `owner` the owner of the conversation; `None` from a store that leaves ownership to versions.
+    ///
+    /// # Errors
+    ///
+    /// As [`Store::acquire`].
+    pub(super) async fn begin(
+        store: &Arc<dyn Store>,
+        id: &ConversationId,
+        owner: &Owner,
+    ) -> Result<Option<Self>, StoreError> {
+        let lease = store.acquire(id, owner).await?;
+        if lease.lasts.is_none() {
+            return Ok(None);
+        }
+        let keeper = Keeper::of(store)?;
+        let held = Arc::new(Held {
+            id: id.clone(),
+            lease: watch::Sender::new(Ok(lease)),
+            is_over: AtomicBool::new(false),
+            keeper,
+        });
+        held.keeper.send(Order::Keep(Arc::clone(&held)));
+        Ok(Some(Self(held)))
+    }
+
+    pub(super) fn held(&self) -> Arc<Held> {
+        Arc::clone(&self.0)
+    }
+
+    /// Waits until the conversation is lost to another, and tells why.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future changes nothing.
+    pub(super) async fn lost(&self) -> StoreError {
+        let mut lease = self.0.lease.subscribe();
+        loop {
+            if let Err(error) = &*lease.borrow_and_update() {
+                return error.clone();
+            }
+            // The sender is in `self`.
+            let _ = lease.changed().await;
+        }
+    }
+
+    /// Gives the conversation back.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not stop it.
+    pub(super) async fn end(self) {
+        let (reply, answer) = oneshot::channel();
+        self.0.keeper.send(Order::Release(Arc::clone(&self.0), Some(reply)));
+        // Told or not, the second word that `drop` says finds nothing to do.
+        let _ = answer.await;
+    }
+}
+
+impl Drop for Tenure {
+    fn drop(&mut self) {
+        self.0.keeper.send(Order::Release(Arc::clone(&self.0), None));
+    }
+}
+
+impl Held {
+    /// The lease to write under.
+    ///
+    /// # Errors
+    ///
+    /// Why the conversation is lost.
+    pub(super) fn lease(&self) -> Result<Lease, StoreError> {
+        self.lease.borrow().clone()
+    }
+
+    /// The lease to write under after the store has refused the one of `refused`: it ran out, which is set right if
+    /// nobody had the conversation meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// Why the conversation is lost; or that the store can't be reached.
+    pub(super) async fn lease_after(self: &Arc<Self>, refused: Epoch) -> Result<Lease, StoreError> {
+        let lease = self.lease()?;
+        if lease.epoch != refused {
+            return Ok(lease);
+        }
+        let (reply, answer) = oneshot::channel();
+        self.keeper.send(Order::Check(Arc::clone(self), refused, reply));
+        answer.await.unwrap_or_else(|_| Err(StoreError::LeaseLost { id: self.id.clone() }))
+    }
+}

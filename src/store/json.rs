@@ -1,0 +1,67 @@
+//! The JSON that stores keep: how deep it may be, and how it is read again.
+
+use serde::de::DeserializeOwned;
+
+use super::{ConversationId, StoreError};
+
+/// The deepest nesting that is written: twice what JSON from a model service can have, and far from what
+/// would exhaust the stack of a thread that reads it again.
+pub(super) const MAX_DEPTH: usize = 256;
+/// The nesting that `serde_json` reads without being told to.
+const PLAIN_DEPTH: usize = 127;
+
+/// The text of a value that belongs to this conversation. Fails if it could not be read again.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(super) fn encode(id: &ConversationId, value: &impl serde::Serialize) -> Result<String, StoreError> {
+    let text = serde_json::to_string(value).expect("messages and state have a JSON form");
+    check_depth(id, text.as_bytes())?;
+    Ok(text)
+}
+
+/// Fails if the JSON is nested too deep to be read again.
+pub(super) fn check_depth(id: &ConversationId, json: &[u8]) -> Result<(), StoreError> {
+    if depth(json) <= MAX_DEPTH {
+        return Ok(());
+    }
+    let problem = format!("its JSON is nested more than {MAX_DEPTH} levels deep");
+    Err(StoreError::Unstorable { id: id.clone(), problem })
+}
+
+/// Reads what was written, also where it is nested deeper than JSON readers take by default.
+pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    match serde_json::from_str(text) {
+        Err(_) if (PLAIN_DEPTH + 1..=MAX_DEPTH).contains(&depth(text.as_bytes())) => {
+            let mut deserializer = serde_json::Deserializer::from_str(text);
+            deserializer.disable_recursion_limit();
+            T::deserialize(&mut deserializer)
+        }
+        parsed => parsed,
+    }
+    .map_err(|error| error.to_string())
+}
+
+/// How deeply arrays and objects are nested in a JSON text.
+fn depth(json: &[u8]) -> usize {
+    let (mut depth, mut deepest) = (0_usize, 0);
+    let mut bytes = json.iter();
+    while let Some(byte) = bytes.next() {
+        match byte {
+            b'[' | b'{' => {
+                depth += 1;
+                deepest = deepest.max(depth);
+            }
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            b'"' => {
+                while let Some(byte) = bytes.next() {
+                    match byte {
+                        b'\\' => drop(bytes.next()),
+                        b'"' => break,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    deepest
+}

@@ -1,0 +1,398 @@
+//! Conversations in PostgreSQL (feature `postgres`).
+//!
+//! # Layout
+//!
+//! The store owns one schema of the database, by default `omni_agent`. It creates it and brings it up to date when it is
+//! opened; several processes may be started at once. The table `migrations` has the versions that were applied, now 1.
+//! A schema of a version yet to come is refused with [`StoreError::UnknownFormat`]. The user needs the right to create
+//! schemas in the database, or, where the schema is up to date, to use it and its tables.
+//!
+//! | table | a row for each |
+//! | --- | --- |
+//! | `conversations` | conversation: id, version, times, title (a JSON string), state (JSON text), head, owner |
+//! | `nodes` | message: as JSON `text`, exactly as it was written, and as `jsonb` for queries |
+//! | `cursors` | cursor |
+//! | `writes` | write, to know a repetition by |
+//!
+//! ```sql
+//! SELECT id, content -> 'content' FROM omni_agent.nodes
+//! WHERE content @> '{"content": [{"type": "tool_use", "name": "search"}]}';
+//! ```
+//!
+//! `nodes.content` is derived by the database, and null where `jsonb` refuses the text (U+0000) or where the text is longer
+//! than 256 KiB. The store itself reads the text alone.
+//!
+//! # Writes
+//!
+//! A write is one statement, which locks the conversation's row, compares version and lease, and writes. Only where
+//! that finds nothing to write to does a second one ask why. `synchronous_commit` is raised from `off` to `on`, so that
+//! what is acknowledged is on the server's disk.
+//!
+//! # Connections
+//!
+//! There is a pool of them, each with its prepared statements, and one more for leases. They are served, and all operations
+//! run, on two threads of the store's own. So an operation may be called on any runtime, and goes on when another is
+//! blocked. One whose connection breaks is repeated on another: writes are known by their ids, so nothing is written
+//! twice. When the database can't be reached, the error is [`StoreError::Unreachable`], and the next operation tries
+//! anew; [`StoreError::Busy`] says that a lock or a connection was not to be had in time.
+//!
+//! They rely on sessions (prepared statements, time limits): a pooler before the database has to keep a session for
+//! each connection.
+//!
+//! # Ownership
+//!
+//! Leases stand in the conversation's row and are measured by the database's clock. A write and a take-over lock the same
+//! row, so none slips past the other.
+
+mod error;
+mod lease;
+mod migrate;
+mod read;
+mod server;
+mod sql;
+mod tls;
+mod write;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use deadpool_postgres::Object;
+use futures_util::future::BoxFuture;
+
+use self::{
+    error::Fault,
+    server::{Lane, Limits, Server, Threads},
+};
+use super::{
+    Commit, ConversationId, Lease, Owner, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
+    Version, Write, WriteId, rows::Change,
+};
+
+/// Keeps conversations in PostgreSQL, for applications on many machines. Clones share everything.
+///
+/// The module's documentation has the layout.
+///
+/// ```no_run
+/// use omni_agent::store::{Page, PostgresStore, Store};
+///
+/// # async fn run() -> Result<(), omni_agent::store::StoreError> {
+/// let store = PostgresStore::open("postgres://ada@localhost/app").await?;
+/// for conversation in store.list(Page::default()).await? {
+///     println!("{} {}", conversation.id, conversation.title.as_deref().unwrap_or("untitled"));
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PostgresStore(Arc<Inner>);
+
+struct Inner {
+    server: Arc<Server>,
+    schema: String,
+    threads: Threads,
+}
+
+/// Opens a [`PostgresStore`] with settings of its own.
+#[derive(Clone)]
+pub struct PostgresStoreBuilder {
+    url: String,
+    schema: String,
+    certificates: Option<Vec<u8>>,
+    limits: Limits,
+}
+
+impl PostgresStoreBuilder {
+    /// The schema that holds the conversations; `omni_agent` if unset. Any name that PostgreSQL takes, up to 63 bytes; upper
+    /// and lower case are different.
+    pub fn schema(mut self, name: impl Into<String>) -> Self {
+        self.schema = name.into();
+        self
+    }
+
+    /// Connections for conversations; ten if unset, one at least. Leases have one more.
+    pub fn connections(mut self, number: usize) -> Self {
+        self.limits.connections = number.max(1);
+        self
+    }
+
+    /// How long to wait for a connection of the pool, when all are in use; five seconds if unset.
+    pub fn pool_wait(mut self, limit: Duration) -> Self {
+        self.limits.pool_wait = limit;
+        self
+    }
+
+    /// How long connecting to a host may take; five seconds if unset. `connect_timeout` in the URL goes before it.
+    pub fn connect_timeout(mut self, limit: Duration) -> Self {
+        self.limits.connect = limit;
+        self
+    }
+
+    /// How long to wait for a lock that another transaction holds; five seconds if unset. To the millisecond.
+    pub fn lock_wait(mut self, limit: Duration) -> Self {
+        self.limits.lock_wait = limit;
+        self
+    }
+
+    /// How long a statement may take, and a transaction may stand idle; 30 seconds if unset. To the millisecond. Should the
+    /// server not even end it, the connection is given up five seconds later.
+    pub fn statement_timeout(mut self, limit: Duration) -> Self {
+        self.limits.statement = limit;
+        self
+    }
+
+    /// How long a lease lasts that is not renewed; 30 seconds if unset, ten milliseconds at least.
+    pub fn lease(mut self, lasts: Duration) -> Self {
+        self.limits.lease = lasts.max(Duration::from_millis(10));
+        self
+    }
+
+    /// The certificates (PEM) to trust in place of those that the platform trusts, such as a provider's own root.
+    pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.certificates = Some(pem.into());
+        self
+    }
+
+    /// Opens the store: connects, and creates the schema or brings it up to date.
+    ///
+    /// # Errors
+    ///
+    /// As for [`PostgresStore::open`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may leave the schema, whole.
+    pub async fn open(self) -> Result<PostgresStore, StoreError> {
+        let Self { url, schema, certificates, limits } = self;
+        check_schema(&schema)?;
+        // libpq's names for checking the certificate, which is always done here.
+        let url = url.replace("sslmode=verify-full", "sslmode=require");
+        let url = url.replace("sslmode=verify-ca", "sslmode=require");
+        let config =
+            url.parse().map_err(|error| StoreError::failed("reading the PostgreSQL URL", InUrl(error)))?;
+        let tls = tls::connector(certificates.as_deref())?;
+        let server = Arc::new(Server::new(config, &tls, &schema, limits)?);
+        let threads = Threads::start()?;
+        let (migrated, name) = (Arc::clone(&server), schema.clone());
+        // Pools are of no runtime; the connections are of the one on which they are made.
+        threads.run(async move { migrated.migrate(&name).await }).await?;
+        Ok(PostgresStore(Arc::new(Inner { server, schema, threads })))
+    }
+}
+
+impl fmt::Debug for PostgresStoreBuilder {
+    // The URL may have a password in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStoreBuilder")
+            .field("schema", &self.schema)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("it is no `postgres://user:password@host:port/database` that can be understood")]
+struct InUrl(#[source] tokio_postgres::Error);
+
+fn check_schema(name: &str) -> Result<(), StoreError> {
+    /// Bytes that PostgreSQL keeps of a name; it cuts off the rest (its documentation, 4.1.1).
+    const LONGEST: usize = 63;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{0:?} can't be a schema's name: it has 1 to {LONGEST} bytes, none of them zero")]
+    struct Unusable(String);
+
+    if name.is_empty() || name.len() > LONGEST || name.contains('\0') {
+        return Err(StoreError::failed("choosing a schema", Unusable(name.to_owned())));
+    }
+    Ok(())
+}
+
+impl PostgresStore {
+    /// The store in this database, in the schema `omni_agent`.
+    ///
+    /// The URL is as for `libpq`: `postgres://user:password@host:port/database?sslmode=require`, or pairs of keys and values.
+    /// Several hosts may be named; the first that can be reached and takes writes is used. With TLS, certificate and
+    /// host name are always checked; without `sslmode`, it is used wherever the server has it, but not within the machine.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unreachable`], [`StoreError::Denied`], [`StoreError::UnknownFormat`], or what else the database
+    /// has against it. Neither these nor later errors show the password.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may leave the schema, whole.
+    pub async fn open(url: impl Into<String>) -> Result<Self, StoreError> {
+        Self::builder(url).open().await
+    }
+
+    /// Settings for a store in this database.
+    pub fn builder(url: impl Into<String>) -> PostgresStoreBuilder {
+        PostgresStoreBuilder {
+            url: url.into(),
+            schema: "omni_agent".to_owned(),
+            certificates: None,
+            limits: Limits {
+                connections: 10,
+                connect: Duration::from_secs(5),
+                pool_wait: Duration::from_secs(5),
+                lock_wait: Duration::from_secs(5),
+                statement: Duration::from_secs(30),
+                lease: Duration::from_secs(30),
+            },
+        }
+    }
+
+    /// The schema's name.
+    pub fn schema(&self) -> &str {
+        &self.0.schema
+    }
+
+    /// Runs an operation on the store's threads, to its end.
+    async fn run<T: Send + 'static>(
+        &self,
+        lane: Lane,
+        id: Option<&ConversationId>,
+        operation: impl for<'a> Fn(&'a Object, &'a Server) -> BoxFuture<'a, Result<T, Fault>>
+        + Send
+        + Sync
+        + 'static,
+    ) -> Result<T, StoreError> {
+        let (server, id) = (Arc::clone(&self.0.server), id.cloned());
+        self.0.threads.run(async move { server.run(lane, id.as_ref(), operation).await }).await
+    }
+}
+
+#[async_trait]
+impl Store for PostgresStore {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        let new = Arc::new((id.clone(), state.clone()));
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let new = Arc::clone(&new);
+            Box::pin(async move { write::create(connection, server, &new.0, write, &new.1).await })
+        })
+        .await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        let (turn, write) = (Arc::new((id.clone(), commit.clone())), *write);
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let turn = Arc::clone(&turn);
+            Box::pin(async move {
+                // Encoded here, where it holds up no thread of the application.
+                let change = Change::of_commit(&turn.0, turn.1.clone())?;
+                write::change(connection, server, &turn.0, &write, &change).await
+            })
+        })
+        .await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        let (new, write) = (Arc::new((id.clone(), change.clone())), *write);
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let new = Arc::clone(&new);
+            Box::pin(async move {
+                let change = Change::of_state(&new.0, new.1.clone())?;
+                write::change(connection, server, &new.0, &write, &change).await
+            })
+        })
+        .await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        let named = id.clone();
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let id = named.clone();
+            Box::pin(async move { read::load(connection, server, &id).await })
+        })
+        .await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        let named = id.clone();
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let id = named.clone();
+            Box::pin(async move { read::summary(connection, server, &id).await })
+        })
+        .await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.run(Lane::Conversations, None, move |connection, server| {
+            Box::pin(read::list(connection, server, page))
+        })
+        .await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        let named = id.clone();
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let id = named.clone();
+            Box::pin(async move { write::delete(connection, server, &id).await })
+        })
+        .await
+    }
+
+    async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
+        let claim = Arc::new((id.clone(), owner.clone()));
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let claim = Arc::clone(&claim);
+            Box::pin(async move { lease::acquire(connection, server, &claim.0, &claim.1).await })
+        })
+        .await
+    }
+
+    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
+        let held = Arc::new((id.clone(), lease.clone()));
+        self.run(Lane::Leases, Some(id), move |connection, server| {
+            let held = Arc::clone(&held);
+            Box::pin(async move {
+                lease::renew(connection, server, &held.0, &held.1).await?;
+                Ok(held.1.clone())
+            })
+        })
+        .await
+    }
+
+    async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
+        let leases: Arc<[_]> = leases.into();
+        self.run(Lane::Leases, None, move |connection, server| {
+            let leases = Arc::clone(&leases);
+            Box::pin(async move { lease::renew_all(connection, server, &leases).await })
+        })
+        .await
+    }
+
+    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        let held = Arc::new((id.clone(), lease.clone()));
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let held = Arc::clone(&held);
+            Box::pin(async move { lease::release(connection, server, &held.0, &held.1).await })
+        })
+        .await
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("database", &self.0.server.place)
+            .field("schema", &self.0.schema)
+            .finish_non_exhaustive()
+    }
+}

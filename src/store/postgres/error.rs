@@ -1,0 +1,166 @@
+//! What the database's errors mean.
+
+use std::{error::Error, fmt, sync::Arc};
+
+use deadpool_postgres::{HookError, PoolError, TimeoutType};
+use tokio_postgres::error::SqlState;
+
+use super::server::Limits;
+use crate::store::{ConversationId, StoreError};
+
+/// What goes wrong in an operation.
+pub(super) enum Fault {
+    Database(tokio_postgres::Error),
+    Store(StoreError),
+}
+
+impl From<tokio_postgres::Error> for Fault {
+    fn from(error: tokio_postgres::Error) -> Self {
+        Self::Database(error)
+    }
+}
+
+impl From<StoreError> for Fault {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+/// Whether the same operation may go through at once: on another connection, or after whom it stood against.
+pub(super) enum Remedy {
+    /// The connection is of no more use. Another may do.
+    Reconnect,
+    /// The transaction was chosen to give way to another.
+    Again,
+    None,
+}
+
+pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
+    let Some(code) = error.code() else {
+        // The connection ended, or what came over it makes no sense.
+        return if error.is_closed() || io(error) { Remedy::Reconnect } else { Remedy::None };
+    };
+    match *code {
+        SqlState::ADMIN_SHUTDOWN
+        | SqlState::CRASH_SHUTDOWN
+        | SqlState::CANNOT_CONNECT_NOW
+        | SqlState::DATABASE_DROPPED
+        | SqlState::IDLE_SESSION_TIMEOUT
+        | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
+        // A server that another has taken over from; or a plan from before a migration.
+        | SqlState::READ_ONLY_SQL_TRANSACTION
+        | SqlState::FEATURE_NOT_SUPPORTED => Remedy::Reconnect,
+        SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Remedy::Again,
+        _ if code.code().starts_with("08") => Remedy::Reconnect,
+        _ => Remedy::None,
+    }
+}
+
+fn io(error: &tokio_postgres::Error) -> bool {
+    error.source().is_some_and(<dyn Error>::is::<std::io::Error>)
+}
+
+/// The error of an operation at this place, for this conversation if it is about one.
+pub(super) fn failed(
+    place: &str,
+    limits: &Limits,
+    id: Option<&ConversationId>,
+    error: tokio_postgres::Error,
+) -> StoreError {
+    let place = place.to_owned();
+    let Some(code) = error.code().cloned() else {
+        let lost = error.is_closed() || io(&error) || error.to_string().contains("connecting");
+        let source: Arc<dyn Error + Send + Sync> = Arc::new(error);
+        return if lost {
+            StoreError::Unreachable { place, source }
+        } else {
+            StoreError::Failed { action: format!("speaking to {place}"), source }
+        };
+    };
+    let class = code.code().get(..2).unwrap_or_default().to_owned();
+    let of = |what: &str| match id {
+        Some(id) => format!("{what} conversation {id} in {place}"),
+        None => format!("{what} {place}"),
+    };
+    let busy = || id.map_or_else(|| place.clone(), |id| format!("conversation {id} in {place}"));
+    match (code, class.as_str()) {
+        (SqlState::LOCK_NOT_AVAILABLE, _) => StoreError::Busy { place: busy(), waited: limits.lock_wait },
+        (SqlState::QUERY_CANCELED, _) => StoreError::Busy { place: busy(), waited: limits.statement },
+        (SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED, _) => {
+            StoreError::Busy { place: busy(), waited: std::time::Duration::ZERO }
+        }
+        (SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY, _) => {
+            StoreError::Full { place, source: Arc::new(error) }
+        }
+        (SqlState::INSUFFICIENT_PRIVILEGE | SqlState::READ_ONLY_SQL_TRANSACTION, _) | (_, "28") => {
+            StoreError::Denied { place, source: Arc::new(error) }
+        }
+        // Connections; no such database; too many clients; shutting down or starting; schema or tables gone.
+        (
+            SqlState::UNDEFINED_TABLE
+            | SqlState::INVALID_SCHEMA_NAME
+            | SqlState::TOO_MANY_CONNECTIONS
+            | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
+            _,
+        )
+        | (_, "08" | "3D" | "57") => StoreError::Unreachable { place, source: Arc::new(error) },
+        // Text that the database's encoding lacks, U+0000 in an owner's name; limits of the database.
+        (SqlState::CHARACTER_NOT_IN_REPERTOIRE | SqlState::UNTRANSLATABLE_CHARACTER, _) | (_, "54")
+            if id.is_some() =>
+        {
+            let problem =
+                error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned());
+            match id {
+                Some(id) => StoreError::Unstorable { id: id.clone(), problem },
+                None => StoreError::failed(of("using"), error),
+            }
+        }
+        _ => StoreError::failed(of("using"), error),
+    }
+}
+
+/// Why there is no connection.
+pub(super) fn no_connection(place: &str, limits: &Limits, error: PoolError) -> StoreError {
+    let unreachable = |why: &str| StoreError::Unreachable {
+        place: place.to_owned(),
+        source: Arc::new(Silence(why.to_owned())),
+    };
+    match error {
+        PoolError::Timeout(TimeoutType::Wait) => StoreError::Busy {
+            place: format!("the pool of {} connections to {place}", limits.connections),
+            waited: limits.pool_wait,
+        },
+        PoolError::Timeout(_) | PoolError::PostCreateHook(HookError::Message(_)) => {
+            unreachable(&format!("no connection came about in {:?}", limits.connect))
+        }
+        PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => {
+            match failed(place, limits, None, error) {
+                // Whatever else it is: there is no connection.
+                StoreError::Failed { source, .. } => {
+                    StoreError::Unreachable { place: place.to_owned(), source }
+                }
+                error => error,
+            }
+        }
+        error @ (PoolError::Closed | PoolError::NoRuntimeSpecified) => {
+            StoreError::failed(format!("connecting to {place}"), error)
+        }
+    }
+}
+
+/// Nothing was heard from the database for so long that the connection was given up.
+pub(super) fn silent(place: &str, limits: &Limits) -> StoreError {
+    let why = format!("it did not answer in {:?}", limits.answer());
+    StoreError::Unreachable { place: place.to_owned(), source: Arc::new(Silence(why)) }
+}
+
+#[derive(Debug)]
+struct Silence(String);
+
+impl fmt::Display for Silence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl Error for Silence {}

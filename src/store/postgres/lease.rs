@@ -1,0 +1,79 @@
+//! Leases, by the database's clock.
+
+use deadpool_postgres::Object;
+
+use super::{
+    error::Fault,
+    read,
+    server::Server,
+    write::{TRIES, restless},
+};
+use crate::store::{ConversationId, Epoch, Lease, Owner, StoreError};
+
+pub(super) async fn acquire(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    owner: &Owner,
+) -> Result<Lease, Fault> {
+    let lasts = server.limits.lease;
+    for _ in 0..TRIES {
+        let acquire = connection.prepare_cached(&server.sql.acquire).await?;
+        let acquired = connection
+            .query_opt(&acquire, &[&id.as_str(), &owner.name, &owner.address, &lasts.as_secs_f64()])
+            .await?;
+        if let Some(row) = acquired {
+            return Ok(Lease::lasting(Epoch(row.try_get::<_, i64>(0)?.cast_unsigned()), lasts));
+        }
+        let other = connection.prepare_cached(&server.sql.owner).await?;
+        let row = connection.query_opt(&other, &[&id.as_str()]).await?;
+        let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+        // Nobody, if the lease ran out or was released just now.
+        if let Some(owner) = read::owner(&row, 0)? {
+            return Err(StoreError::Owned { id: id.clone(), owner }.into());
+        }
+    }
+    Err(restless(id).into())
+}
+
+pub(super) async fn renew(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    lease: &Lease,
+) -> Result<(), Fault> {
+    let lasts = lease.lasts.unwrap_or(server.limits.lease);
+    let renew = connection.prepare_cached(&server.sql.renew).await?;
+    let epoch = lease.epoch.0.cast_signed();
+    match connection.execute(&renew, &[&id.as_str(), &epoch, &lasts.as_secs_f64()]).await? {
+        0 => Err(StoreError::LeaseLost { id: id.clone() }.into()),
+        _ => Ok(()),
+    }
+}
+
+pub(super) async fn renew_all(
+    connection: &Object,
+    server: &Server,
+    leases: &[(ConversationId, Lease)],
+) -> Result<Vec<ConversationId>, Fault> {
+    let ids: Vec<_> = leases.iter().map(|(id, _)| id.as_str()).collect();
+    let epochs: Vec<_> = leases.iter().map(|(_, lease)| lease.epoch.0.cast_signed()).collect();
+    let lasts: Vec<_> =
+        leases.iter().map(|(_, lease)| lease.lasts.unwrap_or(server.limits.lease).as_secs_f64()).collect();
+    let renew = connection.prepare_cached(&server.sql.renew_all).await?;
+    let lost = connection.query(&renew, &[&ids, &epochs, &lasts]).await?;
+    let lost = lost.iter().map(|row| row.try_get::<_, &str>(0)).collect::<Result<Vec<_>, _>>()?;
+    let named = leases.iter().map(|(id, _)| id).filter(|id| lost.contains(&id.as_str()));
+    Ok(named.cloned().collect())
+}
+
+pub(super) async fn release(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    lease: &Lease,
+) -> Result<(), Fault> {
+    let release = connection.prepare_cached(&server.sql.release).await?;
+    connection.execute(&release, &[&id.as_str(), &lease.epoch.0.cast_signed()]).await?;
+    Ok(())
+}

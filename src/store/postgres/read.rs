@@ -1,0 +1,103 @@
+//! Reading.
+
+use std::time::SystemTime;
+
+use deadpool_postgres::Object;
+use futures_util::future::join5;
+use tokio_postgres::Row;
+
+use super::{error::Fault, server::Server};
+use crate::{
+    message::Timestamp,
+    store::{
+        ConversationId, Owner, Page, StoreError, Stored, Summary, Version, json,
+        rows::{Origin, count, node_id},
+    },
+};
+
+/// Reads a conversation in one transaction, so that all of it is of one moment, and in one round trip.
+pub(super) async fn load(connection: &Object, server: &Server, id: &ConversationId) -> Result<Stored, Fault> {
+    let conversation = connection.prepare_cached(&server.sql.conversation).await?;
+    let nodes = connection.prepare_cached(&server.sql.nodes).await?;
+    let cursors = connection.prepare_cached(&server.sql.cursors).await?;
+    let name = id.as_str();
+    let params: [&(dyn tokio_postgres::types::ToSql + Sync); 1] = [&name];
+    // They are sent in this order, without waiting for one another.
+    let (begun, conversation, nodes, cursors, ended) = join5(
+        connection.batch_execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"),
+        connection.query_opt(&conversation, &params),
+        connection.query(&nodes, &params),
+        connection.query(&cursors, &params),
+        connection.batch_execute("COMMIT"),
+    )
+    .await;
+    begun?;
+    let (row, nodes, cursors) = (conversation?, nodes?, cursors?);
+    ended?;
+
+    let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+    let origin = Origin { id, place: &server.place };
+    let title = title(&row, 3, &origin)?;
+    let version = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
+    let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title)?);
+    stored.updated = time(&row, 2)?;
+    stored.head = row.try_get::<_, Option<i64>>(5)?.and_then(node_id);
+    stored.nodes.reserve(nodes.len());
+    for row in nodes {
+        let (number, parent) = (row.try_get(0)?, row.try_get(1)?);
+        stored.nodes.push(origin.node(number, parent, row.try_get(2)?, row.try_get(3)?)?);
+    }
+    for row in cursors {
+        stored.cursors.extend([origin.cursor(row.try_get(0)?, row.try_get(1)?)?]);
+    }
+    Ok(stored)
+}
+
+pub(super) async fn summary(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+) -> Result<Summary, Fault> {
+    let summary = connection.prepare_cached(&server.sql.summary).await?;
+    let row = connection.query_opt(&summary, &[&id.as_str()]).await?;
+    summarise(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &server.place)
+}
+
+pub(super) async fn list(connection: &Object, server: &Server, page: Page) -> Result<Vec<Summary>, Fault> {
+    let list = connection.prepare_cached(&server.sql.list).await?;
+    let rows = connection.query(&list, &[&count(page.limit), &count(page.offset)]).await?;
+    rows.iter().map(|row| summarise(row, &server.place)).collect()
+}
+
+fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
+    let id = ConversationId::new(row.try_get::<_, &str>(0)?).map_err(|error| {
+        StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
+    })?;
+    let version = Version::new(row.try_get::<_, i64>(1)?.cast_unsigned());
+    let title = title(row, 4, &Origin { id: &id, place })?;
+    Ok(Summary {
+        updated: time(row, 3)?,
+        title,
+        owner: owner(row, 5)?,
+        ..Summary::new(id, version, time(row, 2)?)
+    })
+}
+
+/// The owner whose name is in this column, and whose address in the next.
+pub(super) fn owner(row: &Row, column: usize) -> Result<Option<Owner>, Fault> {
+    let name: Option<String> = row.try_get(column)?;
+    let address: Option<String> = row.try_get(column + 1)?;
+    Ok(name.map(|name| Owner { address, ..Owner::new(name) }))
+}
+
+fn title(row: &Row, column: usize, origin: &Origin<'_>) -> Result<Option<String>, Fault> {
+    let title: Option<&str> = row.try_get(column)?;
+    let title = title.map(|title| json::parse(title).map_err(|problem| origin.damaged("the title", problem)));
+    Ok(title.transpose()?)
+}
+
+fn time(row: &Row, column: usize) -> Result<Timestamp, Fault> {
+    let time: SystemTime = row.try_get(column)?;
+    let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Ok(Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+}

@@ -1,0 +1,303 @@
+//! The database: connections, the threads that serve them, and operations that take one.
+
+use std::time::Duration;
+
+use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use futures_util::future::BoxFuture;
+use tokio::{runtime, time::timeout};
+use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::{
+    error::{Fault, Remedy, failed, no_connection, remedy, silent},
+    migrate::{is_current, migrate},
+    sql::Sql,
+};
+use crate::store::{ConversationId, StoreError};
+
+/// How long things may take, and how many there are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) connections: usize,
+    /// For connecting to one host, until the pool is made; then for connecting at all.
+    pub(super) connect: Duration,
+    pub(super) pool_wait: Duration,
+    pub(super) lock_wait: Duration,
+    pub(super) statement: Duration,
+    pub(super) lease: Duration,
+}
+
+impl Limits {
+    /// How long to wait for an answer. The server gives statements up before that; so this tells that there is none.
+    pub(super) fn answer(&self) -> Duration {
+        self.statement.saturating_add(Duration::from_secs(5))
+    }
+}
+
+/// Which connections an operation takes.
+#[derive(Clone, Copy)]
+pub(super) enum Lane {
+    Conversations,
+    /// Renewals have a connection of their own: what goes on with conversations, and waits for them, must not make
+    /// owners lose theirs.
+    Leases,
+}
+
+pub(super) struct Server {
+    /// Host, port and database.
+    pub(super) place: String,
+    pub(super) limits: Limits,
+    pub(super) sql: Sql,
+    conversations: Pool,
+    leases: Pool,
+}
+
+/// Tries of an operation. What can't be told from having happened is repeated too: each operation is such that this is
+/// safe, writes by their id.
+const TRIES: usize = 3;
+
+impl Server {
+    /// Connects to nothing yet.
+    pub(super) fn new(
+        mut config: tokio_postgres::Config,
+        tls: &MakeRustlsConnect,
+        schema: &str,
+        limits: Limits,
+    ) -> Result<Self, StoreError> {
+        let place = place(&config);
+        complete(&mut config, limits);
+        let limits = Limits { connect: connecting(&config, limits), ..limits };
+        let pool = |connections| {
+            let manager = Manager::from_config(
+                config.clone(),
+                tls.clone(),
+                // A connection that has ended is seen without asking.
+                ManagerConfig { recycling_method: RecyclingMethod::Fast },
+            );
+            let setup = setup(limits);
+            Pool::builder(manager)
+                .max_size(connections)
+                .runtime(Runtime::Tokio1)
+                .wait_timeout(Some(limits.pool_wait))
+                .create_timeout(Some(limits.connect))
+                .post_create(Hook::async_fn(move |client, _| {
+                    let setup = setup.clone();
+                    // The pool's time for connecting is over by now.
+                    Box::pin(async move {
+                        match timeout(limits.connect, client.batch_execute(&setup)).await {
+                            Ok(done) => done.map_err(HookError::Backend),
+                            Err(_) => Err(HookError::message("no answer")),
+                        }
+                    })
+                }))
+                .build()
+                .map_err(|error| StoreError::failed("making a pool of connections", error))
+        };
+        let (conversations, leases) = (pool(limits.connections)?, pool(1)?);
+        Ok(Self { place, limits, sql: Sql::new(schema), conversations, leases })
+    }
+
+    /// Takes a connection and does something with it, again on another if the first one breaks.
+    pub(super) async fn run<T>(
+        &self,
+        lane: Lane,
+        id: Option<&ConversationId>,
+        operation: impl for<'a> Fn(&'a Object, &'a Self) -> BoxFuture<'a, Result<T, Fault>>,
+    ) -> Result<T, StoreError> {
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let connection = self.connection(lane).await?;
+            let Ok(done) = timeout(self.limits.answer(), operation(&connection, self)).await else {
+                discard(connection);
+                return Err(silent(&self.place, &self.limits));
+            };
+            let error = match done {
+                Ok(done) => return Ok(done),
+                Err(Fault::Store(error)) => return Err(error),
+                Err(Fault::Database(error)) => error,
+            };
+            let again = match remedy(&error) {
+                Remedy::Reconnect => {
+                    discard(connection);
+                    true
+                }
+                Remedy::Again => true,
+                Remedy::None => false,
+            };
+            if !again || tries == TRIES {
+                return Err(failed(&self.place, &self.limits, id, error));
+            }
+        }
+    }
+
+    /// Creates the schema, or brings it up to date, however long it takes.
+    pub(super) async fn migrate(&self, schema: &str) -> Result<(), StoreError> {
+        let connection = self.connection(Lane::Conversations).await?;
+        // Only migrating itself may take its time.
+        let looked = timeout(self.limits.answer(), is_current(&connection, schema, &self.place)).await;
+        let done = match looked {
+            Ok(Ok(true)) => return Ok(()),
+            Ok(Ok(false)) => migrate(&connection, schema, &self.place).await,
+            Ok(Err(fault)) => Err(fault),
+            Err(_) => Err(silent(&self.place, &self.limits).into()),
+        };
+        done.map_err(|fault| {
+            discard(connection);
+            match fault {
+                Fault::Store(error) => error,
+                Fault::Database(error) => failed(&self.place, &self.limits, None, error),
+            }
+        })
+    }
+
+    async fn connection(&self, lane: Lane) -> Result<Object, StoreError> {
+        let pool = match lane {
+            Lane::Conversations => &self.conversations,
+            Lane::Leases => &self.leases,
+        };
+        pool.get().await.map_err(|error| no_connection(&self.place, &self.limits, error))
+    }
+}
+
+/// Ends a connection: nobody knows what is still to come over it.
+fn discard(connection: Object) {
+    drop(Object::take(connection));
+}
+
+/// What is sent first over a new connection.
+fn setup(limits: Limits) -> String {
+    let millis = |limit: Duration| limit.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
+    let (statement, lock) = (millis(limits.statement), millis(limits.lock_wait));
+    format!(
+        "SET statement_timeout = {statement};
+         SET lock_timeout = {lock};
+         SET idle_in_transaction_session_timeout = {statement};
+         SET default_transaction_isolation = 'read committed';
+         SELECT set_config('synchronous_commit', 'on', false)
+         WHERE current_setting('synchronous_commit') = 'off'"
+    )
+}
+
+/// What the user left open.
+fn complete(config: &mut tokio_postgres::Config, limits: Limits) {
+    if config.get_application_name().is_none() {
+        config.application_name("omni-agent");
+    }
+    if config.get_connect_timeout().is_none() {
+        config.connect_timeout(limits.connect);
+    }
+    if config.get_tcp_user_timeout().is_none() {
+        config.tcp_user_timeout(limits.answer());
+    }
+    config.keepalives_idle(Duration::from_secs(30));
+    // Of several hosts, the one that takes writes.
+    if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
+        config.target_session_attrs(TargetSessionAttrs::ReadWrite);
+    }
+    // Nobody listens between this machine and itself, and databases that are set up there have no certificate that
+    // could be checked.
+    if config.get_ssl_mode() == SslMode::Prefer && config.get_hosts().iter().all(is_local) {
+        config.ssl_mode(SslMode::Disable);
+    }
+}
+
+/// How long connecting may take: the time that each host has, for all of them.
+fn connecting(config: &tokio_postgres::Config, limits: Limits) -> Duration {
+    let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).max(1);
+    config.get_connect_timeout().copied().unwrap_or(limits.connect).saturating_mul(hosts)
+}
+
+fn is_local(host: &Host) -> bool {
+    match host {
+        Host::Tcp(name) => {
+            name == "localhost" || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
+        }
+        #[cfg(unix)]
+        Host::Unix(_) => true,
+    }
+}
+
+/// Where the database is, for errors: never with the password.
+fn place(config: &tokio_postgres::Config) -> String {
+    let ports = config.get_ports();
+    let hosts = config.get_hosts().iter().enumerate().map(|(at, host)| {
+        let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+        match host {
+            Host::Tcp(name) => format!("{name}:{port}"),
+            #[cfg(unix)]
+            Host::Unix(folder) => format!("{}:{port}", folder.display()),
+        }
+    });
+    let hosts: Vec<_> = hosts.collect();
+    let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
+    format!("the PostgreSQL database {database:?} at {}", hosts.join(", "))
+}
+
+/// Threads on which connections are served and operations run, apart from the application's runtime: they go on when
+/// that one is blocked, and are the same whichever runtime an operation is called on.
+pub(super) struct Threads(Option<runtime::Runtime>);
+
+impl Threads {
+    pub(super) fn start() -> Result<Self, StoreError> {
+        let runtime = runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .thread_name("postgres-store")
+            .enable_all()
+            .build()
+            .map_err(|error| StoreError::failed("starting threads for PostgreSQL", error))?;
+        Ok(Self(Some(runtime)))
+    }
+
+    /// Runs an operation to its end, whether or not anybody still waits for it.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let runtime = self.0.as_ref().expect("it is there until it is dropped");
+        match runtime.spawn(operation).await {
+            Ok(done) => done,
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                Err(error) => Err(StoreError::failed("using a store that is being dropped", error)),
+            },
+        }
+    }
+}
+
+impl Drop for Threads {
+    fn drop(&mut self) {
+        // Waits for nothing, and so may be done anywhere.
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connecting_has_the_time_of_all_hosts() {
+        let second = Duration::from_secs(1);
+        let limits = Limits {
+            connections: 1,
+            connect: second * 5,
+            pool_wait: second,
+            lock_wait: second,
+            statement: second,
+            lease: second,
+        };
+        for (url, seconds) in [
+            ("postgres://a/db", 5),
+            ("postgres://a,b/db", 10),
+            ("postgres://a,b,c/db?connect_timeout=7", 21),
+            ("postgres://a/db?connect_timeout=0", 5),
+        ] {
+            let mut config = url.parse().expect("a URL");
+            complete(&mut config, limits);
+            assert_eq!(connecting(&config, limits), second * seconds, "{url}");
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The statements. Times are the database's, to the millisecond where they are shown.
+
+/// The statements for one schema.
+pub(super) struct Sql {
+    pub(super) create: String,
+    pub(super) created_by: String,
+    pub(super) write: String,
+    pub(super) examine: String,
+    pub(super) conversation: String,
+    pub(super) nodes: String,
+    pub(super) cursors: String,
+    pub(super) summary: String,
+    pub(super) list: String,
+    pub(super) delete: String,
+    pub(super) acquire: String,
+    pub(super) owner: String,
+    pub(super) renew: String,
+    pub(super) renew_all: String,
+    pub(super) release: String,
+}
+
+const CREATE: &str = "
+WITH created AS (
+    INSERT INTO {schema}.conversations (id, version, created, updated, title, state, epoch)
+    SELECT $1::text, $2::bigint, moment, moment, $3::text, $4::text, $2
+    FROM (SELECT date_trunc('milliseconds', clock_timestamp())) AS clock (moment)
+    ON CONFLICT (id) DO NOTHING RETURNING key
+), named AS (
+    INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $2, $5::bytea FROM created
+)
+SELECT key FROM created";
+
+const CREATED_BY: &str = "
+SELECT version, write FROM {schema}.writes
+WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)
+ORDER BY version LIMIT 1";
+
+/// All of a write in one statement: the row is locked, and its version and lease are looked at under the lock.
+const WRITE: &str = "
+WITH written AS (
+    UPDATE {schema}.conversations SET version = $3,
+        updated = greatest(updated, date_trunc('milliseconds', clock_timestamp())),
+        head = CASE WHEN $6 THEN $7 ELSE head END,
+        title = CASE WHEN $8 THEN $9 ELSE title END,
+        state = coalesce($10, state)
+    WHERE id = $1 AND version = $2
+        AND ($5::bigint IS NULL OR epoch = $5 AND owner IS NOT NULL AND expires > clock_timestamp())
+    RETURNING key
+), named AS (
+    INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
+), added AS (
+    INSERT INTO {schema}.nodes (conversation, version, place, id, parent, message, usage)
+    SELECT key, $3, place, id, parent, message, usage
+    FROM written, unnest($11::bigint[], $12::bigint[], $13::text[], $14::text[])
+        WITH ORDINALITY AS node (id, parent, message, usage, place)
+), moved AS (
+    INSERT INTO {schema}.cursors (conversation, node, child)
+    SELECT key, node, child FROM written, unnest($15::bigint[], $16::bigint[]) AS cursor (node, child)
+    ON CONFLICT (conversation, node) DO UPDATE SET child = excluded.child
+)
+SELECT key FROM written";
+
+/// Why a write found nothing to write to.
+const EXAMINE: &str = "
+SELECT version, epoch = $3 AND owner IS NOT NULL AND expires > clock_timestamp(),
+    (SELECT write FROM {schema}.writes WHERE conversation = key AND writes.version = $2)
+FROM {schema}.conversations WHERE id = $1";
+
+const CONVERSATION: &str =
+    "SELECT version, created, updated, title, state, head FROM {schema}.conversations WHERE id = $1";
+
+const NODES: &str = "
+SELECT id, parent, message, usage FROM {schema}.nodes
+WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1) ORDER BY version, place";
+
+const CURSORS: &str = "
+SELECT node, child FROM {schema}.cursors
+WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)";
+
+const SUMMARY: &str = "
+SELECT id, version, created, updated, title,
+    CASE WHEN expires > clock_timestamp() THEN owner END, owner_address
+FROM {schema}.conversations";
+
+const ACQUIRE: &str = "
+UPDATE {schema}.conversations SET epoch = epoch + 1, owner = $2, owner_address = $3,
+    expires = clock_timestamp() + make_interval(secs => $4)
+WHERE id = $1 AND (owner IS NULL OR owner = $2 OR expires <= clock_timestamp())
+RETURNING epoch";
+
+const OWNER: &str = "
+SELECT CASE WHEN expires > clock_timestamp() THEN owner END, owner_address
+FROM {schema}.conversations WHERE id = $1";
+
+/// A lease that ran out while nobody else came goes on: its epoch says so.
+const RENEW: &str = "
+UPDATE {schema}.conversations SET expires = clock_timestamp() + make_interval(secs => $3)
+WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL";
+
+/// A row that is locked is left for the next time: one transaction that hangs must not cost all other leases.
+const RENEW_ALL: &str = "
+WITH wanted AS (
+    SELECT id, epoch, lasts FROM unnest($1::text[], $2::bigint[], $3::float8[]) AS lease (id, epoch, lasts)
+), held AS (
+    SELECT key, lasts FROM wanted JOIN {schema}.conversations AS held USING (id)
+    WHERE held.epoch = wanted.epoch AND owner IS NOT NULL
+    ORDER BY key FOR NO KEY UPDATE OF held SKIP LOCKED
+), renewed AS (
+    UPDATE {schema}.conversations AS renewed SET expires = clock_timestamp() + make_interval(secs => lasts)
+    FROM held WHERE renewed.key = held.key
+)
+SELECT id FROM wanted WHERE NOT EXISTS (
+    SELECT FROM {schema}.conversations AS held WHERE held.id = wanted.id AND held.epoch = wanted.epoch
+        AND owner IS NOT NULL
+)";
+
+const RELEASE: &str = "
+UPDATE {schema}.conversations SET owner = NULL, owner_address = NULL, expires = '-infinity'
+WHERE id = $1 AND epoch = $2";
+
+impl Sql {
+    /// The statements for the schema of this name.
+    pub(super) fn new(schema: &str) -> Self {
+        let quoted = quote(schema);
+        let sql = |template: &str| template.replace("{schema}", &quoted);
+        Self {
+            create: sql(CREATE),
+            created_by: sql(CREATED_BY),
+            write: sql(WRITE),
+            examine: sql(EXAMINE),
+            conversation: sql(CONVERSATION),
+            nodes: sql(NODES),
+            cursors: sql(CURSORS),
+            summary: sql(SUMMARY) + " WHERE id = $1",
+            list: sql(SUMMARY) + " ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
+            delete: sql("DELETE FROM {schema}.conversations WHERE id = $1"),
+            acquire: sql(ACQUIRE),
+            owner: sql(OWNER),
+            renew: sql(RENEW),
+            renew_all: sql(RENEW_ALL),
+            release: sql(RELEASE),
+        }
+    }
+}
+
+/// The name as an identifier: in quotes, which are doubled inside (PostgreSQL's documentation, 4.1.1).
+pub(super) fn quote(name: &str) -> String {
+    format!("\"{}\"", name.replace('"', "\"\""))
+}

@@ -1,0 +1,154 @@
+//! Writes: each one statement, and a second one to say why it found nothing to write to.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use deadpool_postgres::Object;
+
+use super::{error::Fault, server::Server};
+use crate::store::{
+    ConversationId, StoreError, StoredState, Version, Write, WriteId,
+    rows::{Change, Column, number},
+};
+
+/// How often a statement that found nothing may turn out to have had something to find: the conversation was deleted or
+/// created meanwhile.
+pub(super) const TRIES: usize = 5;
+
+pub(super) async fn create(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    write: WriteId,
+    state: &StoredState,
+) -> Result<Version, Fault> {
+    let change = Change::default().with_state(id, state.clone())?;
+    let (Column::Set(title), Column::Set(state)) = (&change.title, &change.state) else {
+        unreachable!("a whole state sets both");
+    };
+    let create = connection.prepare_cached(&server.sql.create).await?;
+    for _ in 0..TRIES {
+        let version = Version::first();
+        let first = version.get().cast_signed();
+        let created = connection
+            .query_opt(
+                &create,
+                &[
+                    &id.as_str(),
+                    // The first epoch is as random as the version: a lease of an earlier conversation of this name is none of
+                    // this one.
+                    &first,
+                    &encode_title(title.as_deref()),
+                    &state,
+                    &write.as_bytes().as_slice(),
+                ],
+            )
+            .await?;
+        if created.is_some() {
+            return Ok(version);
+        }
+        let created_by = connection.prepare_cached(&server.sql.created_by).await?;
+        if let Some(row) = connection.query_opt(&created_by, &[&id.as_str()]).await? {
+            return if row.try_get::<_, &[u8]>(1)? == write.as_bytes() {
+                Ok(Version::new(row.try_get::<_, i64>(0)?.cast_unsigned()))
+            } else {
+                Err(StoreError::AlreadyExists { id: id.clone() }.into())
+            };
+        }
+    }
+    Err(restless(id).into())
+}
+
+pub(super) async fn change(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    write: &Write,
+    change: &Change,
+) -> Result<Version, Fault> {
+    let (base, version) = (write.base.get().cast_signed(), write.base.next());
+    let led_to = version.get().cast_signed();
+    let epoch = write.epoch.map(|epoch| epoch.0.cast_signed());
+    let Change { head, title, state, nodes, cursors } = change;
+    let (sets_head, head) = match head {
+        Column::Keep => (false, None),
+        Column::Set(head) => (true, head.map(number)),
+    };
+    let (sets_title, title) = match title {
+        Column::Keep => (false, None),
+        Column::Set(title) => (true, encode_title(title.as_deref())),
+    };
+    let state = match state {
+        Column::Keep => None,
+        Column::Set(state) => Some(state),
+    };
+    let ids: Vec<_> = nodes.iter().map(|node| number(node.id)).collect();
+    let parents: Vec<_> = nodes.iter().map(|node| node.parent.map(number)).collect();
+    let messages: Vec<_> = nodes.iter().map(|node| node.message.as_str()).collect();
+    let usages: Vec<_> = nodes.iter().map(|node| node.usage.as_deref()).collect();
+    // Each once, with its last value.
+    let cursors: BTreeMap<_, _> =
+        cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();
+    let (cursors, children): (Vec<_>, Vec<_>) = cursors.into_iter().unzip();
+
+    for _ in 0..TRIES {
+        let statement = connection.prepare_cached(&server.sql.write).await?;
+        let written = connection
+            .query_opt(
+                &statement,
+                &[
+                    &id.as_str(),
+                    &base,
+                    &led_to,
+                    &write.id.as_bytes().as_slice(),
+                    &epoch,
+                    &sets_head,
+                    &head,
+                    &sets_title,
+                    &title,
+                    &state,
+                    &ids,
+                    &parents,
+                    &messages,
+                    &usages,
+                    &cursors,
+                    &children,
+                ],
+            )
+            .await?;
+        if written.is_some() {
+            return Ok(version);
+        }
+        let examine = connection.prepare_cached(&server.sql.examine).await?;
+        let row = connection.query_opt(&examine, &[&id.as_str(), &led_to, &epoch]).await?;
+        let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+        let current = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
+        let holds: Option<bool> = row.try_get(1)?;
+        let earlier: Option<&[u8]> = row.try_get(2)?;
+        if current != write.base && earlier == Some(write.id.as_bytes()) {
+            return Ok(version);
+        }
+        if write.epoch.is_some() && holds != Some(true) {
+            return Err(StoreError::LeaseLost { id: id.clone() }.into());
+        }
+        if current != write.base {
+            return Err(StoreError::Conflict { id: id.clone(), current }.into());
+        }
+    }
+    Err(restless(id).into())
+}
+
+pub(super) async fn delete(connection: &Object, server: &Server, id: &ConversationId) -> Result<(), Fault> {
+    let delete = connection.prepare_cached(&server.sql.delete).await?;
+    connection.execute(&delete, &[&id.as_str()]).await?;
+    Ok(())
+}
+
+/// Others create and delete it as fast as it is looked at.
+pub(super) fn restless(id: &ConversationId) -> StoreError {
+    StoreError::Busy { place: format!("conversation {id}"), waited: Duration::ZERO }
+}
+
+/// A title as it is stored: `text` can't hold U+0000.
+fn encode_title(title: Option<&str>) -> Option<String> {
+    title.map(|title| serde_json::Value::from(title).to_string())
+}

@@ -1,0 +1,138 @@
+//! What stores on databases share: a write as rows, and rows as what they were.
+
+use std::sync::Arc;
+
+use serde::de::DeserializeOwned;
+
+use super::{Commit, ConversationId, StateChange, StoreError, StoredState, json};
+use crate::{
+    message::Message,
+    tree::{Node, NodeId},
+};
+
+/// What a write changes.
+#[derive(Default)]
+pub(super) struct Change {
+    pub(super) head: Column<Option<NodeId>>,
+    pub(super) title: Column<Option<String>>,
+    /// Without the title.
+    pub(super) state: Column<String>,
+    pub(super) nodes: Vec<NodeRow>,
+    pub(super) cursors: Vec<(NodeId, NodeId)>,
+}
+
+/// What a write does to a column.
+#[derive(Default)]
+pub(super) enum Column<T> {
+    #[default]
+    Keep,
+    Set(T),
+}
+
+/// A node of a write.
+pub(super) struct NodeRow {
+    pub(super) id: NodeId,
+    pub(super) parent: Option<NodeId>,
+    pub(super) message: String,
+    pub(super) usage: Option<String>,
+}
+
+impl Change {
+    pub(super) fn of_commit(id: &ConversationId, commit: Commit) -> Result<Self, StoreError> {
+        let Commit { head, cursors, state, nodes } = commit;
+        let nodes = nodes.iter().map(|node| NodeRow::of(id, node)).collect::<Result<_, _>>()?;
+        let change = Self { head: Column::Set(head), nodes, cursors, ..Self::default() };
+        match state {
+            Some(state) => change.with_state(id, *state),
+            None => Ok(change),
+        }
+    }
+
+    pub(super) fn of_state(id: &ConversationId, change: StateChange) -> Result<Self, StoreError> {
+        match change {
+            StateChange::Whole(state) => Self::default().with_state(id, *state),
+            StateChange::Title(title) => Ok(Self { title: Column::Set(title), ..Self::default() }),
+        }
+    }
+
+    pub(super) fn with_state(mut self, id: &ConversationId, state: StoredState) -> Result<Self, StoreError> {
+        // The title is kept by itself: lists show it, and it changes more often.
+        let mut state = state.without_secrets();
+        self.title = Column::Set(state.title.take());
+        self.state = Column::Set(json::encode(id, &state)?);
+        Ok(self)
+    }
+}
+
+impl NodeRow {
+    fn of(id: &ConversationId, node: &Node) -> Result<Self, StoreError> {
+        Ok(Self {
+            id: node.id(),
+            parent: node.parent(),
+            message: json::encode(id, &**node.message())?,
+            usage: node.usage().map(|usage| json::encode(id, usage)).transpose()?,
+        })
+    }
+}
+
+/// The conversation that rows are read of, to name them by in errors.
+pub(super) struct Origin<'a> {
+    pub(super) id: &'a ConversationId,
+    /// The database.
+    pub(super) place: &'a str,
+}
+
+impl Origin<'_> {
+    pub(super) fn damaged(&self, what: &str, problem: impl Into<String>) -> StoreError {
+        StoreError::damaged(format!("{what} of conversation {} in {}", self.id, self.place), problem)
+    }
+
+    pub(super) fn node(
+        &self,
+        number: i64,
+        parent: Option<i64>,
+        message: &str,
+        usage: Option<&str>,
+    ) -> Result<Node, StoreError> {
+        let what = || format!("node {}", number.cast_unsigned());
+        let id = node_id(number).ok_or_else(|| self.damaged(&what(), "no node has this id"))?;
+        let message: Arc<Message> = self.parse(message, what)?;
+        let node = Node::new(id, parent.and_then(node_id), message);
+        Ok(match usage {
+            Some(usage) => node.with_usage(self.parse(usage, what)?),
+            None => node,
+        })
+    }
+
+    pub(super) fn cursor(&self, node: i64, child: i64) -> Result<(NodeId, NodeId), StoreError> {
+        let pair = node_id(node).zip(node_id(child));
+        pair.ok_or_else(|| self.damaged("a cursor", "it names no node"))
+    }
+
+    pub(super) fn state(&self, text: &str, title: Option<String>) -> Result<StoredState, StoreError> {
+        let state: StoredState = self.parse(text, || "the state".to_owned())?;
+        Ok(StoredState { title, ..state })
+    }
+
+    pub(super) fn parse<T: DeserializeOwned>(
+        &self,
+        text: &str,
+        what: impl FnOnce() -> String,
+    ) -> Result<T, StoreError> {
+        json::parse(text).map_err(|problem| self.damaged(&what(), problem))
+    }
+}
+
+/// As databases keep it, which have signed numbers only: the same bits.
+pub(super) fn number(id: NodeId) -> i64 {
+    id.get().cast_signed()
+}
+
+pub(super) fn node_id(number: i64) -> Option<NodeId> {
+    NodeId::new(number.cast_unsigned())
+}
+
+/// A limit or an offset, as databases count.
+pub(super) fn count(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,321 @@
+//! Conversations in one SQLite file (feature `sqlite`).
+//!
+//! # Layout
+//!
+//! The file's schema has a version (`PRAGMA user_version`, now 1), and `PRAGMA application_id` says that it is of
+//! this crate. Opening a file brings its schema up to date; one of a version yet to come is refused with
+//! [`StoreError::UnknownFormat`].
+//!
+//! | table | a row for each |
+//! | --- | --- |
+//! | `conversations` | conversation: id, version, times, title, head, owner |
+//! | `states` | conversation: model, system prompt and options, as JSON |
+//! | `nodes` | message, as JSON, exactly as it was written |
+//! | `cursors` | cursor |
+//! | `writes` | write, to know a repetition by |
+//!
+//! Any program that knows SQLite reads it:
+//!
+//! ```sql
+//! SELECT nodes.id, message ->> '$.role', message -> '$.content'
+//! FROM nodes JOIN conversations ON key = conversation
+//! WHERE conversations.id = 'holiday' ORDER BY nodes.version, place;
+//! ```
+//!
+//! Beside the file are its write-ahead log (`-wal`) and that log's index (`-shm`), both part of it as long as a
+//! process has it open. To copy it then, use `VACUUM INTO` or SQLite's backup. The file is for its owner only (mode 0600 on
+//! Unix) if the store creates it.
+//!
+//! # Writes
+//!
+//! A write is one transaction, synced before it is acknowledged (`synchronous = FULL`). One connection writes, others
+//! read beside it and never wait for it. Processes may share the file: one writes at a time, and another waits for
+//! it, by default for five seconds; then the error is [`StoreError::Busy`]. All of it is done on threads of the
+//! store's own, in which no runtime takes part.
+//!
+//! A file that is removed or replaced while a store has it open takes no more writes, and gives nothing to read:
+//! [`StoreError::Unreachable`] (where another is in its place, on Unix alone) until it is back, or opened anew.
+//!
+//! Room of deleted conversations is used again, and given back to the file system when it comes to more than a quarter of
+//! the file.
+//!
+//! # Ownership
+//!
+//! Leases are kept in the file and measured by the machine's clock. A process that is frozen in the middle of a
+//! transaction makes the others wait, and then get [`StoreError::Busy`]; none can write before it.
+//!
+//! # Where it works
+//!
+//! On local file systems: the write-ahead log needs memory that processes share, which network file systems do not
+//! have. SQLite itself is compiled in. A program that links another one must link 3.51.3 or later; opening a store
+//! says so otherwise.
+
+mod database;
+mod read;
+mod row;
+mod workers;
+mod write;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use rusqlite::Connection;
+
+use self::{
+    database::{Database, Fault},
+    workers::Workers,
+};
+use super::{
+    Commit, ConversationId, Lease, Owner, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
+    Version, Write, WriteId,
+    file_system::{Durability, blocking},
+    rows::Change,
+};
+
+/// Keeps conversations in one SQLite file, for applications on one machine. Processes may share the file. Clones
+/// share everything.
+///
+/// The module's documentation has the layout.
+///
+/// ```
+/// use omni_agent::store::{ConversationId, SqliteStore, Store, StoredState, WriteId};
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// # let file = std::env::temp_dir().join(format!("{}.sqlite", ConversationId::generate()));
+///
+/// let store = SqliteStore::open(&file).await?;
+/// let id = ConversationId::new("first")?;
+/// store.create(&id, WriteId::generate(), &StoredState::default()).await?;
+/// assert!(store.exists(&id).await?);
+/// # std::fs::remove_file(file)?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone)]
+pub struct SqliteStore(Arc<Inner>);
+
+struct Inner {
+    database: Arc<Database>,
+    writer: Workers,
+    readers: Workers,
+}
+
+/// Opens a [`SqliteStore`] with settings of its own.
+#[derive(Clone, Debug)]
+pub struct SqliteStoreBuilder {
+    file: PathBuf,
+    durability: Durability,
+    busy: Duration,
+    lease: Duration,
+    readers: usize,
+}
+
+impl SqliteStoreBuilder {
+    /// What an acknowledged write survives; a crash of the machine if unset. With [`Durability::Process`], what a power
+    /// cut takes is the newest writes; the file stays sound.
+    pub fn durability(mut self, durability: Durability) -> Self {
+        self.durability = durability;
+        self
+    }
+
+    /// How long to wait for another process that writes; five seconds if unset. To the millisecond, 24 days at most.
+    pub fn lock_wait(mut self, limit: Duration) -> Self {
+        self.busy = limit.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
+        self
+    }
+
+    /// How long a lease lasts that is not renewed; 30 seconds if unset. To the millisecond, ten at least.
+    pub fn lease(mut self, lasts: Duration) -> Self {
+        self.lease = lasts.max(Duration::from_millis(10));
+        self
+    }
+
+    /// Threads that read, each with a connection; four if unset, one at least.
+    pub fn readers(mut self, threads: usize) -> Self {
+        self.readers = threads.max(1);
+        self
+    }
+
+    /// Opens the store. Creates its file if it is not there, and brings its schema up to date.
+    ///
+    /// # Errors
+    ///
+    /// As for [`SqliteStore::open`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may leave a file without conversations.
+    pub async fn open(self) -> Result<SqliteStore, StoreError> {
+        let Self { file, durability, busy, lease, readers } = self;
+        blocking(move || {
+            let mut database = Database::new(database::absolute(&file)?, durability, busy, lease);
+            let (writer, readers) = database.open(readers)?;
+            let start = |name, connections| {
+                Workers::start(name, connections)
+                    .map_err(|error| StoreError::failed("starting threads for SQLite", error))
+            };
+            Ok(SqliteStore(Arc::new(Inner {
+                writer: start("sqlite-writer", vec![writer])?,
+                readers: start("sqlite-reader", readers)?,
+                database: Arc::new(database),
+            })))
+        })
+        .await
+    }
+}
+
+impl SqliteStore {
+    /// The store in this file, which is created if it is not there. Its folder has to be there.
+    ///
+    /// Needs a tokio runtime; the store itself then works on any.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Unreachable`] or [`StoreError::Denied`]; [`StoreError::Damaged`] if the file is no
+    /// database, or another application's; [`StoreError::UnknownFormat`]; [`StoreError::Busy`]; or what else SQLite has
+    /// against it.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future may leave a file without conversations.
+    pub async fn open(file: impl Into<PathBuf>) -> Result<Self, StoreError> {
+        Self::builder(file).open().await
+    }
+
+    /// Settings for a store in this file.
+    pub fn builder(file: impl Into<PathBuf>) -> SqliteStoreBuilder {
+        SqliteStoreBuilder {
+            file: file.into(),
+            durability: Durability::default(),
+            busy: Duration::from_secs(5),
+            lease: Duration::from_secs(30),
+            readers: 4,
+        }
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.0.database.file
+    }
+
+    async fn read<T: Send + 'static>(
+        &self,
+        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.run(&self.0.readers, "reading", action).await
+    }
+
+    async fn write<T: Send + 'static>(
+        &self,
+        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.run(&self.0.writer, "writing to", action).await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        workers: &Workers,
+        doing: &'static str,
+        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let database = Arc::clone(&self.0.database);
+        let job = move |connection: &mut Connection| {
+            let done = action(connection, &database).map_err(|fault| database.failed(doing, fault));
+            // Afterwards, so that nothing is acknowledged that went to a file which nobody finds any more.
+            database.still_there()?;
+            done
+        };
+        workers.run(job).await
+    }
+}
+
+#[async_trait]
+impl Store for SqliteStore {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        let (id, state) = (id.clone(), state.clone());
+        self.write(move |connection, _| write::create(connection, &id, write, state)).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        let (id, write, commit) = (id.clone(), *write, commit.clone());
+        self.write(move |connection, _| {
+            let change = Change::of_commit(&id, commit)?;
+            write::change(connection, &id, &write, &change)
+        })
+        .await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        let (id, write, change) = (id.clone(), *write, change.clone());
+        self.write(move |connection, _| {
+            let change = Change::of_state(&id, change)?;
+            write::change(connection, &id, &write, &change)
+        })
+        .await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        let id = id.clone();
+        self.read(move |connection, database| read::load(connection, database, &id)).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        let id = id.clone();
+        self.read(move |connection, _| read::summary(connection, &id)).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.read(move |connection, database| read::list(connection, database, page)).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        let id = id.clone();
+        self.write(move |connection, _| write::delete(connection, &id)).await
+    }
+
+    async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
+        let (id, owner) = (id.clone(), owner.clone());
+        self.write(move |connection, database| write::acquire(connection, database, &id, &owner)).await
+    }
+
+    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
+        let lost = self.renew_all(&[(id.clone(), lease.clone())]).await?;
+        if lost.is_empty() { Ok(lease.clone()) } else { Err(StoreError::LeaseLost { id: id.clone() }) }
+    }
+
+    async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
+        let leases = leases.to_vec();
+        self.write(move |connection, database| write::renew(connection, database, &leases)).await
+    }
+
+    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        let (id, lease) = (id.clone(), lease.clone());
+        self.write(move |connection, _| write::release(connection, &id, &lease)).await
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore").field("file", &self.0.database.file).finish_non_exhaustive()
+    }
+}

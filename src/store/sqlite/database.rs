@@ -1,0 +1,307 @@
+//! The file: opening it, its schema, its errors.
+
+use std::{
+    error::Error,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, ffi};
+
+use crate::store::{StoreError, file_system::Durability};
+
+/// The first version of SQLite in which resetting the write-ahead log can't lose what was written ("WAL-reset bug" in
+/// its documentation, "Write-Ahead Logging").
+const OLDEST: (i32, &str) = (3_051_003, "3.51.3");
+/// Tells files of this crate from those of others, in the file's header.
+const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
+/// Each takes the schema from the version of its place to the next.
+const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+/// What stays of the log's file after a checkpoint.
+const LOG_LIMIT: u32 = 16 * 1024 * 1024;
+
+/// What is known of the database without asking it.
+pub(super) struct Database {
+    pub(super) file: PathBuf,
+    pub(super) durability: Durability,
+    /// How long to wait for another process's transaction.
+    pub(super) busy: Duration,
+    /// How long a lease lasts.
+    pub(super) lease: Duration,
+    /// Which file it was that was opened under the name.
+    opened: Option<FileId>,
+}
+
+/// What goes wrong in a job.
+pub(super) enum Fault {
+    Sqlite(rusqlite::Error),
+    Store(StoreError),
+}
+
+impl From<rusqlite::Error> for Fault {
+    fn from(error: rusqlite::Error) -> Self {
+        Self::Sqlite(error)
+    }
+}
+
+impl From<StoreError> for Fault {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}
+
+impl Database {
+    pub(super) fn new(file: PathBuf, durability: Durability, busy: Duration, lease: Duration) -> Self {
+        Self { file, durability, busy, lease, opened: None }
+    }
+
+    pub(super) fn place(&self) -> String {
+        self.file.display().to_string()
+    }
+
+    /// The connection that writes, and these many that read. Creates or migrates what is not up to date.
+    pub(super) fn open(&mut self, readers: usize) -> Result<(Connection, Vec<Connection>), StoreError> {
+        check_linked(rusqlite::version_number(), rusqlite::version())?;
+        self.create_file()?;
+        self.opened = Some(self.found()?);
+        let mut writer = self.prepared()?;
+        self.migrate(&mut writer).map_err(|fault| self.failed("preparing", fault))?;
+        let readers = (0..readers).map(|_| self.prepared()).collect::<Result<_, _>>()?;
+        Ok((writer, readers))
+    }
+
+    /// SQLite would leave the file to everybody whom the umask lets; its log gets the file's mode.
+    fn create_file(&self) -> Result<(), StoreError> {
+        let mut options = fs::OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        match options.open(&self.file) {
+            // So that the file's name lasts as long as what is written to it.
+            Ok(_) => self.file.parent().map_or(Ok(()), sync_folder),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+            Err(error) => Err(error),
+        }
+        .map_err(|error| self.refused(error))
+    }
+
+    /// The file that has the name now.
+    fn found(&self) -> Result<FileId, StoreError> {
+        fs::metadata(&self.file).map(|file| file_id(&file)).map_err(|error| self.refused(error))
+    }
+
+    /// Fails if the name no longer leads to the file that is open: what is written would be lost with the last connection.
+    pub(super) fn still_there(&self) -> Result<(), StoreError> {
+        #[derive(Debug, thiserror::Error)]
+        #[error("another file has taken its place since the store was opened; open it anew")]
+        struct Replaced;
+
+        if self.opened == Some(self.found()?) {
+            return Ok(());
+        }
+        Err(StoreError::Unreachable { place: self.place(), source: Arc::new(Replaced) })
+    }
+
+    /// What the system's word about the file comes to.
+    fn refused(&self, error: io::Error) -> StoreError {
+        let (place, kind, source) = (self.place(), error.kind(), Arc::new(error));
+        match kind {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                StoreError::Denied { place, source }
+            }
+            io::ErrorKind::StorageFull => StoreError::Full { place, source },
+            _ => StoreError::Unreachable { place, source },
+        }
+    }
+
+    fn prepared(&self) -> Result<Connection, StoreError> {
+        let begun = Instant::now();
+        loop {
+            match self.connect() {
+                // Two that open a new file at once: turning to the write-ahead log does not wait for the other.
+                Err(error)
+                    if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                        && begun.elapsed() < self.busy =>
+                {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                connected => return connected.map_err(|error| self.failed("opening", error.into())),
+            }
+        }
+    }
+
+    fn connect(&self) -> Result<Connection, rusqlite::Error> {
+        let connection = Connection::open_with_flags(
+            &self.file,
+            // Without threads' locks: a connection is one worker's alone. The path is a path, never a URI.
+            OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
+        )?;
+        connection.busy_timeout(self.busy)?;
+        // Before anything is in the file: afterwards it takes rewriting all of it.
+        connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
+        let mode: String =
+            connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
+        if !mode.eq_ignore_ascii_case("wal") {
+            let reason = "its file system has no shared memory for the write-ahead log";
+            return Err(rusqlite::Error::SqliteFailure(
+                ffi::Error::new(ffi::SQLITE_CANTOPEN),
+                Some(reason.to_owned()),
+            ));
+        }
+        let synchronous = match self.durability {
+            Durability::Machine => "FULL",
+            Durability::Process => "NORMAL",
+        };
+        connection.pragma_update(None, "synchronous", synchronous)?;
+        connection.pragma_update(None, "foreign_keys", true)?;
+        connection.pragma_update(None, "journal_size_limit", LOG_LIMIT)?;
+        connection.set_prepared_statement_cache_capacity(64);
+        Ok(connection)
+    }
+
+    fn migrate(&self, connection: &mut Connection) -> Result<(), Fault> {
+        if self.version(connection)? == MIGRATIONS.len() {
+            return Ok(());
+        }
+        // Of several that open the file, the first migrates.
+        let transaction = begin(connection)?;
+        let found = self.version(&transaction)?;
+        for migration in &MIGRATIONS[found..] {
+            transaction.execute_batch(migration)?;
+        }
+        transaction.pragma_update(
+            None,
+            "user_version",
+            i64::try_from(MIGRATIONS.len()).unwrap_or(i64::MAX),
+        )?;
+        transaction.pragma_update(None, "application_id", APPLICATION)?;
+        Ok(transaction.commit()?)
+    }
+
+    /// The version of the schema; 0 for an empty file.
+    fn version(&self, connection: &Connection) -> Result<usize, Fault> {
+        // First of all: another process may be about to create the schema, and what it says of itself with it.
+        let empty: bool =
+            connection.query_row("SELECT NOT EXISTS (SELECT * FROM sqlite_schema)", [], |row| row.get(0))?;
+        if empty {
+            return Ok(0);
+        }
+        let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        let (application, version) = (pragma("application_id")?, pragma("user_version")?);
+        if application != i64::from(APPLICATION) {
+            let problem = "it is a database, but not one that this crate made";
+            return Err(StoreError::damaged(self.place(), problem).into());
+        }
+        match usize::try_from(version) {
+            Ok(version) if version <= MIGRATIONS.len() => Ok(version),
+            _ => Err(StoreError::UnknownFormat {
+                place: self.place(),
+                found: version.cast_unsigned(),
+                known: MIGRATIONS.len() as u64,
+            }
+            .into()),
+        }
+    }
+
+    /// The error that a fault comes to.
+    pub(super) fn failed(&self, action: &str, fault: Fault) -> StoreError {
+        let error = match fault {
+            Fault::Sqlite(error) => error,
+            Fault::Store(error) => return error,
+        };
+        let place = self.place();
+        let source: Arc<dyn Error + Send + Sync> = Arc::new(error);
+        let Some(error) = source.downcast_ref::<rusqlite::Error>() else {
+            return StoreError::Failed { action: format!("{action} {place}"), source };
+        };
+        match error.sqlite_error_code() {
+            Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
+                StoreError::Busy { place, waited: self.busy }
+            }
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
+                StoreError::damaged(place, error.to_string())
+            }
+            Some(ErrorCode::DiskFull) => StoreError::Full { place, source },
+            Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => StoreError::Denied { place, source },
+            Some(ErrorCode::CannotOpen) => {
+                match fs::File::options().read(true).write(true).open(&self.file) {
+                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                        StoreError::Denied { place, source }
+                    }
+                    _ => StoreError::Unreachable { place, source },
+                }
+            }
+            _ => StoreError::Failed { action: format!("{action} {place}"), source },
+        }
+    }
+}
+
+/// A transaction that nobody else writes beside, from its beginning.
+pub(super) fn begin(connection: &mut Connection) -> Result<Transaction<'_>, rusqlite::Error> {
+    connection.transaction_with_behavior(TransactionBehavior::Immediate)
+}
+
+/// Device and inode.
+#[cfg(unix)]
+type FileId = (u64, u64);
+
+#[cfg(unix)]
+fn file_id(file: &fs::Metadata) -> FileId {
+    use std::os::unix::fs::MetadataExt;
+    (file.dev(), file.ino())
+}
+
+/// Elsewhere a file that is open keeps its name.
+#[cfg(not(unix))]
+type FileId = ();
+
+#[cfg(not(unix))]
+fn file_id(_: &fs::Metadata) -> FileId {}
+
+#[cfg(unix)]
+fn sync_folder(folder: &Path) -> io::Result<()> {
+    fs::File::open(folder)?.sync_all()
+}
+
+#[cfg(not(unix))]
+fn sync_folder(_: &Path) -> io::Result<()> {
+    Ok(())
+}
+
+fn check_linked(number: i32, version: &str) -> Result<(), StoreError> {
+    #[derive(Debug, thiserror::Error)]
+    #[error("the program is linked with SQLite {found}, which can lose writes; link {} or later", OLDEST.1)]
+    struct TooOld {
+        found: String,
+    }
+
+    if number >= OLDEST.0 {
+        return Ok(());
+    }
+    Err(StoreError::failed("using SQLite", TooOld { found: version.to_owned() }))
+}
+
+/// The file's path, whatever becomes of the working directory.
+pub(super) fn absolute(file: &Path) -> Result<PathBuf, StoreError> {
+    std::path::absolute(file).map_err(|error| StoreError::Unreachable {
+        place: file.display().to_string(),
+        source: Arc::new(error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_linked_refuses_versions_that_can_lose_writes() {
+        let refused = check_linked(3_051_002, "3.51.2").unwrap_err();
+        let reason = refused.source().unwrap().to_string();
+        assert!(reason.contains("3.51.2") && reason.contains("3.51.3"), "{reason}");
+        check_linked(3_051_003, "3.51.3").unwrap();
+        check_linked(rusqlite::version_number(), rusqlite::version()).unwrap();
+    }
+}

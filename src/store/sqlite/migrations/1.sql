@@ -1,0 +1,49 @@
+-- What a list shows, and who has the conversation. Small, since each write and each renewal rewrites it.
+CREATE TABLE conversations (
+    key INTEGER PRIMARY KEY,
+    id TEXT NOT NULL UNIQUE,
+    version INTEGER NOT NULL,
+    created INTEGER NOT NULL, -- milliseconds since 1970, as all times here
+    updated INTEGER NOT NULL,
+    title TEXT,
+    head INTEGER,
+    epoch INTEGER NOT NULL,
+    owner TEXT,
+    owner_address TEXT,
+    expires INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE INDEX conversations_by_update ON conversations (updated DESC, id);
+
+-- Model, system prompt and options, as JSON.
+CREATE TABLE states (
+    conversation INTEGER PRIMARY KEY REFERENCES conversations ON DELETE CASCADE,
+    state TEXT NOT NULL
+) STRICT;
+
+-- All writes, to know a repetition by: the version that each led to.
+CREATE TABLE writes (
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    version INTEGER NOT NULL,
+    write BLOB NOT NULL,
+    PRIMARY KEY (conversation, version)
+) STRICT, WITHOUT ROWID;
+
+-- In the order of commits (the version that each led to), and of nodes within them.
+CREATE TABLE nodes (
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    version INTEGER NOT NULL,
+    place INTEGER NOT NULL,
+    id INTEGER NOT NULL,
+    parent INTEGER,
+    message TEXT NOT NULL, -- JSON, exactly as it was written
+    usage TEXT,
+    PRIMARY KEY (conversation, version, place)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE cursors (
+    conversation INTEGER NOT NULL REFERENCES conversations ON DELETE CASCADE,
+    node INTEGER NOT NULL,
+    child INTEGER NOT NULL,
+    PRIMARY KEY (conversation, node)
+) STRICT, WITHOUT ROWID;

@@ -1,0 +1,243 @@
+//! Writes: each in one transaction that nobody else writes beside.
+
+use rusqlite::{Connection, OptionalExtension, Transaction, params};
+
+use super::{
+    database::{Database, Fault, begin},
+    row::Row,
+};
+use crate::{
+    message::Timestamp,
+    store::{
+        ConversationId, Epoch, Lease, Owner, StoreError, StoredState, Version, Write, WriteId,
+        rows::{Change, Column, number},
+    },
+};
+
+pub(super) fn create(
+    connection: &mut Connection,
+    id: &ConversationId,
+    write: WriteId,
+    state: StoredState,
+) -> Result<Version, Fault> {
+    let change = Change::default().with_state(id, state)?;
+    let transaction = begin(connection)?;
+    if let Some(row) = Row::find(&transaction, id)? {
+        let (first, created_by) = transaction
+            .prepare_cached(
+                "SELECT version, write FROM writes WHERE conversation = ? ORDER BY version LIMIT 1",
+            )?
+            .query_row([row.key], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, [u8; 16]>(1)?)))?;
+        return if WriteId::from_bytes(created_by) == write {
+            Ok(Version::new(first.cast_unsigned()))
+        } else {
+            Err(StoreError::AlreadyExists { id: id.clone() }.into())
+        };
+    }
+    let (version, now) = (Version::first(), Timestamp::now());
+    transaction
+        .prepare_cached(
+            // The first epoch is as random as the version: a lease of an earlier conversation of this name is none of
+            // this one.
+            "INSERT INTO conversations (id, version, created, updated, epoch) VALUES (?1, ?2, ?3, ?3, ?2)",
+        )?
+        .execute(params![id.as_str(), version.get().cast_signed(), millis(now)])?;
+    let key = transaction.last_insert_rowid();
+    apply(&transaction, key, version, write, &change)?;
+    transaction.commit()?;
+    Ok(version)
+}
+
+pub(super) fn change(
+    connection: &mut Connection,
+    id: &ConversationId,
+    write: &Write,
+    change: &Change,
+) -> Result<Version, Fault> {
+    let transaction = begin(connection)?;
+    let row = Row::get(&transaction, id)?;
+    let (version, now) = (write.base.next(), Timestamp::now());
+    if row.version != write.base && written(&transaction, row.key, version)? == Some(write.id) {
+        return Ok(version);
+    }
+    if write.epoch.is_some_and(|epoch| !row.is_held_under(epoch, now)) {
+        return Err(StoreError::LeaseLost { id: id.clone() }.into());
+    }
+    if row.version != write.base {
+        return Err(StoreError::Conflict { id: id.clone(), current: row.version }.into());
+    }
+    transaction
+        .prepare_cached("UPDATE conversations SET version = ?2, updated = max(updated, ?3) WHERE key = ?1")?
+        .execute(params![row.key, version.get().cast_signed(), millis(now)])?;
+    apply(&transaction, row.key, version, write.id, change)?;
+    transaction.commit()?;
+    Ok(version)
+}
+
+/// The write that led to this version.
+fn written(transaction: &Transaction<'_>, key: i64, version: Version) -> Result<Option<WriteId>, Fault> {
+    let write = transaction
+        .prepare_cached("SELECT write FROM writes WHERE conversation = ? AND version = ?")?
+        .query_row([key, version.get().cast_signed()], |row| row.get(0))
+        .optional()?;
+    Ok(write.map(WriteId::from_bytes))
+}
+
+fn apply(
+    transaction: &Transaction<'_>,
+    key: i64,
+    version: Version,
+    write: WriteId,
+    change: &Change,
+) -> Result<(), Fault> {
+    let Change { head, title, state, nodes, cursors } = change;
+    let version = version.get().cast_signed();
+    transaction
+        .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
+        .execute(params![key, version, write.as_bytes()])?;
+    if let Column::Set(head) = head {
+        transaction
+            .prepare_cached("UPDATE conversations SET head = ?2 WHERE key = ?1")?
+            .execute(params![key, head.map(number)])?;
+    }
+    if let Column::Set(title) = title {
+        transaction
+            .prepare_cached("UPDATE conversations SET title = ?2 WHERE key = ?1")?
+            .execute(params![key, title])?;
+    }
+    if let Column::Set(state) = state {
+        transaction
+            .prepare_cached(
+                "INSERT INTO states (conversation, state) VALUES (?, ?)
+                 ON CONFLICT DO UPDATE SET state = excluded.state",
+            )?
+            .execute(params![key, state])?;
+    }
+    for (node, place) in nodes.iter().zip(0_i64..) {
+        transaction
+            .prepare_cached(
+                "INSERT INTO nodes (conversation, version, place, id, parent, message, usage)
+                 VALUES (?, ?, ?, ?, ?, ?, ?)",
+            )?
+            .execute(params![
+                key,
+                version,
+                place,
+                number(node.id),
+                node.parent.map(number),
+                node.message,
+                node.usage
+            ])?;
+    }
+    for (node, child) in cursors {
+        transaction
+            .prepare_cached(
+                "INSERT INTO cursors (conversation, node, child) VALUES (?, ?, ?)
+                 ON CONFLICT DO UPDATE SET child = excluded.child",
+            )?
+            .execute(params![key, number(*node), number(*child)])?;
+    }
+    Ok(())
+}
+
+/// Pages that a delete gives back to the file system at most: it costs as much as writing them.
+const FREED: u32 = 4096;
+/// Pages that may stay in the file for the next conversations.
+const SPARE: i64 = 1024;
+
+pub(super) fn delete(connection: &mut Connection, id: &ConversationId) -> Result<(), Fault> {
+    let transaction = begin(connection)?;
+    transaction.prepare_cached("DELETE FROM conversations WHERE id = ?")?.execute([id.as_str()])?;
+    transaction.commit()?;
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let (free, all) = (pragma("freelist_count")?, pragma("page_count")?);
+    if free > SPARE.max(all / 4) {
+        // The conversation is gone already: that room is not given back is no error.
+        if let Err(error) = free_pages(connection) {
+            tracing::debug!(%error, "the file of conversations could not be made smaller");
+        }
+    }
+    Ok(())
+}
+
+fn free_pages(connection: &Connection) -> Result<(), rusqlite::Error> {
+    let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({FREED})"))?;
+    // A step a page.
+    let mut steps = vacuum.query([])?;
+    while steps.next()?.is_some() {}
+    Ok(())
+}
+
+pub(super) fn acquire(
+    connection: &mut Connection,
+    database: &Database,
+    id: &ConversationId,
+    owner: &Owner,
+) -> Result<Lease, Fault> {
+    let transaction = begin(connection)?;
+    let row = Row::get(&transaction, id)?;
+    let now = Timestamp::now();
+    let epoch = Epoch(row.epoch.0.saturating_add(1));
+    if let Some(other) = row.into_owner(now).filter(|other| other.name != owner.name) {
+        return Err(StoreError::Owned { id: id.clone(), owner: other }.into());
+    }
+    let lease = Lease::lasting(epoch, database.lease);
+    transaction
+        .prepare_cached(
+            "UPDATE conversations SET epoch = ?2, owner = ?3, owner_address = ?4, expires = ?5 WHERE id = ?1",
+        )?
+        .execute(params![
+            id.as_str(),
+            epoch.0.cast_signed(),
+            owner.name,
+            owner.address,
+            end(now, &lease, database)
+        ])?;
+    transaction.commit()?;
+    Ok(lease)
+}
+
+/// Makes leases last from now on, also those that ran out while nobody else came; gives those that are lost.
+pub(super) fn renew(
+    connection: &mut Connection,
+    database: &Database,
+    leases: &[(ConversationId, Lease)],
+) -> Result<Vec<ConversationId>, Fault> {
+    let transaction = begin(connection)?;
+    let now = Timestamp::now();
+    let mut lost = Vec::new();
+    for (id, lease) in leases {
+        let renewed = transaction
+            .prepare_cached(
+                "UPDATE conversations SET expires = ?3
+                 WHERE id = ?1 AND epoch = ?2 AND owner IS NOT NULL",
+            )?
+            .execute(params![id.as_str(), lease.epoch.0.cast_signed(), end(now, lease, database)])?;
+        if renewed == 0 {
+            lost.push(id.clone());
+        }
+    }
+    transaction.commit()?;
+    Ok(lost)
+}
+
+pub(super) fn release(connection: &mut Connection, id: &ConversationId, lease: &Lease) -> Result<(), Fault> {
+    connection
+        .prepare_cached(
+            "UPDATE conversations SET owner = NULL, owner_address = NULL, expires = 0
+             WHERE id = ? AND epoch = ?",
+        )?
+        .execute(params![id.as_str(), lease.epoch.0.cast_signed()])?;
+    Ok(())
+}
+
+/// When a lease that is given now ends.
+fn end(now: Timestamp, lease: &Lease, database: &Database) -> i64 {
+    let lasts = lease.lasts.unwrap_or(database.lease).as_millis();
+    millis(Timestamp(now.0.saturating_add(u64::try_from(lasts).unwrap_or(u64::MAX))))
+}
+
+/// As it is stored: no clock is beyond what fits.
+fn millis(time: Timestamp) -> i64 {
+    i64::try_from(time.0).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,275 @@
+//! Answers under an output schema: one that does not fit is asked for again, outside the history.
+
+use omni_agent::{
+    agent::{Accepted, AgentError, ErrorDecision, Event, Failure, Prompt, Status},
+    message::{History, Role},
+    provider::{ErrorKind, MessageDelta, Options, OutputSchema, ProviderError, StopReason},
+    testing::{Gate, Step},
+    tool::Schema,
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::json;
+
+use crate::{
+    hooks::{Hooks, Log, Watched, brief, in_time, noting, reached, tokens},
+    support::{names, scripted},
+};
+
+#[derive(Debug, PartialEq, Deserialize, JsonSchema)]
+struct City {
+    name: String,
+    people: u32,
+}
+
+const OSLO: &str = r#"{"name": "Oslo", "people": 709000}"#;
+
+fn oslo() -> City {
+    City { name: "Oslo".into(), people: 709_000 }
+}
+
+fn said(history: &History) -> Vec<String> {
+    history.iter().map(|message| brief(message)).collect()
+}
+
+fn with_schema() -> Options {
+    Options::default().with_output(OutputSchema::of::<City>())
+}
+
+fn answering(text: &str, usage: u64) -> Step {
+    Step::new().usage(tokens(usage)).then_text([text]).stop()
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_that_does_not_fit_is_asked_for_again_outside_the_history() {
+    let (provider, builder) =
+        scripted([answering("Oslo", 1), answering(r#"{"name": "Oslo"}"#, 10), answering(OSLO, 100)]);
+    let mut agent = Watched::start(builder).await;
+    assert_eq!(agent.agent.ask_as::<City>("A city?").await.unwrap(), oslo());
+    let events = agent.end().await;
+    let brief_events = [
+        "status(busy)",
+        "message(user)",
+        "text_start",
+        "text_delta",
+        "retry",
+        "text_start",
+        "text_delta",
+        "retry",
+        "text_start",
+        "text_delta",
+        "text_end",
+        "message(assistant)",
+        "step",
+        "status(idle)",
+        "turn(stop)",
+    ];
+    assert_eq!(names(&events), brief_events);
+    let Event::Retry { failure, delay, pending } = &*events[7] else { panic!("{:?}", events[7]) };
+    assert!(matches!(failure, Failure::Output { message } if message.contains("people")), "{failure:?}");
+    assert_eq!((delay.as_secs(), *pending), (0, 1));
+    let response = crate::hooks::stopped(&events);
+    assert_eq!((response.usage, response.step, response.messages.len()), (tokens(111), 3, 2));
+    assert_eq!(agent.history().await, ["user: A city?".to_owned(), format!("assistant: {OSLO}")]);
+
+    let requests = provider.requests();
+    assert_eq!(requests.iter().map(|request| request.history.len()).collect::<Vec<_>>(), [1, 3, 5]);
+    let last = &requests[2].history;
+    assert_eq!((last.get(1).unwrap().text().as_str(), last.get(3).unwrap().role), ("Oslo", Role::Assistant));
+    assert!(
+        last.get(2).unwrap().text().contains("no JSON") && last.get(4).unwrap().text().contains("people")
+    );
+    assert!(requests.iter().all(|request| request.history.check_sendable().is_ok()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_that_never_fits_ends_the_turn_as_it_is_at_the_limit() {
+    for (limit, requests) in [(None, 4), (Some(1), 2), (Some(0), 1)] {
+        let (provider, builder) = scripted((0..4).map(|n| Step::text(format!("No {n}"))));
+        let mut options = Options::default();
+        options.output_retries = limit;
+        let agent = builder.options(options).start().await.unwrap();
+        let error = agent.ask_as::<City>("A city?").await.unwrap_err();
+        let AgentError::Output(why, response) = error else { panic!("{error:?}") };
+        assert!(why.contains("no JSON"), "{why}");
+        assert_eq!(response.stop_reason, StopReason::Stop);
+        assert_eq!(provider.requests().len(), requests);
+        let last = format!("assistant: No {}", requests - 1);
+        assert_eq!(said(agent.state().await.unwrap().history()), ["user: A city?".to_owned(), last]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_cut_or_refused_is_not_asked_for_again() {
+    for reason in
+        [StopReason::Length, StopReason::ContextLength, StopReason::Refusal, StopReason::StopSequence]
+    {
+        let (provider, builder) =
+            scripted([Step::new().then_text([r#"{"name": "#]).stop_with(reason.clone()), Step::text(OSLO)]);
+        let agent = builder.start().await.unwrap();
+        let error = agent.ask_as::<City>("A city?").await.unwrap_err();
+        let AgentError::Output(_, response) = error else { panic!("{error:?}") };
+        assert_eq!((response.stop_reason.clone(), provider.requests().len()), (reason, 1));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn max_steps_bounds_what_is_asked_again() {
+    let (provider, builder) = scripted([Step::text("No"), Step::text("Never"), Step::text(OSLO)]);
+    let agent = builder.max_steps(2).start().await.unwrap();
+    let error = agent.ask_as::<City>("A city?").await.unwrap_err();
+    assert!(matches!(&error, AgentError::Output(_, response) if response.text() == "Never"), "{error:?}");
+    assert_eq!((provider.requests().len(), provider.steps_left()), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_the_final_answer_has_to_fit() {
+    let (provider, builder) = scripted([
+        Step::new().then_text(["Let me look."]).then_tool_use("a", "look", json!({})).stop(),
+        Step::text("It is Oslo."),
+        Step::tool_use("b", "look", json!({})),
+        Step::text(OSLO),
+    ]);
+    let agent = builder.tool(noting("look", &Log::default())).start().await.unwrap();
+    assert_eq!(agent.ask_as::<City>("A city?").await.unwrap(), oslo());
+    let lengths: Vec<usize> = provider.requests().iter().map(|request| request.history.len()).collect();
+    // The corrections are gone when the model takes to its tools again.
+    assert_eq!(lengths, [1, 3, 5, 5]);
+    assert_eq!(agent.state().await.unwrap().history().len(), 6);
+}
+
+#[tokio::test(start_paused = true)]
+async fn value_among_words_counts_only_where_the_service_does_not_enforce_the_schema() {
+    let fenced = format!("Here it is:\n```json\n{OSLO}\n```\nAnything else?");
+    let among = format!("I thought of {{}} first. It is {OSLO}, I think.");
+    for words in [fenced, among] {
+        let (provider, builder) = scripted([Step::text(words)]);
+        let agent = builder.start().await.unwrap();
+        assert_eq!(agent.ask_as::<City>("A city?").await.unwrap(), oslo());
+        assert_eq!(provider.requests().len(), 1);
+    }
+    let enforced = MessageDelta { output_enforced: true, ..MessageDelta::default() };
+    let loose = Step::new().data(enforced).then_text([format!("It is {OSLO}")]).stop();
+    let (provider, builder) = scripted([loose, Step::output(&serde_json::from_str(OSLO).unwrap())]);
+    let agent = builder.start().await.unwrap();
+    assert_eq!(agent.ask_as::<City>("A city?").await.unwrap(), oslo());
+    assert_eq!(provider.requests().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_while_an_answer_is_given_again_leaves_nothing_and_keeps_the_staged_prompt() {
+    let gate = Gate::new();
+    let again = Step::new().usage(tokens(4)).then_text(["{"]).gate(&gate).hang();
+    let (_, builder) = scripted([answering("No", 3), again]);
+    let mut agent = Watched::start(builder.options(with_schema())).await;
+    agent.agent.prompt("A city?").await.unwrap();
+    in_time(reached(&gate)).await;
+    let staged = agent.agent.prompt("Another?").await.unwrap();
+    assert_eq!(staged, Accepted::Staged { replaced: None });
+    agent.agent.cancel().await.unwrap();
+    let events = agent.end().await;
+    let Some(Event::Cancelled { response, staged }) = events.last().map(|event| &**event) else {
+        panic!("{events:?}")
+    };
+    assert_eq!((response.usage, response.step), (tokens(7), 2));
+    assert_eq!(staged.as_deref(), Some(&Prompt::new("Another?")));
+    let messages: Vec<_> = response.messages.iter().map(|message| brief(message)).collect();
+    assert_eq!(messages, ["user: A city?", "assistant: {"], "what was asked for again is void");
+    assert!(agent.history().await.is_empty());
+    assert_eq!(agent.agent.status().await.unwrap(), Status::Idle);
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_while_an_answer_is_given_again_keeps_what_came_of_it() {
+    let gate = Gate::new();
+    let again = Step::new().then_text([r#"{"name""#]).gate(&gate).hang();
+    let (_, builder) = scripted([Step::text("No"), again]);
+    let mut agent = Watched::start(builder.options(with_schema())).await;
+    agent.agent.prompt("A city?").await.unwrap();
+    in_time(reached(&gate)).await;
+    agent.agent.interrupt().await.unwrap();
+    let events = agent.end().await;
+    let response = crate::hooks::stopped(&events);
+    assert_eq!(response.stop_reason, StopReason::Interrupted);
+    assert!(response.output_error.is_some());
+    assert_eq!(agent.history().await, ["user: A city?", r#"assistant: {"name""#]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompt_follows_an_answer_that_was_given_again() {
+    let gate = Gate::new();
+    let first = Step::new().gate(&gate).then_text(["No"]).stop();
+    let (_, builder) = scripted([first, Step::text(OSLO), Step::text("And Rome.")]);
+    let agent = builder.start().await.unwrap();
+    agent.prompt(Prompt::new("A city?").with_options(with_schema())).await.unwrap();
+    in_time(reached(&gate)).await;
+    agent.prompt("Another?").await.unwrap();
+    gate.open();
+    agent.wait_until_idle().await.unwrap();
+    let said = said(agent.state().await.unwrap().history());
+    assert_eq!(
+        said,
+        [
+            "user: A city?".into(),
+            format!("assistant: {OSLO}"),
+            "user: Another?".into(),
+            "assistant: And Rome.".into()
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn failure_while_an_answer_is_given_again_is_retried_with_what_was_wrong() {
+    let down = ProviderError::new(ErrorKind::InvalidRequest, "down");
+    let (provider, builder) = scripted([Step::text("No"), Step::error(down), Step::text(OSLO)]);
+    let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Retry);
+    let agent = builder.callbacks(hooks).start().await.unwrap();
+    assert_eq!(agent.ask_as::<City>("A city?").await.unwrap(), oslo());
+    let lengths: Vec<usize> = provider.requests().iter().map(|request| request.history.len()).collect();
+    assert_eq!(lengths, [1, 3, 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn continuation_has_its_own_limit() {
+    let steps = [Step::text("No"), Step::text(OSLO), Step::text("No"), Step::text(OSLO)];
+    let (provider, builder) = scripted(steps);
+    let options = with_schema().with_output_retries(1);
+    let agent =
+        builder.options(options).callbacks(Hooks::new().continuing(["Another?"])).start().await.unwrap();
+    let response = agent.ask("A city?").await.unwrap();
+    assert!(response.output.is_some());
+    assert_eq!((provider.requests().len(), response.messages.len()), (4, 4));
+}
+
+#[tokio::test(start_paused = true)]
+async fn value_around_which_a_service_put_an_object_is_taken_out() {
+    let schema = Schema::new(json!({ "type": "array", "items": { "type": "integer" } })).unwrap();
+    let options = Options::default().with_output(OutputSchema::new("numbers", schema));
+    let (_, builder) = scripted([Step::text(r#"{"value": [1, 2]}"#)]);
+    let response = builder.options(options).start().await.unwrap().ask("Numbers?").await.unwrap();
+    assert_eq!(response.output, Some(json!([1, 2])));
+}
+
+#[tokio::test(start_paused = true)]
+async fn null_for_what_may_be_absent_is_taken_off() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "name": { "type": "string" },
+            "nick": { "type": "string" },
+            "born": { "type": ["integer", "null"] },
+            "home": { "$ref": "#/$defs/place" },
+        },
+        "required": ["name"],
+        "$defs": { "place": {
+            "type": "object", "properties": { "city": { "type": "string" }, "zip": { "type": "string" } },
+            "required": ["city"],
+        } },
+    });
+    let options = Options::default().with_output(OutputSchema::new("person", Schema::new(schema).unwrap()));
+    let answer =
+        json!({ "name": "Ada", "nick": null, "born": null, "home": { "city": "London", "zip": null } });
+    let (_, builder) = scripted([Step::output(&answer)]);
+    let response = builder.options(options).start().await.unwrap().ask("Who?").await.unwrap();
+    assert_eq!(response.output, Some(json!({ "name": "Ada", "born": null, "home": { "city": "London" } })));
+}

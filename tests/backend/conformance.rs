@@ -1,0 +1,185 @@
+//! The suite passes on a backend that keeps the contract, and catches each way to break it.
+
+use std::{panic::AssertUnwindSafe, sync::Arc};
+
+use futures_util::FutureExt;
+use omni_agent::{
+    message::{Message, ToolResult, ToolUse},
+    provider::{
+        StopReason,
+        backend::{
+            Backend, BackendError, BackendEvent, TurnPrompt, TurnResult,
+            conformance::{self, Memory, Report},
+        },
+    },
+};
+use serde_json::json;
+
+use crate::scripted::{Act, Fault, ScriptedBackend, Step, Turn};
+
+struct Subject(ScriptedBackend);
+
+fn prompt(text: &str) -> TurnPrompt {
+    TurnPrompt::new([Message::user(text)])
+}
+
+impl conformance::Subject for Subject {
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(self.0.clone())
+    }
+
+    fn long_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Go on for ever"))
+    }
+
+    fn tool_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Look"))
+    }
+
+    fn asking_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Delete"))
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        let (tell, ask) = (prompt("The word is heron"), prompt("Which word?"));
+        Some(Memory { tell, ask, word: "heron".to_owned() })
+    }
+
+    fn running(&self) -> Option<usize> {
+        Some(self.0.running())
+    }
+}
+
+fn tool() -> ToolUse {
+    ToolUse::new("t1", "shell", json!({}))
+}
+
+fn used() -> BackendEvent {
+    BackendEvent::ToolUse(tool())
+}
+
+fn result() -> BackendEvent {
+    BackendEvent::ToolResult(ToolResult::ok(&tool(), "done"))
+}
+
+fn well(prompt: &str) -> Option<Turn> {
+    match prompt {
+        "Go on for ever" => Some(Turn::new().text("And on").step(Step::Hang)),
+        "Look" => Some(Turn::new().event(used()).event(result()).text("Seen.").stop()),
+        "Delete" => {
+            Some(Turn::new().event(used()).step(Step::Ask(tool(), Vec::new())).event(result()).stop())
+        }
+        _ => None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn suite_passes_on_a_backend_that_keeps_the_contract() {
+    let report = conformance::check(async || Subject(ScriptedBackend::whole(well, None))).await;
+    assert_eq!((report.passed.len(), report.skipped.len()), (18, 0), "{report:?}");
+}
+
+/// A subject of which nothing is known but the backend.
+struct Plain(ScriptedBackend);
+
+impl conformance::Subject for Plain {
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(self.0.clone())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn suite_skips_what_nobody_can_bring_about() {
+    let report = conformance::check(async || Plain(ScriptedBackend::new([]))).await;
+    let skipped =
+        ["permission_allowed_goes_on", "resume_goes_on_where_it_was", "terminate_leaves_nothing_running"];
+    assert!(skipped.iter().all(|check| report.skipped.contains(check)), "{report:?}");
+    assert!(report.passed.contains(&"prompt_after_terminate_is_an_error"), "{report:?}");
+}
+
+/// Runs the suite on backends with a fault, which it has to catch by this check.
+async fn caught(by: &str, make: impl Fn() -> ScriptedBackend) {
+    let outcome: Result<Report, _> =
+        AssertUnwindSafe(conformance::check(async || Subject(make()))).catch_unwind().await;
+    let words = *outcome.expect_err("the suite passed").downcast::<String>().unwrap();
+    let failed = words.split_once(": ").unwrap().1;
+    assert!(failed.split(", ").any(|name| name == by), "{by} is not among {failed}");
+}
+
+macro_rules! breaches {
+    ($($test:ident: $check:literal, $make:expr;)+) => {$(
+        #[tokio::test(start_paused = true)]
+        async fn $test() {
+            caught($check, || $make).await;
+        }
+    )+};
+}
+
+/// A backend whose tool turns go like this; all else is well.
+macro_rules! looking {
+    ($turn:expr) => {
+        ScriptedBackend::whole(|prompt| if prompt == "Look" { Some($turn) } else { well(prompt) }, None)
+    };
+}
+
+/// A backend whose plain turns go like this; all else is well.
+macro_rules! saying {
+    ($turn:expr) => {
+        ScriptedBackend::whole(|prompt| if prompt == "Say hello." { Some($turn) } else { well(prompt) }, None)
+    };
+}
+
+fn end() -> BackendEvent {
+    BackendEvent::Result(TurnResult::new(StopReason::Stop))
+}
+
+breaches! {
+    suite_catches_a_turn_without_an_end: "turn_ends_in_one_terminal_event", saying!(Turn::new().text("Hello"));
+    suite_catches_two_ends: "turn_ends_in_one_terminal_event", saying!(Turn::new().event(end()).event(end()));
+    suite_catches_an_error_after_the_end: "turn_ends_in_one_terminal_event",
+        saying!(Turn::new().event(end()).event(BackendEvent::Error(BackendError::Failed("late".into()))));
+    suite_catches_text_after_the_end: "turn_ends_in_one_terminal_event", saying!(Turn::new().event(end()).text("More"));
+    suite_catches_a_stream_that_stays_open: "turn_ends_in_one_terminal_event",
+        saying!(Turn::new().event(end()).step(Step::Hang));
+    suite_catches_a_panic_in_the_stream: "turn_ends_in_one_terminal_event", saying!(Turn::new().step(Step::Panic));
+    suite_catches_silence: "turn_ends_in_one_terminal_event", saying!(Turn::new().text("So").step(Step::Hang));
+    suite_catches_a_result_without_its_use: "tool_results_follow_their_uses", looking!(Turn::new().event(result()).stop());
+    suite_catches_a_repeated_tool_use: "tool_results_follow_their_uses",
+        looking!(Turn::new().event(used()).event(used()).stop());
+    suite_catches_a_second_result: "tool_results_follow_their_uses",
+        looking!(Turn::new().event(used()).event(result()).event(result()).stop());
+    suite_catches_an_update_for_nobody: "tool_results_follow_their_uses",
+        looking!(Turn::new().event(used()).event(BackendEvent::ToolUpdate { id: "t2".into(), data: json!(1) }).stop());
+    suite_catches_a_panic_in_start: "turn_ends_in_one_terminal_event",
+        ScriptedBackend::whole(well, None).act("start", Act::Panic);
+    suite_catches_a_start_that_hangs: "turn_ends_in_one_terminal_event",
+        ScriptedBackend::whole(well, None).act("start", Act::Hang);
+    suite_catches_an_update_that_fails: "turns_follow_one_another",
+        ScriptedBackend::whole(well, None).act("update", Act::Fail(BackendError::Failed("no".into())));
+    suite_catches_a_cancel_that_is_ignored: "cancel_ends_the_turn_and_the_session_goes_on",
+        ScriptedBackend::whole(well, None).act("cancel", Act::Hang);
+    suite_catches_a_cancel_that_needs_a_turn: "cancel_without_a_turn_is_no_error",
+        ScriptedBackend::whole(well, None).act("cancel", Act::Fail(BackendError::Invalid("no turn".into())));
+    suite_catches_a_cancel_that_leaves_a_question: "permission_dropped_is_a_cancelled_turn",
+        ScriptedBackend::whole(well, None).act("cancel", Act::Hang);
+    suite_catches_a_terminate_that_hangs: "prompt_after_terminate_is_an_error",
+        ScriptedBackend::whole(well, None).act("terminate", Act::Hang);
+    suite_catches_a_stream_that_outlives_its_session: "terminate_in_mid_turn_ends_its_stream",
+        ScriptedBackend::whole(well, Some(Fault::StreamsOn));
+    suite_catches_answers_after_the_end: "prompt_after_terminate_is_an_error",
+        ScriptedBackend::whole(well, Some(Fault::AnswersOn));
+    suite_catches_what_terminate_leaves_running: "terminate_leaves_nothing_running",
+        ScriptedBackend::whole(well, Some(Fault::RunsOn));
+    suite_catches_what_a_drop_leaves_running: "dropped_session_leaves_nothing_running",
+        ScriptedBackend::whole(well, Some(Fault::RunsOn));
+    suite_catches_a_session_that_forgets: "session_remembers", ScriptedBackend::whole(well, Some(Fault::Forgets));
+    suite_catches_sessions_that_meet: "sessions_at_once_are_apart", ScriptedBackend::whole(well, Some(Fault::Tells));
+    suite_catches_a_resume_that_begins_anew: "resume_goes_on_where_it_was",
+        ScriptedBackend::whole(well, Some(Fault::ResumesAnew));
+    suite_catches_a_resume_of_what_never_was: "resume_of_an_unknown_session_is_refused",
+        ScriptedBackend::whole(well, Some(Fault::ResumesAnything));
+    suite_catches_a_fork_at_another_place: "fork_goes_on_from_its_place_and_leaves_the_other",
+        ScriptedBackend::whole(well, Some(Fault::ForksAtTheEnd));
+    suite_catches_a_fork_that_is_none: "fork_goes_on_from_its_place_and_leaves_the_other",
+        ScriptedBackend::whole(well, Some(Fault::ForksNothing));
+}

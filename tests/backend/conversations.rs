@@ -1,0 +1,226 @@
+//! Conversations that are stopped and reopened, branch, and are cut short.
+
+use std::{sync::Arc, time::Duration};
+
+use omni_agent::{
+    agent::Event,
+    provider::backend::Capabilities,
+    session::{Mode, Session, SessionError},
+    store::{ConversationId, MemoryStore, Store},
+    subscription::Update,
+    tree::NodeId,
+};
+
+use crate::scripted::{ScriptedBackend, Step, Turn};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn id() -> ConversationId {
+    ConversationId::new("talk").unwrap()
+}
+
+fn node(number: u64) -> NodeId {
+    NodeId::new(number).unwrap()
+}
+
+fn store() -> Arc<dyn Store> {
+    Arc::new(MemoryStore::new())
+}
+
+async fn created(store: &Arc<dyn Store>, backend: &ScriptedBackend) -> Session {
+    Session::builder(Arc::clone(store)).agent(backend.agent()).create_as(id()).await.unwrap()
+}
+
+async fn reopened(store: &Arc<dyn Store>, session: Session, backend: &ScriptedBackend) -> Session {
+    session.stop(SECOND).await.unwrap();
+    Session::builder(Arc::clone(store)).agent(backend.agent()).load(id()).await.unwrap()
+}
+
+fn able() -> Capabilities {
+    Capabilities::default().with_resume().with_fork()
+}
+
+/// What the failed run says.
+fn words(error: &SessionError) -> String {
+    match error {
+        SessionError::Agent(error) => crate::faults::provider_error(error).message.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_reopened_goes_on_where_it_was() {
+    let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
+    let session = created(&store, &backend).await;
+    session.ask("One").await.unwrap();
+    session.ask("Two").await.unwrap();
+    let session = reopened(&store, session, &backend).await;
+    assert_eq!(backend.count("resume s1"), 0, "nothing starts before the first prompt");
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
+    session.stop(SECOND).await.unwrap();
+    assert_eq!(
+        (backend.count("start"), backend.count("resume s1"), backend.count("terminate s1")),
+        (1, 1, 2)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_reopened_without_resume_says_that_it_cannot() {
+    let (store, backend) = (store(), ScriptedBackend::new([]));
+    let session = created(&store, &backend).await;
+    session.ask("One").await.unwrap();
+    let session = reopened(&store, session, &backend).await;
+    let before = backend.log();
+    let error = session.ask("Two").await.unwrap_err();
+    assert!(words(&error).contains("can't resume one; start a new conversation"), "{error:?}");
+    assert_eq!(backend.log(), before, "nothing was sent");
+    assert_eq!(session.tree().await.unwrap().head(), Some(node(2)), "and nothing changed");
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_reopened_whose_backend_gave_no_id_says_that_it_cannot() {
+    let (store, backend) = (store(), ScriptedBackend::nameless());
+    let session = created(&store, &backend).await;
+    session.ask("One").await.unwrap();
+    assert_eq!(session.ask("Two").await.unwrap().text(), "One | Two");
+    let session = reopened(&store, session, &backend).await;
+    let error = session.ask("Three").await.unwrap_err();
+    assert!(words(&error).contains("gave it no id"), "{error:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_reopened_that_the_backend_has_forgotten_says_so() {
+    let (store, backend) = (store(), ScriptedBackend::able(able(), []));
+    let session = created(&store, &backend).await;
+    session.ask("One").await.unwrap();
+    let other = ScriptedBackend::able(able(), []);
+    let session = reopened(&store, session, &other).await;
+    let error = session.ask("Two").await.unwrap_err();
+    assert!(words(&error).contains("knows no session s1"), "{error:?}");
+    assert_eq!(other.log(), ["resume s1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_that_the_backend_cannot_follow_changes_nothing() {
+    let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
+    let session = created(&store, &backend).await;
+    for prompt in ["One", "Two"] {
+        session.ask(prompt).await.unwrap();
+    }
+    let (before, tree) = (backend.log(), session.tree().await.unwrap());
+    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session.flush(SECOND).await.unwrap();
+    assert_eq!(backend.log(), before);
+    let after = session.tree().await.unwrap();
+    assert_eq!((after.head(), after.len()), (tree.head(), tree.len()));
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_is_followed_by_a_fork_and_each_side_goes_on_in_its_own_session() {
+    let (store, backend) = (store(), ScriptedBackend::able(able(), []));
+    let session = created(&store, &backend).await;
+    for prompt in ["One", "Two"] {
+        session.ask(prompt).await.unwrap();
+    }
+    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.ask("More").await.unwrap().text(), "One | Other | More");
+    assert_eq!((backend.count("fork s1 at 1"), backend.count("terminate s1")), (1, 1));
+    session.navigate(Some(node(4))).await.unwrap();
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
+    assert_eq!((backend.count("resume s1"), backend.count("terminate s2")), (1, 1));
+}
+
+/// A session with two turns, reopened, that branches after the first.
+async fn reopened_and_branched(able: Capabilities) -> (Session, ScriptedBackend) {
+    let (store, backend) = (store(), ScriptedBackend::able(able, []));
+    let session = created(&store, &backend).await;
+    for prompt in ["One", "Two"] {
+        session.ask(prompt).await.unwrap();
+    }
+    let session = reopened(&store, session, &backend).await;
+    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    (session, backend)
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_after_a_reload_is_followed_by_a_fork() {
+    let (session, backend) = reopened_and_branched(able()).await;
+    assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "One | Other");
+    session.stop(SECOND).await.unwrap();
+    // Used, then resumed and found elsewhere.
+    assert_eq!((backend.count("terminate s1"), backend.count("terminate s2")), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_after_a_reload_that_the_backend_cannot_follow_changes_nothing() {
+    let (session, backend) = reopened_and_branched(Capabilities::default().with_resume()).await;
+    assert!(!backend.log().iter().any(|call| call.contains("Other")), "{:?}", backend.log());
+    assert_eq!(session.tree().await.unwrap().head(), Some(node(4)));
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_reopened_after_a_cancelled_turn_goes_on() {
+    let script = [Turn::new().step(Step::Recall).stop(), Turn::new().text("So far").step(Step::Hang)];
+    let (store, backend) = (store(), ScriptedBackend::able(able(), script));
+    let session = created(&store, &backend).await;
+    session.ask("One").await.unwrap();
+    session.prompt("Two").await.unwrap();
+    backend.until("prompt s1: Two").await;
+    session.cancel().await.unwrap();
+    let session = reopened(&store, session, &backend).await;
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three", "what it heard it knows");
+    assert_eq!(backend.count("fork s1 at 1"), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_from_the_beginning_is_a_session_of_its_own() {
+    let (store, backend) = (store(), ScriptedBackend::new([]));
+    let session = created(&store, &backend).await;
+    session.ask("One").await.unwrap();
+    session.branch(None, "Anew").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.ask("More").await.unwrap().text(), "Anew | More");
+    assert_eq!((backend.count("start"), backend.count("terminate s1")), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupted_answer_is_kept_and_gone_on_from() {
+    let backend = ScriptedBackend::able(
+        Capabilities::default().with_resume(),
+        [Turn::new().step(Step::Recall).stop(), Turn::new().text("So far").step(Step::Hang)],
+    );
+    let store = store();
+    let session = created(&store, &backend).await;
+    session.ask("One").await.unwrap();
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    session.prompt("Two").await.unwrap();
+    loop {
+        let Some(Update::Event(event)) = events.next().await else { panic!("the session has ended") };
+        if matches!(event.event.agent(), Some(Event::TextDelta { .. })) {
+            break;
+        }
+    }
+    session.interrupt().await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "So far");
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
+    let session = reopened(&store, session, &backend).await;
+    assert_eq!(session.ask("Four").await.unwrap().text(), "One | Two | Three | Four");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sessions_at_once_do_not_meet() {
+    let (backend, stores) = (ScriptedBackend::new([]), [store(), store()]);
+    let (one, two) = (created(&stores[0], &backend).await, created(&stores[1], &backend).await);
+    let (first, second) = tokio::join!(one.ask("A"), two.ask("B"));
+    assert_eq!((first.unwrap().text(), second.unwrap().text()), ("A".to_owned(), "B".to_owned()));
+    one.stop(SECOND).await.unwrap();
+    assert_eq!(two.ask("C").await.unwrap().text(), "B | C");
+    let ended: SessionError = one.tree().await.unwrap_err();
+    assert!(matches!(ended, SessionError::Ended(_)), "{ended:?}");
+}

@@ -1,0 +1,124 @@
+//! A backend's session ends with its agent, once, however that ends.
+
+use std::{sync::mpsc, thread, time::Duration};
+
+use omni_agent::{agent::Agent, message::History};
+
+use crate::scripted::{Act, ScriptedBackend, Step, Turn};
+
+async fn prompted(backend: &ScriptedBackend) -> Agent {
+    let agent = backend.agent().start().await.unwrap();
+    agent.ask("Go").await.unwrap();
+    agent
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_terminates_before_it_returns() {
+    let backend = ScriptedBackend::new([]);
+    prompted(&backend).await.stop(Duration::from_secs(1)).await.unwrap();
+    assert_eq!((backend.count("terminate s1"), backend.count("drop s1")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_without_a_prompt_has_nothing_to_terminate() {
+    let backend = ScriptedBackend::new([]);
+    backend.agent().start().await.unwrap().stop(Duration::from_secs(1)).await.unwrap();
+    assert_eq!(backend.log(), Vec::<String>::new());
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_agent_terminates_once() {
+    let backend = ScriptedBackend::new([]);
+    drop(prompted(&backend).await);
+    backend.until("drop s1").await;
+    assert_eq!(backend.count("terminate s1"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_agent_in_mid_turn_cancels_then_terminates() {
+    let backend = ScriptedBackend::new([Turn::new().text("So").step(Step::Hang)]);
+    let agent = backend.agent().start().await.unwrap();
+    agent.prompt("Go").await.unwrap();
+    backend.until("prompt s1: Go").await;
+    drop(agent);
+    backend.until("drop s1").await;
+    assert_eq!(backend.log()[2..], ["cancel s1", "terminate s1", "drop s1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_model_terminates_the_session_of_the_one_before() {
+    let (backend, other) = (ScriptedBackend::new([]), ScriptedBackend::new([]));
+    let agent = prompted(&backend).await;
+    let model = other.model();
+    agent
+        .set_state(move |draft| {
+            draft.config.model = model;
+            draft.history = History::new();
+            Ok(())
+        })
+        .await
+        .unwrap();
+    agent.ask("On").await.unwrap();
+    backend.until("drop s1").await;
+    assert_eq!((backend.count("terminate s1"), other.count("start")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn terminate_that_hangs_or_panics_is_let_go_of() {
+    for act in [Act::Hang, Act::Panic] {
+        let backend = ScriptedBackend::new([]).act("terminate", act);
+        drop(prompted(&backend).await);
+        backend.until("drop s1").await;
+        assert_eq!(backend.count("terminate s1"), 1);
+    }
+}
+
+/// Runs on a thread of its own, so that a test does not hang if it does.
+fn in_time(work: impl FnOnce() + Send + 'static) {
+    let (done, waiter) = mpsc::channel();
+    let thread = thread::spawn(move || {
+        work();
+        done.send(()).unwrap();
+    });
+    waiter.recv_timeout(Duration::from_mins(1)).expect("it was not done in time");
+    thread.join().unwrap();
+}
+
+fn runtimes() -> [tokio::runtime::Runtime; 2] {
+    let one = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let many = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    [one, many]
+}
+
+#[test]
+fn runtime_that_shuts_down_terminates_before_it_is_gone() {
+    for runtime in runtimes() {
+        let backend = ScriptedBackend::new([]);
+        let served = backend.clone();
+        in_time(move || {
+            let agent = runtime.block_on(async { prompted(&served).await });
+            drop(runtime);
+            drop(agent);
+        });
+        assert_eq!((backend.count("terminate s1"), backend.count("drop s1")), (1, 1));
+    }
+}
+
+#[test]
+fn runtime_that_shuts_down_in_mid_turn_terminates_before_it_is_gone() {
+    for runtime in runtimes() {
+        let backend = ScriptedBackend::new([Turn::new().text("So").step(Step::Hang)]);
+        let served = backend.clone();
+        in_time(move || {
+            let agent = runtime.block_on(async {
+                let agent = served.agent().start().await.unwrap();
+                agent.prompt("Go").await.unwrap();
+                served.until("prompt s1: Go").await;
+                agent
+            });
+            drop(runtime);
+            drop(agent);
+        });
+        assert_eq!(backend.count("terminate s1"), 1, "{:?}", backend.log());
+    }
+}

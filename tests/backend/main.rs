@@ -1,0 +1,11 @@
+//! Backends: the adapter under agents and sessions, through its public surface.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod conformance;
+mod conversations;
+mod faults;
+mod lifetime;
+mod permissions;
+mod scripted;
+mod turns;

@@ -1,0 +1,156 @@
+//! A backend's requests for permission, as questions to the agent.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision},
+    message::{Content, ToolResult, ToolUse},
+    provider::backend::{BackendEvent, Capabilities, PermissionAnswer, PermissionKind, PermissionOption},
+    subscription::Update,
+    testing::Gate,
+    tool::Decision,
+};
+use serde_json::{Value, json};
+
+use crate::scripted::{ScriptedBackend, Step, Turn};
+
+fn shell() -> ToolUse {
+    ToolUse::new("t1", "shell", json!({ "cmd": "rm" }))
+}
+
+fn options() -> Vec<PermissionOption> {
+    vec![
+        PermissionOption::new("yes", "Allow", PermissionKind::AllowOnce),
+        PermissionOption::new("ever", "Always allow", PermissionKind::AllowAlways),
+        PermissionOption::new("no", "Reject", PermissionKind::RejectOnce),
+    ]
+}
+
+fn asking() -> Turn {
+    Turn::new().event(BackendEvent::ToolUse(shell())).step(Step::Ask(shell(), options())).text("Well.").stop()
+}
+
+/// Decides everything alike.
+struct Decides(ToolDecision);
+
+#[async_trait]
+impl AgentCallbacks for Decides {
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        self.0.clone()
+    }
+}
+
+async fn asked(decision: ToolDecision, able: Capabilities) -> (ScriptedBackend, Value) {
+    let backend = ScriptedBackend::able(able, [asking()]);
+    let agent = backend.agent().callbacks(Decides(decision)).start().await.unwrap();
+    let response = agent.ask("Go").await.unwrap();
+    assert_eq!(response.text(), "Well.");
+    let item = response.message.as_ref().unwrap().content.iter().find_map(|block| match block {
+        Content::ProviderItem(item) => Some(item.data.clone()),
+        _ => None,
+    });
+    (backend, item.unwrap())
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_gets_every_decision() {
+    let chosen = |id: &str| ToolDecision::Provide(ToolResult::ok(&shell(), id));
+    let edit = json!({ "cmd": "ls" });
+    let none = Capabilities::default();
+    let cases = [
+        (ToolDecision::Execute, none, PermissionAnswer::Allow, "allow"),
+        (ToolDecision::Reject("No.".into()), none, PermissionAnswer::Reject("No.".into()), "reject"),
+        (chosen("ever"), none, PermissionAnswer::Choose("ever".into()), "ever"),
+        (chosen("else"), none, PermissionAnswer::Reject("else".into()), "reject"),
+        (
+            ToolDecision::ExecuteWith(edit.clone()),
+            none.with_edits(),
+            PermissionAnswer::AllowWith(edit.clone()),
+            "allow",
+        ),
+    ];
+    for (decision, able, answer, word) in cases {
+        let (backend, item) = asked(decision, able).await;
+        assert_eq!(backend.answers(), [Some(answer)]);
+        assert_eq!(item["permission"]["answer"], word);
+        assert_eq!(item["permission"]["options"][1]["kind"], "allow_always");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_with_another_input_is_a_rejection_where_the_backend_takes_none() {
+    let decision = ToolDecision::ExecuteWith(json!({ "cmd": "ls" }));
+    let (backend, _) = asked(decision, Capabilities::default()).await;
+    assert!(matches!(&backend.answers()[..], [Some(PermissionAnswer::Reject(_))]), "{:?}", backend.answers());
+}
+
+/// An agent that is asked and pauses.
+async fn paused(backend: &ScriptedBackend) -> Agent {
+    let pause = Decides(ToolDecision::Pause(json!("sure?")));
+    let agent = backend.agent().callbacks(pause).start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    agent.prompt("Go").await.unwrap();
+    loop {
+        match events.next().await {
+            Some(Update::Event(event)) if matches!(*event.event, Event::Pause { .. }) => return agent,
+            Some(_) => {}
+            None => panic!("the agent has ended"),
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_paused_waits_for_resume_however_long() {
+    let backend = ScriptedBackend::new([asking()]);
+    let agent = paused(&backend).await;
+    let pause = agent.snapshot().await.unwrap().pause.unwrap();
+    assert_eq!((pause.tool_use, pause.reason), (shell(), json!("sure?")));
+    // Longer than any silence that would be let pass.
+    tokio::time::advance(Duration::from_hours(10)).await;
+    assert_eq!(agent.status().await.unwrap(), Status::Paused);
+    agent.resume("t1", Decision::Execute).await.unwrap();
+    agent.wait_until_idle().await.unwrap();
+    assert_eq!(backend.answers(), [Some(PermissionAnswer::Allow)]);
+    assert_eq!(agent.state().await.unwrap().history().last().unwrap().text(), "Well.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_cancelled_in_mid_question_has_no_answer_and_cancels_the_turn() {
+    let backend = ScriptedBackend::new([asking()]);
+    let agent = paused(&backend).await;
+    agent.cancel().await.unwrap();
+    backend.until("cancel s1").await;
+    backend.until("answered").await;
+    assert_eq!(backend.answers(), [None]);
+    let late = agent.resume("t1", Decision::Execute).await.unwrap_err();
+    assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
+    assert_eq!(agent.ask("On").await.unwrap().text(), "Go | On");
+    assert_eq!((backend.count("start"), backend.count("terminate s1")), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_taken_back_ends_the_pause() {
+    let gate = Gate::new();
+    let backend =
+        ScriptedBackend::new([Turn::new().step(Step::AskUntil(shell(), gate)).text("Never mind.").stop()]);
+    let agent = backend.agent().callbacks(Decides(ToolDecision::Pause(Value::Null))).start().await.unwrap();
+    assert_eq!(agent.ask("Go").await.unwrap().text(), "Never mind.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_before_its_tool_use_becomes_one_item() {
+    let turn = Turn::new()
+        .step(Step::Ask(shell(), Vec::new()))
+        .event(BackendEvent::ToolUse(shell()))
+        .event(BackendEvent::ToolResult(ToolResult::error(&shell(), "gone")))
+        .stop();
+    let backend = ScriptedBackend::new([turn]);
+    let agent = backend.agent().start().await.unwrap();
+    let answer = agent.ask("Go").await.unwrap().message.clone().unwrap();
+    let [Content::ProviderItem(item)] = &answer.content[..] else { panic!("{answer:?}") };
+    assert_eq!(
+        (&item.data["status"], &item.data["permission"]["answer"]),
+        (&json!("failed"), &json!("allow"))
+    );
+}

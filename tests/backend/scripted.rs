@@ -1,0 +1,449 @@
+//! A backend that does as it is told and notes what it was asked to do.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    future::pending,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use futures_util::stream;
+use omni_agent::{
+    agent::{Agent, AgentBuilder},
+    message::ToolUse,
+    provider::{
+        Model, Registry, StopReason,
+        backend::{
+            Backend, BackendError, BackendEvent, BackendProvider, BackendSession, Capabilities, EventStream,
+            PermissionAnswer, PermissionOption, PermissionRequest, Place, SessionId, SessionOptions,
+            TurnPrompt, TurnResult,
+        },
+    },
+    testing::Gate,
+};
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+/// What a call does instead of its work.
+#[derive(Clone, Debug)]
+pub(crate) enum Act {
+    Fail(BackendError),
+    Hang,
+    Panic,
+}
+
+/// What a turn does, one after another.
+pub(crate) enum Step {
+    Event(BackendEvent),
+    /// Says what the session was told so far.
+    Recall,
+    Ask(ToolUse, Vec<PermissionOption>),
+    /// Asks, and takes the question back at the gate.
+    AskUntil(ToolUse, Gate),
+    Gate(Gate),
+    Wait(Duration),
+    Hang,
+    Panic,
+}
+
+/// One turn.
+#[derive(Default)]
+pub(crate) struct Turn(VecDeque<Step>);
+
+impl Turn {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    pub(crate) fn step(mut self, step: Step) -> Self {
+        self.0.push_back(step);
+        self
+    }
+
+    pub(crate) fn event(self, event: BackendEvent) -> Self {
+        self.step(Step::Event(event))
+    }
+
+    pub(crate) fn text(self, text: &str) -> Self {
+        self.event(BackendEvent::Text(text.to_owned()))
+    }
+
+    pub(crate) fn stop(self) -> Self {
+        self.event(BackendEvent::Result(TurnResult::new(StopReason::Stop)))
+    }
+}
+
+/// What a backend does that none may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    /// Keeps the stream of a turn open when the session is terminated.
+    StreamsOn,
+    /// Takes prompts when the session is terminated.
+    AnswersOn,
+    /// Leaves something running when the session is terminated, or dropped.
+    RunsOn,
+    /// Does not know what it was told in the turn before.
+    Forgets,
+    /// All sessions know what one was told.
+    Tells,
+    /// Resumes a session as a new one.
+    ResumesAnew,
+    /// Resumes what there never was.
+    ResumesAnything,
+    /// Forks at the end, wherever it is told to.
+    ForksAtTheEnd,
+    /// Forks by handing out the same session.
+    ForksNothing,
+}
+
+/// What a turn does, by its prompt.
+type ByPrompt = fn(&str) -> Option<Turn>;
+
+/// Clones share script and record.
+#[derive(Clone)]
+pub(crate) struct ScriptedBackend(Arc<Inner>);
+
+struct Inner {
+    capabilities: Capabilities,
+    /// Whether sessions have ids, and checkpoints.
+    named: bool,
+    fault: Option<Fault>,
+    by_prompt: Option<ByPrompt>,
+    /// Sessions that run something.
+    running: AtomicUsize,
+    script: Mutex<VecDeque<Turn>>,
+    acts: Mutex<BTreeMap<&'static str, VecDeque<Act>>>,
+    log: Mutex<Vec<String>>,
+    noted: Notify,
+    /// How much each session was told when its last finished turn ended.
+    finished: Mutex<BTreeMap<String, usize>>,
+    /// What each session was told.
+    told: Mutex<BTreeMap<String, Vec<String>>>,
+    options: Mutex<Vec<SessionOptions>>,
+    answers: Mutex<Vec<Option<PermissionAnswer>>>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl ScriptedBackend {
+    pub(crate) fn new(script: impl IntoIterator<Item = Turn>) -> Self {
+        Self::with(Capabilities::default(), true, script)
+    }
+
+    pub(crate) fn able(capabilities: Capabilities, script: impl IntoIterator<Item = Turn>) -> Self {
+        Self::with(capabilities, true, script)
+    }
+
+    /// A backend that can do all there is, with a turn for each prompt that the suite needs.
+    pub(crate) fn whole(by_prompt: ByPrompt, fault: Option<Fault>) -> Self {
+        let able = Capabilities::default().with_resume().with_fork().with_history().with_edits();
+        let mut backend = Self::with(able, true, []);
+        let inner = Arc::get_mut(&mut backend.0).expect("nobody shares it yet");
+        (inner.by_prompt, inner.fault) = (Some(by_prompt), fault);
+        backend
+    }
+
+    fn has(&self, fault: Fault) -> bool {
+        self.0.fault == Some(fault)
+    }
+
+    /// How many sessions run something.
+    pub(crate) fn running(&self) -> usize {
+        self.0.running.load(Ordering::SeqCst)
+    }
+
+    pub(crate) fn nameless() -> Self {
+        Self::with(Capabilities::default().with_resume().with_fork(), false, [])
+    }
+
+    fn with(capabilities: Capabilities, named: bool, script: impl IntoIterator<Item = Turn>) -> Self {
+        Self(Arc::new(Inner {
+            capabilities,
+            named,
+            fault: None,
+            by_prompt: None,
+            running: AtomicUsize::new(0),
+            script: Mutex::new(script.into_iter().collect()),
+            acts: Mutex::default(),
+            log: Mutex::default(),
+            noted: Notify::new(),
+            finished: Mutex::default(),
+            told: Mutex::default(),
+            options: Mutex::default(),
+            answers: Mutex::default(),
+        }))
+    }
+
+    /// The next call of this method does this instead.
+    pub(crate) fn act(self, call: &'static str, act: Act) -> Self {
+        lock(&self.0.acts).entry(call).or_default().push_back(act);
+        self
+    }
+
+    pub(crate) fn provider(&self) -> BackendProvider {
+        BackendProvider::new(self.clone())
+    }
+
+    pub(crate) fn model(&self) -> Model {
+        Model::new(Arc::new(self.provider()), "default")
+    }
+
+    pub(crate) fn agent(&self) -> AgentBuilder {
+        Agent::builder().model(self.model()).registry(Registry::empty().with(self.provider()))
+    }
+
+    /// The calls so far.
+    pub(crate) fn log(&self) -> Vec<String> {
+        lock(&self.0.log).clone()
+    }
+
+    /// How often this was called.
+    pub(crate) fn count(&self, call: &str) -> usize {
+        self.log().iter().filter(|noted| *noted == call).count()
+    }
+
+    /// Waits for a call.
+    pub(crate) async fn until(&self, call: &str) {
+        let come = async {
+            loop {
+                let noted = self.0.noted.notified();
+                if self.count(call) > 0 {
+                    return;
+                }
+                noted.await;
+            }
+        };
+        let come = tokio::time::timeout(Duration::from_hours(1), come).await;
+        assert!(come.is_ok(), "{call} was not called: {:?}", self.log());
+    }
+
+    pub(crate) fn options(&self) -> Vec<SessionOptions> {
+        lock(&self.0.options).clone()
+    }
+
+    pub(crate) fn answers(&self) -> Vec<Option<PermissionAnswer>> {
+        lock(&self.0.answers).clone()
+    }
+
+    fn knows(&self, id: &str) -> bool {
+        lock(&self.0.told).contains_key(id)
+    }
+
+    fn note(&self, call: String) {
+        lock(&self.0.log).push(call);
+        self.0.noted.notify_waiters();
+    }
+
+    async fn called(&self, call: &'static str, note: String) -> Result<(), BackendError> {
+        self.note(note);
+        let act = lock(&self.0.acts).get_mut(call).and_then(VecDeque::pop_front);
+        match act {
+            None => Ok(()),
+            Some(Act::Fail(error)) => Err(error),
+            Some(Act::Hang) => pending().await,
+            Some(Act::Panic) => panic!("{call} panics"),
+        }
+    }
+
+    fn session(&self, options: &SessionOptions, told: Vec<String>) -> Arc<dyn BackendSession> {
+        let id = {
+            let mut all = lock(&self.0.told);
+            let id = format!("s{}", all.len() + 1);
+            lock(&self.0.finished).insert(id.clone(), told.len());
+            all.insert(id.clone(), told);
+            id
+        };
+        self.attach(id, options)
+    }
+
+    fn attach(&self, id: String, options: &SessionOptions) -> Arc<dyn BackendSession> {
+        lock(&self.0.options).push(options.clone());
+        self.0.running.fetch_add(1, Ordering::SeqCst);
+        let runs = AtomicBool::new(true);
+        Arc::new(ScriptedSession { backend: self.clone(), id, ended: CancellationToken::new(), runs })
+    }
+}
+
+#[async_trait]
+impl Backend for ScriptedBackend {
+    fn name(&self) -> &str {
+        "scripted"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        self.0.capabilities
+    }
+
+    async fn start(&self, options: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError> {
+        self.called("start", "start".to_owned()).await?;
+        Ok(self.session(options, Vec::new()))
+    }
+
+    async fn resume(
+        &self,
+        id: &SessionId,
+        options: &SessionOptions,
+    ) -> Result<Arc<dyn BackendSession>, BackendError> {
+        self.called("resume", format!("resume {id}")).await?;
+        if self.has(Fault::ResumesAnew) || self.has(Fault::ResumesAnything) && !self.knows(id.as_str()) {
+            return Ok(self.session(options, Vec::new()));
+        }
+        if !self.knows(id.as_str()) {
+            return Err(BackendError::UnknownSession(id.clone()));
+        }
+        Ok(self.attach(id.to_string(), options))
+    }
+
+    async fn fork(
+        &self,
+        place: &Place,
+        options: &SessionOptions,
+    ) -> Result<Arc<dyn BackendSession>, BackendError> {
+        self.called("fork", format!("fork {} at {}", place.session, place.prompts)).await?;
+        if self.has(Fault::ForksNothing) {
+            return Ok(self.attach(place.session.to_string(), options));
+        }
+        let told = lock(&self.0.told).get(place.session.as_str()).cloned();
+        let mut told = told.ok_or_else(|| BackendError::UnknownSession(place.session.clone()))?;
+        let kept: usize = place.checkpoint.as_ref().unwrap().parse().unwrap();
+        if !self.has(Fault::ForksAtTheEnd) {
+            told.truncate(kept);
+        }
+        Ok(self.session(options, told))
+    }
+}
+
+struct ScriptedSession {
+    backend: ScriptedBackend,
+    id: String,
+    ended: CancellationToken,
+    /// Whether it runs something.
+    runs: AtomicBool,
+}
+
+impl ScriptedSession {
+    fn told(&self) -> Vec<String> {
+        let all = lock(&self.backend.0.told);
+        match self.backend.0.fault {
+            Some(Fault::Forgets) => all[&self.id].last().cloned().into_iter().collect(),
+            Some(Fault::Tells) => all.values().flatten().cloned().collect(),
+            _ => all[&self.id].clone(),
+        }
+    }
+
+    /// Nothing runs any more.
+    fn rest(&self) {
+        if !self.backend.has(Fault::RunsOn) && self.runs.swap(false, Ordering::SeqCst) {
+            self.backend.0.running.fetch_sub(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[async_trait]
+impl BackendSession for ScriptedSession {
+    fn id(&self) -> Option<SessionId> {
+        self.backend.0.named.then(|| SessionId::new(self.id.as_str()))
+    }
+
+    fn checkpoint(&self) -> Option<String> {
+        self.backend.0.named.then(|| lock(&self.backend.0.finished)[&self.id].to_string())
+    }
+
+    async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError> {
+        self.backend.called("prompt", format!("prompt {}: {}", self.id, prompt.text())).await?;
+        if self.ended.is_cancelled() && !self.backend.has(Fault::AnswersOn) {
+            return Err(BackendError::Ended("it was terminated".to_owned()));
+        }
+        lock(&self.backend.0.told).get_mut(&self.id).unwrap().push(prompt.text());
+        let next = lock(&self.backend.0.script).pop_front();
+        let next = next.or_else(|| self.backend.0.by_prompt?(&prompt.text()));
+        let turn = next.unwrap_or_else(|| Turn::new().step(Step::Recall).stop());
+        let ended = match self.backend.0.fault {
+            Some(Fault::StreamsOn | Fault::AnswersOn) => CancellationToken::new(),
+            _ => self.ended.clone(),
+        };
+        let state = (turn.0, self.backend.clone(), self.told().join(" | "), ended);
+        Ok(Box::pin(stream::unfold(state, |(mut turn, backend, told, ended)| async move {
+            let event = tokio::select! {
+                biased;
+                () = ended.cancelled() => None,
+                event = perform(&mut turn, &backend, &told) => event,
+            };
+            Some((event?, (turn, backend, told, ended)))
+        })))
+    }
+
+    async fn update(&self, result: &TurnResult) -> Result<(), BackendError> {
+        self.backend.called("update", format!("update {}: {}", self.id, result.stop_reason)).await?;
+        let told = self.told().len();
+        lock(&self.backend.0.finished).insert(self.id.clone(), told);
+        Ok(())
+    }
+
+    async fn cancel(&self) -> Result<(), BackendError> {
+        self.backend.called("cancel", format!("cancel {}", self.id)).await
+    }
+
+    async fn terminate(&self) {
+        self.ended.cancel();
+        self.rest();
+        // Its failure would have nowhere to go.
+        let _ = self.backend.called("terminate", format!("terminate {}", self.id)).await;
+    }
+}
+
+impl Drop for ScriptedSession {
+    fn drop(&mut self) {
+        self.rest();
+        self.backend.note(format!("drop {}", self.id));
+    }
+}
+
+/// The next event of a turn.
+async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &str) -> Option<BackendEvent> {
+    loop {
+        match turn.pop_front()? {
+            Step::Event(event) => return Some(event),
+            Step::Recall => return Some(BackendEvent::Text(told.to_owned())),
+            Step::Ask(tool_use, options) => {
+                let (request, answer) = PermissionRequest::new(tool_use, options);
+                let backend = backend.clone();
+                turn.push_front(Step::Gate(answered(answer, backend)));
+                return Some(BackendEvent::Permission(request));
+            }
+            Step::AskUntil(tool_use, gate) => {
+                let (request, answer) = PermissionRequest::new(tool_use, []);
+                turn.push_front(Step::Gate(gate.clone()));
+                tokio::spawn(async move {
+                    gate.reached().await;
+                    drop(answer);
+                    gate.open();
+                });
+                return Some(BackendEvent::Permission(request));
+            }
+            Step::Gate(gate) => gate.pass().await,
+            Step::Wait(time) => tokio::time::sleep(time).await,
+            Step::Hang => pending().await,
+            Step::Panic => panic!("the turn panics"),
+        }
+    }
+}
+
+/// A gate that opens when the answer is there.
+fn answered(answer: tokio::sync::oneshot::Receiver<PermissionAnswer>, backend: ScriptedBackend) -> Gate {
+    let gate = Gate::new();
+    let opened = gate.clone();
+    tokio::spawn(async move {
+        let answer = answer.await.ok();
+        lock(&backend.0.answers).push(answer);
+        backend.note("answered".to_owned());
+        opened.open();
+    });
+    gate
+}

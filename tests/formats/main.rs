@@ -1,0 +1,16 @@
+//! One table of scenarios for all five wire formats, run by agents against a server of our own that speaks each
+//! of them, strictly; and conversations that are carried from each format to each other one.
+//!
+//! `cargo test --test formats table -- --nocapture` prints the table.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+#[path = "../support/server.rs"]
+mod http;
+mod pairs;
+mod rig;
+mod scenarios;
+mod script;
+mod server;
+mod splits;
+mod strictness;

@@ -1,0 +1,168 @@
+//! A conversation that is begun on one format, goes on with another, and comes back: all pairs, and for each format
+//! both another service of it and the same one.
+//!
+//! The servers are strict, and know what they have said. So each of them takes from another's part of the
+//! conversation only what anybody could have written, and wants its own part back as it was, signatures, reasoning
+//! and opaque items at their places.
+
+use omni_agent::{
+    agent::{Agent, AgentSubscription},
+    message::{Content, History, ToolResult},
+    provider::{Effort, Model, Options, StopReason, http::Endpoint},
+};
+use serde_json::json;
+
+use crate::{
+    rig::{Format, PNG, Rig, camera, question, text_arrives, weather, within_a_minute},
+    script::{Answer, End},
+    server::Service,
+};
+
+/// Begins with everything: thinking, opaque items, parallel calls, an image, an error, and an interrupted answer.
+async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Service, name: &str) {
+    service.will(
+        Answer::thinking(&format!("{name} thinks of cities."), &format!("{name}-sig-1"))
+            .then_opaque(&format!("{name}-search"))
+            .then_text(&format!("{name} looks."))
+            // No other format takes ids of this shape.
+            .then_call(&format!("{name}_call_1"), "weather", &json!({"city": "Rome"}))
+            .then_call(&format!("{name}_call_2"), "camera", &json!({"city": "Rome"}))
+            .then_call(&format!("{name}_call_3"), "weather", &json!({"city": "Atlantis"})),
+    );
+    service.will(
+        Answer::thinking(&format!("{name} has seen."), &format!("{name}-sig-2"))
+            .then_text(&format!("{name} saw rain.")),
+    );
+    agent.ask(format!("{name}: weather?")).await.unwrap();
+    service.will(
+        Answer::thinking(&format!("{name} ponders."), &format!("{name}-sig-3"))
+            .then_text(&format!("{name} begins to"))
+            .ending(End::Silent),
+    );
+    agent.prompt(format!("{name}: a story!")).await.unwrap();
+    text_arrives(events, &format!("{name} begins to")).await;
+    agent.interrupt().await.unwrap();
+    service.is_left().await;
+}
+
+/// A turn with a tool, on whatever the conversation has become by now.
+async fn go_on(agent: &Agent, service: &Service, name: &str, n: usize) {
+    service.will(
+        Answer::thinking(&format!("{name} thinks {n}."), &format!("{name}-sig-on-{n}"))
+            .then_text(&format!("{name} goes on {n}."))
+            .then_call(&format!("{name}_on_{n}_1"), "weather", &json!({"city": "Oslo"}))
+            .then_call(&format!("{name}_on_{n}_2"), "weather", &json!({"city": "Bern"})),
+    );
+    service.will(Answer::text(&format!("{name} is done {n}.")));
+    let response = agent.ask(format!("{name}: more {n}")).await.unwrap();
+    assert_eq!(response.text(), format!("{name} is done {n}."));
+}
+
+/// Leaves a call open on `from`, which the application answers on `to`.
+async fn hand_over(agent: &Agent, from: (&Service, &str), to: (&Service, &str), model: Model) {
+    let ((service, name), (next, next_name)) = (from, to);
+    service.will(
+        Answer::thinking(
+            &format!("{name} is at a loss for {next_name}."),
+            &format!("{name}-{next_name}-sig"),
+        )
+        .then_call(&format!("{name}_asks_{next_name}"), "ask_user", &json!({"text": "Who?"})),
+    );
+    let response = agent.ask(format!("{name}: ask me for {next_name}")).await.unwrap();
+    assert_eq!(response.stop_reason, StopReason::ToolUse);
+    turn_to(agent, model).await;
+    next.will(Answer::text(&format!("{next_name} greets Ada, asked by {name}.")));
+    let answer = ToolResult::ok(&response.open_tool_uses[0], "Ada");
+    agent.ask(Content::from(answer)).await.unwrap();
+    assert_eq!(next.last().results.last().unwrap().text, "Ada");
+}
+
+async fn turn_to(agent: &Agent, model: Model) {
+    agent
+        .set_state(move |draft| {
+            draft.config.model = model;
+            Ok(())
+        })
+        .await
+        .unwrap();
+}
+
+async fn history(agent: &Agent) -> History {
+    agent.state().await.unwrap().history().clone()
+}
+
+/// That the conversation has only grown: what stood there stands there still.
+fn assert_grown(before: &History, now: &History) {
+    assert!(now.len() > before.len());
+    assert!(before.iter().eq(now.iter().take(before.len())));
+    assert_eq!(now.check(), Ok(()));
+}
+
+/// Whether a format goes on at the service where it began, or at another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum At {
+    Same,
+    Other,
+}
+
+async fn carry(from: Format, to: Format, at: At) {
+    let mut first = Rig::new(from).await;
+    let options = Options::default().with_max_retries(0).with_thinking(Effort::High);
+    let builder = first.builder().options(options).system("Be brief.");
+    let agent = builder.tool(weather()).tool(camera()).tool(question()).start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    begin(&agent, &mut events, &mut first.service, "first").await;
+    let begun = history(&agent).await;
+    assert!(begun.iter().any(|message| message.content.iter().any(|it| matches!(it, Content::Thinking(_)))));
+
+    let other = if at == At::Same { None } else { Some(Rig::new(to).await) };
+    let (first, second) = (&first.service, other.as_ref().map_or(&first.service, |rig| &rig.service));
+    // A signature is its service's own, and the endpoint's name is what tells two services of a format apart.
+    let other_name =
+        |endpoint: Endpoint| if at == At::Other { endpoint.with_name("other") } else { endpoint };
+    let models = (from.model(&first.url()), to.model_with(&second.url(), other_name));
+    turn_to(&agent, models.1.clone()).await;
+    go_on(&agent, second, "second", 1).await;
+    let gone_on = history(&agent).await;
+    assert_grown(&begun, &gone_on);
+    let seen = second.last();
+    // What anybody can read has come along, and the thoughts have not.
+    for text in ["first looks.", "first saw rain.", "first begins to"] {
+        assert!(seen.has_said("assistant", text), "{from:?} to {to:?}: no {text:?} in {seen:?}");
+    }
+    assert!(
+        !seen.said.iter().any(|(_, text)| text.contains("thinks") || text.contains("ponders")),
+        "{seen:?}"
+    );
+    assert_eq!((seen.results.len(), seen.images.len()), (5, 1));
+    assert_eq!(seen.images, [PNG]);
+
+    turn_to(&agent, models.0.clone()).await;
+    go_on(&agent, first, "first", 2).await;
+    assert_grown(&gone_on, &history(&agent).await);
+    assert!(first.last().has_said("assistant", "second is done 1."));
+
+    hand_over(&agent, (first, "first"), (second, "second"), models.1).await;
+    hand_over(&agent, (second, "second"), (first, "first"), models.0).await;
+    assert_eq!((first.refused(), second.refused()), (Vec::new(), Vec::new()));
+}
+
+macro_rules! pairs {
+    ($($name:ident: $from:ident;)+) => {$(
+        #[tokio::test]
+        async fn $name() {
+            for to in Format::ALL {
+                within_a_minute(carry(Format::$from, to, At::Other)).await;
+            }
+            within_a_minute(carry(Format::$from, Format::$from, At::Same)).await;
+        }
+    )+};
+}
+
+pairs! {
+    conversation_begun_on_messages_goes_on_anywhere_and_comes_back: Messages;
+    conversation_begun_on_chat_goes_on_anywhere_and_comes_back: Chat;
+    conversation_begun_on_responses_goes_on_anywhere_and_comes_back: Responses;
+    conversation_begun_on_gemini_goes_on_anywhere_and_comes_back: Gemini;
+    conversation_begun_on_ollama_goes_on_anywhere_and_comes_back: Ollama;
+}

@@ -1,0 +1,66 @@
+//! How answers travel. The rules are those of server-sent events
+//! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>), and of JSON lines.
+
+use std::fmt::Write;
+
+use super::Event;
+
+/// A server's way of sending events.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Habit {
+    /// Bytes of a chunk.
+    pub(crate) chunk: usize,
+    line_end: &'static str,
+    /// Comments, fields that nobody asked for, and blank lines.
+    noise: bool,
+    /// A byte-order mark ahead of it all.
+    mark: bool,
+    /// Events with their names, and a space behind the colon.
+    named: bool,
+}
+
+const PLAIN: Habit = Habit { chunk: 4096, line_end: "\n", noise: false, mark: false, named: true };
+
+pub(crate) const HABITS: [Habit; 7] = [
+    PLAIN,
+    Habit { chunk: 7, ..PLAIN },
+    Habit { line_end: "\r\n", chunk: 61, ..PLAIN },
+    Habit { line_end: "\r", ..PLAIN },
+    Habit { noise: true, ..PLAIN },
+    Habit { mark: true, named: false, ..PLAIN },
+    Habit { chunk: 13, line_end: "\r\n", noise: true, mark: true, named: false },
+];
+
+impl Habit {
+    /// Chunks of this many bytes, and else nothing odd.
+    pub(crate) fn chunks(chunk: usize) -> Self {
+        Self { chunk, ..PLAIN }
+    }
+
+    /// The events as they travel; `lines` says that each is a line of JSON.
+    pub(crate) fn bytes(self, events: &[Event], lines: bool) -> Vec<u8> {
+        let mut body = String::new();
+        if lines {
+            // A carriage return alone ends no line of JSON, and a mark is none of it.
+            let end = if self.line_end == "\r" { "\n" } else { self.line_end };
+            for event in events {
+                write!(body, "{}{end}{}", event.data, if self.noise { end } else { "" }).unwrap();
+            }
+            return body.into_bytes();
+        }
+        let end = self.line_end;
+        body.push_str(if self.mark { "\u{feff}" } else { "" });
+        body.push_str(if self.noise { "retry: 3000\n\n" } else { "" });
+        for (id, event) in events.iter().enumerate() {
+            if self.noise {
+                write!(body, ": still here{end}{end}id: {id}{end}").unwrap();
+            }
+            let space = if self.named { " " } else { "" };
+            if self.named && !event.name.is_empty() {
+                write!(body, "event:{space}{}{end}", event.name).unwrap();
+            }
+            write!(body, "data:{space}{}{end}{end}", event.data).unwrap();
+        }
+        body.into_bytes()
+    }
+}

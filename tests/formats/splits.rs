@@ -1,0 +1,51 @@
+//! Answers with thinking, text and a call, cut in two at every byte.
+
+use omni_agent::provider::{
+    Delta, Request,
+    dialect::Dialect,
+    http::{Framer, Limits},
+};
+use serde_json::json;
+
+use crate::{rig::Format, script::Answer, server::transport::HABITS};
+
+/// The deltas of an answer whose bytes come in these pieces.
+fn deltas_of(dialect: &dyn Dialect, pieces: [&[u8]; 2]) -> Vec<Delta> {
+    let mut framer = Framer::new(dialect.framing(), &Limits::default());
+    let mut decoder = dialect.decoder(&Request::default());
+    let mut deltas = Vec::new();
+    for piece in pieces {
+        framer.push(piece.to_vec().into());
+        while let Some(frame) = framer.next_frame().unwrap() {
+            decoder.decode(frame, &mut deltas).unwrap();
+        }
+    }
+    framer.finish();
+    while let Some(frame) = framer.next_frame().unwrap() {
+        decoder.decode(frame, &mut deltas).unwrap();
+    }
+    decoder.end(&mut deltas).unwrap();
+    deltas
+}
+
+#[test]
+fn answer_with_thinking_and_calls_cut_at_any_byte_gives_the_same_deltas() {
+    let answer = Answer::thinking("Où ça ?", "sig").then_text("À 北京 🌍.").then_call(
+        "call_1",
+        "weather",
+        &json!({"city": "Zürich"}),
+    );
+    for format in Format::ALL {
+        let (dialect, wire) = (format.dialect(), format.wire());
+        let events = wire.render(&answer, 1).events;
+        let plain = HABITS[0].bytes(&events, wire.lines());
+        let whole = deltas_of(&*dialect, [&plain, b""]);
+        assert!(whole.iter().filter(|delta| matches!(delta, Delta::Start { .. })).count() >= 3, "{whole:?}");
+        // The oddest way of all: with a mark, comments and carriage returns.
+        let body = HABITS[HABITS.len() - 1].bytes(&events, wire.lines());
+        for at in 0..=body.len() {
+            let (begin, end) = body.split_at(at);
+            assert_eq!(deltas_of(&*dialect, [begin, end]), whole, "{format:?} at {at}");
+        }
+    }
+}

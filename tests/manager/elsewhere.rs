@@ -1,0 +1,200 @@
+//! Several managers on one store that knows owners, as in several processes: each conversation is one's at a time.
+//!
+//! Time runs here: leases are renewed on a thread of the crate's own, which knows nothing of a test's paused time.
+
+use std::time::Duration;
+
+use omni_agent::{
+    manager::{Manager, ManagerError, ManagerEvent, Opened, Presence, Start, Titles},
+    store::{Owner, Page, Store, StoreError},
+    subscription::{EndReason, Update},
+};
+
+use crate::{
+    leasing::{LeasingStore, Mood},
+    support::{id, parrot, secs},
+};
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(secs(60), future).await.expect("nothing came")
+}
+
+fn manager(store: &LeasingStore, name: &str) -> Manager {
+    let owner = Owner::new(name).at(format!("http://{name}"));
+    Manager::builder(store.as_dyn()).owner(owner).titles(Titles::Off).build()
+}
+
+async fn created(manager: &Manager, name: &str) -> Opened {
+    within(manager.create_as(&id(name), parrot())).await.unwrap()
+}
+
+fn assert_elsewhere<T>(outcome: Result<T, ManagerError>, owner: &str) {
+    match outcome {
+        Err(ManagerError::OpenElsewhere { id: talk, owner: found }) => {
+            assert_eq!(talk, id("talk"));
+            assert_eq!((found.name.as_str(), found.address), (owner, Some(format!("http://{owner}"))));
+        }
+        Err(other) => panic!("{other}"),
+        Ok(_) => panic!("it went through"),
+    }
+}
+
+async fn presence(manager: &Manager, name: &str) -> Presence {
+    let list = within(manager.list(Page::default())).await.unwrap();
+    list.into_iter().find(|listed| listed.summary.id == id(name)).unwrap().presence
+}
+
+#[tokio::test]
+async fn open_of_what_lives_elsewhere_names_its_owner_and_address() {
+    let store = LeasingStore::new();
+    let (one, two) = (manager(&store, "one"), manager(&store, "two"));
+    let talk = created(&one, "talk").await;
+    assert_elsewhere(within(two.open(&id("talk"), parrot())).await, "one");
+    within(talk.session.ask("Still mine?")).await.unwrap();
+    assert!(two.list_open().is_empty());
+}
+
+#[tokio::test]
+async fn open_after_it_was_closed_elsewhere_takes_over() {
+    let store = LeasingStore::new();
+    let (one, two) = (manager(&store, "one"), manager(&store, "two"));
+    let talk = created(&one, "talk").await;
+    within(talk.session.ask("One")).await.unwrap();
+    within(one.close(&id("talk"))).await.unwrap();
+    let opened = within(two.open(&id("talk"), parrot())).await.unwrap();
+    assert_eq!(opened.session.tree().await.unwrap().len(), 2);
+    assert_elsewhere(within(one.open(&id("talk"), parrot())).await, "two");
+}
+
+#[tokio::test]
+async fn open_again_in_the_same_manager_is_the_same_session() {
+    let store = LeasingStore::new();
+    let one = manager(&store, "one");
+    created(&one, "talk").await;
+    within(one.open(&id("talk"), parrot())).await.unwrap();
+    assert_eq!(store.epoch(&id("talk")), 1);
+    within(one.close(&id("talk"))).await.unwrap();
+    within(one.open(&id("talk"), parrot())).await.unwrap();
+    assert_eq!(store.epoch(&id("talk")), 2);
+}
+
+#[tokio::test]
+async fn managers_without_an_owner_are_told_apart() {
+    let store = LeasingStore::new();
+    let build = || Manager::builder(store.as_dyn()).titles(Titles::Off).build();
+    let (one, two) = (build(), build());
+    created(&one, "talk").await;
+    let refused = within(two.open(&id("talk"), parrot())).await;
+    assert!(matches!(refused, Err(ManagerError::OpenElsewhere { .. })));
+}
+
+#[tokio::test]
+async fn manager_started_anew_under_its_name_takes_its_conversations_up_at_once() {
+    let store = LeasingStore::new();
+    let talk = created(&manager(&store, "one"), "talk").await;
+    within(talk.session.ask("One")).await.unwrap();
+    within(talk.session.flush(secs(30))).await.unwrap();
+    // As after a crash: the first is still there as far as the store knows.
+    let again = manager(&store, "one");
+    let opened = within(again.open(&id("talk"), parrot())).await.unwrap();
+    assert_eq!(opened.session.tree().await.unwrap().len(), 2);
+    assert_eq!(within(talk.session.ended()).await.reason, EndReason::LostPlace);
+}
+
+#[tokio::test]
+async fn list_shows_who_has_a_conversation_open() {
+    let store = LeasingStore::new();
+    let (one, two) = (manager(&store, "one"), manager(&store, "two"));
+    created(&one, "talk").await;
+    created(&two, "other").await;
+    assert_eq!(presence(&two, "talk").await, Presence::Elsewhere);
+    assert_eq!(presence(&one, "other").await, Presence::Elsewhere);
+    assert!(matches!(presence(&one, "talk").await, Presence::Open { .. }));
+    let list = within(two.list(Page::default())).await.unwrap();
+    let talk = list.iter().find(|listed| listed.summary.id == id("talk")).unwrap();
+    assert_eq!(talk.summary.owner, Some(Owner::new("one").at("http://one")));
+    within(one.close(&id("talk"))).await.unwrap();
+    assert_eq!(presence(&two, "talk").await, Presence::Stored);
+}
+
+#[tokio::test]
+async fn delete_of_what_lives_elsewhere_is_refused_and_leaves_it() {
+    let store = LeasingStore::new();
+    let (one, two) = (manager(&store, "one"), manager(&store, "two"));
+    let talk = created(&one, "talk").await;
+    assert_elsewhere(within(two.delete(&id("talk"))).await, "one");
+    within(talk.session.ask("One")).await.unwrap();
+    within(one.delete(&id("talk"))).await.unwrap();
+    assert!(!store.exists(&id("talk")).await.unwrap());
+    within(two.delete(&id("talk"))).await.unwrap();
+}
+
+#[tokio::test]
+async fn rename_of_what_lives_elsewhere_is_refused_and_its_session_goes_on() {
+    let store = LeasingStore::new();
+    let (one, two) = (manager(&store, "one"), manager(&store, "two"));
+    let talk = created(&one, "talk").await;
+    assert_elsewhere(within(two.rename(&id("talk"), Some("Theirs"))).await, "one");
+    within(one.rename(&id("talk"), Some("Mine"))).await.unwrap();
+    within(talk.session.ask("One")).await.unwrap();
+    within(one.close(&id("talk"))).await.unwrap();
+    assert_eq!(store.summary(&id("talk")).await.unwrap().title.as_deref(), Some("Mine"));
+}
+
+#[tokio::test]
+async fn rename_of_what_nobody_has_open_gives_it_back() {
+    let store = LeasingStore::new();
+    let (one, two) = (manager(&store, "one"), manager(&store, "two"));
+    created(&one, "talk").await;
+    within(one.close(&id("talk"))).await.unwrap();
+    within(two.rename(&id("talk"), Some("Theirs"))).await.unwrap();
+    assert_eq!(store.summary(&id("talk")).await.unwrap().title.as_deref(), Some("Theirs"));
+    assert_eq!(store.owner(&id("talk")), None);
+    assert!(store.writes().last().unwrap().is_some(), "written under the lease");
+}
+
+#[tokio::test]
+async fn taken_conversation_is_closed_with_its_reason_and_the_others_live_on() {
+    let store = LeasingStore::new();
+    let one = manager(&store, "one");
+    let talk = within(one.create_as(&id("talk"), Start::new(parrot()).subscribe(None))).await.unwrap();
+    let other = created(&one, "other").await;
+    let mut feed = one.subscribe();
+    store.take(&id("talk"), &Owner::new("two").at("http://two"));
+    assert_eq!(within(talk.session.ended()).await.reason, EndReason::LostPlace);
+    let closed = loop {
+        let Some(Update::Event(numbered)) = within(feed.next()).await else { panic!() };
+        if let ManagerEvent::Closed { id, reason, .. } = &*numbered.event {
+            break (id.clone(), reason.clone());
+        }
+    };
+    assert_eq!(closed, (id("talk"), EndReason::LostPlace));
+    within(other.session.ask("One")).await.unwrap();
+    assert_elsewhere(within(one.open(&id("talk"), parrot())).await, "two");
+}
+
+#[tokio::test]
+async fn open_while_the_store_cannot_say_who_owns_it_fails_and_the_next_one_works() {
+    let store = LeasingStore::new();
+    let one = manager(&store, "one");
+    created(&one, "talk").await;
+    within(one.close(&id("talk"))).await.unwrap();
+    store.ownership(Mood::Fail);
+    let failed = within(one.open(&id("talk"), parrot())).await;
+    assert!(matches!(failed, Err(ManagerError::Session(_) | ManagerError::Store(StoreError::Failed { .. }))));
+    store.ownership(Mood::Work);
+    within(one.open(&id("talk"), parrot())).await.unwrap();
+}
+
+#[tokio::test]
+async fn shutdown_gives_everything_back() {
+    let store = LeasingStore::new();
+    let (one, two) = (manager(&store, "one"), manager(&store, "two"));
+    for name in ["a", "b", "c"] {
+        created(&one, name).await;
+    }
+    within(one.shutdown(Duration::ZERO, secs(30))).await.unwrap();
+    for name in ["a", "b", "c"] {
+        within(two.open(&id(name), parrot())).await.unwrap();
+    }
+}

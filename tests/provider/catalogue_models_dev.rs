@@ -1,0 +1,168 @@
+//! Catalogues from files in the shape of models.dev's `api.json`.
+
+use std::error::Error;
+
+use omni_agent::provider::{Catalogue, CatalogueError, CatalogueImport, ModelInfo};
+use serde_json::{Value, json};
+
+fn read(file: &Value) -> CatalogueImport {
+    Catalogue::from_models_dev(&file.to_string()).unwrap()
+}
+
+/// The one model of a file with this entry.
+fn entry(entry: &Value) -> ModelInfo {
+    let imported = read(&json!({"p": {"models": {"m": entry}}}));
+    assert_eq!(imported.skipped, [], "{entry}");
+    ModelInfo::clone(imported.catalogue.get("p", "m").unwrap())
+}
+
+/// What is wrong with the entry.
+fn reason(entry: &Value) -> String {
+    let imported = read(&json!({"p": {"models": {"m": entry, "good": {}}}}));
+    assert_eq!(imported.catalogue.len(), 1, "{entry}");
+    let [skipped] = &imported.skipped[..] else { panic!("{:?}", imported.skipped) };
+    assert_eq!((skipped.provider.as_str(), skipped.model.as_deref()), ("p", Some("m")));
+    skipped.reason.clone()
+}
+
+#[test]
+fn from_models_dev_of_a_real_entry_takes_all_that_is_known() {
+    let file = json!({"google": {
+        "id": "google", "env": ["GEMINI_API_KEY"], "npm": "@ai-sdk/google", "name": "Google",
+        "doc": "https://ai.google.dev/gemini-api/docs/pricing",
+        "models": {"gemini-x": {
+            "id": "gemini-x", "name": "Gemini X", "family": "gemini", "attachment": true, "reasoning": true,
+            "reasoning_options": [{"type": "effort", "values": ["low", "high"]}],
+            "tool_call": true, "structured_output": true, "temperature": true, "knowledge": "2025-01",
+            "release_date": "2026-02-19", "last_updated": "2026-02-19",
+            "modalities": {"input": ["text", "image", "video", "smell"], "output": ["text", "image"]},
+            "open_weights": false,
+            "limit": {"context": 1_048_576, "input": 900_000, "output": 65_536},
+            "cost": {"input": 2, "output": 12.5, "cache_read": 0.2, "cache_write": 3, "reasoning": 13,
+                "tiers": [{"input": 4, "output": 18, "cache_read": 0.4, "tier": {"type": "context", "size": 300_000}}],
+                "context_over_200k": {"input": 99, "output": 99}},
+            "experimental": {"modes": {}}}}}});
+    let imported = read(&file);
+    assert_eq!(imported.skipped, []);
+    let info = imported.catalogue.get("google", "gemini-x").unwrap();
+    assert_eq!((info.id.as_str(), info.name.as_deref()), ("gemini-x", Some("Gemini X")));
+    assert_eq!(
+        (info.context_window, info.input_limit, info.output_limit),
+        (Some(1_048_576), Some(900_000), Some(65_536))
+    );
+    assert_eq!(info.input.unwrap().to_string(), "text image video");
+    assert_eq!(info.output.unwrap().to_string(), "text image");
+    assert_eq!((info.thinking, info.tools, info.structured_output), (Some(true), Some(true), Some(true)));
+    assert_eq!(
+        (info.knowledge_cutoff.as_deref(), info.release_date.as_deref()),
+        (Some("2025-01"), Some("2026-02-19"))
+    );
+    let price = info.price.as_ref().unwrap();
+    assert_eq!((price.rates.input, price.rates.output, price.rates.reasoning), (2.0, 12.5, Some(13.0)));
+    assert_eq!((price.rates.cache_read, price.rates.cache_write), (Some(0.2), Some(3.0)));
+    let [tier] = &price.tiers[..] else { panic!("{price:?}") };
+    assert_eq!((tier.above, tier.rates.input, tier.rates.cache_read), (300_000, 4.0, Some(0.4)));
+}
+
+#[test]
+fn from_models_dev_of_missing_members_knows_nothing_of_them() {
+    assert_eq!(entry(&json!({})), ModelInfo::new("m"));
+    let nulls = json!({"name": null, "reasoning": null, "limit": null, "cost": null, "modalities": null});
+    assert_eq!(entry(&nulls), ModelInfo::new("m"));
+    let zeros = json!({"limit": {"context": 0, "output": 0}, "cost": {"input": 1}, "modalities": {}});
+    assert_eq!(entry(&zeros), ModelInfo::new("m"));
+}
+
+#[test]
+fn from_models_dev_of_older_shapes_reads_those() {
+    let info = entry(&json!({"tool_call": {"supported": false}, "limit": {"context": 1e6},
+        "cost": {"input": 1, "output": 2, "context_over_200k": {"input": 3, "output": 4}}}));
+    assert_eq!((info.tools, info.context_window), (Some(false), Some(1_000_000)));
+    let price = info.price.unwrap();
+    assert_eq!((price.tiers[0].above, price.tiers[0].rates.output), (200_000, 4.0));
+}
+
+#[test]
+fn from_models_dev_of_tiers_by_something_else_passes_over_them() {
+    let by = |tier: Value| json!({"input": 1, "output": 1, "tier": tier});
+    let price = entry(&json!({"cost": {"input": 1, "output": 2, "tiers": [
+        by(json!({"type": "context", "size": 9})), by(json!({"type": "hour", "size": 3})),
+        by(json!({"size": 5})), by(json!({"type": "context"})), {"input": 1, "output": 1}]}}));
+    let bounds: Vec<u64> = price.price.unwrap().tiers.iter().map(|tier| tier.above).collect();
+    assert_eq!(bounds, [5, 9]);
+}
+
+#[test]
+fn from_models_dev_of_a_bad_entry_keeps_the_rest_and_says_what_is_wrong() {
+    for (bad, says) in [
+        (json!(7), "it is no object"),
+        (json!({"reasoning": "yes"}), "`reasoning`: invalid type"),
+        (json!({"limit": 3}), "`limit`: expected an object"),
+        (json!({"limit": {"context": "big"}}), "`limit.context`: invalid type"),
+        (json!({"limit": {"output": -1}}), "`limit.output`: expected a number of tokens"),
+        (json!({"limit": {"output": 1e300}}), "`limit.output`: expected a number of tokens"),
+        (json!({"cost": {"input": -1, "output": 1}}), "`cost.input`: expected dollars"),
+        (json!({"cost": {"input": 1, "output": 1, "tiers": {}}}), "`cost.tiers`: expected an array"),
+        (json!({"cost": {"input": 1, "output": 1, "tiers": [1]}}), "`cost.tiers`: expected objects"),
+        (
+            json!({"cost": {"input": 1, "output": 1, "tiers": [{"input": "", "output": 1, "tier": {"size": 1}}]}}),
+            "`cost.tiers.input`: invalid type",
+        ),
+        (json!({"modalities": {"input": "text"}}), "`modalities.input`: invalid type"),
+        (json!({"tool_call": {"supported": 1}}), "`tool_call.supported`: invalid type"),
+    ] {
+        let reason = reason(&bad);
+        assert!(reason.starts_with(says), "{bad}: {reason}");
+    }
+}
+
+#[test]
+fn from_models_dev_of_a_provider_without_models_reports_it() {
+    let imported = read(&json!({"a": {"models": {"m": {}}}, "b": {"name": "B"}, "c": 3}));
+    let skipped: Vec<_> =
+        imported.skipped.iter().map(|skipped| (skipped.provider.as_str(), &skipped.model)).collect();
+    assert_eq!(skipped, [("b", &None), ("c", &None)]);
+    assert_eq!(imported.catalogue.len(), 1);
+}
+
+#[test]
+fn from_models_dev_of_no_json_says_where() {
+    let error = Catalogue::from_models_dev("{\"a\": {\n  \"models\": oops}}").unwrap_err();
+    assert!(matches!(&error, CatalogueError::Json(_)));
+    assert!(error.to_string().contains("line 2 column 13"), "{error}");
+    assert!(error.source().is_some());
+}
+
+#[test]
+fn from_models_dev_of_another_shape_says_which_it_should_be() {
+    for (json, expected) in [
+        ("[]", "an object of providers"),
+        ("{}", "providers with models"),
+        (r#"{"name": "settings", "version": 3}"#, "providers with models"),
+        (r#"{"a": {"models": {}}}"#, "providers with models"),
+    ] {
+        let error = Catalogue::from_models_dev(json).unwrap_err();
+        assert!(
+            matches!(&error, CatalogueError::Shape { expected: told, .. } if *told == expected),
+            "{json}: {error}"
+        );
+        assert!(error.to_string().contains("models.dev"), "{error}");
+    }
+}
+
+#[test]
+fn from_models_dev_maps_providers_and_knows_their_ways() {
+    let model = json!({"modalities": {"input": ["text"]}, "cost": {"input": 1, "output": 2, "cache_write": 1.25,
+        "tiers": [{"input": 4, "output": 8, "tier": {"size": 10}}]}});
+    let models = json!({"models": {"m": model}});
+    let imported = read(
+        &json!({"moonshotai": models, "anthropic": models, "openrouter": models, "ollama-cloud": models}),
+    );
+    let get = |provider| imported.catalogue.get(provider, "m").unwrap();
+    assert!(imported.catalogue.get("moonshotai", "m").is_none());
+    assert_eq!(get("moonshot").price.as_ref().unwrap().rates.cache_write_long, None);
+    let price = get("anthropic").price.as_ref().unwrap();
+    assert_eq!((price.rates.cache_write_long, price.tiers[0].rates.cache_write_long), (Some(2.0), Some(8.0)));
+    assert!(get("openrouter").takes("application/pdf") && !get("openrouter").takes("image/png"));
+    assert!(!get("ollama-cloud").takes("application/pdf"));
+}

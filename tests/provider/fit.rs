@@ -1,0 +1,152 @@
+//! Requests that a model can't take as they are.
+
+use omni_agent::{
+    message::{Attachment, History, Message, ToolResult, ToolUse},
+    provider::{
+        Effort, ErrorKind, Modality, Model, ModelInfo, Options, Request, ThinkingMode, UnsupportedAttachment,
+    },
+    testing::{ScriptedProvider, Step},
+};
+use serde_json::json;
+
+fn model(info: ModelInfo) -> (ScriptedProvider, Model) {
+    let provider = ScriptedProvider::from_fn(|_| Step::text("ok"));
+    let model = provider.model().with_info(info);
+    (provider, model)
+}
+
+fn blind() -> ModelInfo {
+    ModelInfo::new("blind").with_input([Modality::Text])
+}
+
+fn image() -> Attachment {
+    Attachment::base64("image/png", "AAAA").named("cat.png")
+}
+
+/// A picture from the user, and one from a tool.
+fn pictures() -> History {
+    let tool_use = ToolUse::new("a", "look", json!({}));
+    let result = ToolResult::ok(&tool_use, image());
+    History::from_iter([
+        Message::user("first"),
+        Message::user(image()),
+        Message::assistant(tool_use),
+        Message::user(result),
+    ])
+}
+
+#[tokio::test]
+async fn attachment_that_the_model_does_not_take_is_an_error_and_nothing_is_sent() {
+    let (provider, model) = model(blind());
+    for history in [pictures(), History::from_iter([Message::user(image())])] {
+        let error = model.generate(Request::new(history)).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Unsupported);
+        let text = error.to_string();
+        assert!(text.contains("cat.png") && text.contains("scripted does not take it"), "{text}");
+    }
+    assert_eq!(provider.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn attachment_that_the_model_does_not_take_goes_as_a_placeholder_if_asked() {
+    let (provider, model) = model(blind());
+    let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
+    let history = pictures();
+    model.generate(Request::new(history.clone()).with_options(options)).await.unwrap();
+    let sent = provider.last_request().unwrap().history;
+    let text = "[attachment cat.png (image/png) left out: scripted does not take it]";
+    assert_eq!(sent.get(1).unwrap().text(), text);
+    let result = sent.get(3).unwrap().tool_results().next().unwrap();
+    assert_eq!(result.content, [text.into()]);
+    assert!(std::sync::Arc::ptr_eq(sent.first().unwrap(), history.first().unwrap()), "what fits is shared");
+    assert!(sent.check_sendable().is_ok());
+}
+
+#[tokio::test]
+async fn attachment_goes_where_the_model_takes_it_or_is_not_known() {
+    let sees = ModelInfo::new("sees").with_input([Modality::Text, Modality::Image]);
+    for info in [sees, ModelInfo::new("unknown")] {
+        let (provider, model) = model(info);
+        model.generate(Request::new(pictures())).await.unwrap();
+        assert!(provider.last_request().unwrap().history.same(&provider.requests()[0].history));
+        assert_eq!(provider.last_request().unwrap().history.get(1).unwrap().content.len(), 1);
+        assert!(provider.last_request().unwrap().history.get(1).unwrap().text().is_empty());
+    }
+}
+
+#[tokio::test]
+async fn thinking_is_left_out_for_a_model_that_does_not_think() {
+    let (provider, model) = model(ModelInfo::new("m").with_thinking(false));
+    for (mode, warns) in [
+        (ThinkingMode::Effort(Effort::High), true),
+        (ThinkingMode::Budget(100), true),
+        (ThinkingMode::Off, false),
+        (ThinkingMode::Budget(0), false),
+    ] {
+        let request = Request::prompt("Hi").with_options(Options::default().with_thinking(mode));
+        let answer = model.generate(request).await.unwrap();
+        assert_eq!(provider.last_request().unwrap().options.thinking, None);
+        let expected: &[&str] =
+            if warns { &["scripted does not think; the thinking option is left out"] } else { &[] };
+        assert_eq!(answer.warnings, expected, "{mode:?}");
+    }
+}
+
+#[tokio::test]
+async fn options_that_fit_the_model_stay() {
+    let info = ModelInfo::new("m").with_thinking(true).with_output_limit(100);
+    for info in [info, ModelInfo::new("unknown")] {
+        let (provider, model) = model(info);
+        let options = Options::default().with_thinking(Effort::Low).with_max_tokens(100);
+        let answer = model.generate(Request::prompt("Hi").with_options(options.clone())).await.unwrap();
+        assert_eq!((provider.last_request().unwrap().options, answer.warnings), (options, vec![]));
+    }
+}
+
+#[tokio::test]
+async fn max_tokens_is_lowered_to_what_the_model_can_give() {
+    let (provider, model) = model(ModelInfo::new("m").with_output_limit(100));
+    let request = Request::prompt("Hi").with_options(Options::default().with_max_tokens(101));
+    let answer = model.generate(request).await.unwrap();
+    assert_eq!(provider.last_request().unwrap().options.max_tokens, Some(100));
+    assert_eq!(answer.warnings, ["max_tokens is lowered to 100, the most that scripted can give"]);
+    model.generate(Request::prompt("Hi")).await.unwrap();
+    assert_eq!(provider.last_request().unwrap().options.max_tokens, None);
+}
+
+#[tokio::test]
+async fn warnings_of_a_request_that_is_repeated_are_told_once() {
+    let error = omni_agent::provider::ProviderError::new(ErrorKind::Overloaded, "later");
+    tokio::time::pause();
+    let provider = ScriptedProvider::new([Step::error(error), Step::text("ok")]);
+    let model = provider.model().with_info(ModelInfo::new("m").with_thinking(false));
+    let request = Request::prompt("Hi").with_options(Options::default().with_thinking(Effort::Low));
+    let deltas: Vec<_> = futures_util::TryStreamExt::try_collect(model.stream(request)).await.unwrap();
+    let told = |delta: &omni_agent::provider::Delta| matches!(delta, omni_agent::provider::Delta::Message(data) if !data.warnings.is_empty());
+    assert_eq!(deltas.iter().filter(|delta| told(delta)).count(), 1);
+    assert_eq!(provider.requests().len(), 2);
+}
+
+#[test]
+fn anthropic_asks_for_no_more_than_the_model_can_give() {
+    use omni_agent::provider::dialect::{AnthropicMessages, Dialect};
+    let body = |limit: u64, options: Options| {
+        let mut request = Request::prompt("Hi")
+            .with_options(options)
+            .with_model_info(ModelInfo::new("m").with_output_limit(limit));
+        request.model = "claude-sonnet-4-5".into();
+        AnthropicMessages.encode(&request).unwrap().body
+    };
+    assert_eq!(body(64_000, Options::default())["max_tokens"], 4096);
+    assert_eq!(body(2_000, Options::default())["max_tokens"], 2_000);
+    let thinking = body(8_000, Options::default().with_thinking(ThinkingMode::Budget(7_000)));
+    assert_eq!(
+        (&thinking["max_tokens"], &thinking["thinking"]["budget_tokens"]),
+        (&json!(8_000), &json!(7_000))
+    );
+    let thinking = body(8_000, Options::default().with_thinking(ThinkingMode::Budget(30_000)));
+    assert_eq!(
+        (&thinking["max_tokens"], &thinking["thinking"]["budget_tokens"]),
+        (&json!(8_000), &json!(6_000))
+    );
+}

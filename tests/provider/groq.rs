@@ -1,0 +1,123 @@
+//! Groq.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use omni_agent::{
+    message::{Attachment, Content, Usage},
+    provider::{Effort, ErrorKind, Options, Request, ThinkingMode, http::Endpoint},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    anthropic::tools,
+    endpoints::{body, chunks, exchange, output_tool, said, said_schema, said_tool, schema},
+};
+
+#[tokio::test]
+async fn thinking_has_the_words_of_the_model() {
+    let nothing = || json!({});
+    let effort = |word: &str| json!({"reasoning_effort": word});
+    let qwen = |word: &str| json!({"reasoning_effort": word, "reasoning_format": "parsed"});
+    let cases: [(&str, ThinkingMode, Value, usize); 12] = [
+        ("openai/gpt-oss-120b", Effort::Low.into(), effort("low"), 0),
+        ("openai/gpt-oss-120b", Effort::Medium.into(), effort("medium"), 0),
+        ("openai/gpt-oss-120b", Effort::High.into(), effort("high"), 0),
+        ("openai/gpt-oss-20b", Effort::Minimal.into(), effort("low"), 1),
+        ("openai/gpt-oss-20b", Effort::Max.into(), effort("high"), 1),
+        ("openai/gpt-oss-20b", ThinkingMode::Budget(5000), effort("low"), 1),
+        ("openai/gpt-oss-20b", ThinkingMode::Off, nothing(), 1),
+        ("qwen/qwen3-32b", ThinkingMode::Off, qwen("none"), 0),
+        ("qwen/qwen3-32b", Effort::High.into(), qwen("default"), 1),
+        ("qwen/qwen3-32b", ThinkingMode::Budget(5000), qwen("default"), 1),
+        ("llama-3.3-70b-versatile", Effort::High.into(), nothing(), 1),
+        ("llama-3.3-70b-versatile", ThinkingMode::Off, nothing(), 0),
+    ];
+    for (model, mode, expected, warned) in cases {
+        let (said, warnings) = said(&Endpoint::groq(), model, Options::default().with_thinking(mode)).await;
+        assert_eq!((said, warnings.len()), (expected, warned), "{model} {mode:?}: {warnings:?}");
+    }
+    let (said, _) = said(&Endpoint::groq(), "qwen/qwen3-32b", Options::default()).await;
+    assert_eq!(said, json!({"reasoning_format": "parsed"}));
+}
+
+#[tokio::test]
+async fn request_with_everything_says_what_the_service_takes() {
+    let options = Options::default()
+        .with_max_tokens(100)
+        .with_temperature(0.5)
+        .with_stop_sequences(["END"])
+        .with_metadata([("user", "u-1")])
+        .with_output(schema());
+    let request = Request::prompt("Hallo").with_options(options);
+    let (sent, warnings) = body(&Endpoint::groq(), "llama-3.3-70b-versatile", request.clone()).await;
+    assert_eq!(
+        sent,
+        json!({
+            "model": "llama-3.3-70b-versatile",
+            "messages": [{"role": "system", "content": said_schema()}, {"role": "user", "content": "Hallo"}],
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "max_completion_tokens": 100,
+            "temperature": 0.5,
+            "stop": ["END"],
+            "response_format": {"type": "json_object"},
+        })
+    );
+    assert_eq!(warnings, ["metadata: not taken here, left out"]);
+
+    // It refuses a format beside tools, and takes one tool more.
+    let request = request.with_tools(tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]));
+    let (sent, warnings) = body(&Endpoint::groq(), "llama-3.3-70b-versatile", request).await;
+    assert_eq!((sent.get("response_format"), &sent["tool_choice"]), (None, &json!("required")));
+    assert_eq!(sent["messages"][0], json!({"role": "system", "content": said_tool()}));
+    assert_eq!(sent["tools"][0]["function"]["name"], "weather");
+    assert_eq!(sent["tools"][1]["function"], output_tool());
+    assert_eq!(warnings, ["metadata: not taken here, left out"]);
+}
+
+#[tokio::test]
+async fn usage_in_the_services_own_member_is_counted() {
+    let usage = json!({"queue_time": 0.26, "prompt_tokens": 46, "completion_tokens": 17, "total_tokens": 63,
+        "completion_tokens_details": {"reasoning_tokens": 5}});
+    let reply = chunks(&[
+        json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "openai/gpt-oss-120b", "choices": [
+            {"index": 0, "delta": {"role": "assistant", "content": ""}, "logprobs": null, "finish_reason": null}],
+            "x_groq": {"id": "req_1", "seed": 19}}),
+        json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"reasoning": "Hm.", "channel": "analysis"},
+            "logprobs": null, "finish_reason": null}]}),
+        json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "Ja."}, "finish_reason": null}]}),
+        json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}],
+            "x_groq": {"id": "req_1", "usage": usage}}),
+    ]);
+    let (_, answer) =
+        exchange(&Endpoint::groq(), "openai/gpt-oss-120b", Request::prompt("Hallo"), reply).await;
+    let answer = answer.unwrap();
+    assert!(matches!(&answer.message.content[0], Content::Thinking(thinking) if thinking.text == "Hm."));
+    assert_eq!(answer.message.text(), "Ja.");
+    let usage = Usage { cost: None, ..answer.usage };
+    assert_eq!(usage, Usage { input: 46, output: 17, reasoning: 5, ..Usage::default() });
+}
+
+#[tokio::test]
+async fn error_in_the_services_own_member_ends_the_answer() {
+    let reply = chunks(&[
+        json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {"content": "Ja"}, "finish_reason": null}]}),
+        json!({"id": "chatcmpl-1", "choices": [], "x_groq": {"id": "req_1", "error": "over capacity, try later"}}),
+    ]);
+    let (_, answer) = exchange(&Endpoint::groq(), "m", Request::prompt("Hallo"), reply).await;
+    let error = answer.unwrap_err();
+    assert_eq!((error.kind, error.retryable), (ErrorKind::Service, true), "{error}");
+    assert!(error.message.contains("over capacity"), "{error}");
+}
+
+#[tokio::test]
+async fn file_that_is_no_image_is_refused_before_it_is_sent() {
+    let model = omni_agent::provider::Model::new(
+        std::sync::Arc::new(Endpoint::groq().with_base_url("http://127.0.0.1:1").with_key("k")),
+        "m",
+    );
+    for file in [Attachment::base64("application/pdf", "AAAA"), Attachment::base64("audio/wav", "AAAA")] {
+        let request = Request::prompt(vec![Content::from(file)]);
+        assert_eq!(model.generate(request).await.unwrap_err().kind, ErrorKind::Unsupported);
+    }
+}

@@ -1,0 +1,159 @@
+//! The page: one table for all services, and one for each.
+
+use std::fmt::Write as _;
+
+use omni_agent::provider::{Provider as _, http::Endpoint};
+use serde_json::Value;
+
+use super::{
+    change::changes,
+    rows::{Row, rows},
+};
+
+/// Two models for each service, where two are spoken to differently.
+const MODELS: [(&str, &[&str]); 12] = [
+    ("anthropic", &["claude-opus-4-7", "claude-haiku-4-5"]),
+    ("openai", &["gpt-5.1", "gpt-4.1"]),
+    ("openai_responses", &["gpt-5.1", "gpt-4.1"]),
+    ("google", &["gemini-3-pro-preview", "gemini-2.5-flash"]),
+    ("ollama", &["qwen3", "gpt-oss:20b"]),
+    ("ollama-cloud", &["gpt-oss:120b"]),
+    ("openrouter", &["openai/gpt-5.1", "anthropic/claude-sonnet-4.6"]),
+    ("groq", &["openai/gpt-oss-120b", "qwen/qwen3-32b"]),
+    ("moonshot", &["kimi-k2.5"]),
+    ("zai", &["glm-4.7"]),
+    ("alibaba", &["qwen3-max", "qwq-plus"]),
+    ("opencode", &["kimi-k2.5", "claude-opus-4-7", "gpt-5.1", "gemini-3-pro-preview"]),
+];
+
+/// What a service makes of an option.
+enum Fate {
+    /// It is sent as it was meant, with these changes to the body.
+    Sent(Vec<String>),
+    /// Something else is sent, and a warning says what.
+    Near(Vec<String>, Vec<String>),
+    /// It is left out, and a warning says so.
+    Reported(Vec<String>),
+    /// It needs no words.
+    Silent,
+    /// The request fails before anything is sent.
+    Refused(String),
+}
+
+impl Fate {
+    fn of(endpoint: &Endpoint, row: &Row) -> Self {
+        let without = endpoint.preview(&row.without).unwrap();
+        let with = match endpoint.preview(&row.with) {
+            Ok(with) => with,
+            Err(error) => return Self::Refused(error.to_string()),
+        };
+        let changes = changes(&Value::Object(without.body), &Value::Object(with.body));
+        match (changes.is_empty(), with.warnings.is_empty()) {
+            (true, true) => Self::Silent,
+            (true, false) => Self::Reported(with.warnings),
+            (false, true) => Self::Sent(changes),
+            (false, false) => Self::Near(changes, with.warnings),
+        }
+    }
+
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Sent(_) => "yes",
+            Self::Near(..) => "nearest",
+            Self::Reported(_) => "reported",
+            Self::Silent => "as is",
+            Self::Refused(_) => "error",
+        }
+    }
+
+    fn cell(&self) -> String {
+        let cell = match self {
+            Self::Sent(changes) => changes.join("<br>"),
+            Self::Near(changes, warnings) => {
+                format!("{}<br>warning: {}", changes.join("<br>"), warnings.join("; "))
+            }
+            Self::Reported(warnings) => format!("warning: {}", warnings.join("; ")),
+            Self::Silent => "nothing to say".to_owned(),
+            Self::Refused(error) => format!("error: {error}"),
+        };
+        cell.replace('|', "\\|").replace('\n', " ")
+    }
+}
+
+pub(crate) fn page() -> String {
+    let endpoints = Endpoint::all();
+    let names: Vec<&str> = endpoints.iter().map(omni_agent::provider::Provider::name).collect();
+    assert_eq!(names, MODELS.map(|(name, _)| name), "each service has a model here");
+    let services: Vec<_> = endpoints.iter().zip(MODELS.map(|(_, models)| models)).collect();
+    let mut page = String::from(HEAD);
+    overview(&mut page, &services);
+    for (endpoint, models) in &services {
+        service(&mut page, endpoint, models);
+    }
+    page
+}
+
+fn line(page: &mut String, cells: impl IntoIterator<Item = String>) {
+    for cell in cells {
+        write!(page, "| {cell} ").unwrap();
+    }
+    page.push_str("|\n");
+}
+
+fn head(page: &mut String, cells: impl IntoIterator<Item = String>) {
+    let cells: Vec<String> = cells.into_iter().collect();
+    let rule = vec!["---".to_owned(); cells.len()];
+    line(page, cells);
+    line(page, rule);
+}
+
+/// Which service does what, in a word.
+fn overview(page: &mut String, services: &[(&Endpoint, &[&str])]) {
+    let first = [String::new()];
+    head(
+        page,
+        first.into_iter().chain(services.iter().map(|(endpoint, _)| format!("`{}`", endpoint.name()))),
+    );
+    let columns: Vec<Vec<Row>> = services.iter().map(|(_, models)| rows(models[0])).collect();
+    for number in 0..columns[0].len() {
+        let words = services.iter().zip(&columns);
+        let words = words.map(|((endpoint, _), rows)| Fate::of(endpoint, &rows[number]).word().to_owned());
+        line(page, [columns[0][number].name.to_owned()].into_iter().chain(words));
+    }
+}
+
+/// What a service is sent.
+fn service(page: &mut String, endpoint: &Endpoint, models: &[&str]) {
+    write!(page, "\n## `{}`\n\n", endpoint.name()).unwrap();
+    let columns: Vec<Vec<Row>> = models.iter().map(|model| rows(model)).collect();
+    for (model, rows) in models.iter().zip(&columns) {
+        let preview = endpoint.preview(&rows[0].without).unwrap();
+        let body = Value::Object(preview.body);
+        writeln!(page, "- `{model}`: `POST {}` with `{body}`", preview.url).unwrap();
+    }
+    page.push('\n');
+    head(page, [String::new()].into_iter().chain(models.iter().map(|model| format!("`{model}`"))));
+    for number in 0..columns[0].len() {
+        let cells = columns.iter().map(|rows| Fate::of(endpoint, &rows[number]).cell());
+        line(page, [columns[0][number].name.to_owned()].into_iter().chain(cells));
+    }
+}
+
+const HEAD: &str = "\
+# Services and options
+
+What each service is sent for each option and each kind of attachment. The tables are made from the endpoints
+themselves, and a test holds them to it. `Endpoint::preview` shows the same for any request of yours. What one model can't
+take although its service could, such as images, is settled before, from what the catalogue knows of it.
+
+| word | what becomes of the option |
+| --- | --- |
+| yes | it is sent as it was meant |
+| nearest | the nearest that the service has is sent, and a warning says so |
+| reported | it is left out, and a warning says so |
+| as is | there is nothing to say: the service does so by itself, or the option is for this side alone |
+| error | the request fails before anything is sent; an attachment becomes a placeholder if asked for |
+
+Warnings come with the answer's message data, as events and in the log.
+
+";

@@ -1,0 +1,148 @@
+//! Moonshot.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use omni_agent::{
+    message::{Attachment, Content, History, Message, ToolResult, ToolUse},
+    provider::{
+        Effort, Options, Request, StopReason, ThinkingMode, ToolChoice, UnsupportedAttachment, http::Endpoint,
+    },
+};
+use serde_json::{Value, json};
+
+use crate::{
+    anthropic::tools,
+    endpoints::{body, chunks, exchange, said, said_schema, schema},
+};
+
+const KIMI: &str = "kimi-k2.5";
+
+#[tokio::test]
+async fn thinking_is_on_or_off_where_that_can_be_said() {
+    let on = || json!({"thinking": {"type": "enabled"}});
+    let cases: [(&str, ThinkingMode, Value, usize); 8] = [
+        (KIMI, Effort::High.into(), on(), 1),
+        (KIMI, ThinkingMode::Budget(2000), on(), 1),
+        (KIMI, ThinkingMode::Off, json!({"thinking": {"type": "disabled"}}), 0),
+        ("kimi-k3", Effort::Low.into(), on(), 1),
+        ("kimi-k2-thinking", Effort::High.into(), json!({}), 1),
+        ("kimi-k2-thinking-turbo", ThinkingMode::Off, json!({}), 1),
+        ("kimi-k2-0905-preview", Effort::High.into(), json!({}), 1),
+        ("moonshot-v1-128k", ThinkingMode::Off, json!({}), 0),
+    ];
+    for (model, mode, expected, warned) in cases {
+        let (said, warnings) =
+            said(&Endpoint::moonshot(), model, Options::default().with_thinking(mode)).await;
+        assert_eq!((said, warnings.len()), (expected, warned), "{model} {mode:?}: {warnings:?}");
+    }
+}
+
+#[tokio::test]
+async fn request_with_everything_says_what_the_service_takes() {
+    let options = Options::default()
+        .with_max_tokens(100)
+        .with_temperature(0.5)
+        .with_top_p(0.9)
+        .with_tool_choice(ToolChoice::Required)
+        .with_output(schema());
+    let weather = tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]);
+    let request = Request::prompt("Hallo").with_options(options).with_tools(weather);
+    let (sent, warnings) = body(&Endpoint::moonshot(), KIMI, request.clone()).await;
+    assert_eq!(
+        sent,
+        json!({
+            "model": KIMI,
+            "messages": [{"role": "system", "content": said_schema()}, {"role": "user", "content": "Hallo"}],
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "max_completion_tokens": 100,
+            "tools": [{"type": "function", "function": {"name": "weather", "description": "Tells the weather.",
+                "parameters": {"type": "object"}}}],
+            "tool_choice": "auto",
+            "response_format": {"type": "json_object"},
+        })
+    );
+    // Temperature, top-p, and the choice of tools.
+    assert_eq!(warnings.len(), 3, "{warnings:?}");
+    let (sent, _) = body(&Endpoint::moonshot(), "moonshot-v1-8k", request).await;
+    assert_eq!((&sent["temperature"], &sent["top_p"]), (&json!(0.5), &json!(0.9)));
+}
+
+#[tokio::test]
+async fn calls_whose_id_is_on_each_chunk_are_put_together_and_go_back_with_their_reasoning() {
+    let piece = |delta: Value| {
+        json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": KIMI,
+            "choices": [{"index": 0, "delta": delta, "finish_reason": null}], "system_fingerprint": "fpv0"})
+    };
+    let call = |index: u64, id: &str, name: Value, arguments: &str| {
+        piece(json!({"tool_calls": [{"index": index, "id": id, "type": "function",
+            "function": {"name": name, "arguments": arguments}}]}))
+    };
+    let usage = json!({"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13, "cached_tokens": 2});
+    let reply = chunks(&[
+        piece(json!({"role": "assistant", "content": ""})),
+        piece(json!({"reasoning_content": "Two "})),
+        piece(json!({"reasoning_content": "cities."})),
+        call(0, "weather:0", json!("weather"), ""),
+        call(0, "weather:0", Value::Null, "{\"city\":"),
+        call(0, "weather:0", Value::Null, "\"Oslo\"}"),
+        call(1, "weather:1", json!("weather"), ""),
+        call(1, "weather:1", json!(""), "{}"),
+        json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls", "usage": usage}]}),
+    ]);
+    let (_, answer) = exchange(&Endpoint::moonshot(), KIMI, Request::prompt("Wetter?"), reply).await;
+    let answer = answer.unwrap();
+    assert_eq!(answer.stop_reason, StopReason::ToolUse);
+    assert_eq!((answer.usage.input, answer.usage.cache_read, answer.usage.output), (7, 2, 4));
+    let uses: Vec<ToolUse> = answer.message.tool_uses().cloned().collect();
+    let made: Vec<_> = uses.iter().map(|call| (call.id.as_str(), call.input.to_string())).collect();
+    assert_eq!(made, [("weather:0", "{\"city\":\"Oslo\"}".to_owned()), ("weather:1", "{}".to_owned())]);
+
+    let results = uses.iter().map(|call| Content::from(ToolResult::ok(call, "rain")));
+    let results = Message::user(results.collect::<Vec<_>>());
+    let history = History::from_iter([Message::user("Wetter?"), answer.message, results]);
+    let (sent, _) = body(&Endpoint::moonshot(), KIMI, Request::new(history.clone())).await;
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "weather", "arguments": arguments}});
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "rain"});
+    assert_eq!(
+        sent["messages"],
+        json!([
+            {"role": "user", "content": "Wetter?"},
+            {"role": "assistant", "content": null, "reasoning_content": "Two cities.",
+                "tool_calls": [call("weather:0", "{\"city\":\"Oslo\"}"), call("weather:1", "{}")]},
+            result("weather:0"),
+            result("weather:1"),
+        ])
+    );
+    let (sent, _) = body(&Endpoint::moonshot(), "moonshot-v1-8k", Request::new(history)).await;
+    assert_eq!(sent["messages"][1].get("reasoning_content"), None);
+}
+
+#[tokio::test]
+async fn conversation_of_another_service_has_blank_reasoning_beside_its_calls() {
+    let call = ToolUse::new("a", "weather", json!({}));
+    let result = Content::from(ToolResult::ok(&call, "rain"));
+    let history = History::from_iter([
+        Message::user("Wetter?"),
+        Message::assistant(Content::from(call)),
+        Message::user(result),
+        Message::assistant("Rain."),
+        Message::user("Und?"),
+    ]);
+    let (sent, _) = body(&Endpoint::moonshot(), "kimi-k2-thinking", Request::new(history)).await;
+    let reasoning = |at: usize| sent["messages"][at].get("reasoning_content");
+    assert_eq!((reasoning(1), reasoning(3)), (Some(&json!(" ")), None));
+}
+
+#[tokio::test]
+async fn images_are_taken_as_data_alone() {
+    let content = [
+        Content::from(Attachment::base64("image/png", "AAAA")),
+        Attachment::url("image/png", "https://example.com/x.png").into(),
+    ];
+    let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
+    let (sent, _) = body(&Endpoint::moonshot(), KIMI, Request::prompt(content).with_options(options)).await;
+    let parts = &sent["messages"][0]["content"];
+    assert_eq!(parts[0], json!({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}));
+    assert!(parts[1]["text"].as_str().unwrap().contains("as base64"), "{parts}");
+}

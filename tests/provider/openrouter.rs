@@ -1,0 +1,226 @@
+//! OpenRouter.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use omni_agent::{
+    message::{Content, History, Message},
+    provider::{
+        CacheHint, Effort, ErrorKind, Options, Request, ThinkingMode,
+        http::{Endpoint, OpenRouter, RoutingSort},
+    },
+};
+use serde_json::{Value, json};
+
+use crate::{
+    endpoints::{body, exchange, model, said},
+    server::{Reply, Server},
+    services::CHAT,
+};
+
+const CLAUDE: &str = "anthropic/claude-sonnet-4.6";
+
+/// As the service streams reasoning of Claude: with comments while it waits, the signature in a piece of its
+/// own, the usage with an empty choice.
+const THINKING: &str = concat!(
+    ": OPENROUTER PROCESSING\n\n",
+    r#"data: {"id":"gen-1","provider":"Anthropic","model":"anthropic/claude-sonnet-4.6","object":"chat.completion.chunk","#,
+    r#""created":1771689409,"choices":[{"index":0,"delta":{"role":"assistant","content":"","reasoning":"Let ","#,
+    r#""reasoning_details":[{"type":"reasoning.text","text":"Let ","format":"anthropic-claude-v1","index":0}]},"#,
+    r#""finish_reason":null,"native_finish_reason":null,"logprobs":null}]}"#,
+    "\n\n: OPENROUTER PROCESSING\n\n",
+    r#"data: {"id":"gen-1","model":"anthropic/claude-sonnet-4.6","choices":[{"index":0,"delta":{"content":"","#,
+    r#""reasoning":"me see.","reasoning_details":[{"type":"reasoning.text","text":"me see.","#,
+    r#""format":"anthropic-claude-v1","index":0}]},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"id":"gen-1","choices":[{"index":0,"delta":{"content":"","reasoning_details":[{"type":"reasoning.text","#,
+    r#""signature":"EqQBCg==","format":"anthropic-claude-v1","index":0},{"type":"reasoning.encrypted","#,
+    r#""data":"gAAAAB","id":"rs_1","format":"openai-responses-v1","index":1}]},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"id":"gen-1","choices":[{"index":0,"delta":{"content":"Grüß dich"},"finish_reason":null}]}"#,
+    "\n\n",
+    r#"data: {"id":"gen-1","choices":[{"index":0,"delta":{"content":""},"finish_reason":"stop","native_finish_reason":"end_turn"}]}"#,
+    "\n\n",
+    r#"data: {"id":"gen-1","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":null}],"#,
+    r#""usage":{"prompt_tokens":18,"completion_tokens":19,"total_tokens":37,"cost":0.000013959,"is_byok":false,"#,
+    r#""prompt_tokens_details":{"cached_tokens":4},"cost_details":{"upstream_inference_cost":0.0000141},"#,
+    r#""completion_tokens_details":{"reasoning_tokens":7}}}"#,
+    "\n\ndata: [DONE]\n\n",
+);
+
+#[tokio::test]
+async fn settings_go_into_the_body_and_the_headers() {
+    let settings = OpenRouter::default()
+        .with_order(["anthropic", "google-vertex"])
+        .with_only(["anthropic"])
+        .with_ignored(["azure"])
+        .with_fallbacks(false)
+        .with_required_parameters(true)
+        .with_data_collection(false)
+        .with_zero_data_retention(true)
+        .with_quantizations(["fp8"])
+        .with_sort(RoutingSort::Throughput)
+        .with_max_price(1.0, 2.5)
+        .with_fallback_models(["openai/gpt-5.2"])
+        .with_route("fallback")
+        .with_transforms(["middle-out"])
+        .with_app("https://example.com", "My application");
+    let endpoint = Endpoint::openrouter_with(settings);
+    let reply = Reply::sse().piece(CHAT);
+    let (received, _) = exchange(&endpoint, CLAUDE, Request::prompt("Hallo"), reply).await;
+    assert_eq!(
+        received.json(),
+        json!({
+            "model": CLAUDE,
+            "messages": [{"role": "user", "content": "Hallo"}],
+            "stream": true,
+            "stream_options": {"include_usage": true},
+            "provider": {
+                "order": ["anthropic", "google-vertex"],
+                "only": ["anthropic"],
+                "ignore": ["azure"],
+                "allow_fallbacks": false,
+                "require_parameters": true,
+                "data_collection": "deny",
+                "zdr": true,
+                "quantizations": ["fp8"],
+                "sort": "throughput",
+                "max_price": {"prompt": 1.0, "completion": 2.5},
+            },
+            "models": ["openai/gpt-5.2"],
+            "route": "fallback",
+            "transforms": ["middle-out"],
+        })
+    );
+    assert_eq!(received.header("http-referer"), Some("https://example.com"));
+    assert_eq!(received.header("x-title"), Some("My application"));
+}
+
+#[tokio::test]
+async fn name_of_the_application_is_no_secret_in_errors_and_must_fit_a_header() {
+    let named =
+        |title: &str| Endpoint::openrouter_with(OpenRouter::default().with_app("https://example.com", title));
+    let refused = || Reply::json(400, r#"{"error":{"code":400,"message":"this application is blocked"}}"#);
+    let (_, answer) = exchange(&named("My application"), CLAUDE, Request::prompt("Hallo"), refused()).await;
+    assert_eq!(answer.unwrap_err().message, "this application is blocked");
+
+    let server = Server::start([refused()]).await;
+    let error = model(&named("My\napplication"), CLAUDE, &server).generate(Request::prompt("Hallo")).await;
+    let error = error.unwrap_err();
+    assert!(error.kind == ErrorKind::InvalidRequest && error.message.contains("x-title"), "{error}");
+    assert!(server.received().is_empty());
+}
+
+#[tokio::test]
+async fn extra_options_of_a_request_override_settings() {
+    let settings =
+        OpenRouter::default().with_only(["anthropic"]).with_sort(RoutingSort::Price).with_transforms([""; 0]);
+    let options = Options::default().with_extra([("provider", json!({"only": ["azure"]}))]);
+    let (body, _) = said(&Endpoint::openrouter_with(settings), CLAUDE, options).await;
+    assert_eq!(body, json!({"provider": {"only": ["azure"], "sort": "price"}, "transforms": []}));
+}
+
+#[tokio::test]
+async fn thinking_is_an_effort_a_budget_or_off() {
+    for (mode, expected) in [
+        (Effort::Minimal.into(), json!({"effort": "minimal"})),
+        (Effort::High.into(), json!({"effort": "high"})),
+        (Effort::Max.into(), json!({"effort": "xhigh"})),
+        (ThinkingMode::Budget(2000), json!({"max_tokens": 2000})),
+        (ThinkingMode::Budget(0), json!({"enabled": false})),
+        (ThinkingMode::Off, json!({"enabled": false})),
+    ] {
+        // The service knows what each model takes.
+        for model in [CLAUDE, "openai/gpt-5-pro", "openai/gpt-4o"] {
+            let said = said(&Endpoint::openrouter(), model, Options::default().with_thinking(mode)).await;
+            assert_eq!(said, (json!({"reasoning": expected}), Vec::new()));
+        }
+    }
+}
+
+#[tokio::test]
+async fn reasoning_goes_back_with_its_message_as_it_came() {
+    let endpoint = Endpoint::openrouter();
+    let reply = Reply::sse().pieces(THINKING.as_bytes(), 7);
+    let (_, answer) = exchange(&endpoint, CLAUDE, Request::prompt("Hallo"), reply).await;
+    let answer = answer.unwrap();
+    let thinking = answer.message.content.iter().find_map(|block| match block {
+        Content::Thinking(thinking) => Some(thinking.text.as_str()),
+        _ => None,
+    });
+    assert_eq!((thinking, &*answer.message.text()), (Some("Let me see."), "Grüß dich"));
+    let usage = answer.usage;
+    assert_eq!((usage.input, usage.cache_read, usage.output, usage.reasoning), (14, 4, 19, 7));
+    assert_eq!(usage.cost, Some(0.000_013_959));
+
+    let history = History::from_iter([Message::user("Hallo"), answer.message, Message::user("Und?")]);
+    let (body, _) = body(&endpoint, CLAUDE, Request::new(history.clone())).await;
+    assert_eq!(
+        body["messages"],
+        json!([
+            {"role": "user", "content": "Hallo"},
+            {"role": "assistant", "content": "Grüß dich", "reasoning_details": [
+                {"type": "reasoning.text", "text": "Let me see.", "format": "anthropic-claude-v1", "index": 0,
+                    "signature": "EqQBCg=="},
+                {"type": "reasoning.encrypted", "data": "gAAAAB", "id": "rs_1", "format": "openai-responses-v1",
+                    "index": 1},
+            ]},
+            {"role": "user", "content": "Und?"},
+        ])
+    );
+    // A service without the member does not get it.
+    let (body, _) = crate::endpoints::body(&Endpoint::groq(), "m", Request::new(history)).await;
+    assert_eq!(body["messages"][1], json!({"role": "assistant", "content": "Grüß dich"}));
+}
+
+#[tokio::test]
+async fn error_in_an_answer_that_began_is_an_error() {
+    let failed = concat!(
+        r#"data: {"id":"gen-1","object":"chat.completion.chunk","model":"m","provider":"OpenAI","error":{"code":502,"#,
+        r#""message":"Provider returned error","metadata":{"provider_name":"OpenAI","raw":"upstream went away"}},"#,
+        r#""choices":[{"index":0,"delta":{"content":""},"finish_reason":"error","native_finish_reason":null}]}"#,
+        "\n\n",
+    );
+    let begun = &CHAT
+        [..CHAT.find(r#"data: {"id":"c1","model":"gpt-test","choices":[{"index":0,"delta":{},"#).unwrap()];
+    let silent = r#"data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"error"}]}"#
+        .to_owned()
+        + "\n\n";
+    for (end, says) in [(failed, "upstream went away"), (&*silent, "did not say which")] {
+        let reply = Reply::sse().piece(format!("{begun}{end}data: [DONE]\n\n"));
+        let (_, answer) = exchange(&Endpoint::openrouter(), CLAUDE, Request::prompt("Hallo"), reply).await;
+        let error = answer.unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Service, true), "{error}");
+        assert!(error.message.contains(says), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn cache_hint_marks_what_models_of_anthropic_are_to_keep() {
+    let request = |hint| {
+        let history = [Message::user("Hallo"), Message::assistant("Ja?"), Message::user("Und?")];
+        Request::new(History::from_iter(history))
+            .with_system("Be brief.")
+            .with_options(Options::default().with_cache(hint))
+    };
+    let text =
+        |text: &str, control: &Value| json!([{"type": "text", "text": text, "cache_control": control}]);
+    for (hint, control) in [
+        (CacheHint::Short, json!({"type": "ephemeral"})),
+        (CacheHint::Long, json!({"type": "ephemeral", "ttl": "1h"})),
+    ] {
+        let (body, warnings) = body(&Endpoint::openrouter(), CLAUDE, request(hint)).await;
+        assert_eq!(
+            body["messages"],
+            json!([
+                {"role": "system", "content": text("Be brief.", &control)},
+                {"role": "user", "content": "Hallo"},
+                {"role": "assistant", "content": "Ja?"},
+                {"role": "user", "content": text("Und?", &control)},
+            ])
+        );
+        assert!(warnings.is_empty());
+    }
+    let (body, warnings) = body(&Endpoint::openrouter(), "openai/gpt-5.2", request(CacheHint::Long)).await;
+    assert!(!body.to_string().contains("cache_control"));
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+}

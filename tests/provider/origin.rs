@@ -1,0 +1,59 @@
+//! What a service signed goes back to it, and to no other service of the same format.
+
+use omni_agent::{
+    message::{Content, History, Message, ProviderItem, Thinking},
+    provider::{Request, http::Endpoint},
+};
+use serde_json::{Value, json};
+
+/// An answer of this service, or of nobody in particular, with everything private.
+fn answer(service: Option<&str>) -> Message {
+    let mut thinking = Thinking::new("Hm.");
+    thinking.signature = Some("c2ln".to_owned());
+    let item = ProviderItem::new("anthropic_messages", json!({"type": "server_thing", "id": "s"}));
+    let mut message = Message::assistant(vec![thinking.into(), Content::from(item), "Yes.".into()]);
+    message.provider_data.insert("anthropic_messages".to_owned(), json!({"id": "m"}));
+    if let Some(service) = service {
+        message.provider_data.insert("service".to_owned(), service.into());
+    }
+    message
+}
+
+fn sent_back(message: Message, to: &Endpoint) -> Value {
+    let history: History = [Message::user("Yes?"), message, Message::user("Sure?")].into_iter().collect();
+    let mut request = Request::new(history.clone());
+    request.model = "claude-sonnet-4-5".into();
+    let body = to.preview(&request).unwrap().body;
+    assert_eq!(request.history, history, "the conversation itself keeps everything");
+    body["messages"][1]["content"].clone()
+}
+
+#[test]
+fn encode_answer_of_the_same_service_gives_back_what_is_private() {
+    let whole = json!([
+        {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
+        {"type": "server_thing", "id": "s"},
+        {"type": "text", "text": "Yes."},
+    ]);
+    let renamed = Endpoint::anthropic().with_name("mine");
+    for (service, to) in [
+        (Some("anthropic"), Endpoint::anthropic()),
+        (Some("mine"), renamed.clone()),
+        // From before answers were marked.
+        (None, Endpoint::anthropic()),
+        (None, renamed),
+    ] {
+        assert_eq!(sent_back(answer(service), &to), whole, "{service:?}");
+    }
+}
+
+#[test]
+fn encode_answer_of_another_service_leaves_out_what_is_private() {
+    let renamed = Endpoint::anthropic().with_name("mine");
+    let compatible = Endpoint::anthropic_compatible("other", "https://a.test");
+    for (service, to) in [("anthropic", renamed), ("anthropic", compatible), ("other", Endpoint::anthropic())]
+    {
+        let public = json!([{"type": "text", "text": "Yes."}]);
+        assert_eq!(sent_back(answer(Some(service)), &to), public, "{service}");
+    }
+}

@@ -1,0 +1,91 @@
+//! `generate_as`: a model's answer as a value, without an agent.
+
+use omni_agent::{
+    message::{Message, Usage},
+    provider::{ErrorKind, Options, OutputSchema, Request, StopReason},
+    testing::{ScriptedProvider, Step},
+    tool::Schema,
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+#[derive(Debug, PartialEq, Deserialize, JsonSchema)]
+struct Even {
+    #[serde(deserialize_with = "even")]
+    number: u32,
+}
+
+fn even<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let number = u32::deserialize(deserializer)?;
+    if number.is_multiple_of(2) { Ok(number) } else { Err(serde::de::Error::custom("it is odd")) }
+}
+
+fn answering(text: &str) -> Step {
+    Step::new().usage(Usage { output: 5, ..Usage::default() }).then_text([text]).stop()
+}
+
+#[tokio::test(start_paused = true)]
+async fn generate_as_asks_again_for_what_does_not_fit_schema_or_type() {
+    let provider = ScriptedProvider::new([
+        answering("Four"),
+        answering(r#"{"number": 3}"#),
+        answering(r#"{"number": 4}"#),
+    ]);
+    let typed = provider.model().generate_as::<Even>(Request::prompt("An even number?")).await.unwrap();
+    assert_eq!(typed.value, Even { number: 4 });
+    assert_eq!(typed.answer.usage.output, 15);
+    let requests = provider.requests();
+    assert_eq!(requests.iter().map(|request| request.history.len()).collect::<Vec<_>>(), [1, 3, 5]);
+    assert_eq!(requests[0].options.output.as_ref().unwrap().name, "Even");
+    assert!(requests[2].history.get(4).unwrap().text().contains("it is odd"));
+    assert!(requests[2].history.check_sendable().is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn generate_as_at_the_limit_is_an_error_with_the_answer() {
+    let provider = ScriptedProvider::new((0..3).map(|_| answering("Four")));
+    let request = Request::prompt("An even number?").with_options(Options::default().with_output_retries(2));
+    let error = provider.model().generate_as::<Even>(request).await.unwrap_err();
+    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Output, Some("Four")));
+    assert!(error.message.contains("no JSON") && !error.retryable, "{error:?}");
+    assert_eq!(provider.steps_left(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn generate_as_of_an_answer_that_was_cut_or_uses_tools_does_not_ask_again() {
+    let cut = Step::new().then_text([r#"{"number": "#]).stop_with(StopReason::Length);
+    for (step, words) in [(cut, "length"), (Step::tool_use("a", "look", json!({})), "tools")] {
+        let provider = ScriptedProvider::new([step]);
+        let error = provider.model().generate_as::<Even>(Request::prompt("Hi")).await.unwrap_err();
+        assert!(error.kind == ErrorKind::Output && error.message.contains(words), "{error:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn generate_as_takes_the_requests_own_schema() {
+    let schema = Schema::new(json!({ "enum": ["yes", "no"] })).unwrap();
+    let options = Options::default().with_output(OutputSchema::new("choice", schema));
+    let provider = ScriptedProvider::new([Step::text("\"maybe\""), Step::output(&json!("yes"))]);
+    let request = Request::new([Message::user("Well?")].into_iter().collect()).with_options(options);
+    let typed = provider.model().generate_as::<Value>(request).await.unwrap();
+    assert_eq!(typed.value, "yes");
+    assert!(typed.answer.output_enforced);
+}
+
+#[tokio::test(start_paused = true)]
+async fn generate_as_of_a_type_without_a_usable_schema_sends_nothing() {
+    #[derive(Deserialize)]
+    struct Odd;
+    impl JsonSchema for Odd {
+        fn schema_name() -> std::borrow::Cow<'static, str> {
+            "Odd".into()
+        }
+        fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+            schemars::json_schema!({ "type": "nothing" })
+        }
+    }
+    let provider = ScriptedProvider::new([]);
+    let error = provider.model().generate_as::<Odd>(Request::prompt("Hi")).await.map(drop).unwrap_err();
+    assert_eq!((error.kind, provider.requests().len()), (ErrorKind::InvalidRequest, 0));
+}

@@ -1,0 +1,81 @@
+//! Stores that several processes open.
+
+use std::{env, fs, path::PathBuf, sync::Arc};
+
+use omni_agent::store::{ConversationId, FileSystemStore, Store, file_system::Durability};
+
+/// How long leases last here: whoever is frozen for longer has lost what it had.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+const LEASE: std::time::Duration = std::time::Duration::from_millis(700);
+
+/// Where a store is; what was made for it goes when it is dropped.
+pub(crate) struct Place {
+    address: String,
+    made: Option<PathBuf>,
+}
+
+impl Place {
+    /// The place that this address says, which stays.
+    pub(crate) fn at(address: &str) -> Self {
+        Self { address: address.to_owned(), made: None }
+    }
+
+    /// A folder of files.
+    pub(crate) fn folder() -> Self {
+        let folder = temporary();
+        Self { address: format!("folder {}", folder.display()), made: Some(folder) }
+    }
+
+    /// A SQLite file.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn sqlite() -> Self {
+        let folder = temporary();
+        Self { address: format!("sqlite {}", folder.join("conversations").display()), made: Some(folder) }
+    }
+
+    /// A schema of its own on a PostgreSQL server; `None`, with a word why, where there is no server.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn postgres() -> Option<Self> {
+        let url = crate::server::url()?;
+        Some(Self { address: format!("postgres {} {url}", ConversationId::generate()), made: None })
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.address
+    }
+
+    pub(crate) async fn store(&self) -> Arc<dyn Store> {
+        let (kind, rest) = self.address.split_once(' ').unwrap();
+        match kind {
+            "folder" => {
+                Arc::new(FileSystemStore::builder(rest).durability(Durability::Process).open().await.unwrap())
+            }
+            #[cfg(feature = "sqlite")]
+            "sqlite" => {
+                let builder = omni_agent::store::SqliteStore::builder(rest);
+                Arc::new(builder.durability(Durability::Process).lease(LEASE).open().await.unwrap())
+            }
+            #[cfg(feature = "postgres")]
+            "postgres" => {
+                let (schema, url) = rest.split_once(' ').unwrap();
+                let builder = omni_agent::store::PostgresStore::builder(url);
+                Arc::new(builder.schema(schema).connections(3).lease(LEASE).open().await.unwrap())
+            }
+            _ => panic!("no store at {}", self.address),
+        }
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(folder) = &self.made {
+            let _ = fs::remove_dir_all(folder);
+        }
+    }
+}
+
+fn temporary() -> PathBuf {
+    let folder = env::temp_dir().join(format!("omni-agent-{}", ConversationId::generate()));
+    fs::create_dir(&folder).unwrap();
+    folder
+}

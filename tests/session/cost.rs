@@ -1,0 +1,35 @@
+//! What a conversation cost, where the price is known.
+
+use std::sync::Arc;
+
+use omni_agent::{
+    agent::Agent,
+    message::Usage,
+    provider::{ModelInfo, Price},
+    session::Session,
+    store::{MemoryStore, Store},
+    testing::{ScriptedProvider, Step},
+};
+
+#[tokio::test(start_paused = true)]
+async fn tree_sums_the_cost_of_its_turns_and_a_reloaded_one_does_too() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let input = |millions: u64| Usage { input: millions * 1_000_000, ..Usage::default() };
+    let answer = |millions| Step::new().usage(input(millions)).then_text(["Hi"]).stop();
+    let provider = ScriptedProvider::new([answer(1), answer(2), answer(4)]);
+    let info = ModelInfo::new("scripted").with_price(Price::new(0.5, 1.0));
+    let agent = || Agent::builder().model(provider.model().with_info(info.clone()));
+    let session = Session::builder(Arc::clone(&store)).agent(agent()).create().await.unwrap();
+    let id = session.id().clone();
+    for cost in [0.5, 1.0] {
+        assert_eq!(session.ask("Hi").await.unwrap().usage.cost, Some(cost));
+    }
+    let whole = Usage { cost: Some(1.5), ..input(3) };
+    assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
+    session.stop(std::time::Duration::from_secs(5)).await.unwrap();
+    let session = Session::builder(store).agent(agent()).load(id).await.unwrap();
+    assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
+    session.ask("Hi").await.unwrap();
+    let whole = Usage { cost: Some(3.5), ..input(7) };
+    assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
+}

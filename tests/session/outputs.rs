@@ -1,0 +1,32 @@
+//! Answers under an output schema: what is asked for again is in neither tree nor store.
+
+use omni_agent::{message::Usage, testing::Step};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use crate::support::{ScriptedStore, created, id, scripted, secs};
+
+#[derive(Debug, PartialEq, Deserialize, JsonSchema)]
+struct City {
+    name: String,
+}
+
+#[tokio::test(start_paused = true)]
+async fn ask_as_answer_given_again_is_stored_without_the_one_before() {
+    let store = ScriptedStore::new([]);
+    let answer = |text: &str, output: u64| {
+        Step::new().usage(Usage { output, ..Usage::default() }).then_text([text]).stop()
+    };
+    let oslo = r#"{"name": "Oslo"}"#;
+    let steps = [answer("Oslo", 1), answer(oslo, 10), Step::text("Hello.")];
+    let session = created(&store, "talk", scripted(steps)).await;
+    assert_eq!(session.ask_as::<City>("A city?").await.unwrap(), City { name: "Oslo".into() });
+    assert_eq!(session.ask("Hi").await.unwrap().text(), "Hello.");
+    session.flush(secs(1)).await.unwrap();
+    let stored = store.beneath().load(&id("talk")).await.unwrap();
+    let texts: Vec<String> = stored.nodes.iter().map(|node| node.message().text()).collect();
+    assert_eq!(texts, ["A city?", oslo, "Hi", "Hello."]);
+    let usage = stored.nodes[1].usage().unwrap();
+    assert_eq!(usage.output, 11, "what the answer before used is counted");
+    assert!(stored.state.options.output.is_none());
+}

@@ -1,0 +1,411 @@
+//! Leases: a conversation is one session's at a time, in a store that knows owners.
+//!
+//! Time runs here: leases are renewed on a thread of the crate's own, which knows nothing of a test's paused time.
+
+use std::{sync::Arc, time::Duration};
+
+use omni_agent::{
+    session::{Session, SessionError, StoreReport},
+    store::{Commit, ConversationId, Owner, Store, StoreError, Write},
+    subscription::{EndReason, Update},
+    testing::Gate,
+    tree::Tree,
+};
+use tokio::runtime;
+
+use crate::{
+    leasing::{LeasingStore, Mood},
+    support::{Act, ScriptedStore, held, id, node, parrot, report, scripted, secs, tree_in, watch},
+};
+
+fn ann() -> Owner {
+    Owner::new("ann").at("host a")
+}
+
+fn ben() -> Owner {
+    Owner::new("ben")
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(secs(60), future).await.expect("nothing came")
+}
+
+async fn created(store: &LeasingStore, name: &str, owner: Owner) -> Session {
+    let builder = Session::builder(store.as_dyn()).agent(parrot()).owner(owner);
+    within(builder.create_as(id(name))).await.unwrap()
+}
+
+async fn load(store: &LeasingStore, name: &str, owner: Owner) -> Result<Session, SessionError> {
+    within(Session::builder(store.as_dyn()).agent(parrot()).owner(owner).load(id(name))).await
+}
+
+async fn saved(session: &Session, prompt: &str) {
+    within(session.ask(prompt)).await.unwrap();
+    within(session.flush(secs(30))).await.unwrap();
+}
+
+fn is_owned_by(outcome: Result<Session, SessionError>, owner: &Owner) -> bool {
+    matches!(outcome, Err(SessionError::Store(StoreError::Owned { owner: found, .. })) if found == *owner)
+}
+
+/// The session has ended because the conversation is another's; with these nodes unsaved.
+async fn assert_lost(session: &Session, unsaved: &[u64]) -> Tree {
+    let end = within(session.ended()).await;
+    assert_eq!(end.reason, EndReason::LostPlace);
+    let last = end.snapshot.unwrap();
+    assert_eq!(last.unsaved, unsaved.iter().map(|number| node(*number)).collect::<Vec<_>>());
+    assert!(matches!(last.store, Some(StoreReport::Lost { .. })), "{:?}", last.store);
+    last.tree.clone()
+}
+
+// ---- who may open it ----
+
+#[tokio::test]
+async fn load_of_what_is_open_elsewhere_says_who_has_it() {
+    let store = LeasingStore::new();
+    let first = created(&store, "talk", ann()).await;
+    assert!(is_owned_by(load(&store, "talk", ben()).await, &ann()));
+    saved(&first, "One").await;
+    assert_eq!(store.owner(first.id()), Some(ann()));
+}
+
+#[tokio::test]
+async fn load_without_an_owner_is_one_of_its_own() {
+    let store = LeasingStore::new();
+    let first = within(Session::builder(store.as_dyn()).agent(parrot()).create_as(id("talk"))).await.unwrap();
+    let owner = store.owner(first.id()).unwrap();
+    let second = within(Session::builder(store.as_dyn()).agent(parrot()).load(id("talk"))).await;
+    assert!(is_owned_by(second, &owner));
+}
+
+#[tokio::test]
+async fn load_after_stop_takes_over_at_once() {
+    let store = LeasingStore::new();
+    let first = created(&store, "talk", ann()).await;
+    saved(&first, "One").await;
+    within(first.stop(secs(30))).await.unwrap();
+    assert_eq!(store.owner(first.id()), None);
+    let second = load(&store, "talk", ben()).await.unwrap();
+    assert_eq!(second.tree().await.unwrap().len(), 2);
+    assert_eq!(store.owner(second.id()), Some(ben()));
+}
+
+#[tokio::test]
+async fn last_handle_dropped_gives_the_conversation_back() {
+    let store = LeasingStore::new();
+    let first = created(&store, "talk", ann()).await;
+    drop(first);
+    within(store.released(&id("talk"))).await;
+}
+
+#[test]
+fn runtime_gone_with_an_open_session_gives_the_conversation_back() {
+    let store = LeasingStore::new();
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let session = runtime.block_on(created(&store, "talk", ann()));
+    drop(runtime);
+    let other = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    other.block_on(within(store.released(session.id())));
+}
+
+#[tokio::test]
+async fn load_that_fails_gives_the_conversation_back() {
+    let store = LeasingStore::new();
+    let first = created(&store, "talk", ann()).await;
+    within(first.stop(secs(30))).await.unwrap();
+    // An agent without a model, in a conversation without one.
+    let agent = omni_agent::agent::Agent::builder();
+    let failed = within(Session::builder(store.as_dyn()).agent(agent).owner(ann()).load(id("talk"))).await;
+    assert!(failed.is_err());
+    within(store.released(&id("talk"))).await;
+}
+
+#[tokio::test]
+async fn load_of_what_is_missing_says_so() {
+    let store = LeasingStore::new();
+    let missing = load(&store, "talk", ann()).await;
+    assert!(matches!(missing, Err(SessionError::Store(StoreError::NotFound { .. }))), "{missing:?}");
+}
+
+#[tokio::test]
+async fn store_that_cannot_say_who_owns_it_is_not_opened() {
+    let store = LeasingStore::new();
+    let first = created(&store, "talk", ann()).await;
+    within(first.stop(secs(30))).await.unwrap();
+    store.ownership(Mood::Fail);
+    let failed = load(&store, "talk", ben()).await;
+    assert!(matches!(failed, Err(SessionError::Store(StoreError::Failed { .. }))), "{failed:?}");
+    store.ownership(Mood::Work);
+    load(&store, "talk", ben()).await.unwrap();
+}
+
+// ---- what it writes ----
+
+#[tokio::test]
+async fn every_write_carries_the_epoch() {
+    let store = LeasingStore::new();
+    let first = created(&store, "talk", ann()).await;
+    saved(&first, "One").await;
+    first.set_title(Some("Title")).await.unwrap();
+    within(first.flush(secs(30))).await.unwrap();
+    within(first.stop(secs(30))).await.unwrap();
+    let second = load(&store, "talk", ben()).await.unwrap();
+    saved(&second, "Two").await;
+    assert_eq!(store.writes(), [Some(1), Some(1), Some(2)]);
+}
+
+#[tokio::test]
+async fn created_with_its_first_save_is_owned_from_then_on() {
+    let store = LeasingStore::new();
+    let builder = Session::builder(store.as_dyn()).agent(parrot()).owner(ann());
+    let session = within(builder.create()).await.unwrap();
+    assert_eq!(store.owner(session.id()), None);
+    saved(&session, "One").await;
+    assert_eq!(store.owner(session.id()), Some(ann()));
+    saved(&session, "Two").await;
+    assert_eq!(store.writes(), [Some(1), Some(1)]);
+}
+
+#[tokio::test]
+async fn store_without_owners_is_written_to_without_an_epoch() {
+    let beneath = ScriptedStore::new([]);
+    let builder = Session::builder(beneath.as_dyn()).agent(parrot()).owner(ann());
+    let session = within(builder.create_as(id("talk"))).await.unwrap();
+    saved(&session, "One").await;
+    let other =
+        within(Session::builder(beneath.as_dyn()).agent(parrot()).owner(ben()).load(id("talk"))).await;
+    assert!(other.is_ok(), "versions alone decide");
+    let epochs = beneath.tried().into_iter().filter_map(|tried| match tried.what {
+        crate::support::Wrote::Commit(write, _) => Some(write.epoch),
+        _ => None,
+    });
+    assert_eq!(epochs.collect::<Vec<_>>(), [None]);
+}
+
+// ---- how it is kept ----
+
+#[test]
+fn runtime_blocked_leases_are_renewed() {
+    let store = LeasingStore::new();
+    let runtime = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let session = created(&store, "talk", ann()).await;
+        store.block_until_renewed(3);
+        saved(&session, "One").await;
+        assert_eq!(store.epoch(session.id()), 1);
+    });
+}
+
+#[tokio::test]
+async fn renewals_that_fail_hang_or_panic_are_tried_again() {
+    let store = LeasingStore::new();
+    let session = created(&store, "talk", ann()).await;
+    for mood in [Mood::Fail, Mood::Hang, Mood::Panic] {
+        store.ownership(mood);
+        within(store.tried(2)).await;
+        store.ownership(Mood::Work);
+        within(store.renewed(1)).await;
+    }
+    saved(&session, "One").await;
+    assert_eq!(store.epoch(session.id()), 1);
+}
+
+#[tokio::test]
+async fn many_conversations_are_all_renewed() {
+    let store = LeasingStore::new();
+    let mut sessions = Vec::new();
+    for number in 0..20 {
+        sessions.push(created(&store, &format!("talk{number}"), ann()).await);
+    }
+    within(store.renewed(60)).await;
+    drop(sessions.split_off(10));
+    for number in 10..20 {
+        within(store.released(&id(&format!("talk{number}")))).await;
+    }
+    within(store.renewed(20)).await;
+    for session in &sessions {
+        saved(session, "One").await;
+        assert_eq!(store.epoch(session.id()), 1);
+    }
+}
+
+#[tokio::test]
+async fn lease_ran_out_and_nobody_came_the_session_goes_on() {
+    let store = LeasingStore::new();
+    let session = created(&store, "talk", ann()).await;
+    saved(&session, "One").await;
+    store.run_out(session.id());
+    within(store.renewed(1)).await;
+    saved(&session, "Two").await;
+    assert_eq!(store.writes(), [Some(1), Some(1)]);
+    assert_eq!(store.owner(session.id()), Some(ann()));
+}
+
+#[tokio::test]
+async fn lease_ran_out_before_a_write_the_write_is_made_once_it_goes_on() {
+    let gate = Gate::new();
+    let store = LeasingStore::new();
+    let agent = scripted([held(&gate, "Yes")]);
+    let builder = Session::builder(store.as_dyn()).agent(agent).owner(ann());
+    let session = within(builder.create_as(id("talk"))).await.unwrap();
+    session.prompt("One").await.unwrap();
+    gate.reached().await;
+    // No renewal tells the session: the refused write does.
+    store.ownership(Mood::Fail);
+    store.run_out(session.id());
+    gate.open();
+    let mut events = watch(&session).await;
+    let StoreReport::Failed { .. } = within(report(&mut events)).await else { panic!() };
+    store.ownership(Mood::Work);
+    within(session.flush(secs(30))).await.unwrap();
+    assert_eq!(store.writes(), [Some(1)]);
+    assert_eq!(tree_in(&store, session.id()).await.len(), 2);
+}
+
+// ---- how it is lost ----
+
+#[tokio::test]
+async fn idle_session_whose_conversation_was_taken_says_so_and_ends() {
+    let store = LeasingStore::new();
+    let session = created(&store, "talk", ann()).await;
+    saved(&session, "One").await;
+    let mut events = watch(&session).await;
+    store.take(session.id(), &ben());
+    let StoreReport::Lost { error } = within(report(&mut events)).await else { panic!() };
+    assert!(error.contains("ben"), "{error}");
+    let Some(Update::Closed(end)) = within(events.next()).await else { panic!() };
+    assert_eq!(end.reason, EndReason::LostPlace);
+    assert_lost(&session, &[]).await;
+    assert!(matches!(session.prompt("Two").await, Err(SessionError::Ended(EndReason::LostPlace))));
+    assert_eq!(store.owner(session.id()), Some(ben()));
+}
+
+#[tokio::test]
+async fn conversation_taken_before_a_turn_is_saved_the_turn_stays_readable_and_out_of_the_store() {
+    let gate = Gate::new();
+    let store = LeasingStore::new();
+    let first = created(&store, "talk", ann()).await;
+    within(first.stop(secs(30))).await.unwrap();
+    let agent = scripted([held(&gate, "Yes")]);
+    let builder = Session::builder(store.as_dyn()).agent(agent).owner(ann());
+    let session = within(builder.load(id("talk"))).await.unwrap();
+    session.prompt("One").await.unwrap();
+    gate.reached().await;
+    // The other is here before the first one's next renewal shows it.
+    store.ownership(Mood::Hang);
+    let theirs = store.take(session.id(), &ben());
+    gate.open();
+    let version = store.load(session.id()).await.unwrap().version;
+    let written = store.commit(session.id(), &Write::on(version).under(&theirs), &Commit::new(None)).await;
+    store.ownership(Mood::Work);
+    let tree = assert_lost(&session, &[1, 2]).await;
+    assert_eq!(tree.node(node(2)).unwrap().message().text(), "Yes");
+    let stored = store.load(session.id()).await.unwrap();
+    assert_eq!((stored.version, stored.nodes.len()), (written.unwrap(), 0));
+    let stopped = within(session.stop(secs(30))).await;
+    assert!(matches!(stopped, Err(SessionError::Unsaved { nodes: 2, .. })), "{stopped:?}");
+}
+
+#[tokio::test]
+async fn conversation_taken_while_a_turn_streams_ends_the_session() {
+    let gate = Gate::new();
+    let store = LeasingStore::new();
+    let agent = scripted([held(&gate, "Never")]);
+    let builder = Session::builder(store.as_dyn()).agent(agent).owner(ann());
+    let session = within(builder.create_as(id("talk"))).await.unwrap();
+    session.prompt("One").await.unwrap();
+    gate.reached().await;
+    store.take(session.id(), &ben());
+    let tree = assert_lost(&session, &[]).await;
+    assert!(tree.is_empty());
+}
+
+#[tokio::test]
+async fn conversation_taken_and_given_back_in_between_is_lost() {
+    let store = LeasingStore::new();
+    let session = created(&store, "talk", ann()).await;
+    saved(&session, "One").await;
+    store.ownership(Mood::Fail);
+    let theirs = store.take(session.id(), &ben());
+    let version = store.load(session.id()).await.unwrap().version;
+    store.commit(session.id(), &Write::on(version).under(&theirs), &Commit::new(None)).await.unwrap();
+    store.ownership(Mood::Work);
+    store.run_out(session.id());
+    assert_lost(&session, &[]).await;
+    // It did not stay the owner of what it does not know.
+    within(store.released(session.id())).await;
+    assert_eq!(load(&store, "talk", ben()).await.unwrap().tree().await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn conversation_deleted_elsewhere_is_lost() {
+    let store = LeasingStore::new();
+    let session = created(&store, "talk", ann()).await;
+    saved(&session, "One").await;
+    store.delete(session.id()).await.unwrap();
+    assert_lost(&session, &[]).await;
+    assert!(!store.exists(session.id()).await.unwrap());
+}
+
+#[tokio::test]
+async fn others_on_the_store_are_untouched_by_one_that_is_lost() {
+    let store = LeasingStore::new();
+    let lost = created(&store, "lost", ann()).await;
+    let kept = created(&store, "kept", ann()).await;
+    store.take(lost.id(), &ben());
+    assert_lost(&lost, &[]).await;
+    within(store.renewed(2)).await;
+    saved(&kept, "One").await;
+    assert_eq!(store.writes(), [Some(1)]);
+}
+
+// ---- how it ends ----
+
+#[tokio::test]
+async fn stop_while_the_store_cannot_take_the_lease_back_keeps_to_its_deadline() {
+    let store = LeasingStore::new();
+    let session = created(&store, "talk", ann()).await;
+    saved(&session, "One").await;
+    store.ownership(Mood::Hang);
+    within(session.stop(Duration::from_millis(50))).await.unwrap();
+    assert_eq!(store.owner(session.id()), Some(ann()), "it runs out");
+}
+
+#[tokio::test]
+async fn stop_with_a_write_under_way_gives_back_after_it() {
+    let gate = Gate::new();
+    let scripted_store = ScriptedStore::new([Act::Work, Act::Wait(gate.clone())]);
+    let store = LeasingStore::over(scripted_store.as_dyn());
+    let session = created(&store, "talk", ann()).await;
+    within(session.ask("One")).await.unwrap();
+    gate.reached().await;
+    let stop = tokio::spawn({
+        let session = session.clone();
+        async move { session.stop(secs(30)).await }
+    });
+    within(store.renewed(2)).await;
+    assert_eq!(store.owner(session.id()), Some(ann()));
+    gate.open();
+    within(stop).await.unwrap().unwrap();
+    assert_eq!(store.owner(session.id()), None);
+    assert_eq!(tree_in(&store, session.id()).await.len(), 2);
+}
+
+#[tokio::test]
+async fn keepers_of_stores_that_are_gone_keep_nothing_alive() {
+    let store = Arc::new(LeasingStore::new());
+    let shared: Arc<dyn Store> = store.clone();
+    let weak = Arc::downgrade(&store);
+    drop(store);
+    let builder = Session::builder(Arc::clone(&shared)).agent(parrot()).owner(ann());
+    let session = within(builder.create_as(ConversationId::new("talk").unwrap())).await.unwrap();
+    within(session.stop(secs(30))).await.unwrap();
+    drop((session, shared));
+    // The thread lets go of it a moment later.
+    within(async {
+        while weak.strong_count() > 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}

@@ -1,0 +1,302 @@
+//! The PostgreSQL store: the suite, settings, and what particular values come to. Skipped, with a word why, where there
+//! is no server.
+
+mod faults;
+mod golden;
+mod hangs;
+pub(crate) mod server;
+mod tls;
+
+use std::{sync::Arc, sync::mpsc, time::Duration};
+
+use async_trait::async_trait;
+use omni_agent::{
+    message::{Attachment, Message},
+    store::{
+        Commit, ConversationId, Owner, Page, PostgresStore, StateChange, Store, StoreError, StoredState,
+        Write, WriteId, conformance,
+    },
+    tree::Node,
+};
+
+use self::server::{fresh, raw, url};
+use crate::support::{commit, create, id, node, says};
+
+struct Subject {
+    url: &'static str,
+    store: Arc<PostgresStore>,
+}
+
+/// The name in an SQL text.
+fn schema(store: &PostgresStore) -> String {
+    format!("\"{}\"", store.schema().replace('"', "\"\""))
+}
+
+#[async_trait]
+impl conformance::Subject for Subject {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store) as Arc<dyn Store>
+    }
+
+    async fn another(&self) -> Arc<dyn Store> {
+        let another = PostgresStore::builder(self.url).schema(self.store.schema()).connections(2);
+        Arc::new(another.open().await.unwrap())
+    }
+
+    async fn damage(&self, id: &ConversationId) -> bool {
+        let schema = schema(&self.store);
+        // What `content` is made of has to stay JSON: so another thing than a message.
+        let damage = format!(
+            "UPDATE {schema}.nodes SET message = '[]' WHERE version = (
+                 SELECT min(nodes.version) FROM {schema}.nodes JOIN {schema}.conversations ON key = conversation
+                 WHERE conversations.id = $1)"
+        );
+        raw(self.url).await.execute(&damage, &[&id.as_str()]).await.unwrap() == 1
+    }
+
+    async fn run_out(&self, id: &ConversationId) -> bool {
+        let past = format!(
+            "UPDATE {}.conversations SET expires = clock_timestamp() - interval '1ms' WHERE id = $1",
+            schema(&self.store)
+        );
+        raw(self.url).await.execute(&past, &[&id.as_str()]).await.unwrap() == 1
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn suite_on_postgres_store_passes() {
+    let Some(url) = url() else { return };
+    let make = async || Subject { url, store: Arc::new(fresh(url).open().await.unwrap()) };
+    let report = conformance::check(make).await;
+    // A database has no torn write.
+    assert_eq!(report.skipped, ["torn_write_is_dropped_whole"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_by_many_at_once_creates_one_schema() {
+    let Some(url) = url() else { return };
+    let builder = fresh(url);
+    let opened = (0..5).map(|_| tokio::spawn(builder.clone().open()));
+    for store in futures_util::future::join_all(opened).await {
+        assert_eq!(store.unwrap().unwrap().list(Page::default()).await.unwrap(), []);
+    }
+}
+
+#[tokio::test]
+async fn open_of_a_later_schema_is_refused() {
+    let Some(url) = url() else { return };
+    let builder = fresh(url);
+    let store = builder.clone().open().await.unwrap();
+    let later = format!("INSERT INTO {}.migrations (version) VALUES (7)", schema(&store));
+    raw(url).await.batch_execute(&later).await.unwrap();
+    match builder.open().await {
+        Err(error @ StoreError::UnknownFormat { found: 7, known: 1, .. }) => assert!(!error.is_transient()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn open_with_names_that_are_no_schema_says_so() {
+    for name in ["", "a\0b", &"x".repeat(64)] {
+        let error =
+            PostgresStore::builder("postgres://localhost/none").schema(name).open().await.unwrap_err();
+        let reason = std::error::Error::source(&error).unwrap().to_string();
+        assert!(reason.contains("can't be a schema's name"), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn open_of_a_url_that_is_none_shows_no_password() {
+    for url in ["nonsense://ada:hunter2@host/db", "postgres://ada:hunter2@host:port/db"] {
+        let builder = PostgresStore::builder(url);
+        assert!(!format!("{builder:?}").contains("hunter2"));
+        let error = builder.open().await.unwrap_err();
+        assert!(!format!("{error:?} {error}").contains("hunter2"), "{error:?}");
+    }
+}
+
+#[tokio::test]
+async fn open_where_nobody_listens_is_unreachable() {
+    let port = faults::free().port();
+    let url = format!("postgres://ada:hunter2@127.0.0.1:{port}/app");
+    let error = PostgresStore::open(url).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    assert!(error.is_transient());
+    assert!(error.to_string().contains(&format!("\"app\" at 127.0.0.1:{port}")), "{error}");
+    assert!(!format!("{error:?}").contains("hunter2"), "{error:?}");
+}
+
+#[tokio::test]
+async fn content_for_queries_is_what_jsonb_can_hold() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let messages = [
+        Message::user("Hi"),
+        Message::user("zero \0 byte"),
+        Message::user("no zero: \\u0000"),
+        Message::user(Attachment::base64("image/png", "x".repeat(1_000_000))),
+    ];
+    let nodes =
+        messages.clone().into_iter().zip(1..).map(|(message, number)| Node::new(node(number), None, message));
+    store.commit(&id("a"), &Write::on(version), &Commit::new(None).with_nodes(nodes)).await.unwrap();
+    let stored = store.load(&id("a")).await.unwrap();
+    assert!(stored.nodes.iter().map(|node| &**node.message()).eq(&messages));
+
+    let query = format!(
+        "SELECT content #>> '{{content,0,text}}', content IS NULL FROM {}.nodes ORDER BY id",
+        schema(&store)
+    );
+    let rows = raw(url).await.query(&query, &[]).await.unwrap();
+    let text: Option<&str> = rows[0].get(0);
+    assert_eq!(text, Some("Hi"));
+    let absent: Vec<bool> = rows.iter().map(|row| row.get(1)).collect();
+    assert_eq!(absent, [false, true, true, true]);
+}
+
+#[tokio::test]
+async fn owner_that_text_cannot_hold_is_refused() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    create(&store, &id("a")).await;
+    let refused = store.acquire(&id("a"), &Owner::new("a\0b")).await;
+    assert!(matches!(refused, Err(StoreError::Unstorable { .. })), "{refused:?}");
+}
+
+/// The plan that the server makes of the statement that the store sent last.
+async fn plan(observer: &tokio_postgres::Client, parameters: &str) -> String {
+    let last = "SELECT query FROM pg_stat_activity WHERE application_name = 'omni-agent plans' \
+                ORDER BY state_change DESC LIMIT 1";
+    let query: String = observer.query_one(last, &[]).await.unwrap().get(0);
+    observer.batch_execute(&format!("DEALLOCATE ALL; PREPARE sent AS {query}")).await.unwrap();
+    let rows = observer.simple_query(&format!("EXPLAIN EXECUTE sent ({parameters})")).await.unwrap();
+    let lines = rows.iter().filter_map(|row| match row {
+        tokio_postgres::SimpleQueryMessage::Row(row) => row.get(0),
+        _ => None,
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+#[tokio::test]
+async fn queries_among_many_conversations_use_indexes() {
+    let Some(url) = url() else { return };
+    let separator = if url.contains('?') { '&' } else { '?' };
+    let store = fresh(&format!("{url}{separator}application_name=omni-agent%20plans"))
+        .connections(1)
+        .open()
+        .await
+        .unwrap();
+    let observer = raw(url).await;
+    let schema = schema(&store);
+    let fill = format!(
+        "INSERT INTO {schema}.conversations (id, version, created, updated, state, epoch)
+             SELECT 'n' || n, n, now(), now() - make_interval(secs => n), '{{}}', n FROM generate_series(1, 20000) AS n;
+         INSERT INTO {schema}.writes SELECT key, version, '0123456789abcdef' FROM {schema}.conversations;
+         INSERT INTO {schema}.nodes (conversation, version, place, id, message)
+             SELECT key, version, 1, 1, '{{}}' FROM {schema}.conversations;
+         INSERT INTO {schema}.cursors SELECT key, 1, 2 FROM {schema}.conversations;
+         ANALYZE {schema}.conversations, {schema}.writes, {schema}.nodes, {schema}.cursors;
+         SET plan_cache_mode = force_generic_plan"
+    );
+    observer.batch_execute(&fill).await.unwrap();
+
+    let mut plans = Vec::new();
+    store.list(Page::default()).await.unwrap();
+    plans.push(("list", plan(&observer, "50, 0").await));
+    store.summary(&id("n7")).await.unwrap();
+    plans.push(("summary", plan(&observer, "'n7'").await));
+    let _ = store.commit(&id("n7"), &Write::on(omni_agent::store::Version::new(3)), &says(1, "Hi")).await;
+    plans.push(("examine", plan(&observer, "'n7', 1, 1").await));
+    let lease = store.acquire(&id("n7"), &Owner::new("ann")).await.unwrap();
+    plans.push(("acquire", plan(&observer, "'n7', 'ann', null, 30").await));
+    store.renew(&id("n7"), &lease).await.unwrap();
+    plans.push(("renew", plan(&observer, "'n7', 1, 30").await));
+    store.renew_all(&[(id("n7"), lease.clone())]).await.unwrap();
+    plans.push(("renew all", plan(&observer, "'{n7}', '{1}', '{30}'").await));
+    store.release(&id("n7"), &lease).await.unwrap();
+    plans.push(("release", plan(&observer, "'n7', 1").await));
+    store.create(&id("new"), WriteId::generate(), &StoredState::default()).await.unwrap();
+    let again = store.create(&id("new"), WriteId::generate(), &StoredState::default()).await;
+    assert!(matches!(again, Err(StoreError::AlreadyExists { .. })));
+    plans.push(("created by", plan(&observer, "'n7'").await));
+    let version = store.load(&id("new")).await.unwrap().version;
+    commit(&store, &id("new"), version, 1, "Hi").await;
+    let nothing =
+        "null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null";
+    plans.push(("write", plan(&observer, nothing).await));
+    store.delete(&id("n8")).await.unwrap();
+    plans.push(("delete", plan(&observer, "'n8'").await));
+    for (what, plan) in plans {
+        assert!(plan.contains("Index Scan"), "{what}:\n{plan}");
+        assert!(!plan.contains("Seq Scan"), "{what}:\n{plan}");
+    }
+}
+
+/// Renewals come from a thread of their own, and must not wait for the application's threads.
+#[test]
+fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
+    let Some(url) = url() else { return };
+    let application = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (opened, is_opened) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let thread = std::thread::spawn(move || {
+        application.block_on(async {
+            // All connections there are so far were made on this runtime's behalf.
+            let store = fresh(url).connections(2).open().await.unwrap();
+            create(&store, &id("a")).await;
+            let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+            // Begun, each waiting for an answer that nobody takes.
+            let begun = (0..50).map(|number| {
+                let store = store.clone();
+                tokio::spawn(async move { create(&store, &id(&format!("n{number}"))).await })
+            });
+            let begun: Vec<_> = begun.collect();
+            tokio::task::yield_now().await;
+            opened.send((store, lease)).unwrap();
+            may_go_on.recv().unwrap();
+            for begun in begun {
+                begun.await.unwrap();
+            }
+        });
+    });
+    let (store, lease) = is_opened.recv().unwrap();
+    let own = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    own.block_on(async {
+        store.renew(&id("a"), &lease).await.unwrap();
+        assert_eq!(store.renew_all(&[(id("a"), lease)]).await.unwrap(), []);
+        // So does everything else.
+        let version = store.load(&id("a")).await.unwrap().version;
+        store.save_state(&id("a"), &Write::on(version), &StateChange::title("A")).await.unwrap();
+    });
+    go_on.send(()).unwrap();
+    thread.join().unwrap();
+}
+
+#[tokio::test]
+async fn write_while_another_holds_the_row_is_busy_after_the_wait() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).lock_wait(Duration::from_millis(50)).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    create(&store, &id("b")).await;
+    let other_lease = store.acquire(&id("b"), &Owner::new("ann")).await.unwrap();
+    let mut other = raw(url).await;
+    let transaction = other.transaction().await.unwrap();
+    let lock = format!("SELECT FROM {}.conversations WHERE id = 'a' FOR UPDATE", schema(&store));
+    transaction.execute(&lock, &[]).await.unwrap();
+
+    let write = Write::on(version);
+    match store.commit(&id("a"), &write, &says(1, "Hi")).await {
+        Err(error @ StoreError::Busy { waited, .. }) => {
+            assert_eq!(waited, Duration::from_millis(50));
+            assert!(error.to_string().starts_with("conversation a in the PostgreSQL database"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    // Reading waits for nobody, other conversations do not, and other leases are renewed.
+    assert_eq!(store.load(&id("a")).await.unwrap().version, version);
+    create(&store, &id("c")).await;
+    assert_eq!(store.renew_all(&[(id("a"), lease), (id("b"), other_lease)]).await.unwrap(), []);
+    transaction.rollback().await.unwrap();
+    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
+}

@@ -1,0 +1,191 @@
+//! Faults of the server and of the way to it: nothing acknowledged is lost, nothing is doubled, errors say what happened,
+//! and the store goes on by itself.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use omni_agent::store::{Owner, PostgresStore, Store, StoreError, Write};
+use tokio::{
+    io::copy_bidirectional,
+    net::{TcpListener, UnixStream},
+    task::{JoinHandle, JoinSet},
+};
+
+use super::{
+    schema,
+    server::{FORGETFUL, Server, fresh, raw, url},
+};
+use crate::support::{commit, create, id, says};
+
+#[tokio::test]
+async fn write_after_the_server_crashed_and_came_back_succeeds() {
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let store = fresh(&server.url()).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let version = commit(&store, &id("a"), version, 1, "before").await;
+
+    server.stop("immediate");
+    let write = Write::on(version);
+    for failed in [
+        store.commit(&id("a"), &write, &says(2, "after")).await.map(drop),
+        store.load(&id("a")).await.map(drop),
+    ] {
+        let error = failed.unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+        assert!(error.is_transient());
+    }
+
+    server.restart();
+    assert_eq!(store.commit(&id("a"), &write, &says(2, "after")).await.unwrap(), version.next());
+    assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
+}
+
+/// Commits nodes 1, 2, 3… for as long as `goal` is not reached, each until it is acknowledged.
+async fn insist(store: PostgresStore, name: &'static str, goal: u64, done: Arc<AtomicU64>) {
+    let mut version = create(&store, &id(name)).await;
+    for number in 1..=goal {
+        let write = Write::on(version);
+        version = loop {
+            match store.commit(&id(name), &write, &says(number, name)).await {
+                Ok(version) => break version,
+                Err(error) => assert!(error.is_transient(), "{name} {number}: {error:?}"),
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(version, write.base.next());
+        done.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Waits until this many are done.
+async fn reach(done: &AtomicU64, number: u64) {
+    while done.load(Ordering::Relaxed) < number {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn commits_while_the_server_crashes_and_sessions_are_cut_are_neither_lost_nor_doubled() {
+    const GOAL: u64 = 150;
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let server = Arc::new(server);
+    let store = fresh(&server.url()).open().await.unwrap();
+    let done = Arc::new(AtomicU64::new(0));
+    let names = ["a", "b", "c"];
+    let writers: Vec<_> =
+        names.map(|name| tokio::spawn(insist(store.clone(), name, GOAL, Arc::clone(&done)))).into();
+    for round in 1..=6 {
+        reach(&done, round * 60).await;
+        if round % 2 == 0 {
+            let server = Arc::clone(&server);
+            let crash = move || {
+                server.stop("immediate");
+                server.restart();
+            };
+            tokio::task::spawn_blocking(crash).await.unwrap();
+        } else {
+            let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'omni-agent'";
+            raw(&server.url()).await.execute(cut, &[]).await.unwrap();
+        }
+    }
+    for writer in writers {
+        writer.await.unwrap();
+    }
+    for name in names {
+        let nodes = store.load(&id(name)).await.unwrap().nodes;
+        assert!(nodes.iter().map(|node| node.id().get()).eq(1..=GOAL), "{name}: {} nodes", nodes.len());
+    }
+}
+
+#[tokio::test]
+async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).connections(1).pool_wait(Duration::from_millis(50)).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    create(&store, &id("b")).await;
+    let lease = store.acquire(&id("b"), &Owner::new("ann")).await.unwrap();
+    let mut other = raw(url).await;
+    let transaction = other.transaction().await.unwrap();
+    let lock = format!("SELECT FROM {}.conversations WHERE id = 'a' FOR UPDATE", schema(&store));
+    transaction.execute(&lock, &[]).await.unwrap();
+    let waiting = tokio::spawn({
+        let store = store.clone();
+        async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
+    });
+    // The only connection waits for the lock.
+    let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1";
+    let query = format!("%{}%", schema(&store));
+    let observer = raw(url).await;
+    while observer.query(waits, &[&query]).await.unwrap().is_empty() {}
+
+    match store.load(&id("b")).await {
+        Err(error @ StoreError::Busy { .. }) => {
+            assert!(error.to_string().starts_with("the pool of 1 connections to"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    store.renew(&id("b"), &lease).await.unwrap();
+    transaction.rollback().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap(), version.next());
+    store.load(&id("b")).await.unwrap();
+}
+
+/// An address that leads to the server, until it is dropped: then it leads nowhere, and what went through is cut.
+struct Proxy(JoinHandle<()>);
+
+impl Proxy {
+    async fn start(address: SocketAddr, socket: PathBuf) -> Self {
+        let listener = TcpListener::bind(address).await.unwrap();
+        Self(tokio::spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut server = UnixStream::connect(&socket).await.unwrap();
+                connections.spawn(async move { copy_bidirectional(&mut client, &mut server).await });
+            }
+        }))
+    }
+
+    async fn stop(mut self) {
+        self.0.abort();
+        let _ = (&mut self.0).await;
+    }
+}
+
+/// An address where nobody listens.
+pub(crate) fn free() -> SocketAddr {
+    let ports = (20_000..30_000)
+        .step_by(7)
+        .skip(usize::from(*omni_agent::store::WriteId::generate().as_bytes().first().unwrap()));
+    let mut addresses = ports.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
+    addresses.find(|address| std::net::TcpListener::bind(address).is_ok()).unwrap()
+}
+
+#[tokio::test]
+async fn write_after_the_address_failed_over_goes_to_the_other() {
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let first = free();
+    let proxy = Proxy::start(first, server.socket()).await;
+    let second = free();
+    let url = format!("postgres://postgres@{first},{second}/postgres");
+    let store = fresh(&url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let version = commit(&store, &id("a"), version, 1, "by the first").await;
+
+    proxy.stop().await;
+    let write = Write::on(version);
+    let failed = store.commit(&id("a"), &write, &says(2, "by the second")).await.unwrap_err();
+    assert!(matches!(failed, StoreError::Unreachable { .. }), "{failed:?}");
+    let told = failed.to_string();
+    assert!(told.contains(&first.to_string()) && told.contains(&second.to_string()), "{told}");
+
+    let _proxy = Proxy::start(second, server.socket()).await;
+    assert_eq!(store.commit(&id("a"), &write, &says(2, "by the second")).await.unwrap(), version.next());
+    assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
+}

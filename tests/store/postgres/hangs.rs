@@ -1,0 +1,137 @@
+//! A server that does not answer: every operation comes to an end that says so, and the next one goes through.
+
+use std::{net::SocketAddr, time::Duration};
+
+use omni_agent::store::{PostgresStore, Store, StoreError, Write};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpListener,
+    task::JoinSet,
+};
+
+use super::{
+    faults::free,
+    schema,
+    server::{FORGETFUL, Server, fresh, raw, url},
+};
+use crate::support::{create, id, says};
+
+#[tokio::test]
+async fn write_whose_statement_hangs_is_busy_after_its_limit_and_is_made_later() {
+    let Some(url) = url() else { return };
+    let limit = Duration::from_millis(100);
+    let store = fresh(url).connections(1).statement_timeout(limit).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let schema = schema(&store);
+    let hang = format!(
+        "CREATE FUNCTION {schema}.hang() RETURNS trigger LANGUAGE plpgsql AS
+             'BEGIN PERFORM pg_sleep(60); RETURN new; END';
+         CREATE TRIGGER hang BEFORE INSERT ON {schema}.nodes FOR EACH ROW EXECUTE FUNCTION {schema}.hang()"
+    );
+    let observer = raw(url).await;
+    observer.batch_execute(&hang).await.unwrap();
+
+    let write = Write::on(version);
+    match store.commit(&id("a"), &write, &says(1, "Hi")).await {
+        Err(error @ StoreError::Busy { waited, .. }) => {
+            assert_eq!(waited, limit);
+            assert!(error.is_transient());
+            assert!(error.to_string().starts_with("conversation a in the PostgreSQL database"), "{error}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(store.load(&id("a")).await.unwrap().version, version, "nothing of it is left");
+    observer.batch_execute(&format!("DROP TRIGGER hang ON {schema}.nodes")).await.unwrap();
+    assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
+}
+
+/// The server can't even give the statement up: its process for the connection is stopped.
+#[tokio::test]
+async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_connection() {
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let limit = Duration::from_millis(500);
+    let creator = fresh(&server.url()).open().await.unwrap();
+    let version = create(&creator, &id("a")).await;
+    let url = format!("{}?application_name=frozen", server.url());
+    let store = PostgresStore::builder(&url)
+        .schema(creator.schema())
+        .connections(1)
+        .statement_timeout(limit)
+        .open()
+        .await
+        .unwrap();
+    let observer = raw(&server.url()).await;
+    let find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'frozen'";
+    let pid: i32 = observer.query_one(find, &[]).await.unwrap().get(0);
+    let pid = Pid::from_raw(pid).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+
+    let write = Write::on(version);
+    let error = store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    let reason = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(reason, "it did not answer in 5.5s");
+
+    // Given up, not waited for: the pool of one has room for another.
+    let written = loop {
+        match store.commit(&id("a"), &write, &says(1, "Hi")).await {
+            Err(StoreError::Busy { .. }) => {}
+            done => break done.unwrap(),
+        }
+    };
+    assert_eq!(written, version.next());
+    // Awake, it finds what it was sent, and that it comes too late.
+    kill_process(pid, Signal::CONT).unwrap();
+    let gone = "SELECT FROM pg_stat_activity WHERE pid = $1";
+    while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}
+    let stored = creator.load(&id("a")).await.unwrap();
+    assert_eq!((stored.version, stored.nodes.len()), (version.next(), 1));
+}
+
+/// Takes connections, answers this many messages of each, and then says nothing more.
+async fn silent_after(answers: usize) -> SocketAddr {
+    /// `AuthenticationOk`, and `ReadyForQuery` ("Message Formats" in PostgreSQL's documentation).
+    const WELCOME: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
+    const READY: &[u8] = b"Z\0\0\0\x05I";
+    let listener = TcpListener::bind(free()).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        let mut connections = JoinSet::new();
+        while let Ok((mut client, _)) = listener.accept().await {
+            connections.spawn(async move {
+                let mut buffer = [0; 4096];
+                for answer in [WELCOME, READY].into_iter().take(answers) {
+                    let _ = client.read(&mut buffer).await;
+                    let _ = client.write_all(answer).await;
+                }
+                // Whatever comes.
+                while client.read(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {}
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn open_where_the_server_falls_silent_is_unreachable() {
+    let silences = [
+        // Before it has let anybody in, before the session's settings, before the schema's version.
+        (0, "no connection came about in 50ms"),
+        (1, "no connection came about in 50ms"),
+        (2, "it did not answer in 5.001s"),
+    ];
+    let opened = silences.map(|(answers, expected)| async move {
+        let address = silent_after(answers).await;
+        let error = PostgresStore::builder(format!("postgres://ada@{address}/app"))
+            .connect_timeout(Duration::from_millis(50))
+            .statement_timeout(Duration::from_millis(1))
+            .open()
+            .await
+            .unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{answers} answers: {error:?}");
+        let reason = std::error::Error::source(&error).unwrap().to_string();
+        assert_eq!(reason, expected, "{answers} answers");
+    });
+    futures_util::future::join_all(opened).await;
+}

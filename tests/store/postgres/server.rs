@@ -1,0 +1,154 @@
+//! A PostgreSQL server for tests: the one that `DATABASE_URL` names, else one made of the binaries on this machine, in a
+//! temporary folder and on a Unix socket alone.
+
+use std::{
+    env, fs,
+    io::{BufRead, BufReader, Write as _},
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Mutex, OnceLock},
+};
+
+use omni_agent::store::{ConversationId, PostgresStore, postgres::PostgresStoreBuilder};
+use tokio_postgres::NoTls;
+
+/// The URL of a server that all tests share; `None`, with a word why, where there is none.
+pub(crate) fn url() -> Option<&'static str> {
+    static URL: OnceLock<Option<String>> = OnceLock::new();
+    // Never dropped: it ends when this process does.
+    static SERVER: OnceLock<Server> = OnceLock::new();
+    let url = URL.get_or_init(|| {
+        if let Ok(url) = env::var("DATABASE_URL") {
+            return Some(url);
+        }
+        let server = Server::start(FORGETFUL)?;
+        Some(SERVER.get_or_init(|| server).url())
+    });
+    url.as_deref()
+}
+
+/// A store in a schema that no other test uses.
+pub(crate) fn fresh(url: &str) -> PostgresStoreBuilder {
+    let schema = ConversationId::generate();
+    PostgresStore::builder(url).schema(format!("Test \"{schema}\"")).connections(4)
+}
+
+/// The database as another program has it.
+pub(crate) async fn raw(url: &str) -> tokio_postgres::Client {
+    let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    client
+}
+
+/// A server of one's own, which can be killed and started again.
+pub(crate) struct Server {
+    folder: PathBuf,
+    shell: Child,
+    words: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
+}
+
+/// Settings of a server that only has to outlive itself: it syncs nothing.
+pub(crate) const FORGETFUL: &str = "-c fsync=off";
+
+/// Starts and stops the server as it is told, and stops it for good when nobody is left to tell: when this process has
+/// ended, however it did. PostgreSQL refuses to run as root, so all this may be another user's.
+const SCRIPT: &str = r#"
+folder=$1 binaries=$2 settings=$3
+"$binaries/initdb" -D "$folder/data" -U postgres -A trust -E UTF8 --locale=C -N >"$folder/log" 2>&1 || exit 1
+start() {
+    "$binaries/pg_ctl" start -w -D "$folder/data" -l "$folder/log" -o "$options" >/dev/null 2>&1 </dev/null
+}
+options="-k $folder -c listen_addresses= -c max_connections=50 -c track_activity_query_size=16384 $settings"
+start && echo ready || exit 1
+while read -r word; do
+    case $word in
+        start) start; echo "$?" ;;
+        *) "$binaries/pg_ctl" stop -D "$folder/data" -m "$word" >/dev/null 2>&1; echo "$?" ;;
+    esac
+done
+"$binaries/pg_ctl" stop -D "$folder/data" -m immediate >/dev/null 2>&1
+cd / && rm -rf "$folder"
+"#;
+
+impl Server {
+    /// Starts one with these settings, as `pg_ctl --options` takes them; `None`, with a word why, where there are no binaries.
+    #[allow(clippy::print_stdout, reason = "the tests' log has to say what was not tested")]
+    pub(crate) fn start(settings: &str) -> Option<Self> {
+        let Some(binaries) = binaries() else {
+            println!("skipped: no DATABASE_URL, and no PostgreSQL on this machine (initdb is not in PATH)");
+            return None;
+        };
+        // A path short enough for a socket's name.
+        let folder = env::temp_dir().join(format!("pg-{}", &ConversationId::generate().as_str()[..12]));
+        fs::create_dir(&folder).unwrap();
+        let is_root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout == b"0\n");
+        let mut shell = if is_root {
+            assert!(Command::new("chown").arg("postgres").arg(&folder).status().unwrap().success());
+            let mut shell = Command::new("runuser");
+            shell.args(["-u", "postgres", "--", "sh"]);
+            shell
+        } else {
+            Command::new("sh")
+        };
+        shell.args(["-c", SCRIPT, "sh"]).arg(&folder).arg(&binaries).arg(settings).current_dir(&folder);
+        let mut shell = shell.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut words = (shell.stdin.take().unwrap(), BufReader::new(shell.stdout.take().unwrap()));
+        let mut ready = String::new();
+        words.1.read_line(&mut ready).unwrap();
+        let log = || fs::read_to_string(folder.join("log")).unwrap_or_default();
+        assert_eq!(ready, "ready\n", "the server did not start: {}", log());
+        Some(Self { folder, shell, words: Mutex::new(words) })
+    }
+
+    pub(crate) fn url(&self) -> String {
+        let host = self.folder.display().to_string().replace('/', "%2F");
+        format!("postgres://postgres@{host}/postgres")
+    }
+
+    /// The socket that it listens on.
+    pub(crate) fn socket(&self) -> PathBuf {
+        self.folder.join(".s.PGSQL.5432")
+    }
+
+    /// Ends it: `fast` ends sessions in order, `immediate` leaves all as a crash would.
+    pub(crate) fn stop(&self, mode: &str) {
+        assert_eq!(self.tell(mode), "0\n");
+    }
+
+    pub(crate) fn restart(&self) {
+        assert_eq!(self.tell("start"), "0\n");
+    }
+
+    fn tell(&self, word: &str) -> String {
+        let mut words = self.words.lock().unwrap();
+        writeln!(words.0, "{word}").unwrap();
+        let mut answer = String::new();
+        words.1.read_line(&mut answer).unwrap();
+        answer
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Whatever the shell does with it, it does not wait for more.
+        let _ = self.tell("immediate");
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// The folder with `initdb` and `pg_ctl`: in PATH, or where Debian keeps it.
+fn binaries() -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    let in_path = env::split_paths(&path).collect::<Vec<_>>();
+    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut debian: Vec<_> = versions.map(|entry| entry.path().join("bin")).collect();
+    debian.sort();
+    debian.reverse();
+    in_path.into_iter().chain(debian).find(|folder| has(folder, "initdb") && has(folder, "pg_ctl"))
+}
+
+fn has(folder: &Path, program: &str) -> bool {
+    folder.join(program).is_file()
+}

@@ -1,0 +1,69 @@
+//! Encrypted connections: a certificate is trusted if it was named, and by nothing else.
+
+use omni_agent::store::{PostgresStore, StoreError};
+
+use super::{
+    faults::free,
+    server::{FORGETFUL, Server, raw},
+};
+use crate::support::{create, id};
+
+/// A server with a certificate that it signed itself, for this address; gives the certificate. `None`, with a word why,
+/// where there is no server or no `openssl`.
+#[allow(clippy::print_stdout, reason = "the tests' log has to say what was not tested")]
+async fn with_certificate() -> Option<(Server, std::net::SocketAddr, String)> {
+    let address = free();
+    let listening = format!("{FORGETFUL} -c listen_addresses={} -c port={}", address.ip(), address.port());
+    let server = Server::start(&listening)?;
+    let database = raw(&format!("postgres://postgres@{address}/postgres")).await;
+    // The server makes it: then it owns the key, which it insists on.
+    let make = format!(
+        "COPY (SELECT 1) TO PROGRAM 'openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=omni-agent \
+             -addext subjectAltName=IP:{} -addext basicConstraints=critical,CA:FALSE \
+             -keyout server.key -out server.crt 2>openssl.log'",
+        address.ip()
+    );
+    if let Err(error) = database.batch_execute(&make).await {
+        println!("skipped: the server could not make a certificate with openssl: {error:?}");
+        return None;
+    }
+    database.batch_execute("ALTER SYSTEM SET ssl = on").await.unwrap();
+    database.batch_execute("SELECT pg_reload_conf()").await.unwrap();
+    let shown = async || database.query_one("SHOW ssl", &[]).await.unwrap().get::<_, String>(0);
+    while shown().await != "on" {}
+    let certificate = database.query_one("SELECT pg_read_file('server.crt')", &[]).await.unwrap().get(0);
+    Some((server, address, certificate))
+}
+
+#[tokio::test]
+async fn open_with_tls_trusts_the_certificates_named_and_no_others() {
+    let Some((_server, address, certificate)) = with_certificate().await else { return };
+    let url = format!("postgres://postgres@{address}/postgres?sslmode=require");
+    let store = PostgresStore::builder(&url).root_certificates(certificate.clone()).open().await.unwrap();
+    create(&store, &id("a")).await;
+    let plain = raw(&format!("postgres://postgres@{address}/postgres")).await;
+    let encrypted =
+        "SELECT count(*), count(*) FILTER (WHERE ssl) FROM pg_stat_ssl JOIN pg_stat_activity USING (pid)
+         WHERE application_name = 'omni-agent'";
+    let row = plain.query_one(encrypted, &[]).await.unwrap();
+    let (all, encrypted): (i64, i64) = (row.get(0), row.get(1));
+    assert!(all > 0);
+    assert_eq!(encrypted, all);
+
+    // The platform knows nothing of it.
+    let error = PostgresStore::open(&url).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    assert!(format!("{error:?}").contains("UnknownIssuer"), "it says what is wrong: {error:?}");
+    // Nor is it one for another name of the same server, whatever libpq's word for checking it.
+    for mode in ["require", "verify-full"] {
+        let url = format!("postgres://postgres@localhost:{}/postgres?sslmode={mode}", address.port());
+        let refused = PostgresStore::builder(url).root_certificates(certificate.clone()).open().await;
+        let error = refused.unwrap_err();
+        assert!(format!("{error:?}").contains("NotValidForName"), "{error:?}");
+    }
+
+    for nonsense in ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
+        let error = PostgresStore::builder(&url).root_certificates(nonsense).open().await.unwrap_err();
+        assert!(error.to_string().contains("trusted certificates"), "{error}");
+    }
+}

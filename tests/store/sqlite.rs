@@ -1,0 +1,268 @@
+//! The SQLite store: the suite, settings, locks, files that are not what they should be.
+
+mod damage;
+mod golden;
+mod hostile;
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::store::{
+    ConversationId, Owner, Page, SqliteStore, StateChange, Store, StoreError, Write, conformance,
+    file_system::Durability,
+};
+use rusqlite::{Connection, TransactionBehavior};
+
+use crate::support::{Folder, commit, create, id, says};
+
+pub(crate) fn file(folder: &Folder) -> PathBuf {
+    folder.path().join("conversations.sqlite")
+}
+
+/// A store that does not sync, for tests of something else.
+pub(crate) async fn quick(folder: &Folder) -> SqliteStore {
+    SqliteStore::builder(file(folder)).durability(Durability::Process).open().await.unwrap()
+}
+
+/// The file as another program has it.
+pub(crate) fn raw(folder: &Folder) -> Connection {
+    Connection::open(file(folder)).unwrap()
+}
+
+struct Subject {
+    folder: Folder,
+    store: Arc<SqliteStore>,
+}
+
+#[async_trait]
+impl conformance::Subject for Subject {
+    fn store(&self) -> Arc<dyn Store> {
+        Arc::clone(&self.store) as Arc<dyn Store>
+    }
+
+    async fn another(&self) -> Arc<dyn Store> {
+        Arc::new(quick(&self.folder).await)
+    }
+
+    async fn damage(&self, id: &ConversationId) -> bool {
+        let nodes = "SELECT min(nodes.version) FROM nodes JOIN conversations ON key = conversation WHERE conversations.id = ?1";
+        let damage = format!("UPDATE nodes SET message = substr(message, 2) WHERE version = ({nodes})");
+        raw(&self.folder).execute(&damage, [id.as_str()]).unwrap() == 1
+    }
+
+    async fn run_out(&self, id: &ConversationId) -> bool {
+        raw(&self.folder).execute("UPDATE conversations SET expires = 1 WHERE id = ?", [id.as_str()]).unwrap()
+            == 1
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn suite_on_sqlite_store_passes() {
+    let make = async || {
+        let folder = Folder::new();
+        let store = Arc::new(quick(&folder).await);
+        Subject { folder, store }
+    };
+    let report = conformance::check(make).await;
+    // `damage.rs` tears what this crate does not write itself: SQLite's log.
+    assert_eq!(report.skipped, ["torn_write_is_dropped_whole"]);
+}
+
+#[tokio::test]
+async fn open_again_finds_what_was_written() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(file(&folder)).await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let version = commit(&store, &id("a"), version, 1, "Hi").await;
+    assert_eq!(store.file(), file(&folder));
+    drop(store);
+    let store = SqliteStore::open(file(&folder)).await.unwrap();
+    let stored = store.load(&id("a")).await.unwrap();
+    assert_eq!((stored.version, stored.nodes.len()), (version, 1));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn open_by_many_at_once_creates_one_schema() {
+    let folder = Folder::new();
+    let opened = (0..8).map(|_| tokio::spawn(SqliteStore::open(file(&folder))));
+    let stores: Vec<_> = futures_util::future::join_all(opened).await;
+    for store in stores {
+        store.unwrap().unwrap().list(Page::default()).await.unwrap();
+    }
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn open_leaves_the_file_to_its_owner_alone() {
+    use std::os::unix::fs::PermissionsExt;
+
+    let folder = Folder::new();
+    let store = SqliteStore::open(file(&folder)).await.unwrap();
+    create(&store, &id("a")).await;
+    let names = folder.names();
+    assert!(names.len() >= 2, "the log is beside it: {names:?}");
+    for name in names {
+        let mode = fs::metadata(folder.path().join(&name)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn open_where_there_is_no_folder_is_unreachable() {
+    let folder = Folder::new();
+    let nowhere = folder.path().join("nowhere/conversations.sqlite");
+    let error = SqliteStore::open(&nowhere).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    assert!(error.to_string().contains("nowhere/conversations.sqlite"), "{error}");
+}
+
+#[tokio::test]
+async fn open_of_what_is_no_store_names_the_file_and_leaves_it() {
+    let folder = Folder::new();
+    fs::write(file(&folder), "notes, not a database, and long enough to have a header of one ".repeat(20))
+        .unwrap();
+    let before = fs::read(file(&folder)).unwrap();
+    match SqliteStore::open(file(&folder)).await {
+        Err(StoreError::Damaged { place, .. }) => assert!(place.contains("conversations.sqlite"), "{place}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(fs::read(file(&folder)).unwrap(), before);
+
+    fs::remove_file(file(&folder)).unwrap();
+    raw(&folder).execute_batch("CREATE TABLE customers (name TEXT)").unwrap();
+    match SqliteStore::open(file(&folder)).await {
+        Err(StoreError::Damaged { problem, .. }) => assert!(problem.contains("not one that this crate made")),
+        other => panic!("{other:?}"),
+    }
+    let tables: i64 =
+        raw(&folder).query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).unwrap();
+    assert_eq!(tables, 1);
+}
+
+#[tokio::test]
+async fn open_of_a_later_schema_is_refused() {
+    let folder = Folder::new();
+    create(&quick(&folder).await, &id("a")).await;
+    raw(&folder).execute_batch("PRAGMA user_version = 7").unwrap();
+    match SqliteStore::open(file(&folder)).await {
+        Err(error @ StoreError::UnknownFormat { found: 7, known: 1, .. }) => assert!(!error.is_transient()),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn write_while_another_writes_is_busy_after_the_wait() {
+    let folder = Folder::new();
+    let store =
+        SqliteStore::builder(file(&folder)).lock_wait(Duration::from_millis(50)).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let mut other = raw(&folder);
+    let transaction = other.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+
+    let write = Write::on(version);
+    let owner = Owner::new("ann");
+    for refused in [
+        store.commit(&id("a"), &write, &says(1, "Hi")).await.map(drop),
+        store.acquire(&id("a"), &owner).await.map(drop),
+        store.delete(&id("a")).await,
+    ] {
+        match refused {
+            Err(error @ StoreError::Busy { waited, .. }) => {
+                assert!(error.is_transient());
+                assert_eq!(waited, Duration::from_millis(50));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    // Reading waits for nobody.
+    assert_eq!(store.load(&id("a")).await.unwrap().version, version);
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
+
+    transaction.rollback().unwrap();
+    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
+}
+
+#[tokio::test]
+async fn delete_of_much_makes_the_file_smaller() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let text = "x".repeat(100_000);
+    for number in 0..200 {
+        let id = id(&format!("n{number}"));
+        let version = create(&store, &id).await;
+        commit(&store, &id, version, 1, &text).await;
+    }
+    let pages = || -> i64 { raw(&folder).pragma_query_value(None, "page_count", |row| row.get(0)).unwrap() };
+    let full = pages();
+    for number in 1..200 {
+        store.delete(&id(&format!("n{number}"))).await.unwrap();
+    }
+    let left = pages();
+    assert!(left < full / 3, "{left} of {full} pages are left");
+    assert_eq!(store.load(&id("n0")).await.unwrap().nodes[0].message().text(), text);
+}
+
+#[tokio::test]
+async fn commit_takes_as_many_bytes_at_the_end_as_at_the_beginning() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let mut version = create(&store, &id("a")).await;
+    let state = omni_agent::store::StoredState::default().with_system("Be brief. ".repeat(10_000));
+    version = store.save_state(&id("a"), &Write::on(version), &StateChange::whole(state)).await.unwrap();
+    // So that what a commit adds to the log is all that is there.
+    let observer = raw(&folder);
+    let empty = || observer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    let log = folder.path().join("conversations.sqlite-wal");
+    let mut added = Vec::new();
+    for number in 1001..2001 {
+        empty();
+        version = commit(&store, &id("a"), version, number, "of the same length").await;
+        added.push(fs::metadata(&log).unwrap().len());
+    }
+    let (first, last) = (added[..100].iter().max(), added[900..].iter().max());
+    // A tree of pages grows by a level now and then.
+    assert!(last <= first.map(|first| first * 2).as_ref(), "{first:?} bytes at first, {last:?} at last");
+}
+
+/// Renewals come from a thread of their own, and must not wait for the application's threads.
+#[test]
+fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
+    let folder = Folder::new();
+    let own = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (store, lease) = own.block_on(async {
+        let store = quick(&folder).await;
+        create(&store, &id("a")).await;
+        let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+        (store, lease)
+    });
+
+    let application = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (blocked, is_blocked) = mpsc::channel();
+    let (go_on, may_go_on) = mpsc::channel::<()>();
+    let other = store.clone();
+    let thread = std::thread::spawn(move || {
+        application.block_on(async {
+            // Begun, each waiting for an answer that nobody takes.
+            let begun = (0..100).map(|number| {
+                let store = other.clone();
+                tokio::spawn(async move { create(&store, &id(&format!("n{number}"))).await })
+            });
+            let begun: Vec<_> = begun.collect();
+            tokio::task::yield_now().await;
+            blocked.send(()).unwrap();
+            may_go_on.recv().unwrap();
+            for begun in begun {
+                begun.await.unwrap();
+            }
+        });
+    });
+    is_blocked.recv().unwrap();
+    own.block_on(store.renew(&id("a"), &lease)).unwrap();
+    go_on.send(()).unwrap();
+    thread.join().unwrap();
+}

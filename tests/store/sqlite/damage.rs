@@ -1,0 +1,57 @@
+//! Files as a crash or a bad disk leaves them.
+
+use std::fs;
+
+use omni_agent::store::{SqliteStore, Store, StoreError, Write};
+
+use super::{file, quick};
+use crate::support::{Folder, commit, create, id, says};
+
+#[tokio::test]
+async fn open_with_a_torn_log_drops_the_last_write_whole() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let first = create(&store, &id("a")).await;
+    let second = commit(&store, &id("a"), first, 1, "whole").await;
+    let write = Write::on(second);
+    store.commit(&id("a"), &write, &says(2, "torn")).await.unwrap();
+
+    // As a crash of the machine leaves them: the file and a piece of its log, without the log's index.
+    let left = Folder::new();
+    let log = |folder: &Folder| folder.path().join("conversations.sqlite-wal");
+    fs::copy(file(&folder), file(&left)).unwrap();
+    let whole = fs::read(log(&folder)).unwrap();
+    fs::write(log(&left), &whole[..whole.len() - 1000]).unwrap();
+    let found = SqliteStore::open(file(&left)).await.unwrap();
+    let stored = found.load(&id("a")).await.unwrap();
+    assert_eq!((stored.version, stored.nodes.len()), (second, 1));
+    // Repeating the torn write makes it anew.
+    assert_eq!(found.commit(&id("a"), &write, &says(2, "torn")).await.unwrap(), second.next());
+    assert_eq!(found.load(&id("a")).await.unwrap().nodes.len(), 2);
+}
+
+#[tokio::test]
+async fn load_from_a_damaged_file_names_it() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, &"x".repeat(200_000)).await;
+    super::raw(&folder).query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
+    drop(store);
+
+    let mut bytes = fs::read(file(&folder)).unwrap();
+    // All pages but the first two, which has the schema: as if a disk had lost them.
+    bytes[2 * 4096..].fill(0xa5);
+    fs::write(file(&folder), &bytes).unwrap();
+    let found = match SqliteStore::open(file(&folder)).await {
+        Ok(store) => store.load(&id("a")).await.map(drop),
+        Err(error) => Err(error),
+    };
+    match found {
+        Err(error @ StoreError::Damaged { .. }) => {
+            assert!(error.to_string().contains("conversations.sqlite"), "{error}");
+            assert!(!error.is_transient());
+        }
+        other => panic!("{other:?}"),
+    }
+}

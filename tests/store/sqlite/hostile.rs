@@ -1,0 +1,105 @@
+//! Paths that lead to something else than the store's file, also once it is open.
+
+use std::{fs, process::Command};
+
+use omni_agent::store::{Page, SqliteStore, Store, StoreError, Write};
+use rusqlite::Connection;
+
+use super::{file, quick};
+use crate::support::{Folder, commit, create, id, says};
+
+#[tokio::test]
+async fn open_of_a_folder_is_unreachable() {
+    let folder = Folder::new();
+    let error = SqliteStore::open(folder.path()).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    assert!(error.to_string().contains(&folder.path().display().to_string()), "{error}");
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[tokio::test]
+async fn open_of_an_empty_file_makes_a_store_of_it() {
+    let folder = Folder::new();
+    fs::write(file(&folder), "").unwrap();
+    create(&quick(&folder).await, &id("a")).await;
+    assert!(quick(&folder).await.exists(&id("a")).await.unwrap());
+}
+
+/// The schema's version and mark are there, its tables are not.
+#[tokio::test]
+async fn operations_on_a_file_without_its_tables_say_so() {
+    let folder = Folder::new();
+    drop(quick(&folder).await);
+    Connection::open(file(&folder)).unwrap().execute_batch("DROP TABLE cursors").unwrap();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    let error = store.load(&id("a")).await.unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(
+        error.to_string().contains("conversations.sqlite") && cause.contains("no such table"),
+        "{error:?}"
+    );
+}
+
+/// The superuser may write to what is read-only; a folder that takes no new files stops even that one.
+#[tokio::test]
+async fn open_of_a_file_that_is_read_only_is_denied() {
+    let folder = Folder::new();
+    drop(quick(&folder).await);
+    let set = |flag| Command::new("chattr").arg(flag).arg(file(&folder)).output();
+    if !set("+i").is_ok_and(|done| done.status.success()) {
+        // Not the superuser, or no file system with such flags: then the mode does.
+        let mut mode = fs::metadata(file(&folder)).unwrap().permissions();
+        mode.set_readonly(true);
+        fs::set_permissions(file(&folder), mode).unwrap();
+        if fs::File::options().write(true).open(file(&folder)).is_ok() {
+            return;
+        }
+    }
+    let opened = SqliteStore::open(file(&folder)).await;
+    let _ = set("-i");
+    let error = opened.unwrap_err();
+    assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn operations_after_the_file_was_removed_are_unreachable_until_it_is_back() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("a")).await;
+    let aside = folder.path().join("aside.sqlite");
+    fs::rename(file(&folder), &aside).unwrap();
+
+    let write = Write::on(version);
+    for failed in [
+        store.commit(&id("a"), &write, &says(1, "Hi")).await.map(drop),
+        store.load(&id("a")).await.map(drop),
+        store.list(Page::default()).await.map(drop),
+    ] {
+        let error = failed.unwrap_err();
+        assert!(matches!(error, StoreError::Unreachable { .. }) && error.is_transient(), "{error:?}");
+    }
+    fs::rename(&aside, file(&folder)).unwrap();
+    // Whether or not it was written before, it is written once.
+    assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
+    assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 1);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn write_after_another_file_took_the_name_is_not_acknowledged() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("a")).await;
+    for part in folder.names() {
+        fs::remove_file(folder.path().join(part)).unwrap();
+    }
+    let other = quick(&folder).await;
+    let error = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("another file has taken its place"), "{cause}");
+    assert_eq!(other.list(Page::default()).await.unwrap(), [], "nothing went there");
+}

@@ -1,0 +1,153 @@
+//! Copies from store to store, and conversations as JSON documents.
+
+use std::path::Path;
+
+use omni_agent::store::{
+    FileSystemStore, MemoryStore, StateChange, Store, StoreError, Stored, StoredState, Write, WriteId, copy,
+    copy_one, export_json, import_json,
+};
+
+use crate::support::{Folder, commit, create, id, says};
+
+/// A store with a conversation of all that one can hold, and one with nothing in it.
+async fn full(folder: &Folder) -> FileSystemStore {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden/v1");
+    for name in ["empty", "talk"] {
+        std::fs::copy(golden.join(format!("{name}.jsonl")), folder.log(&id(name))).unwrap();
+    }
+    folder.quick_store().await
+}
+
+/// What is carried over: all but versions and times, which are each store's own.
+fn content(stored: &Stored) -> String {
+    let nodes = serde_json::to_string(&stored.nodes).unwrap();
+    format!("{:?} {:?} {:?} {nodes}", stored.state, stored.head, stored.cursors)
+}
+
+async fn copies(from: &dyn Store, to: &dyn Store) {
+    let mut told = Vec::new();
+    let copied = copy(from, to, |done, all| told.push((done, all))).await;
+    assert!(copied.is_complete(), "{copied:?}");
+    assert_eq!((copied.copied, copied.unchanged), (2, 0));
+    assert_eq!(told, [(1, 2), (2, 2)]);
+    for name in ["empty", "talk"] {
+        let (before, after) = (from.load(&id(name)).await.unwrap(), to.load(&id(name)).await.unwrap());
+        assert_eq!(content(&before), content(&after));
+    }
+    let again = copy(from, to, |_, _| {}).await;
+    assert_eq!((again.copied, again.unchanged, again.is_complete()), (0, 2, true));
+}
+
+#[tokio::test]
+async fn copy_from_store_to_store_keeps_all() {
+    let folders = [(); 2].map(|()| Folder::new());
+    let files = full(&folders[0]).await;
+    #[allow(unused_mut, reason = "without databases there is nothing between")]
+    let mut last: Box<dyn Store> = Box::new(MemoryStore::new());
+    copies(&files, &*last).await;
+    #[cfg(feature = "sqlite")]
+    {
+        let sqlite = crate::sqlite::quick(&folders[1]).await;
+        copies(&*last, &sqlite).await;
+        last = Box::new(sqlite);
+    }
+    #[cfg(feature = "postgres")]
+    if let Some(url) = crate::postgres::server::url() {
+        let postgres = crate::postgres::server::fresh(url).open().await.unwrap();
+        copies(&*last, &postgres).await;
+        last = Box::new(postgres);
+    }
+    let back = Folder::new();
+    copies(&*last, &back.quick_store().await).await;
+}
+
+#[tokio::test]
+async fn copy_of_what_was_interrupted_completes_it() {
+    let folder = Folder::new();
+    let (from, to) = (full(&folder).await, MemoryStore::new());
+    copies(&from, &to).await;
+    // An interruption leaves a conversation that was created, with nothing in it: so take one that has not been copied.
+    let version = create(&from, &id("new")).await;
+    copy_one(&from, &to, &id("new")).await.unwrap();
+    assert!(!copy_one(&from, &to, &id("new")).await.unwrap(), "it is there");
+    commit(&from, &id("new"), version, 1, "later").await;
+    let late = copy_one(&from, &to, &id("new")).await;
+    assert!(matches!(late, Err(StoreError::Conflict { .. })), "written to since it was copied: {late:?}");
+}
+
+#[tokio::test]
+async fn copy_over_another_conversation_leaves_it_and_goes_on() {
+    let folder = Folder::new();
+    let (from, to) = (full(&folder).await, MemoryStore::new());
+    let state = StoredState::default().with_title("another");
+    to.create(&id("empty"), WriteId::generate(), &state).await.unwrap();
+    let copied = copy(&from, &to, |_, _| {}).await;
+    assert_eq!(copied.copied, 1);
+    match &copied.failed[..] {
+        [(failed, StoreError::AlreadyExists { .. })] => assert_eq!(*failed, id("empty")),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(to.load(&id("empty")).await.unwrap().state, state);
+}
+
+#[tokio::test]
+async fn copy_of_a_damaged_conversation_tells_and_goes_on() {
+    let folder = Folder::new();
+    let (from, to) = (full(&folder).await, MemoryStore::new());
+    let mut log = std::fs::read(folder.log(&id("talk"))).unwrap();
+    let middle = log.len() / 2;
+    log[middle] ^= 1;
+    std::fs::write(folder.log(&id("talk")), log).unwrap();
+    let copied = copy(&from, &to, |_, _| {}).await;
+    assert_eq!((copied.copied, copied.failed.len()), (1, 1));
+    assert!(matches!(copied.failed[0].1, StoreError::Damaged { .. }));
+}
+
+#[tokio::test]
+async fn export_json_imported_again_is_the_same() {
+    let folder = Folder::new();
+    let (from, to) = (full(&folder).await, MemoryStore::new());
+    let text = export_json(&from, &id("talk")).await.unwrap();
+    assert!(text.lines().count() > 50, "it is laid out for people");
+    assert_eq!(import_json(&to, &text, None).await.unwrap(), id("talk"));
+    assert_eq!(import_json(&to, &text, None).await.unwrap(), id("talk"), "once more does nothing");
+    import_json(&to, &text, Some(id("other"))).await.unwrap();
+    let before = content(&from.load(&id("talk")).await.unwrap());
+    for name in ["talk", "other"] {
+        assert_eq!(content(&to.load(&id(name)).await.unwrap()), before);
+    }
+    let version = to.load(&id("talk")).await.unwrap().version;
+    let title = StateChange::title("mine");
+    to.save_state(&id("talk"), &Write::on(version), &title).await.unwrap();
+    import_json(&to, &text, None).await.unwrap();
+    assert_eq!(
+        to.load(&id("talk")).await.unwrap().state.title.as_deref(),
+        Some("mine"),
+        "nothing is overwritten"
+    );
+}
+
+#[tokio::test]
+async fn import_json_of_what_is_no_conversation_says_why() {
+    let store = MemoryStore::new();
+    create(&store, &id("a")).await;
+    let version = store.load(&id("a")).await.unwrap().version;
+    // A parent that is not there.
+    store.commit(&id("a"), &Write::on(version), &says(7, "lost")).await.unwrap();
+    let broken = export_json(&store, &id("a")).await.unwrap();
+    let later = broken.replacen("\"format_version\": 1", "\"format_version\": 9", 1);
+    for (text, names) in [
+        ("{}", "format"),
+        ("[", "EOF"),
+        ("{\"format\":\"x\",\"format_version\":1}", "\"x\""),
+        (&*broken, "6"),
+    ] {
+        match import_json(&store, text, Some(id("b"))).await {
+            Err(StoreError::Damaged { problem, .. }) => assert!(problem.contains(names), "{problem}"),
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+    let refused = import_json(&store, &later, Some(id("b"))).await;
+    assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, known: 1, .. })), "{refused:?}");
+    assert!(!store.exists(&id("b")).await.unwrap());
+}

@@ -1,0 +1,281 @@
+//! A store that knows owners, whose leases run out when the test says so and never by themselves.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::store::{
+    Commit, ConversationId, Epoch, Lease, MemoryStore, Owner, Page, StateChange, Store, StoreError, Stored,
+    StoredState, Summary, Version, Write, WriteId,
+};
+use tokio::sync::watch;
+
+/// How long a lease is said to last: renewals come every third of it.
+const LASTS: Duration = Duration::from_millis(30);
+
+/// What becomes of a call that concerns ownership.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) enum Mood {
+    #[default]
+    Work,
+    Fail,
+    Hang,
+    Panic,
+}
+
+/// Cheap to clone; a clone is the same store.
+#[derive(Clone)]
+pub(crate) struct LeasingStore(Arc<Inner>);
+
+struct Inner {
+    store: Arc<dyn Store>,
+    rows: Mutex<Rows>,
+    /// Tells a thread that does not run a runtime.
+    changed: Condvar,
+    /// Tells everybody else: how much was renewed and tried so far.
+    count: watch::Sender<Count>,
+}
+
+#[derive(Default)]
+struct Rows {
+    leases: HashMap<ConversationId, Row>,
+    mood: Mood,
+    renewals: u64,
+    /// The epochs of the writes that were let through, and whether they had a lease at all.
+    writes: Vec<Option<Epoch>>,
+}
+
+#[derive(Clone, Copy, Default, PartialEq)]
+struct Count {
+    renewals: u64,
+    tries: u64,
+    releases: u64,
+}
+
+#[derive(Clone, Default)]
+struct Row {
+    owner: Option<Owner>,
+    epoch: u64,
+    ran_out: bool,
+}
+
+fn broken() -> StoreError {
+    StoreError::failed("the test's store", fmt::Error)
+}
+
+impl LeasingStore {
+    pub(crate) fn new() -> Self {
+        Self::over(Arc::new(MemoryStore::new()))
+    }
+
+    pub(crate) fn over(store: Arc<dyn Store>) -> Self {
+        Self(Arc::new(Inner {
+            store,
+            rows: Mutex::default(),
+            changed: Condvar::new(),
+            count: watch::Sender::new(Count::default()),
+        }))
+    }
+
+    pub(crate) fn as_dyn(&self) -> Arc<dyn Store> {
+        Arc::new(self.clone())
+    }
+
+    /// Who has the conversation now.
+    pub(crate) fn owner(&self, id: &ConversationId) -> Option<Owner> {
+        let row = self.rows().leases.get(id).cloned()?;
+        row.owner.filter(|_| !row.ran_out)
+    }
+
+    pub(crate) fn epoch(&self, id: &ConversationId) -> u64 {
+        self.rows().leases.get(id).map_or(0, |row| row.epoch)
+    }
+
+    /// The epochs of all writes but creations that went through.
+    pub(crate) fn writes(&self) -> Vec<Option<u64>> {
+        self.rows().writes.iter().map(|epoch| epoch.map(|Epoch(epoch)| epoch)).collect()
+    }
+
+    /// The lease of this conversation runs out.
+    pub(crate) fn run_out(&self, id: &ConversationId) {
+        self.rows().leases.get_mut(id).expect("there is a lease").ran_out = true;
+    }
+
+    /// The lease runs out, and another takes the conversation before its owner notices.
+    pub(crate) fn take(&self, id: &ConversationId, owner: &Owner) -> Lease {
+        let mut rows = self.rows();
+        let row = rows.leases.get_mut(id).expect("there is a lease");
+        *row = Row { owner: Some(owner.clone()), epoch: row.epoch + 1, ran_out: false };
+        Lease::lasting(Epoch(row.epoch), LASTS)
+    }
+
+    /// How calls that concern ownership go from now on.
+    pub(crate) fn ownership(&self, mood: Mood) {
+        self.rows().mood = mood;
+    }
+
+    /// Waits for the leases of all to be renewed so often from now on.
+    pub(crate) async fn renewed(&self, times: u64) {
+        self.until(|count| count.renewals, times).await;
+    }
+
+    /// Waits for so many calls that concern ownership from now on, whatever becomes of them.
+    pub(crate) async fn tried(&self, times: u64) {
+        self.until(|count| count.tries, times).await;
+    }
+
+    /// Waits until nobody has the conversation.
+    pub(crate) async fn released(&self, id: &ConversationId) {
+        let mut count = self.0.count.subscribe();
+        while self.owner(id).is_some() {
+            count.changed().await.expect("the store is there");
+        }
+    }
+
+    async fn until(&self, of: fn(&Count) -> u64, times: u64) {
+        let mut count = self.0.count.subscribe();
+        let goal = of(&count.borrow()) + times;
+        count.wait_for(|count| of(count) >= goal).await.expect("the store is there");
+    }
+
+    /// Holds its thread up until the leases are renewed so often.
+    pub(crate) fn block_until_renewed(&self, times: u64) {
+        let rows = self.rows();
+        let goal = rows.renewals + times;
+        drop(self.0.changed.wait_while(rows, |rows| rows.renewals < goal));
+    }
+
+    fn rows(&self) -> MutexGuard<'_, Rows> {
+        self.0.rows.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    async fn act(&self) -> Result<(), StoreError> {
+        let mood = self.rows().mood;
+        self.0.count.send_modify(|count| count.tries += 1);
+        match mood {
+            Mood::Work => Ok(()),
+            Mood::Fail => Err(broken()),
+            Mood::Hang => std::future::pending().await,
+            Mood::Panic => panic!("the store broke"),
+        }
+    }
+
+    /// Refuses a write under a lease that is over. The test's store below writes at once, so that nothing comes between.
+    fn fence(&self, id: &ConversationId, write: &Write) -> Result<(), StoreError> {
+        let mut rows = self.rows();
+        if let Some(epoch) = write.epoch {
+            let row = rows.leases.get(id).cloned().unwrap_or_default();
+            if row.owner.is_none() || row.ran_out || row.epoch != epoch.0 {
+                return Err(StoreError::LeaseLost { id: id.clone() });
+            }
+        }
+        rows.writes.push(write.epoch);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Store for LeasingStore {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.0.store.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.fence(id, write)?;
+        self.0.store.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.fence(id, write)?;
+        self.0.store.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.0.store.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        let mut summary = self.0.store.summary(id).await?;
+        summary.owner = self.owner(id);
+        Ok(summary)
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        let mut list = self.0.store.list(page).await?;
+        for summary in &mut list {
+            summary.owner = self.owner(&summary.id);
+        }
+        Ok(list)
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.0.store.delete(id).await?;
+        self.rows().leases.remove(id);
+        Ok(())
+    }
+
+    async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
+        self.act().await?;
+        if !self.0.store.exists(id).await? {
+            return Err(StoreError::NotFound { id: id.clone() });
+        }
+        let mut rows = self.rows();
+        let row = rows.leases.entry(id.clone()).or_default();
+        match &row.owner {
+            Some(other) if other.name != owner.name && !row.ran_out => {
+                Err(StoreError::Owned { id: id.clone(), owner: other.clone() })
+            }
+            _ => {
+                *row = Row { owner: Some(owner.clone()), epoch: row.epoch + 1, ran_out: false };
+                Ok(Lease::lasting(Epoch(row.epoch), LASTS))
+            }
+        }
+    }
+
+    async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
+        self.act().await?;
+        let mut rows = self.rows();
+        let sound = rows.leases.get(id).is_some_and(|row| row.owner.is_some() && row.epoch == lease.epoch.0);
+        if !sound {
+            return Err(StoreError::LeaseLost { id: id.clone() });
+        }
+        rows.leases.get_mut(id).expect("it was there").ran_out = false;
+        rows.renewals += 1;
+        drop(rows);
+        self.0.changed.notify_all();
+        self.0.count.send_modify(|count| count.renewals += 1);
+        Ok(lease.clone())
+    }
+
+    async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        self.act().await?;
+        let mut rows = self.rows();
+        if let Some(row) = rows.leases.get_mut(id)
+            && row.epoch == lease.epoch.0
+        {
+            row.owner = None;
+        }
+        drop(rows);
+        self.0.count.send_modify(|count| count.releases += 1);
+        Ok(())
+    }
+}

@@ -140,6 +140,14 @@ impl Database {
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
         )?;
         connection.busy_timeout(self.busy)?;
+        // SQLite opens for reading what it can't write to, and fails only at the first write.
+        if connection.is_readonly("main")? {
+            let reason = "the file can be read, but not written to";
+            return Err(rusqlite::Error::SqliteFailure(
+                ffi::Error::new(ffi::SQLITE_READONLY),
+                Some(reason.to_owned()),
+            ));
+        }
         // Before anything is in the file: afterwards it takes rewriting all of it.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         let mode: String =
@@ -226,14 +234,9 @@ impl Database {
             }
             Some(ErrorCode::DiskFull) => StoreError::Full { place, source },
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => StoreError::Denied { place, source },
-            Some(ErrorCode::CannotOpen) => {
-                match fs::File::options().read(true).write(true).open(&self.file) {
-                    Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                        StoreError::Denied { place, source }
-                    }
-                    _ => StoreError::Unreachable { place, source },
-                }
-            }
+            // Nothing here opens the file to learn more: closing it again would take away the locks that this process
+            // has on it ("How To Corrupt An SQLite Database File", 2.2).
+            Some(ErrorCode::CannotOpen) => StoreError::Unreachable { place, source },
             _ => StoreError::Failed { action: format!("{action} {place}"), source },
         }
     }

@@ -65,8 +65,9 @@ async fn insist(store: PostgresStore, name: &'static str, goal: u64, done: Arc<A
 }
 
 /// Waits until this many are done.
-async fn reach(done: &AtomicU64, number: u64) {
+async fn reach(done: &AtomicU64, number: u64, writers: &[JoinHandle<()>]) {
     while done.load(Ordering::Relaxed) < number {
+        assert!(!writers.iter().all(JoinHandle::is_finished), "the writers have failed");
         tokio::task::yield_now().await;
     }
 }
@@ -82,7 +83,7 @@ async fn commits_while_the_server_crashes_and_sessions_are_cut_are_neither_lost_
     let writers: Vec<_> =
         names.map(|name| tokio::spawn(insist(store.clone(), name, GOAL, Arc::clone(&done)))).into();
     for round in 1..=6 {
-        reach(&done, round * 60).await;
+        reach(&done, round * 60, &writers).await;
         if round % 2 == 0 {
             let server = Arc::clone(&server);
             let crash = move || {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use omni_agent::store::{Owner, PostgresStore, Store, StoreError, Write};
+use omni_agent::store::{Owner, PostgresStore, Store, StoreError, Version, Write};
 use tokio::{
     io::copy_bidirectional,
     net::{TcpListener, UnixStream},
@@ -48,8 +48,13 @@ async fn write_after_the_server_crashed_and_came_back_succeeds() {
 }
 
 /// Commits nodes 1, 2, 3… for as long as `goal` is not reached, each until it is acknowledged.
-async fn insist(store: PostgresStore, name: &'static str, goal: u64, done: Arc<AtomicU64>) {
-    let mut version = create(&store, &id(name)).await;
+async fn insist(
+    store: PostgresStore,
+    name: &'static str,
+    mut version: Version,
+    goal: u64,
+    done: Arc<AtomicU64>,
+) {
     for number in 1..=goal {
         let write = Write::on(version);
         version = loop {
@@ -80,8 +85,11 @@ async fn commits_while_the_server_crashes_and_sessions_are_cut_are_neither_lost_
     let store = fresh(&server.url()).open().await.unwrap();
     let done = Arc::new(AtomicU64::new(0));
     let names = ["a", "b", "c"];
-    let writers: Vec<_> =
-        names.map(|name| tokio::spawn(insist(store.clone(), name, GOAL, Arc::clone(&done)))).into();
+    let mut writers = Vec::new();
+    for name in names {
+        let version = create(&store, &id(name)).await;
+        writers.push(tokio::spawn(insist(store.clone(), name, version, GOAL, Arc::clone(&done))));
+    }
     for round in 1..=6 {
         reach(&done, round * 60, &writers).await;
         if round % 2 == 0 {

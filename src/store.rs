@@ -117,8 +117,8 @@ use async_trait::async_trait;
 /// # Ownership
 ///
 /// Versions alone keep histories apart. Ownership tells a second process early who has a conversation open,
-/// and takes it away from one that is gone. The three methods come as a set, and a store that leaves
-/// them out leaves ownership to versions. One that has them gives a [`Lease`] with an [`Epoch`] to one
+/// and takes it away from one that is gone. Its methods, from [`acquire`](Store::acquire) on, come as a set, and a store
+/// that leaves them out leaves ownership to versions. One that has them gives a [`Lease`] with an [`Epoch`] to one
 /// owner at a time, for a limited time, by its own clock. It refuses every write that carries the epoch of a lease
 /// that ran out or passed to another, with [`StoreError::LeaseLost`], in the same transaction that would write it.
 /// A write without an epoch is not checked. Each acquisition raises the epoch by one. So a lease that ran out still
@@ -261,6 +261,18 @@ pub trait Store: Send + Sync + 'static {
             }
         }
         Ok(lost)
+    }
+
+    /// Removes the conversation, as [`delete`](Store::delete) does, if this lease holds it: an owner that stood still for
+    /// longer than its lease must not remove what another has made of the conversation since, nor a new one of its name.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::LeaseLost`] if there is such a conversation and the lease does not hold it any more, or that the store
+    /// can't be written to.
+    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        let _ = lease;
+        self.delete(id).await
     }
 
     /// Ends a lease before its time. That it has ended already is no error.

@@ -78,12 +78,13 @@ impl Inner {
     /// Removes a conversation that nobody has open.
     async fn delete_stored(&self, id: &ConversationId) -> Result<(), StoreError> {
         let lease = match self.store.acquire(id, &self.owner).await {
-            Ok(lease) => Some(lease),
-            Err(StoreError::NotFound { .. }) => None,
+            Ok(lease) => lease,
+            // What a crash left of it may be there.
+            Err(StoreError::NotFound { .. }) => return self.store.delete(id).await,
             Err(error) => return Err(error),
         };
-        let deleted = self.store.delete(id).await;
-        if let (Err(_), Some(lease)) = (&deleted, lease) {
+        let deleted = self.store.delete_under(id, &lease).await;
+        if deleted.is_err() {
             self.give_back(id, &lease).await;
         }
         deleted

@@ -172,7 +172,8 @@ impl SessionBuilder {
     /// # Errors
     ///
     /// As [`create`](Self::create); [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) if the id is
-    /// taken, also by somebody who was faster; what the store fails with.
+    /// taken, also by somebody who was faster; what the store fails with. If that was reached no more after it had created
+    /// the conversation, this is there, with nothing in it, and can be [loaded](Self::load).
     ///
     /// # Cancel safety
     ///

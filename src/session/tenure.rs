@@ -2,12 +2,24 @@
 
 mod keeper;
 
-use std::sync::{Arc, atomic::AtomicBool};
+use std::{
+    sync::{Arc, atomic::AtomicBool},
+    thread,
+    time::Duration,
+};
 
+use futures_util::future::BoxFuture;
 use keeper::{Keeper, Order};
-use tokio::sync::{oneshot, watch};
+use tokio::{
+    runtime::Handle,
+    sync::{oneshot, watch},
+    time::timeout,
+};
 
 use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
+
+/// How long the store may take to give a conversation that nobody waits for any more, or to take one back.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ownership of one conversation. Dropped, it is given back, a moment later.
 pub(super) struct Tenure(Arc<Held>);
@@ -28,18 +40,34 @@ impl Tenure {
     /// # Errors
     ///
     /// As [`Store::acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future gives the conversation back, once the store has given it.
     pub(super) async fn begin(
         store: &Arc<dyn Store>,
         id: &ConversationId,
         owner: &Owner,
     ) -> Result<Option<Self>, StoreError> {
-        let lease = store.acquire(id, owner).await?;
+        let (store, id, owner) = (Arc::clone(store), id.clone(), owner.clone());
+        let mut begun = Wanted(Some(Box::pin(Self::acquire(store, id, owner))));
+        let tenure = begun.0.as_mut().expect("it is begun").await;
+        begun.0 = None;
+        tenure
+    }
+
+    async fn acquire(
+        store: Arc<dyn Store>,
+        id: ConversationId,
+        owner: Owner,
+    ) -> Result<Option<Self>, StoreError> {
+        let lease = store.acquire(&id, &owner).await?;
         if lease.lasts.is_none() {
             return Ok(None);
         }
-        let keeper = Keeper::of(store)?;
+        let keeper = Keeper::of(&store)?;
         let held = Arc::new(Held {
-            id: id.clone(),
+            id,
             lease: watch::Sender::new(Ok(lease)),
             is_over: AtomicBool::new(false),
             keeper,
@@ -78,6 +106,22 @@ impl Tenure {
         self.0.keeper.send(Order::Release(Arc::clone(&self.0), Some(reply)));
         // Told or not, the second word that `drop` says finds nothing to do.
         let _ = answer.await;
+    }
+}
+
+/// A tenure that is being acquired. When nobody waits for it any more, the store may give it all the same: it is waited
+/// for a little longer, to be given back.
+struct Wanted(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
+
+impl Drop for Wanted {
+    fn drop(&mut self) {
+        let Some(acquiring) = self.0.take() else {
+            return;
+        };
+        // One that panicked can't be asked again; without a runtime, the lease runs out.
+        if let (false, Ok(runtime)) = (thread::panicking(), Handle::try_current()) {
+            runtime.spawn(timeout(PATIENCE, acquiring));
+        }
     }
 }
 

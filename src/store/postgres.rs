@@ -45,6 +45,7 @@
 //! row, so none slips past the other.
 
 mod error;
+mod hosts;
 mod lease;
 mod migrate;
 mod read;
@@ -53,7 +54,11 @@ mod sql;
 mod tls;
 mod write;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use deadpool_postgres::Object;
@@ -340,10 +345,19 @@ impl Store for PostgresStore {
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let named = id.clone();
+        let named = Arc::new((id.clone(), OnceLock::new()));
         self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let id = named.clone();
-            Box::pin(async move { write::delete(connection, server, &id).await })
+            let named = Arc::clone(&named);
+            Box::pin(async move { write::delete(connection, server, &named.0, &named.1).await })
+        })
+        .await
+    }
+
+    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        let held = Arc::new((id.clone(), lease.clone()));
+        self.run(Lane::Conversations, Some(id), move |connection, server| {
+            let held = Arc::clone(&held);
+            Box::pin(async move { write::delete_under(connection, server, &held.0, &held.1).await })
         })
         .await
     }

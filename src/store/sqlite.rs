@@ -290,7 +290,12 @@ impl Store for SqliteStore {
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
         let id = id.clone();
-        self.write(move |connection, _| write::delete(connection, &id)).await
+        self.write(move |connection, _| write::delete(connection, &id, None)).await
+    }
+
+    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        let (id, lease) = (id.clone(), lease.clone());
+        self.write(move |connection, _| write::delete(connection, &id, Some(&lease))).await
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {

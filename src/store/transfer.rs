@@ -112,39 +112,44 @@ pub async fn copy_one(from: &dyn Store, to: &dyn Store, id: &ConversationId) -> 
 
 /// Writes a conversation; `false` if it is there already.
 async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<bool, StoreError> {
-    let Stored { version, created, state, head, cursors, nodes, .. } = stored;
     // Made of what is copied, so that doing it again is a repetition to the store, and does nothing.
-    let origin = |what, number| write_id(&[what, id.as_str()], &[created.0, number]);
+    let create = write_id([id.as_str().as_bytes(), &stored.created.0.to_be_bytes()]);
+    let content = write_id([content(id, &stored)?.as_bytes()]);
+    let Stored { state, head, cursors, nodes, .. } = stored;
     let before = match to.summary(id).await {
         Ok(there) => Some(there.version),
         Err(StoreError::NotFound { .. }) => None,
         Err(error) => return Err(error),
     };
-    let first = to.create(id, origin("create", 0), &state).await?;
+    let first = to.create(id, create, &state).await?;
     let mut commit = Commit::new(head).with_nodes(nodes).with_cursors(cursors);
     if before.is_some() {
         // It may have been created from an earlier state, and no more.
         commit = commit.with_state(state);
     }
-    let write = Write::on(first).with_id(origin("commit", version.get()));
-    let written = to.commit(id, &write, &commit).await?;
-    Ok(before.is_none_or(|before| written > before))
+    let written = to.commit(id, &Write::on(first).with_id(content), &commit).await?;
+    match before {
+        // It was copied, and somebody has gone on with it.
+        Some(current) if current > written => Err(StoreError::Conflict { id: id.clone(), current }),
+        before => Ok(before != Some(written)),
+    }
+}
+
+/// All that is copied of a conversation.
+fn content(id: &ConversationId, stored: &Stored) -> Result<String, StoreError> {
+    let Stored { state, head, cursors, nodes, .. } = stored;
+    serde_json::to_string(&(state, head, cursors, nodes))
+        .map_err(|error| StoreError::Unstorable { id: id.clone(), problem: error.to_string() })
 }
 
 /// 128 bits that stand for these (FNV-1a: draft-eastlake-fnv, 2 and 5).
-fn write_id(texts: &[&str], numbers: &[u64]) -> WriteId {
+fn write_id<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> WriteId {
     let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
-    let mut take = |bytes: &[u8]| {
-        for byte in bytes {
+    for part in parts {
+        // No id has a zero byte in it: so where one part ends is told.
+        for byte in part.iter().chain(&[0]) {
             hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
         }
-    };
-    for text in texts {
-        take(text.as_bytes());
-        take(&[0]);
-    }
-    for number in numbers {
-        take(&number.to_be_bytes());
     }
     WriteId::from_bytes(hash.to_be_bytes())
 }
@@ -187,7 +192,7 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 }
 
 /// Writes a conversation from such a document, under the id that it has there, or another. Nothing is overwritten.
-/// Importing the same document again does nothing.
+/// Importing the same document again does nothing, as long as nobody has gone on with the conversation.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, export_json, import_json};
@@ -208,7 +213,8 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 /// # Errors
 ///
 /// [`StoreError::Damaged`] if the text is no such document, or its nodes make no tree; [`StoreError::UnknownFormat`] if a later
-/// version of the crate wrote it; [`StoreError::AlreadyExists`]; or that the store can't be written to.
+/// version of the crate wrote it; [`StoreError::AlreadyExists`] if there is another of this id, be it an earlier or a later
+/// state of the same; or that the store can't be written to.
 ///
 /// # Cancel safety
 ///
@@ -234,6 +240,8 @@ pub async fn import_json(
     Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone())
         .map_err(|error| damaged(error.to_string()))?;
     let id = id.unwrap_or(document.id);
-    put(store, &id, stored).await?;
-    Ok(id)
+    match put(store, &id, stored).await {
+        Err(StoreError::Conflict { id, .. }) => Err(StoreError::AlreadyExists { id }),
+        put => put.map(|_| id),
+    }
 }

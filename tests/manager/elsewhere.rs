@@ -198,3 +198,26 @@ async fn shutdown_gives_everything_back() {
         within(two.open(&id(name), parrot())).await.unwrap();
     }
 }
+
+#[tokio::test]
+async fn delete_of_what_another_took_over_meanwhile_leaves_it() {
+    let store = LeasingStore::new();
+    let one = manager(&store, "one");
+    drop(created(&one, "talk").await);
+    within(one.close(&id("talk"))).await.unwrap();
+    // As a process that stands still between acquiring and deleting, for longer than its lease.
+    store.ownership(Mood::Late);
+    let deleting = tokio::spawn({
+        let one = one.clone();
+        async move { one.delete(&id("talk")).await }
+    });
+    within(store.owned(&id("talk"))).await;
+    let two = Owner::new("two");
+    store.take(&id("talk"), &two);
+    store.ownership(Mood::Work);
+    let refused = within(deleting).await.unwrap();
+    let lost = matches!(&refused, Err(ManagerError::Store(StoreError::LeaseLost { id: talk })) if *talk == id("talk"));
+    assert!(lost, "{refused:?}");
+    assert!(store.exists(&id("talk")).await.unwrap());
+    assert_eq!(store.owner(&id("talk")), Some(two), "and it is still the other's");
+}

@@ -121,6 +121,22 @@ async fn load_that_fails_gives_the_conversation_back() {
 }
 
 #[tokio::test]
+async fn load_dropped_before_the_store_answers_gives_the_conversation_back() {
+    let store = LeasingStore::new();
+    within(created(&store, "talk", Owner::new("ann")).await.stop(secs(9))).await.unwrap();
+    store.ownership(Mood::Late);
+    let loading = tokio::spawn({
+        let store = store.clone();
+        async move { load(&store, "talk", Owner::new("ann")).await.map(drop) }
+    });
+    within(store.owned(&id("talk"))).await;
+    loading.abort();
+    assert!(loading.await.unwrap_err().is_cancelled());
+    store.ownership(Mood::Work);
+    within(store.released(&id("talk"))).await;
+}
+
+#[tokio::test]
 async fn load_of_what_is_missing_says_so() {
     let store = LeasingStore::new();
     let missing = load(&store, "talk", ann()).await;

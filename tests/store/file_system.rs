@@ -58,7 +58,8 @@ async fn suite_on_file_system_store_passes() {
             "lease_keeps_others_out",
             "lease_that_ran_out_can_be_taken_over",
             "renew_all_names_the_leases_that_are_lost",
-            "lease_of_a_deleted_conversation_is_none_of_a_later_one"
+            "lease_of_a_deleted_conversation_is_none_of_a_later_one",
+            "delete_under_a_lease_takes_one_that_holds"
         ]
     );
 }

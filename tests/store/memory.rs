@@ -21,7 +21,8 @@ async fn suite_on_memory_store_passes() {
             "lease_keeps_others_out",
             "lease_that_ran_out_can_be_taken_over",
             "renew_all_names_the_leases_that_are_lost",
-            "lease_of_a_deleted_conversation_is_none_of_a_later_one"
+            "lease_of_a_deleted_conversation_is_none_of_a_later_one",
+            "delete_under_a_lease_takes_one_that_holds"
         ]
     );
 }
@@ -92,7 +93,7 @@ mod forgetful {
 }
 
 #[tokio::test]
-#[should_panic(expected = "4 of 35 checks failed: create_repeated_gives_the_first_result, \
+#[should_panic(expected = "4 of 36 checks failed: create_repeated_gives_the_first_result, \
                            commit_repeated_gives_the_first_result, write_repeated_after_others_gives_the_first_result, \
                            write_whose_future_was_dropped_is_whole")]
 async fn suite_on_store_that_forgets_write_ids_fails() {

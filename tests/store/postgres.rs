@@ -7,7 +7,11 @@ mod hangs;
 pub(crate) mod server;
 mod tls;
 
-use std::{sync::Arc, sync::mpsc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use omni_agent::{
@@ -155,6 +159,22 @@ async fn content_for_queries_is_what_jsonb_can_hold() {
 }
 
 #[tokio::test]
+async fn list_with_a_title_that_is_none_says_so_and_shows_the_others() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    create(&store, &id("a")).await;
+    create(&store, &id("b")).await;
+    let title = format!("UPDATE {}.conversations SET title = 'no JSON' WHERE id = 'a'", schema(&store));
+    raw(url).await.execute(&title, &[]).await.unwrap();
+    let list = store.list(Page::default()).await.unwrap();
+    let damage: BTreeMap<_, _> =
+        list.iter().map(|listed| (listed.id.as_str(), listed.damage.is_some())).collect();
+    assert_eq!(damage, BTreeMap::from([("a", true), ("b", false)]));
+    let error = store.load(&id("a")).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Damaged { place, .. } if place.contains("title")), "{error:?}");
+}
+
+#[tokio::test]
 async fn owner_that_text_cannot_hold_is_refused() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
@@ -225,7 +245,10 @@ async fn queries_among_many_conversations_use_indexes() {
         "null, null, null, null, null, null, null, null, null, null, null, null, null, null, null, null";
     plans.push(("write", plan(&observer, nothing).await));
     store.delete(&id("n8")).await.unwrap();
-    plans.push(("delete", plan(&observer, "'n8'").await));
+    plans.push(("delete", plan(&observer, "8").await));
+    let lease = store.acquire(&id("n9"), &Owner::new("ann")).await.unwrap();
+    store.delete_under(&id("n9"), &lease).await.unwrap();
+    plans.push(("delete under a lease", plan(&observer, "'n9', 1").await));
     for (what, plan) in plans {
         assert!(plan.contains("Index Scan"), "{what}:\n{plan}");
         assert!(!plan.contains("Seq Scan"), "{what}:\n{plan}");

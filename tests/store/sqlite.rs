@@ -230,6 +230,34 @@ async fn commit_takes_as_many_bytes_at_the_end_as_at_the_beginning() {
 }
 
 /// Renewals come from a thread of their own, and must not wait for the application's threads.
+#[tokio::test]
+async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("a")).await;
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    let set_back = |by: &str| {
+        let later = format!("UPDATE conversations SET expires = expires + {by} WHERE id = 'a'");
+        assert_eq!(raw(&folder).execute(&later, []).unwrap(), 1);
+    };
+    let (write, turn) = (Write::on(version).under(&lease), says(1, "Hi"));
+
+    // By a little: it holds.
+    set_back("lasts / 2");
+    let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
+    assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
+    // By an hour: its owner renews it, if nobody else comes before.
+    set_back("3600000");
+    assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
+    let refused = store.commit(&id("a"), &write, &turn).await;
+    assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
+    store.renew(&id("a"), &lease).await.unwrap();
+    store.commit(&id("a"), &write, &turn).await.unwrap();
+    set_back("3600000");
+    let bens = store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
+    assert_eq!(bens.epoch.0, lease.epoch.0 + 1);
+}
+
 #[test]
 fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let folder = Folder::new();

@@ -119,12 +119,46 @@ async fn export_json_imported_again_is_the_same() {
     let version = to.load(&id("talk")).await.unwrap().version;
     let title = StateChange::title("mine");
     to.save_state(&id("talk"), &Write::on(version), &title).await.unwrap();
-    import_json(&to, &text, None).await.unwrap();
+    let late = import_json(&to, &text, None).await;
+    assert!(matches!(late, Err(StoreError::AlreadyExists { .. })), "there is a later state: {late:?}");
     assert_eq!(
         to.load(&id("talk")).await.unwrap().state.title.as_deref(),
         Some("mine"),
         "nothing is overwritten"
     );
+}
+
+#[tokio::test]
+async fn import_json_of_an_edited_document_under_a_taken_id_is_refused() {
+    let folder = Folder::new();
+    let (from, to) = (full(&folder).await, MemoryStore::new());
+    let text = export_json(&from, &id("talk")).await.unwrap();
+    import_json(&to, &text, None).await.unwrap();
+    let before = to.load(&id("talk")).await.unwrap();
+    let mut edited: serde_json::Value = serde_json::from_str(&text).unwrap();
+    edited["conversation"]["nodes"][0]["message"]["content"] =
+        serde_json::json!([{"type": "text", "text": "Edited"}]);
+    let refused = import_json(&to, &edited.to_string(), None).await;
+    assert!(matches!(refused, Err(StoreError::AlreadyExists { .. })), "{refused:?}");
+    assert_eq!(to.load(&id("talk")).await.unwrap(), before);
+    import_json(&to, &edited.to_string(), Some(id("edited"))).await.unwrap();
+    assert_ne!(content(&to.load(&id("edited")).await.unwrap()), content(&before));
+}
+
+#[tokio::test]
+async fn copy_over_one_that_was_gone_on_with_leaves_it_and_says_so() {
+    let folder = Folder::new();
+    let (from, to) = (full(&folder).await, MemoryStore::new());
+    copies(&from, &to).await;
+    let version = to.load(&id("talk")).await.unwrap().version;
+    to.save_state(&id("talk"), &Write::on(version), &StateChange::title("mine")).await.unwrap();
+    let again = copy(&from, &to, |_, _| {}).await;
+    assert_eq!((again.copied, again.unchanged), (0, 1));
+    match &again.failed[..] {
+        [(failed, StoreError::Conflict { .. })] => assert_eq!(*failed, id("talk")),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(to.load(&id("talk")).await.unwrap().state.title.as_deref(), Some("mine"));
 }
 
 #[tokio::test]

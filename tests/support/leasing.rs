@@ -25,6 +25,8 @@ pub(crate) enum Mood {
     Fail,
     Hang,
     Panic,
+    /// A conversation is given, and the answer comes when the mood changes.
+    Late,
 }
 
 /// Cheap to clone; a clone is the same store.
@@ -116,6 +118,15 @@ impl LeasingStore {
     /// How calls that concern ownership go from now on.
     pub(crate) fn ownership(&self, mood: Mood) {
         self.rows().mood = mood;
+        self.0.count.send_modify(|_| {});
+    }
+
+    /// Waits until somebody has the conversation.
+    pub(crate) async fn owned(&self, id: &ConversationId) {
+        let mut count = self.0.count.subscribe();
+        while self.owner(id).is_none() {
+            count.changed().await.expect("the store is there");
+        }
     }
 
     /// Waits for the leases of all to be renewed so often from now on.
@@ -157,7 +168,7 @@ impl LeasingStore {
         let mood = self.rows().mood;
         self.0.count.send_modify(|count| count.tries += 1);
         match mood {
-            Mood::Work => Ok(()),
+            Mood::Work | Mood::Late => Ok(()),
             Mood::Fail => Err(broken()),
             Mood::Hang => std::future::pending().await,
             Mood::Panic => panic!("the store broke"),
@@ -238,17 +249,24 @@ impl Store for LeasingStore {
         if !self.0.store.exists(id).await? {
             return Err(StoreError::NotFound { id: id.clone() });
         }
-        let mut rows = self.rows();
-        let row = rows.leases.entry(id.clone()).or_default();
-        match &row.owner {
-            Some(other) if other.name != owner.name && !row.ran_out => {
-                Err(StoreError::Owned { id: id.clone(), owner: other.clone() })
+        let lease = {
+            let mut rows = self.rows();
+            let row = rows.leases.entry(id.clone()).or_default();
+            if let Some(other) = &row.owner
+                && other.name != owner.name
+                && !row.ran_out
+            {
+                return Err(StoreError::Owned { id: id.clone(), owner: other.clone() });
             }
-            _ => {
-                *row = Row { owner: Some(owner.clone()), epoch: row.epoch + 1, ran_out: false };
-                Ok(Lease::lasting(Epoch(row.epoch), LASTS))
-            }
+            *row = Row { owner: Some(owner.clone()), epoch: row.epoch + 1, ran_out: false };
+            Lease::lasting(Epoch(row.epoch), LASTS)
+        };
+        let mut count = self.0.count.subscribe();
+        self.0.count.send_modify(|_| {});
+        while self.rows().mood == Mood::Late {
+            count.changed().await.expect("the store is there");
         }
+        Ok(lease)
     }
 
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
@@ -264,6 +282,11 @@ impl Store for LeasingStore {
         self.0.changed.notify_all();
         self.0.count.send_modify(|count| count.renewals += 1);
         Ok(lease.clone())
+    }
+
+    async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
+        self.fence(id, &Write::on(Version::new(1)).under(lease))?;
+        self.delete(id).await
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {

@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::Held;
+use super::{Held, PATIENCE};
 use crate::store::{ConversationId, Epoch, Lease, Store, StoreError};
 
 /// Leases that are renewed with one call.
@@ -31,9 +31,6 @@ const OFTEN: Duration = Duration::from_millis(2);
 
 /// The wait after a renewal that failed, at most.
 const AGAIN: Duration = Duration::from_secs(1);
-
-/// How long the store may take to give a conversation, or to take it back.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The runtime that all keepers share, and the keeper of each store.
 static KEEPERS: Mutex<Keepers> = Mutex::new(Keepers { runtime: None, of: None });
@@ -160,7 +157,7 @@ impl Watch {
     /// How often leases are renewed.
     fn pace(&self) -> Duration {
         let leases = self.held.values().filter_map(|held| held.lease().ok()?.lasts);
-        (leases.min().unwrap_or(AGAIN) / 3).max(OFTEN)
+        third(leases.min().unwrap_or(AGAIN))
     }
 
     fn obey(&mut self, order: Order) {
@@ -188,7 +185,8 @@ impl Watch {
     fn keep(&mut self, held: Arc<Held>) {
         if let Ok(lease) = held.lease() {
             self.held.insert((held.id.clone(), lease.epoch), held);
-            let due = Instant::now() + self.pace();
+            // The others have been looked at: there may be many.
+            let due = Instant::now() + third(lease.lasts.unwrap_or(AGAIN));
             self.due = Some(self.due.map_or(due, |other| other.min(due)));
         }
     }
@@ -301,6 +299,11 @@ impl Watch {
             Err(error) => drop(held.lease.send_replace(Err(error))),
         }
     }
+}
+
+/// When a lease of this length is renewed.
+fn third(lasts: Duration) -> Duration {
+    (lasts / 3).max(OFTEN)
 }
 
 /// Why a lease is lost: whose the conversation is now, if anybody's.

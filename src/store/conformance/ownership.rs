@@ -79,6 +79,8 @@ pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) 
     let renamed = store.save_state(&id, &Write::on(version).under(&lease), &title("Ann's again")).await;
     assert!(matches!(renamed, Err(StoreError::LeaseLost { .. })), "{renamed:?}");
     assert!(matches!(store.renew(&id, &lease).await, Err(StoreError::LeaseLost { .. })));
+    let deleted = store.delete_under(&id, &lease).await;
+    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "it is ben's: {deleted:?}");
     assert!(subject.run_out(&id).await);
     assert_eq!(another.commit(&id, &write, &turn(1, 2)).await.expect("a repetition"), version);
     let unchecked = store.commit(&id, &Write::on(version), &turn(3, 4)).await;
@@ -125,8 +127,33 @@ pub(super) async fn lease_of_a_deleted_conversation_is_none_of_a_later_one(subje
     created(&*store, &id).await;
     acquired(&*store, &id, "ben").await;
     assert!(store.renew(&id, &old).await.is_err());
+    let deleted = store.delete_under(&id, &old).await;
+    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "it is another's: {deleted:?}");
     store.release(&id, &old).await.expect("what has ended can be released");
     let refused = store.acquire(&id, &Owner::new("ann")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "the old lease ended the new one: {refused:?}");
+    Outcome::Made
+}
+
+pub(super) async fn delete_under_a_lease_takes_one_that_holds(subject: &dyn Subject) -> Outcome {
+    let (store, another) = (subject.store(), subject.another().await);
+    let id = conversation("unwanted");
+    created(&*store, &id).await;
+    let lease = acquired(&*store, &id, "ann").await;
+    if lease.lasts.is_none() {
+        store.delete_under(&id, &lease).await.expect("there is nothing to hold it up");
+        assert!(!another.exists(&id).await.expect("an answer"));
+        return Outcome::Skipped;
+    }
+    if subject.run_out(&id).await {
+        let deleted = store.delete_under(&id, &lease).await;
+        assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "it ran out: {deleted:?}");
+    }
+    let newer = acquired(&*store, &id, "ann").await;
+    let deleted = another.delete_under(&id, &lease).await;
+    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "there is a newer one: {deleted:?}");
+    another.delete_under(&id, &newer).await.expect("it holds");
+    assert!(!store.exists(&id).await.expect("an answer"));
+    store.delete_under(&id, &newer).await.expect("that there is none is no error");
     Outcome::Made
 }

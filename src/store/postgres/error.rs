@@ -119,15 +119,23 @@ pub(super) fn failed(
     }
 }
 
-/// Why there is no connection.
-pub(super) fn no_connection(place: &str, limits: &Limits, error: PoolError) -> StoreError {
+/// Why there is no connection, of so many in the pool.
+pub(super) fn no_connection(
+    place: &str,
+    limits: &Limits,
+    connections: usize,
+    error: PoolError,
+) -> StoreError {
     let unreachable = |why: &str| StoreError::Unreachable {
         place: place.to_owned(),
         source: Arc::new(Silence(why.to_owned())),
     };
     match error {
         PoolError::Timeout(TimeoutType::Wait) => StoreError::Busy {
-            place: format!("the pool of {} connections to {place}", limits.connections),
+            place: match connections {
+                1 => format!("the one connection of its kind to {place}"),
+                connections => format!("the pool of {connections} connections to {place}"),
+            },
             waited: limits.pool_wait,
         },
         PoolError::Timeout(_) | PoolError::PostCreateHook(HookError::Message(_)) => {

@@ -37,7 +37,7 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
 
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
     let origin = Origin { id, place: &server.place };
-    let title = title(&row, 3, &origin)?;
+    let title = title(&row, 3)?.map_err(|problem| origin.damaged("the title", problem))?;
     let version = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
     let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title)?);
     stored.updated = time(&row, 2)?;
@@ -74,10 +74,11 @@ fn summarise(row: &Row, place: &str) -> Result<Summary, Fault> {
         StoreError::damaged(format!("the id of a conversation in {place}"), error.to_string())
     })?;
     let version = Version::new(row.try_get::<_, i64>(1)?.cast_unsigned());
-    let title = title(row, 4, &Origin { id: &id, place })?;
+    let title = title(row, 4)?;
     Ok(Summary {
         updated: time(row, 3)?,
-        title,
+        damage: title.as_ref().err().map(|problem| format!("its title: {problem}")),
+        title: title.unwrap_or_default(),
         owner: owner(row, 5)?,
         ..Summary::new(id, version, time(row, 2)?)
     })
@@ -90,10 +91,10 @@ pub(super) fn owner(row: &Row, column: usize) -> Result<Option<Owner>, Fault> {
     Ok(name.map(|name| Owner { address, ..Owner::new(name) }))
 }
 
-fn title(row: &Row, column: usize, origin: &Origin<'_>) -> Result<Option<String>, Fault> {
+/// The title, or why it can't be read: somebody else has written there.
+fn title(row: &Row, column: usize) -> Result<Result<Option<String>, String>, Fault> {
     let title: Option<&str> = row.try_get(column)?;
-    let title = title.map(|title| json::parse(title).map_err(|problem| origin.damaged("the title", problem)));
-    Ok(title.transpose()?)
+    Ok(title.map(json::parse).transpose())
 }
 
 fn time(row: &Row, column: usize) -> Result<Timestamp, Fault> {

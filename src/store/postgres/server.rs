@@ -10,6 +10,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
     error::{Fault, Remedy, failed, no_connection, remedy, silent},
+    hosts::InTurn,
     migrate::{is_current, migrate},
     sql::Sql,
 };
@@ -66,11 +67,12 @@ impl Server {
     ) -> Result<Self, StoreError> {
         let place = place(&config);
         complete(&mut config, limits);
+        let each = config.get_connect_timeout().copied().unwrap_or(limits.connect);
         let limits = Limits { connect: connecting(&config, limits), ..limits };
         let pool = |connections| {
-            let manager = Manager::from_config(
+            let manager = Manager::from_connect(
                 config.clone(),
-                tls.clone(),
+                InTurn::new(&config, tls.clone(), each),
                 // A connection that has ended is seen without asking.
                 ManagerConfig { recycling_method: RecyclingMethod::Fast },
             );
@@ -152,11 +154,11 @@ impl Server {
     }
 
     async fn connection(&self, lane: Lane) -> Result<Object, StoreError> {
-        let pool = match lane {
-            Lane::Conversations => &self.conversations,
-            Lane::Leases => &self.leases,
+        let (pool, connections) = match lane {
+            Lane::Conversations => (&self.conversations, self.limits.connections),
+            Lane::Leases => (&self.leases, 1),
         };
-        pool.get().await.map_err(|error| no_connection(&self.place, &self.limits, error))
+        pool.get().await.map_err(|error| no_connection(&self.place, &self.limits, connections, error))
     }
 }
 

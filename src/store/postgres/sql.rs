@@ -11,7 +11,9 @@ pub(super) struct Sql {
     pub(super) cursors: String,
     pub(super) summary: String,
     pub(super) list: String,
+    pub(super) find: String,
     pub(super) delete: String,
+    pub(super) delete_under: String,
     pub(super) acquire: String,
     pub(super) owner: String,
     pub(super) renew: String,
@@ -114,6 +116,10 @@ SELECT id FROM wanted WHERE NOT EXISTS (
         AND owner IS NOT NULL
 )";
 
+const DELETE_UNDER: &str = "
+DELETE FROM {schema}.conversations
+WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL AND expires > clock_timestamp()";
+
 const RELEASE: &str = "
 UPDATE {schema}.conversations SET owner = NULL, owner_address = NULL, expires = '-infinity'
 WHERE id = $1 AND epoch = $2";
@@ -133,7 +139,9 @@ impl Sql {
             cursors: sql(CURSORS),
             summary: sql(SUMMARY) + " WHERE id = $1",
             list: sql(SUMMARY) + " ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
-            delete: sql("DELETE FROM {schema}.conversations WHERE id = $1"),
+            find: sql("SELECT key FROM {schema}.conversations WHERE id = $1"),
+            delete: sql("DELETE FROM {schema}.conversations WHERE key = $1"),
+            delete_under: sql(DELETE_UNDER),
             acquire: sql(ACQUIRE),
             owner: sql(OWNER),
             renew: sql(RENEW),

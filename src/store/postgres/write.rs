@@ -1,12 +1,12 @@
 //! Writes: each one statement, and a second one to say why it found nothing to write to.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use deadpool_postgres::Object;
 
 use super::{error::Fault, server::Server};
 use crate::store::{
-    ConversationId, StoreError, StoredState, Version, Write, WriteId,
+    ConversationId, Lease, StoreError, StoredState, Version, Write, WriteId,
     rows::{Change, Column, number},
 };
 
@@ -137,10 +137,45 @@ pub(super) async fn change(
     Err(restless(id).into())
 }
 
-pub(super) async fn delete(connection: &Object, server: &Server, id: &ConversationId) -> Result<(), Fault> {
+/// Removes a conversation. `found` is the row that was first found under this id: a repetition, after a lost answer, is
+/// not to remove what has been created since.
+pub(super) async fn delete(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    found: &OnceLock<i64>,
+) -> Result<(), Fault> {
+    let key = if let Some(key) = found.get() {
+        *key
+    } else {
+        let find = connection.prepare_cached(&server.sql.find).await?;
+        let Some(row) = connection.query_opt(&find, &[&id.as_str()]).await? else {
+            return Ok(());
+        };
+        let key = row.try_get(0)?;
+        *found.get_or_init(|| key)
+    };
     let delete = connection.prepare_cached(&server.sql.delete).await?;
-    connection.execute(&delete, &[&id.as_str()]).await?;
+    connection.execute(&delete, &[&key]).await?;
     Ok(())
+}
+
+/// Removes a conversation that this lease holds.
+pub(super) async fn delete_under(
+    connection: &Object,
+    server: &Server,
+    id: &ConversationId,
+    lease: &Lease,
+) -> Result<(), Fault> {
+    let delete = connection.prepare_cached(&server.sql.delete_under).await?;
+    if connection.execute(&delete, &[&id.as_str(), &lease.epoch.0.cast_signed()]).await? > 0 {
+        return Ok(());
+    }
+    let find = connection.prepare_cached(&server.sql.find).await?;
+    match connection.query_opt(&find, &[&id.as_str()]).await? {
+        Some(_) => Err(StoreError::LeaseLost { id: id.clone() }.into()),
+        None => Ok(()),
+    }
 }
 
 /// Others create and delete it as fast as it is looked at.

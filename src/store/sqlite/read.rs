@@ -27,7 +27,8 @@ pub(super) fn load(
         .query_row([row.key], |row| row.get(0))
         .optional()?;
     let state = state.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
-    let mut stored = Stored::new(row.version, row.created, origin.state(&state, row.title)?);
+    let title = row.title.map_err(|error| origin.damaged("the title", error.to_string()))?;
+    let mut stored = Stored::new(row.version, row.created, origin.state(&state, title)?);
     (stored.updated, stored.head) = (row.updated, row.head);
 
     let mut nodes = transaction.prepare_cached(

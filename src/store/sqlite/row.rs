@@ -1,5 +1,7 @@
 //! A conversation's row.
 
+use std::str::{self, Utf8Error};
+
 use rusqlite::{Connection, OptionalExtension};
 
 use super::database::Fault;
@@ -15,27 +17,33 @@ pub(super) struct Row {
     pub(super) version: Version,
     pub(super) created: Timestamp,
     pub(super) updated: Timestamp,
-    pub(super) title: Option<String>,
+    /// Or why it can't be read.
+    pub(super) title: Result<Option<String>, Utf8Error>,
     pub(super) head: Option<NodeId>,
     pub(super) epoch: Epoch,
     owner: Option<Owner>,
     expires: Timestamp,
+    /// Milliseconds.
+    lasts: u64,
 }
 
 impl Row {
     pub(super) const COLUMNS: &str =
-        "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires";
+        "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts";
 
     pub(super) fn read(row: &rusqlite::Row<'_>) -> Result<Self, rusqlite::Error> {
-        let owner = row.get::<_, Option<String>>(8)?.map(Owner::new);
-        let address: Option<String> = row.get(9)?;
+        // SQLite takes any bytes for text; those of one conversation are not to spoil a list of all.
+        let text = |column| row.get_ref(column).map(|value| value.as_bytes_or_null().ok().flatten());
+        let lossy = |bytes| String::from_utf8_lossy(bytes).into_owned();
+        let owner = text(8)?.map(|name| Owner::new(lossy(name)));
+        let address = text(9)?.map(lossy);
         Ok(Self {
             key: row.get(0)?,
             id: row.get(1)?,
             version: Version::new(row.get::<_, i64>(2)?.cast_unsigned()),
             created: Timestamp(row.get::<_, i64>(3)?.cast_unsigned()),
             updated: Timestamp(row.get::<_, i64>(4)?.cast_unsigned()),
-            title: row.get(5)?,
+            title: text(5)?.map(|title| str::from_utf8(title).map(str::to_owned)).transpose(),
             head: row.get::<_, Option<i64>>(6)?.and_then(|head| NodeId::new(head.cast_unsigned())),
             epoch: Epoch(row.get::<_, i64>(7)?.cast_unsigned()),
             owner: match (owner, address) {
@@ -43,6 +51,7 @@ impl Row {
                 (owner, _) => owner,
             },
             expires: Timestamp(row.get::<_, i64>(10)?.cast_unsigned()),
+            lasts: row.get::<_, i64>(11)?.cast_unsigned(),
         })
     }
 
@@ -58,19 +67,26 @@ impl Row {
 
     /// Whether a lease with this epoch lasts.
     pub(super) fn is_held_under(&self, epoch: Epoch, now: Timestamp) -> bool {
-        self.owner.is_some() && self.epoch == epoch && self.expires > now
+        self.epoch == epoch && self.is_held(now)
+    }
+
+    fn is_held(&self, now: Timestamp) -> bool {
+        // A clock that is set back makes no lease last for that long. By less than a lease, it is just a clock.
+        let furthest = now.0.saturating_add(self.lasts.saturating_mul(2));
+        self.owner.is_some() && self.expires > now && self.expires.0 <= furthest
     }
 
     /// Who has the conversation now.
-    pub(super) fn into_owner(self, now: Timestamp) -> Option<Owner> {
-        self.owner.filter(|_| self.expires > now)
+    pub(super) fn owner(&self, now: Timestamp) -> Option<&Owner> {
+        self.owner.as_ref().filter(|_| self.is_held(now))
     }
 
-    pub(super) fn into_summary(mut self, id: ConversationId, now: Timestamp) -> Summary {
+    pub(super) fn into_summary(self, id: ConversationId, now: Timestamp) -> Summary {
         Summary {
             updated: self.updated,
-            title: self.title.take(),
-            owner: self.owner.filter(|_| self.expires > now),
+            owner: self.owner(now).cloned(),
+            damage: self.title.as_ref().err().map(|error| format!("its title: {error}")),
+            title: self.title.unwrap_or_default(),
             ..Summary::new(id, self.version, self.created)
         }
     }

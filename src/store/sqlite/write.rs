@@ -145,8 +145,18 @@ const FREED: u32 = 4096;
 /// Pages that may stay in the file for the next conversations.
 const SPARE: i64 = 1024;
 
-pub(super) fn delete(connection: &mut Connection, id: &ConversationId) -> Result<(), Fault> {
+/// Removes a conversation; under a lease, if one is given.
+pub(super) fn delete(
+    connection: &mut Connection,
+    id: &ConversationId,
+    lease: Option<&Lease>,
+) -> Result<(), Fault> {
     let transaction = begin(connection)?;
+    if let (Some(lease), Some(row)) = (lease, Row::find(&transaction, id)?)
+        && !row.is_held_under(lease.epoch, Timestamp::now())
+    {
+        return Err(StoreError::LeaseLost { id: id.clone() }.into());
+    }
     transaction.prepare_cached("DELETE FROM conversations WHERE id = ?")?.execute([id.as_str()])?;
     transaction.commit()?;
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -178,21 +188,17 @@ pub(super) fn acquire(
     let row = Row::get(&transaction, id)?;
     let now = Timestamp::now();
     let epoch = Epoch(row.epoch.0.saturating_add(1));
-    if let Some(other) = row.into_owner(now).filter(|other| other.name != owner.name) {
-        return Err(StoreError::Owned { id: id.clone(), owner: other }.into());
+    if let Some(other) = row.owner(now).filter(|other| other.name != owner.name) {
+        return Err(StoreError::Owned { id: id.clone(), owner: other.clone() }.into());
     }
     let lease = Lease::lasting(epoch, database.lease);
+    let (expires, lasts) = term(now, &lease, database);
     transaction
         .prepare_cached(
-            "UPDATE conversations SET epoch = ?2, owner = ?3, owner_address = ?4, expires = ?5 WHERE id = ?1",
+            "UPDATE conversations SET epoch = ?2, owner = ?3, owner_address = ?4, expires = ?5, lasts = ?6
+             WHERE id = ?1",
         )?
-        .execute(params![
-            id.as_str(),
-            epoch.0.cast_signed(),
-            owner.name,
-            owner.address,
-            end(now, &lease, database)
-        ])?;
+        .execute(params![id.as_str(), epoch.0.cast_signed(), owner.name, owner.address, expires, lasts])?;
     transaction.commit()?;
     Ok(lease)
 }
@@ -207,12 +213,13 @@ pub(super) fn renew(
     let now = Timestamp::now();
     let mut lost = Vec::new();
     for (id, lease) in leases {
+        let (expires, lasts) = term(now, lease, database);
         let renewed = transaction
             .prepare_cached(
-                "UPDATE conversations SET expires = ?3
+                "UPDATE conversations SET expires = ?3, lasts = ?4
                  WHERE id = ?1 AND epoch = ?2 AND owner IS NOT NULL",
             )?
-            .execute(params![id.as_str(), lease.epoch.0.cast_signed(), end(now, lease, database)])?;
+            .execute(params![id.as_str(), lease.epoch.0.cast_signed(), expires, lasts])?;
         if renewed == 0 {
             lost.push(id.clone());
         }
@@ -231,10 +238,11 @@ pub(super) fn release(connection: &mut Connection, id: &ConversationId, lease: &
     Ok(())
 }
 
-/// When a lease that is given now ends.
-fn end(now: Timestamp, lease: &Lease, database: &Database) -> i64 {
+/// When a lease that is given now ends, and how long it lasts.
+fn term(now: Timestamp, lease: &Lease, database: &Database) -> (i64, i64) {
     let lasts = lease.lasts.unwrap_or(database.lease).as_millis();
-    millis(Timestamp(now.0.saturating_add(u64::try_from(lasts).unwrap_or(u64::MAX))))
+    let lasts = u64::try_from(lasts).unwrap_or(u64::MAX);
+    (millis(Timestamp(now.0.saturating_add(lasts))), millis(Timestamp(lasts)))
 }
 
 /// As it is stored: no clock is beyond what fits.

@@ -136,7 +136,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
 
     match store.load(&id("b")).await {
         Err(error @ StoreError::Busy { .. }) => {
-            assert!(error.to_string().starts_with("the pool of 1 connections to"), "{error}");
+            assert!(error.to_string().starts_with("the one connection of its kind to"), "{error}");
         }
         other => panic!("{other:?}"),
     }
@@ -197,4 +197,20 @@ async fn write_after_the_address_failed_over_goes_to_the_other() {
     let _proxy = Proxy::start(second, server.socket()).await;
     assert_eq!(store.commit(&id("a"), &write, &says(2, "by the second")).await.unwrap(), version.next());
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
+}
+
+/// As a host whose process stands still: the kernel takes connections for it.
+#[tokio::test]
+async fn open_with_a_first_host_that_never_answers_takes_the_next() {
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let first = free();
+    let silent = TcpListener::bind(first).await.unwrap();
+    let second = free();
+    let _proxy = Proxy::start(second, server.socket()).await;
+    let url = format!("postgres://postgres@{first},{second}/postgres");
+    let limit = Duration::from_millis(300);
+    let store = fresh(&url).connections(2).connect_timeout(limit).open().await.unwrap();
+    create(&store, &id("a")).await;
+    drop(silent);
+    create(&store, &id("b")).await;
 }

@@ -1,8 +1,8 @@
 //! Files as a crash or a bad disk leaves them.
 
-use std::fs;
+use std::{collections::BTreeMap, fs};
 
-use omni_agent::store::{SqliteStore, Store, StoreError, Write};
+use omni_agent::store::{Page, SqliteStore, Store, StoreError, Write};
 
 use super::{file, quick};
 use crate::support::{Folder, commit, create, id, says};
@@ -54,4 +54,21 @@ async fn load_from_a_damaged_file_names_it() {
         }
         other => panic!("{other:?}"),
     }
+}
+
+#[tokio::test]
+async fn list_with_a_title_that_is_no_text_says_so_and_shows_the_others() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    create(&store, &id("a")).await;
+    create(&store, &id("b")).await;
+    let bytes =
+        "UPDATE conversations SET title = CAST(x'ff' AS TEXT), owner = CAST(x'fe' AS TEXT) WHERE id = 'a'";
+    super::raw(&folder).execute(bytes, []).unwrap();
+    let list = store.list(Page::default()).await.unwrap();
+    let damage: BTreeMap<_, _> =
+        list.iter().map(|listed| (listed.id.as_str(), listed.damage.is_some())).collect();
+    assert_eq!(damage, BTreeMap::from([("a", true), ("b", false)]));
+    let error = store.load(&id("a")).await.unwrap_err();
+    assert!(matches!(&error, StoreError::Damaged { place, .. } if place.contains("title")), "{error:?}");
 }

@@ -7,7 +7,7 @@ use omni_agent::store::{FileSystemStore, Store, Stored, copy, file_system::Durab
 use super::{file, quick, raw};
 use crate::support::{Folder, commit, id};
 
-fn golden(name: &str) -> std::path::PathBuf {
+pub(super) fn golden(name: &str) -> std::path::PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden").join(name)
 }
 

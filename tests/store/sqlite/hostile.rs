@@ -5,7 +5,7 @@ use std::{fs, process::Command};
 use omni_agent::store::{Page, SqliteStore, Store, StoreError, Write};
 use rusqlite::Connection;
 
-use super::{file, quick};
+use super::{file, golden, quick};
 use crate::support::{Folder, commit, create, id, says};
 
 #[tokio::test]
@@ -46,7 +46,8 @@ async fn operations_on_a_file_without_its_tables_say_so() {
 #[tokio::test]
 async fn open_of_a_file_that_is_read_only_is_denied() {
     let folder = Folder::new();
-    drop(quick(&folder).await);
+    // One that this process never had open: SQLite would go on with the descriptor of before.
+    fs::copy(golden::golden("sqlite-1.sqlite"), file(&folder)).unwrap();
     let writable = || fs::File::options().write(true).open(file(&folder)).is_ok();
     let set = |flag| drop(Command::new("chattr").arg(flag).arg(file(&folder)).output());
     let mut mode = fs::metadata(file(&folder)).unwrap().permissions();

@@ -10,7 +10,8 @@ CREATE TABLE conversations (
     epoch INTEGER NOT NULL,
     owner TEXT,
     owner_address TEXT,
-    expires INTEGER NOT NULL DEFAULT 0
+    expires INTEGER NOT NULL DEFAULT 0,
+    lasts INTEGER NOT NULL DEFAULT 0 -- of the lease, to tell one that a clock set back would make last for long
 ) STRICT;
 
 CREATE INDEX conversations_by_update ON conversations (updated DESC, id);

@@ -18,14 +18,14 @@ impl Inner {
         if self.registry().is_waiting(id) {
             return Ok(());
         }
-        let (claim, session) = self.claim_in_time(id).await;
+        let (hold, session) = self.hold(id).await.split();
         let Some(session) = session else {
             return Ok(());
         };
         let limit = self.close_timeout;
         in_a_task(self.patience(), async move {
             let stopped = session.stop(limit).await;
-            drop(claim);
+            drop(hold);
             Ok(stopped?)
         })
         .await
@@ -34,20 +34,21 @@ impl Inner {
 
     /// Removes a conversation, and ends its session first.
     pub(super) async fn delete(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
-        let (claim, session) = self.claim_in_time(id).await;
-        let (inner, limit) = (Arc::clone(self), self.close_timeout);
+        let (hold, session) = self.hold(id).await.split();
+        let (inner, id, limit) = (Arc::clone(self), id.clone(), self.close_timeout);
+        let gone = id.clone();
         in_a_task(self.patience(), async move {
             if let Some(session) = session {
                 // What is not saved is to be removed in any case.
                 let _ = session.stop(limit).await;
             }
-            inner.delete_stored(&claim.id).await?;
-            inner.registry().tell_deleted(&claim.id);
-            drop(claim);
+            inner.delete_stored(&id).await?;
+            inner.registry().tell_deleted(&id);
+            drop(hold);
             Ok(())
         })
         .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: gone, reason }))
     }
 
     /// Gives a conversation another title, open or not.
@@ -56,7 +57,7 @@ impl Inner {
         id: &ConversationId,
         title: Option<&str>,
     ) -> Result<(), ManagerError> {
-        let (claim, session) = self.claim_in_time(id).await;
+        let (hold, session) = self.hold(id).await.split();
         if let Some(session) = session {
             match session.set_title(title).await {
                 Err(SessionError::Ended(_)) => {}
@@ -64,15 +65,16 @@ impl Inner {
             }
             session.ended().await;
         }
-        let (inner, title) = (Arc::clone(self), title.map(str::to_owned));
+        let (inner, id, title) = (Arc::clone(self), id.clone(), title.map(str::to_owned));
+        let cut_off = id.clone();
         in_a_task(self.patience(), async move {
-            inner.rename_stored(&claim.id, title.clone()).await?;
-            inner.registry().tell_title(&claim.id, title.map(Arc::from));
-            drop(claim);
+            inner.rename_stored(&id, title.clone()).await?;
+            inner.registry().tell_title(&id, title.map(Arc::from));
+            drop(hold);
             Ok(())
         })
         .await
-        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
+        .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: cut_off, reason }))
     }
 
     /// Removes a conversation that nobody has open.

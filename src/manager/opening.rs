@@ -1,6 +1,6 @@
 //! Opening: one at a time for each id, whoever asks how often.
 
-use std::{sync::Arc, time::Duration};
+use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use tokio::{
@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{
     Inner, ManagerError, Opened, Start,
-    registry::{Claimed, Key},
+    registry::{Claimed, Key, Lent},
     watching::Watch,
 };
 use crate::{
@@ -29,6 +29,35 @@ pub(super) struct Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         self.inner.registry().release(&self.id, self.key);
+    }
+}
+
+/// An id that was borrowed from somebody who waits for room to open it. Given back when it is dropped.
+pub(super) struct Loan {
+    inner: Arc<Inner>,
+    id: ConversationId,
+    key: Key,
+}
+
+impl Drop for Loan {
+    fn drop(&mut self) {
+        self.inner.registry().give_back(&self.id, self.key);
+    }
+}
+
+/// What keeps an id for whoever closes, renames or deletes it.
+pub(super) enum Hold {
+    Claim(Claim, Option<Session>),
+    Loan(Loan),
+}
+
+impl Hold {
+    /// The session, if one is open, and what to hold on to.
+    pub(super) fn split(self) -> (Self, Option<Session>) {
+        match self {
+            Self::Claim(claim, session) => (Self::Claim(claim, None), session),
+            Self::Loan(loan) => (Self::Loan(loan), None),
+        }
     }
 }
 
@@ -104,12 +133,24 @@ impl Inner {
         }
     }
 
-    /// Claims an id as soon as nobody else works on it.
-    pub(super) async fn claim_in_time(self: &Arc<Self>, id: &ConversationId) -> (Claim, Option<Session>) {
+    /// Claims an id as soon as nobody else works on it, or borrows it from somebody who waits for room to open it.
+    pub(super) async fn hold(self: &Arc<Self>, id: &ConversationId) -> Hold {
+        let joined = Arc::clone(&self.registry().joined);
         loop {
-            match self.claim(id) {
-                Ok(claimed) => return claimed,
-                Err(claim) => claim.cancelled().await,
+            let mut joined = pin!(joined.notified());
+            joined.as_mut().enable();
+            let claim = match self.claim(id) {
+                Ok((claim, session)) => return Hold::Claim(claim, session),
+                Err(claim) => claim,
+            };
+            let lent = self.registry().borrow(id);
+            match lent {
+                Lent::Mine(key) => return Hold::Loan(Loan { inner: Arc::clone(self), id: id.clone(), key }),
+                Lent::Wait(loan) => loan.cancelled().await,
+                Lent::No => tokio::select! {
+                    () = claim.cancelled() => {}
+                    () = joined => {}
+                },
             }
         }
     }
@@ -178,9 +219,15 @@ impl Inner {
         tokio::select! {
             biased;
             // A shutdown may free the place itself.
-            () = self.shutting.cancelled() => Err(ManagerError::ShutDown),
-            _ = told => Ok(()),
+            () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
+            _ = told => {}
         }
+        // Who stands in line no more lends nothing more.
+        let loan = self.registry().loan(&claim.id);
+        if let Some(loan) = loan {
+            loan.cancelled().await;
+        }
+        Ok(())
     }
 
     /// Has idle sessions put to sleep, the least recently used first, for as long as somebody waits to be opened.
@@ -265,8 +312,14 @@ impl Inner {
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
             Beginning::Stored => Box::pin(builder.load(id.clone())),
             Beginning::Generated => Box::pin(builder.create_with(id.clone())),
-            Beginning::Either if self.store.exists(id).await? => Box::pin(builder.load(id.clone())),
-            Beginning::Named | Beginning::Either => Box::pin(builder.create_as(id.clone())),
+            Beginning::Named => Box::pin(builder.create_as(id.clone())),
+            Beginning::Either => Box::pin(async {
+                if self.store.exists(id).await? {
+                    Box::pin(builder.load(id.clone())).await
+                } else {
+                    Box::pin(builder.create_as(id.clone())).await
+                }
+            }),
         };
         // A store that takes its time, or an `init`, does not hold a shutdown up.
         let session = tokio::select! {

@@ -35,6 +35,8 @@ pub(super) struct Registry {
     /// Who puts idle sessions to sleep while somebody stands in line, and what tells them to look again.
     pub(super) room_maker: Option<AbortHandle>,
     pub(super) room: Arc<Notify>,
+    /// Tells that somebody has joined the line.
+    pub(super) joined: Arc<Notify>,
     last_key: Key,
     /// Counts what sessions do, to tell what was first.
     clock: u64,
@@ -51,6 +53,10 @@ struct Slot {
     session: Option<Session>,
     /// Somebody opens, closes, renames or deletes it; who else wants to waits for this.
     claim: Option<CancellationToken>,
+    /// Whoever has the claim stands in line, and somebody else renames or deletes the conversation meanwhile.
+    loan: Option<CancellationToken>,
+    /// The claim was let go of while it was lent.
+    is_given_up: bool,
     title: Option<Arc<str>>,
     /// Whether the session has told of a title already.
     has_told_title: bool,
@@ -84,6 +90,16 @@ pub(super) enum Claimed {
     Wait(CancellationToken),
 }
 
+/// What became of an attempt to borrow a claimed id.
+pub(super) enum Lent {
+    /// It is borrowed; its claim is without effect until it is given back.
+    Mine(Key),
+    /// Somebody else has borrowed it; this tells when they are done.
+    Wait(CancellationToken),
+    /// Who has the claim does not stand in line.
+    No,
+}
+
 impl Registry {
     /// With places for so many open sessions.
     pub(super) fn new(places: usize) -> Self {
@@ -95,6 +111,7 @@ impl Registry {
             free: places,
             room_maker: None,
             room: Arc::new(Notify::new()),
+            joined: Arc::new(Notify::new()),
             last_key: 0,
             clock: 0,
             feed: Feed::new(rand::random()),
@@ -123,6 +140,8 @@ impl Registry {
                 key: self.last_key,
                 session: None,
                 claim: None,
+                loan: None,
+                is_given_up: false,
                 title: None,
                 has_told_title: false,
                 ended: None,
@@ -146,23 +165,52 @@ impl Registry {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
             return;
         };
+        if slot.loan.is_some() {
+            // Whoever has borrowed it keeps the claim up.
+            slot.is_given_up = true;
+            let (since, place) = (slot.since, slot.place.take());
+            self.leave_line(id, since, place);
+            return;
+        }
         let claim = slot.claim.take();
         if slot.session.is_none() {
             let (since, place) = (slot.since, slot.place.take());
             self.slots.remove(id);
-            self.line.remove(&since);
-            if self.waiting.remove(&since).is_some() {
-                self.tell(ManagerEvent::GivenUp { id: id.clone() });
-            }
-            if place.is_some() {
-                self.vacate();
-            }
+            self.leave_line(id, since, place);
         }
         if let Some(claim) = claim {
             claim.cancel();
         }
         // Who was worked on may be put to sleep now, or nobody stands in line any more.
         self.room.notify_one();
+    }
+
+    /// Borrows an id from somebody who claims it and stands in line: that may take for ever, and nothing is open.
+    pub(super) fn borrow(&mut self, id: &ConversationId) -> Lent {
+        match self.slots.get_mut(id) {
+            Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.clone()),
+            Some(slot) if self.line.contains_key(&slot.since) => {
+                slot.loan = Some(CancellationToken::new());
+                Lent::Mine(slot.key)
+            }
+            _ => Lent::No,
+        }
+    }
+
+    /// Gives back what was borrowed.
+    pub(super) fn give_back(&mut self, id: &ConversationId, key: Key) {
+        let Some(slot) = self.slot(id, key) else { return };
+        if let Some(loan) = slot.loan.take() {
+            loan.cancel();
+        }
+        if slot.is_given_up {
+            self.release(id, key);
+        }
+    }
+
+    /// Tells when what was borrowed is given back.
+    pub(super) fn loan(&self, id: &ConversationId) -> Option<CancellationToken> {
+        self.slots.get(id)?.loan.clone()
     }
 
     // ---- places ----
@@ -182,7 +230,19 @@ impl Registry {
         self.line.insert(clock, tell);
         self.waiting.insert(clock, id.clone());
         self.tell(ManagerEvent::Waiting { id: id.clone() });
+        self.joined.notify_waiters();
         Some(told)
+    }
+
+    /// Somebody opens nothing any more, neither in line nor with a place.
+    fn leave_line(&mut self, id: &ConversationId, since: u64, place: Option<Place>) {
+        self.line.remove(&since);
+        if self.waiting.remove(&since).is_some() {
+            self.tell(ManagerEvent::GivenUp { id: id.clone() });
+        }
+        if place.is_some() {
+            self.vacate();
+        }
     }
 
     /// Passes a place on to the first in line.

@@ -18,8 +18,8 @@ pub struct Copied {
     pub copied: usize,
     /// Conversations that an earlier run had copied as they are.
     pub unchanged: usize,
-    /// Conversations that could not be copied, each for a reason of its own: damage, another of this name there, or one
-    /// that has been written to since it was copied. The others were copied all the same.
+    /// Conversations that could not be copied, each for a reason of its own: damage, a file that may not be read, another
+    /// of this name there, or one that has been written to since it was copied. The others were copied all the same.
     pub failed: Vec<(ConversationId, StoreError)>,
     /// What ended the copying before its time, such as a database that can't be reached. Copying again goes on where this
     /// ended.
@@ -71,7 +71,8 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
         match copy_one(from, to, &id).await {
             Ok(true) => copied.copied += 1,
             Ok(false) => copied.unchanged += 1,
-            Err(error) if error.is_transient() => {
+            // What keeps one conversation from being copied is not to keep the others, if the stores answer.
+            Err(error) if error.is_transient() && !(answers(from).await && answers(to).await) => {
                 copied.stopped = Some(error);
                 break;
             }
@@ -80,6 +81,10 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
         progress(done, all);
     }
     copied
+}
+
+async fn answers(store: &dyn Store) -> bool {
+    store.list(Page::first(1)).await.is_ok()
 }
 
 /// All ids. Reading on while others write may show some twice, and misses none that is left alone.

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::Prompt,
-    manager::{Activity, Manager, ManagerError, Presence, Start},
-    session::Mode,
-    store::Page,
+    manager::{Activity, Manager, ManagerError, Opened, Presence, Start},
+    session::{Mode, SessionError},
+    store::{Page, Store, StoreError},
     subscription::EndReason,
     testing::Gate,
 };
@@ -456,4 +456,89 @@ async fn close_of_what_waits_for_room_is_done_at_once() {
     tokio::time::timeout(Duration::from_secs(1), manager.close(&second)).await.unwrap().unwrap();
     drop(held);
     opening.await.unwrap().unwrap();
+}
+
+fn assert_not_found(opened: Result<Opened, ManagerError>) {
+    match opened {
+        Err(ManagerError::Session(SessionError::Store(StoreError::NotFound { id: gone }))) => {
+            assert_eq!(gone, id("b"));
+        }
+        Err(other) => panic!("{other:?}"),
+        Ok(_) => panic!("it is open"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn delete_of_what_waits_for_room_is_done_at_once() {
+    let (manager, store) = limited(1, &["b"]).await;
+    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let b = opening(&manager, "b", parrot());
+    settle().await;
+    assert_eq!(waiting_ids(&manager), ["b"]);
+    in_time(manager.delete(&id("b"))).await.unwrap();
+    assert!(!store.beneath().exists(&id("b")).await.unwrap());
+    assert_eq!(waiting_ids(&manager), ["b"]);
+    drop(a);
+    assert_not_found(in_time(b).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_what_waits_for_room_is_done_at_once_and_seen_when_it_opens() {
+    let (manager, _) = limited(1, &["b"]).await;
+    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let b = opening(&manager, "b", parrot());
+    settle().await;
+    in_time(manager.rename(&id("b"), Some("Renamed"))).await.unwrap();
+    drop(a);
+    let opened = in_time(b).await.unwrap().unwrap();
+    assert_eq!(opened.session.title().await.unwrap().as_deref(), Some("Renamed"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn opening_that_has_its_turn_while_it_is_renamed_waits_for_that() {
+    let (manager, store) = limited(1, &["b"]).await;
+    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let b = opening(&manager, "b", parrot());
+    settle().await;
+    let gate = Gate::new();
+    store.writes([Act::Wait(gate.clone())]);
+    let renaming = tokio::spawn({
+        let manager = manager.clone();
+        async move { manager.rename(&id("b"), Some("Renamed")).await }
+    });
+    gate.reached().await;
+    let mut feed = Feed::of(&manager);
+    drop(a);
+    settle().await;
+    assert_eq!(feed.news().await, ["a closed"]);
+    gate.open();
+    in_time(renaming).await.unwrap().unwrap();
+    let opened = in_time(b).await.unwrap().unwrap();
+    assert_eq!(opened.session.title().await.unwrap().as_deref(), Some("Renamed"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn opening_given_up_while_it_is_deleted_keeps_the_next_one_out_until_that_is_done() {
+    let (manager, store) = limited(1, &["b", "c"]).await;
+    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let b = opening(&manager, "b", parrot());
+    settle().await;
+    let gate = Gate::new();
+    store.deletes([Act::Wait(gate.clone())]);
+    let deleting = tokio::spawn({
+        let manager = manager.clone();
+        async move { manager.delete(&id("b")).await }
+    });
+    gate.reached().await;
+    b.abort();
+    settle().await;
+    assert_eq!(waiting_ids(&manager), [""; 0]);
+    drop(a);
+    let again = opening(&manager, "b", parrot());
+    // Its place is not lost with it.
+    drop(in_time(manager.open(&id("c"), parrot())).await.unwrap());
+    assert!(!again.is_finished());
+    gate.open();
+    in_time(deleting).await.unwrap().unwrap();
+    assert_not_found(in_time(again).await.unwrap());
 }

@@ -185,3 +185,16 @@ async fn import_json_of_what_is_no_conversation_says_why() {
     assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, known: 1, .. })), "{refused:?}");
     assert!(!store.exists(&id("b")).await.unwrap());
 }
+
+/// As with a file of another user.
+#[cfg(unix)]
+#[tokio::test]
+async fn copy_of_one_that_cannot_be_reached_tells_and_goes_on() {
+    let folder = Folder::new();
+    let (from, to) = (full(&folder).await, MemoryStore::new());
+    std::fs::remove_file(folder.log(&id("empty"))).unwrap();
+    std::os::unix::fs::symlink(folder.log(&id("empty")), folder.log(&id("empty"))).unwrap();
+    let copied = copy(&from, &to, |_, _| {}).await;
+    assert_eq!((copied.copied, copied.failed.len()), (1, 1), "{copied:?}");
+    assert!(copied.stopped.is_none());
+}

@@ -239,6 +239,10 @@ impl Core {
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
+                if saver.lost {
+                    // It was done before another took the conversation over: it is safe, and there is nothing after it.
+                    return;
+                }
                 // What a first save begins with is told when all of it is done. A failure stands as long.
                 if !(creates && self.saver.stored.is_some()) {
                     self.saver.report = None;
@@ -251,6 +255,11 @@ impl Core {
                 self.save(env, effects);
             }
             Err(error) if is_lost(&error, &attempt.job) => self.lost(&error, effects),
+            // What was to be told is: this stays unsaved.
+            Err(_) if self.saver.lost => {
+                attempt.under_way = false;
+                self.saver.attempt = Some(attempt);
+            }
             Err(error) => {
                 let (first, longest) = RETRY;
                 let wait = first.saturating_mul(1 << attempt.failures.min(16)).min(longest);

@@ -14,6 +14,7 @@ use std::{
 };
 
 use futures_util::{FutureExt, StreamExt, future::BoxFuture, stream::FuturesUnordered};
+use rand::seq::SliceRandom;
 use tokio::{
     runtime::{Builder, Handle},
     sync::{mpsc, oneshot},
@@ -120,8 +121,8 @@ struct Watch {
 
 /// What the store has done.
 enum Done {
-    /// Renewed leases, and these are lost; or it failed.
-    Renewed(Result<Vec<Key>, StoreError>),
+    /// Renewed leases, and these are lost; of others it is not known.
+    Renewed(Vec<Key>, Result<(), StoreError>),
     /// Renewed this lease, which had run out; or not.
     Revived(Arc<Held>, Epoch, Result<Lease, StoreError>),
     Released,
@@ -211,24 +212,29 @@ impl Watch {
     fn renew(&mut self) {
         let limit = self.pace();
         let leases = self.held.values().filter_map(|held| Some((held.id.clone(), held.lease().ok()?)));
-        let leases: Vec<(ConversationId, Lease)> = leases.collect();
+        let mut leases: Vec<(ConversationId, Lease)> = leases.collect();
+        // Should time be too short for all, it is others each time.
+        leases.shuffle(&mut rand::rng());
         let store = Arc::clone(&self.store);
         self.due = Some(Instant::now() + limit);
         self.is_renewing = true;
         self.work.push(Box::pin(async move {
-            let mut lost = Vec::new();
+            let (mut lost, mut failed) = (Vec::new(), Ok(()));
+            let end = Instant::now() + limit * 2;
             for some in leases.chunks(TOGETHER) {
-                match in_time(limit, store.renew_all(some)).await {
+                let left = end.saturating_duration_since(Instant::now());
+                match in_time(limit.min(left), store.renew_all(some)).await {
                     Ok(ids) => {
                         let lease = |id: &ConversationId| some.iter().find(|(other, _)| other == id);
                         lost.extend(
                             ids.iter().filter_map(lease).map(|(id, lease)| (id.clone(), lease.epoch)),
                         );
                     }
-                    Err(error) => return Done::Renewed(Err(error)),
+                    // Some may be renewed where others can't.
+                    Err(error) => failed = failed.and(Err(error)),
                 }
             }
-            Done::Renewed(Ok(lost))
+            Done::Renewed(lost, failed)
         }));
     }
 
@@ -252,21 +258,17 @@ impl Watch {
 
     fn done(&mut self, done: Done) {
         match done {
-            Done::Renewed(outcome) => {
+            Done::Renewed(lost, outcome) => {
                 self.is_renewing = false;
-                match outcome {
-                    Ok(lost) => {
-                        for (id, epoch) in lost {
-                            if let Some(held) = self.held.remove(&(id, epoch)) {
-                                self.revive(held, epoch, Vec::new());
-                            }
-                        }
+                for (id, epoch) in lost {
+                    if let Some(held) = self.held.remove(&(id, epoch)) {
+                        self.revive(held, epoch, Vec::new());
                     }
-                    Err(error) => {
-                        let leases = self.held.len();
-                        tracing::warn!(%error, leases, "leases are not renewed; it is tried again");
-                        self.due = Some(Instant::now() + self.pace().min(AGAIN));
-                    }
+                }
+                if let Err(error) = outcome {
+                    let leases = self.held.len();
+                    tracing::warn!(%error, leases, "leases are not renewed; it is tried again");
+                    self.due = Some(Instant::now() + self.pace().min(AGAIN));
                 }
             }
             Done::Revived(held, refused, revived) => self.revived(held, refused, revived),

@@ -40,6 +40,7 @@
 //! | feature | default | what it brings |
 //! | --- | --- | --- |
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, OpenRouter, Groq, Moonshot, Z.ai, Alibaba, OpenCode, and every service compatible with one of them |
+//! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html) |
 //! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
 //!
 //! # Panics

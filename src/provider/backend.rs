@@ -80,6 +80,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+#[cfg(feature = "acp")]
+pub mod acp;
 mod adapter;
 #[cfg(feature = "test-util")]
 pub mod conformance;

@@ -1,0 +1,157 @@
+//! A prompt as the protocol's content.
+
+use std::fmt::Write as _;
+
+use agent_client_protocol::v1::schema::{
+    AudioContent, BlobResourceContents, ContentBlock, EmbeddedResource, EmbeddedResourceResource,
+    ImageContent, PromptCapabilities, ResourceLink,
+};
+
+use crate::{
+    message::{Attachment, Content, Message, Source},
+    provider::{
+        OptionFields,
+        backend::{BackendError, TurnPrompt},
+    },
+};
+
+/// What is sent, if the agent takes it all.
+pub(super) fn blocks(
+    prompt: &TurnPrompt,
+    can: &PromptCapabilities,
+) -> Result<Vec<ContentBlock>, BackendError> {
+    let mut blocks = Vec::new();
+    for content in prompt.messages.iter().flat_map(|message: &std::sync::Arc<Message>| &message.content) {
+        match content {
+            Content::Text(text) => blocks.push(text.text.clone().into()),
+            Content::Attachment(attachment) => blocks.push(attached(attachment, can)?),
+            // What the agent can't know of: an answer to a tool that another model used.
+            Content::ToolResult(result) => blocks.push(result.text().into()),
+            Content::ProviderItem(_) | Content::Thinking(_) => {}
+            Content::ToolUse(_) => {
+                return Err(BackendError::Unsupported("it can't be given a tool use".to_owned()));
+            }
+        }
+    }
+    if blocks.is_empty() {
+        return Err(BackendError::Invalid("there is nothing in the prompt".to_owned()));
+    }
+    Ok(blocks)
+}
+
+fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<ContentBlock, BackendError> {
+    let Attachment { source, media_type, name, .. } = attachment;
+    let is = |start: &str| media_type.to_ascii_lowercase().starts_with(start);
+    let cannot = |what: &str| {
+        Err(BackendError::Unsupported(format!("this agent takes no {what} ({media_type}) in its prompts")))
+    };
+    let data = match source {
+        // All agents take links.
+        Source::Url { url } => {
+            let name = name.clone().unwrap_or_else(|| url.clone());
+            return Ok(ContentBlock::ResourceLink(
+                ResourceLink::new(name, url.clone()).mime_type(media_type.clone()),
+            ));
+        }
+        Source::Base64 { data } => data.clone(),
+    };
+    if is("image/") {
+        return if can.image {
+            Ok(ContentBlock::Image(ImageContent::new(data, media_type.clone())))
+        } else {
+            cannot("images")
+        };
+    }
+    if is("audio/") {
+        return if can.audio {
+            Ok(ContentBlock::Audio(AudioContent::new(data, media_type.clone())))
+        } else {
+            cannot("audio")
+        };
+    }
+    if !can.embedded_context {
+        return cannot("embedded files");
+    }
+    let name = name.as_deref().unwrap_or("attachment");
+    let contents = BlobResourceContents::new(data, format!("attachment:///{}", escaped(name)))
+        .mime_type(media_type.clone());
+    let contents = EmbeddedResourceResource::BlobResourceContents(contents);
+    Ok(ContentBlock::Resource(EmbeddedResource::new(contents)))
+}
+
+/// A name as part of a URI.
+fn escaped(name: &str) -> String {
+    let mut out = String::new();
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            out.push(char::from(byte));
+        } else {
+            // Into a text nothing fails.
+            let _ = write!(out, "%{byte:02X}");
+        }
+    }
+    out
+}
+
+/// The options that the protocol has no word for.
+pub(super) fn unheard(options: &OptionFields) -> Vec<&'static str> {
+    let OptionFields {
+        max_tokens,
+        temperature,
+        top_p,
+        stop_sequences,
+        thinking,
+        tool_choice,
+        output,
+        extra,
+        ..
+    } = options;
+    let set = [
+        ("max_tokens", max_tokens.is_some()),
+        ("temperature", temperature.is_some()),
+        ("top_p", top_p.is_some()),
+        ("stop_sequences", stop_sequences.is_some()),
+        ("thinking", thinking.is_some()),
+        ("tool_choice", tool_choice.is_some()),
+        ("output", output.is_some()),
+        ("extra", extra.is_some()),
+    ];
+    set.into_iter().filter_map(|(name, is_set)| is_set.then_some(name)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn sent(content: Attachment, can: PromptCapabilities) -> Result<serde_json::Value, String> {
+        let prompt = TurnPrompt::new([Message::user(content)]);
+        blocks(&prompt, &can).map(|blocks| json!(blocks[0])).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn attachments_go_as_the_agent_takes_them() {
+        let all = || PromptCapabilities::new().image(true).audio(true).embedded_context(true);
+        let none = PromptCapabilities::new;
+        let image = || Attachment::base64("image/png", "aGk=");
+        assert_eq!(
+            sent(image(), all()),
+            Ok(json!({ "type": "image", "data": "aGk=", "mimeType": "image/png" }))
+        );
+        assert!(sent(image(), none()).unwrap_err().contains("images (image/png)"));
+        assert_eq!(sent(Attachment::base64("audio/wav", "aGk="), all()).unwrap()["type"], "audio");
+        assert!(sent(Attachment::base64("audio/wav", "aGk="), none()).unwrap_err().contains("audio"));
+        let file = || Attachment::base64("application/pdf", "aGk=").named("a b.pdf");
+        assert_eq!(sent(file(), all()).unwrap()["resource"]["uri"], "attachment:///a%20b.pdf");
+        assert!(sent(file(), none()).unwrap_err().contains("embedded"));
+        let link = sent(Attachment::url("text/html", "https://a.example/b"), none()).unwrap();
+        assert_eq!((&link["type"], &link["uri"]), (&json!("resource_link"), &json!("https://a.example/b")));
+    }
+
+    #[test]
+    fn prompt_with_nothing_in_it_is_refused() {
+        let empty = TurnPrompt::new(Vec::<Message>::new());
+        assert!(matches!(blocks(&empty, &PromptCapabilities::new()), Err(BackendError::Invalid(_))));
+    }
+}

@@ -1,0 +1,90 @@
+//! What went wrong, as the errors of a backend.
+
+use std::time::Duration;
+
+use agent_client_protocol::{Error, ErrorCode, v1::schema::AuthMethod};
+use serde_json::Value;
+
+use super::{lines::shown, wire::Broken};
+use crate::provider::backend::{BackendError, SessionId};
+
+/// The longest text of the agent's that an error quotes.
+const LONGEST: usize = 2000;
+
+/// What an agent's answer to a request says.
+pub(super) fn refused(method: &'static str, error: &Error, sign_in: &[AuthMethod]) -> BackendError {
+    let words = format!("`{method}`: {}", words(error));
+    match error.code {
+        ErrorCode::AUTH_REQUIRED => BackendError::Auth(auth(&words, sign_in)),
+        ErrorCode::INVALID_PARAMS | ErrorCode::INVALID_REQUEST => BackendError::Invalid(words),
+        ErrorCode::METHOD_NOT_FOUND => BackendError::Unsupported(words),
+        _ => BackendError::Failed(words),
+    }
+}
+
+/// What an agent's answer to the request to go on with a session says.
+pub(super) fn not_resumed(
+    method: &'static str,
+    error: &Error,
+    id: &SessionId,
+    sign_in: &[AuthMethod],
+) -> BackendError {
+    // Agents say this in many ways, of which the protocol has one.
+    let text = words(error).to_lowercase();
+    let unknown = ["not found", "no such", "unknown", "not exist", "no session", "invalid session"];
+    match error.code {
+        ErrorCode::AUTH_REQUIRED => refused(method, error, sign_in),
+        ErrorCode::RESOURCE_NOT_FOUND => BackendError::UnknownSession(id.clone()),
+        ErrorCode::METHOD_NOT_FOUND => BackendError::NotResumable(words(error)),
+        _ if unknown.iter().any(|words| text.contains(words)) => BackendError::UnknownSession(id.clone()),
+        _ => refused(method, error, sign_in),
+    }
+}
+
+fn auth(words: &str, sign_in: &[AuthMethod]) -> String {
+    if sign_in.is_empty() {
+        return format!("{words}; it names no way to sign in");
+    }
+    let ways: Vec<String> = sign_in
+        .iter()
+        .map(|method| {
+            let about = method.description().map(|about| format!(": {about}")).unwrap_or_default();
+            format!("{} (`{}`){about}", method.name(), method.id())
+        })
+        .collect();
+    let ways = shown(ways.join("; ").as_bytes(), LONGEST);
+    format!("{words}; sign in with the program itself, or name a way: {ways}")
+}
+
+fn words(error: &Error) -> String {
+    let mut words = error.message.clone();
+    let detail = match &error.data {
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(Value::Object(members)) => ["details", "message", "error", "reason"]
+            .iter()
+            .find_map(|name| members.get(*name)?.as_str().map(str::to_owned))
+            .or_else(|| Some(Value::Object(members.clone()).to_string())),
+        _ => None,
+    };
+    if let Some(detail) = detail.filter(|detail| !detail.is_empty() && *detail != words) {
+        words.push_str(": ");
+        words.push_str(&detail);
+    }
+    shown(words.as_bytes(), LONGEST)
+}
+
+/// How the connection ended, in words.
+pub(super) fn broken(broken: &Broken) -> String {
+    match broken {
+        Broken::Closed => "it closed its standard output".to_owned(),
+        Broken::TooLong => "it wrote a message that is longer than any may be".to_owned(),
+        Broken::Noise(line) => format!("what it writes is not the protocol: {line}"),
+        Broken::Damaged(line) => format!("it wrote a damaged message: {line}"),
+        Broken::Failed(error) => format!("it can't be read: {error}"),
+    }
+}
+
+/// It took too long.
+pub(super) fn slow(call: &'static str, limit: Duration) -> BackendError {
+    BackendError::Timeout { call, limit }
+}

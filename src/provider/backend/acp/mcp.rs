@@ -1,0 +1,73 @@
+use std::{fmt, path::PathBuf};
+
+use agent_client_protocol::v1::schema::{
+    EnvVariable, HttpHeader, McpCapabilities, McpServer as Wire, McpServerHttp, McpServerSse, McpServerStdio,
+};
+
+use crate::provider::backend::BackendError;
+
+/// A server of the Model Context Protocol, whose tools the agent is to have.
+#[derive(Clone)]
+pub struct McpServer(Wire);
+
+impl McpServer {
+    /// A program that the agent starts. Its path should be absolute.
+    pub fn program(
+        name: impl Into<String>,
+        program: impl Into<PathBuf>,
+        arguments: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        Self(Wire::Stdio(McpServerStdio::new(name, program).args(arguments)))
+    }
+
+    /// A server that is reached over HTTP. Not every agent can.
+    pub fn http(name: impl Into<String>, url: impl Into<String>) -> Self {
+        Self(Wire::Http(McpServerHttp::new(name, url)))
+    }
+
+    /// A server that is reached by server-sent events, the older way. Not every agent can.
+    pub fn sse(name: impl Into<String>, url: impl Into<String>) -> Self {
+        Self(Wire::Sse(McpServerSse::new(name, url)))
+    }
+
+    /// The same server with a secret: a variable of the program's environment, or a header of each request.
+    pub fn with_secret(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        match &mut self.0 {
+            Wire::Stdio(server) => server.env.push(EnvVariable::new(name, value)),
+            Wire::Http(server) => server.headers.push(HttpHeader::new(name, value)),
+            Wire::Sse(server) => server.headers.push(HttpHeader::new(name, value)),
+            _ => {}
+        }
+        self
+    }
+
+    fn name(&self) -> &str {
+        match &self.0 {
+            Wire::Stdio(server) => &server.name,
+            Wire::Http(server) => &server.name,
+            Wire::Sse(server) => &server.name,
+            _ => "",
+        }
+    }
+
+    /// As it is sent to an agent that can reach it.
+    pub(super) fn wire(&self, can: &McpCapabilities) -> Result<Wire, BackendError> {
+        let way = match &self.0 {
+            Wire::Http(_) if !can.http => "HTTP",
+            Wire::Sse(_) if !can.sse => "server-sent events",
+            _ => return Ok(self.0.clone()),
+        };
+        let name = self.name();
+        Err(BackendError::Unsupported(format!(
+            "this agent can't reach the MCP server `{name}`: not over {way}"
+        )))
+    }
+}
+
+/// The name alone: the rest may hold secrets.
+impl fmt::Debug for McpServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("McpServer").field(&self.name()).finish()
+    }
+}

@@ -1,0 +1,155 @@
+//! The agent's program: started, watched, and ended with everything that it started itself.
+
+use std::{
+    io,
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use tokio::{sync::watch, time::timeout};
+
+/// How often the end of a program is looked for where nothing tells of it.
+#[cfg(any(not(unix), target_os = "openbsd"))]
+const LOOK: Duration = Duration::from_millis(20);
+
+/// A program that runs, or has ended. Dropped, it is killed.
+///
+/// It is waited for on a thread of its own, so that it leaves no trace whatever becomes of the runtime.
+pub(super) struct Process {
+    held: Arc<Mutex<Held>>,
+    ended: watch::Receiver<Option<String>>,
+}
+
+/// The child, until its id may belong to somebody else.
+struct Held {
+    child: Child,
+    ended: bool,
+}
+
+/// What the program is talked to through.
+pub(super) struct Pipes {
+    pub(super) stdin: ChildStdin,
+    pub(super) stdout: ChildStdout,
+    pub(super) stderr: ChildStderr,
+}
+
+impl Process {
+    pub(super) fn start(mut command: Command) -> io::Result<(Self, Pipes)> {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // A group of its own: a Ctrl-C at the terminal is the application's, and what the program starts ends with it.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        let mut child = command.spawn()?;
+        let (Some(stdin), Some(stdout), Some(stderr)) =
+            (child.stdin.take(), child.stdout.take(), child.stderr.take())
+        else {
+            unreachable!("all three were asked for");
+        };
+        let held = Arc::new(Mutex::new(Held { child, ended: false }));
+        let (tell, ended) = watch::channel(None);
+        let process = Self { held: Arc::clone(&held), ended };
+        thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
+            let how = reap(&held);
+            tell.send_replace(Some(how));
+        })?;
+        Ok((process, Pipes { stdin, stdout, stderr }))
+    }
+
+    /// Kills it, and what it started.
+    pub(super) fn kill(&self) {
+        lock(&self.held).kill();
+    }
+
+    /// How it ended, once it has.
+    pub(super) async fn ended(&self) -> String {
+        let mut ended = self.ended.clone();
+        let how = ended.wait_for(Option::is_some).await.ok().and_then(|how| how.clone());
+        how.unwrap_or_else(|| "it was not waited for".to_owned())
+    }
+
+    /// Waits for its end, and sees to it when this time has passed.
+    pub(super) async fn stop(&self, grace: Duration) {
+        if timeout(grace, self.ended()).await.is_ok() {
+            return;
+        }
+        #[cfg(unix)]
+        {
+            lock(&self.held).signal(rustix::process::Signal::TERM);
+            if timeout(grace / 2, self.ended()).await.is_ok() {
+                return;
+            }
+        }
+        self.kill();
+        self.ended().await;
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Held {
+    fn kill(&mut self) {
+        if self.ended {
+            return;
+        }
+        #[cfg(unix)]
+        self.signal(rustix::process::Signal::KILL);
+        #[cfg(not(unix))]
+        if let Err(error) = self.child.kill() {
+            tracing::debug!(%error, "an agent's program was not killed");
+        }
+    }
+
+    #[cfg(unix)]
+    fn signal(&self, signal: rustix::process::Signal) {
+        if self.ended {
+            return;
+        }
+        let group = rustix::process::Pid::from_child(&self.child);
+        if let Err(error) = rustix::process::kill_process_group(group, signal) {
+            tracing::debug!(%error, "an agent's program was not signalled");
+        }
+    }
+}
+
+fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
+    held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for the program's end, and ends what it left behind.
+fn reap(held: &Mutex<Held>) -> String {
+    wait(held);
+    let mut held = lock(held);
+    // Its id is still its own, so that nobody else's group can be hit.
+    held.kill();
+    held.ended = true;
+    match held.child.wait() {
+        Ok(status) => status.to_string(),
+        Err(error) => format!("how is unknown: {error}"),
+    }
+}
+
+/// Waits without taking the program's id away, and without keeping others from killing it.
+#[cfg(all(unix, not(target_os = "openbsd")))]
+fn wait(held: &Mutex<Held>) {
+    use rustix::{
+        io::Errno,
+        process::{Pid, WaitId, WaitIdOptions, waitid},
+    };
+
+    let id = Pid::from_child(&lock(held).child);
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while matches!(waitid(WaitId::Pid(id), options), Err(Errno::INTR)) {}
+}
+
+#[cfg(any(not(unix), target_os = "openbsd"))]
+fn wait(held: &Mutex<Held>) {
+    while matches!(lock(held).child.try_wait(), Ok(None)) {
+        thread::sleep(LOOK);
+    }
+}

@@ -1,0 +1,240 @@
+//! A session: how it comes to be, and its turns.
+
+use std::{
+    sync::{Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use agent_client_protocol::{
+    JsonRpcRequest,
+    schema::ProtocolVersion,
+    v1::schema::{
+        AgentCapabilities, AuthMethod, AuthenticateRequest, CancelNotification, Implementation,
+        InitializeRequest, LoadSessionRequest, McpServer as WireServer, NewSessionRequest,
+        PromptCapabilities, PromptRequest, ResumeSessionRequest, SessionConfigOption,
+        SetSessionConfigOptionRequest,
+    },
+};
+use async_trait::async_trait;
+use futures_util::stream;
+
+use super::{
+    Config,
+    connection::{Connection, Unanswered},
+    content, fault, model,
+};
+use crate::provider::backend::{
+    BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt,
+};
+
+pub(super) struct AcpSession {
+    connection: Connection,
+    id: SessionId,
+    name: String,
+    can: PromptCapabilities,
+    /// What the first turn's answer is to warn of.
+    warnings: Mutex<Vec<String>>,
+    grace: Duration,
+}
+
+/// A session that is being opened.
+struct Opening<'a> {
+    config: &'a Config,
+    connection: Connection,
+    until: Instant,
+    sign_in: Vec<AuthMethod>,
+}
+
+/// Starts the program and a session at it, or goes on with one.
+pub(super) async fn open(
+    config: &Config,
+    resumed: Option<&SessionId>,
+    options: &SessionOptions,
+) -> Result<AcpSession, BackendError> {
+    let folder = config.folder()?;
+    let connection = Connection::open(config.command(&folder), &config.name).await?;
+    let until = Instant::now() + config.start_limit;
+    let mut opening = Opening { config, connection, until, sign_in: Vec::new() };
+    let can = opening.initialize().await?;
+    let servers: Result<Vec<WireServer>, _> =
+        config.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
+    let servers = servers?;
+    let (id, model_options) = match resumed {
+        None => {
+            let request = NewSessionRequest::new(folder).mcp_servers(servers);
+            let session = opening.ask("session/new", request).await?;
+            let id = session.session_id.0.to_string();
+            opening.connection.shared.is_session(&id);
+            (SessionId::new(id), session.config_options)
+        }
+        Some(id) => {
+            // Before the request: what comes of other sessions meanwhile is not this one's.
+            opening.connection.shared.is_session(id.as_str());
+            let options = opening.resume(id, folder, servers, &can).await?;
+            (id.clone(), options)
+        }
+    };
+    let mut warnings = Vec::new();
+    if options.system.is_some() {
+        warnings.push(format!("`{}` has a system prompt of its own; the agent's was not sent", config.name));
+    }
+    warnings.extend(opening.choose(&id, &options.model, model_options.unwrap_or_default()).await?);
+    let connection = opening.connection;
+    Ok(AcpSession {
+        connection,
+        id,
+        name: config.name.clone(),
+        can: can.prompt_capabilities,
+        warnings: Mutex::new(warnings),
+        grace: config.stop_limit,
+    })
+}
+
+impl Opening<'_> {
+    async fn answer<R: JsonRpcRequest>(
+        &self,
+        call: &'static str,
+        request: R,
+    ) -> Result<R::Response, Unanswered> {
+        let left = self.until.saturating_duration_since(Instant::now());
+        let answer = self.connection.ask(call, request, left).await;
+        answer.map_err(|unanswered| match unanswered {
+            // The limit is that of the start as a whole.
+            Unanswered::Over(BackendError::Timeout { call, .. }) => {
+                Unanswered::Over(fault::slow(call, self.config.start_limit))
+            }
+            other => other,
+        })
+    }
+
+    async fn ask<R: JsonRpcRequest>(
+        &self,
+        call: &'static str,
+        request: R,
+    ) -> Result<R::Response, BackendError> {
+        self.answer(call, request).await.map_err(|unanswered| match unanswered {
+            Unanswered::Refused(error) => fault::refused(call, &error, &self.sign_in),
+            Unanswered::Over(error) => error,
+        })
+    }
+
+    async fn initialize(&mut self) -> Result<AgentCapabilities, BackendError> {
+        let client = Implementation::new(self.config.client.0.clone(), self.config.client.1.clone());
+        let request = InitializeRequest::new(ProtocolVersion::V1).client_info(client);
+        let agent = self.ask("initialize", request).await?;
+        if agent.protocol_version != ProtocolVersion::V1 {
+            return Err(BackendError::Unsupported(format!(
+                "`{}` speaks version {} of the Agent Client Protocol, and not version {}",
+                self.config.program.to_string_lossy(),
+                agent.protocol_version,
+                ProtocolVersion::V1,
+            )));
+        }
+        self.sign_in = agent.auth_methods;
+        self.connection.shared.signs_in(self.sign_in.clone());
+        if let Some(way) = &self.config.sign_in {
+            self.ask("authenticate", AuthenticateRequest::new(way.clone())).await?;
+        }
+        Ok(agent.agent_capabilities)
+    }
+
+    /// Goes on with a session of before: without hearing all of it again, if the agent can.
+    async fn resume(
+        &self,
+        id: &SessionId,
+        folder: std::path::PathBuf,
+        servers: Vec<WireServer>,
+        can: &AgentCapabilities,
+    ) -> Result<Option<Vec<SessionConfigOption>>, BackendError> {
+        let wire = id.as_str().to_owned();
+        let (call, answer) = if can.session_capabilities.resume.is_some() {
+            let request = ResumeSessionRequest::new(wire, folder).mcp_servers(servers);
+            let answer = self.answer("session/resume", request).await;
+            ("session/resume", answer.map(|session| session.config_options))
+        } else if can.load_session {
+            let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
+            let answer = self.answer("session/load", request).await;
+            ("session/load", answer.map(|session| session.config_options))
+        } else {
+            return Err(BackendError::NotResumable(format!(
+                "`{}` can neither resume nor load a session; start a new conversation",
+                self.config.program.to_string_lossy()
+            )));
+        };
+        answer.map_err(|unanswered| match unanswered {
+            Unanswered::Refused(error) => fault::not_resumed(call, &error, id, &self.sign_in),
+            Unanswered::Over(error) => error,
+        })
+    }
+
+    /// Chooses the model, if the agent leaves a choice. What can't be is told.
+    async fn choose(
+        &self,
+        id: &SessionId,
+        model: &str,
+        options: Vec<SessionConfigOption>,
+    ) -> Result<Option<String>, BackendError> {
+        if model.is_empty() || model == "default" {
+            return Ok(None);
+        }
+        match model::choice(&options, model) {
+            model::Choice::Chosen => Ok(None),
+            model::Choice::Choose { option, value } => {
+                let request = SetSessionConfigOptionRequest::new(id.as_str().to_owned(), option, value);
+                self.ask("session/set_config_option", request).await?;
+                Ok(None)
+            }
+            model::Choice::None => Ok(Some(format!(
+                "`{}` leaves no choice of a model; `{model}` was not asked for",
+                self.config.name
+            ))),
+            model::Choice::Unknown(there) => Err(BackendError::Invalid(format!(
+                "`{}` has no model `{model}`; there are: {there}",
+                self.config.name
+            ))),
+        }
+    }
+}
+
+#[async_trait]
+impl BackendSession for AcpSession {
+    fn id(&self) -> Option<SessionId> {
+        Some(self.id.clone())
+    }
+
+    async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError> {
+        let shared = &self.connection.shared;
+        if let Some(error) = shared.has_ended() {
+            return Err(error);
+        }
+        let blocks = content::blocks(&prompt, &self.can)?;
+        let mut warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
+        let unheard = content::unheard(&prompt.options);
+        if !unheard.is_empty() {
+            warnings.push(format!("`{}` can't be told: {}", self.name, unheard.join(", ")));
+        }
+        let told = shared.begin(warnings)?;
+        // Its answer ends the turn, in its place among the updates.
+        let request = PromptRequest::new(self.id.as_str().to_owned(), blocks);
+        self.connection.agent.send_request(request).detach();
+        Ok(Box::pin(stream::unfold(told, async |mut told| {
+            let (event, _room) = told.recv().await?;
+            Some((event, told))
+        })))
+    }
+
+    async fn cancel(&self) -> Result<(), BackendError> {
+        let shared = &self.connection.shared;
+        if shared.cancel() {
+            let notification = CancelNotification::new(self.id.as_str().to_owned());
+            // A connection that is gone has ended the turn.
+            let _ = self.connection.agent.send_notification(notification);
+        }
+        shared.idle().await;
+        shared.has_ended().map_or(Ok(()), Err)
+    }
+
+    async fn terminate(&self) {
+        self.connection.close(self.grace).await;
+    }
+}

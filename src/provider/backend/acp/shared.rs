@@ -1,0 +1,318 @@
+//! What a session's handle and its connection have in common: the turn in flight, and what the agent tells.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use agent_client_protocol::{
+    Agent, ConnectionTo, Dispatch, Error, Responder, UntypedMessage, is_connection_terminated,
+    is_incoming_transport_closed, v1::schema::AuthMethod,
+};
+use serde_json::Value;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    fault,
+    permission::{Question, outcome},
+    translate::{Translator, status},
+    wire::{Room, Traffic},
+};
+use crate::{
+    message::Usage,
+    provider::{
+        StopReason,
+        backend::{BackendError, BackendEvent, PermissionRequest, TurnResult},
+    },
+};
+
+/// How many things told of the session between two turns are kept for the next.
+const MOST_STANDING: usize = 16;
+
+pub(super) struct Shared {
+    pub(super) traffic: Arc<Traffic>,
+    state: Mutex<State>,
+    /// Set once, with the state locked.
+    ended: watch::Sender<Option<BackendError>>,
+    idle: watch::Sender<bool>,
+}
+
+#[derive(Default)]
+struct State {
+    session: Option<String>,
+    sign_in: Vec<AuthMethod>,
+    turn: Option<Turn>,
+    /// What was told of the session while no turn was in flight, by name.
+    standing: BTreeMap<String, Value>,
+}
+
+/// An event, and the room that its message takes until it is read.
+pub(super) type Told = (BackendEvent, Option<Room>);
+
+struct Turn {
+    events: mpsc::UnboundedSender<Told>,
+    translator: Translator,
+    warnings: Vec<String>,
+    cancelled: bool,
+    /// Its questions are taken back.
+    over: CancellationToken,
+}
+
+impl Turn {
+    /// Whoever does not listen any more does not want it.
+    fn tell(&self, event: BackendEvent, room: Option<&Room>) {
+        let _ = self.events.send((event, room.cloned()));
+    }
+
+    fn end(self, event: BackendEvent) {
+        self.over.cancel();
+        self.tell(event, None);
+    }
+}
+
+impl Shared {
+    pub(super) fn new(traffic: Arc<Traffic>) -> Arc<Self> {
+        let (ended, idle) = (watch::Sender::new(None), watch::Sender::new(true));
+        Arc::new(Self { traffic, state: Mutex::default(), ended, idle })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in which session this is, and how to sign in.
+    pub(super) fn is_session(&self, id: &str) {
+        self.lock().session = Some(id.to_owned());
+    }
+
+    pub(super) fn signs_in(&self, ways: Vec<AuthMethod>) {
+        self.lock().sign_in = ways;
+    }
+
+    /// Begins a turn.
+    pub(super) fn begin(&self, warnings: Vec<String>) -> Result<mpsc::UnboundedReceiver<Told>, BackendError> {
+        let mut state = self.lock();
+        if let Some(error) = &*self.ended.borrow() {
+            return Err(error.clone());
+        }
+        if state.turn.is_some() {
+            return Err(BackendError::Invalid("a turn is in flight".to_owned()));
+        }
+        // Its room is bounded by that of the messages.
+        let (events, told) = mpsc::unbounded_channel();
+        let turn = Turn {
+            events,
+            translator: Translator::default(),
+            warnings,
+            cancelled: false,
+            over: CancellationToken::new(),
+        };
+        for (name, data) in std::mem::take(&mut state.standing) {
+            turn.tell(BackendEvent::Status { name, data }, None);
+        }
+        state.turn = Some(turn);
+        self.idle.send_replace(false);
+        Ok(told)
+    }
+
+    /// Cancels the turn in flight, if there is one; its end is still to come.
+    pub(super) fn cancel(&self) -> bool {
+        let mut state = self.lock();
+        let Some(turn) = &mut state.turn else {
+            return false;
+        };
+        turn.cancelled = true;
+        turn.over.cancel();
+        true
+    }
+
+    /// Done when no turn is in flight.
+    pub(super) async fn idle(&self) {
+        // The sender is here.
+        let _ = self.idle.subscribe().wait_for(|idle| *idle).await;
+    }
+
+    /// Ends all, for the first reason given.
+    pub(super) fn end(&self, error: BackendError) {
+        let mut state = self.lock();
+        let is_first = self.ended.send_if_modified(|ended| {
+            let is_first = ended.is_none();
+            ended.get_or_insert_with(|| error.clone());
+            is_first
+        });
+        if is_first && let Some(turn) = state.turn.take() {
+            turn.end(BackendEvent::Error(error));
+        }
+        self.idle.send_replace(true);
+    }
+
+    pub(super) fn has_ended(&self) -> Option<BackendError> {
+        self.ended.borrow().clone()
+    }
+
+    /// Why it ended, once it has.
+    pub(super) async fn ended(&self) -> BackendError {
+        let mut ended = self.ended.subscribe();
+        let error = ended.wait_for(Option::is_some).await.ok().and_then(|error| error.clone());
+        error.unwrap_or_else(|| BackendError::Ended("it was closed".to_owned()))
+    }
+
+    /// Takes what the agent sends, in order. Never waits.
+    pub(super) fn take(&self, dispatch: Dispatch, agent: &ConnectionTo<Agent>) -> Result<(), Error> {
+        let room = self.traffic.arrived();
+        match dispatch {
+            Dispatch::Response(answer, router) => {
+                if router.method() == "session/prompt" {
+                    self.answered(&answer);
+                }
+                router.route_with_result(answer)
+            }
+            Dispatch::Notification(UntypedMessage { method, params }) => {
+                if method == "session/update" {
+                    self.update(params, room.as_ref());
+                } else {
+                    tracing::debug!(method, "an agent's notification is passed over");
+                }
+                Ok(())
+            }
+            Dispatch::Request(UntypedMessage { method, params }, responder) => {
+                self.traffic.owe(room);
+                if method == "session/request_permission" {
+                    return self.asked(params, responder, agent);
+                }
+                tracing::debug!(method, "an agent asks for what is not served");
+                responder.respond_with_error(Error::method_not_found().data(Value::from(method)))
+            }
+        }
+    }
+
+    fn update(&self, mut params: Value, room: Option<&Room>) {
+        let mut state = self.lock();
+        let session = params.get("sessionId").and_then(Value::as_str);
+        if state.session.is_some() && session != state.session.as_deref() {
+            tracing::debug!("an agent's update is of another session");
+            return;
+        }
+        let Some(update) = params.get_mut("update").map(Value::take) else {
+            return;
+        };
+        match &mut state.turn {
+            Some(turn) => {
+                for event in turn.translator.update(update) {
+                    turn.tell(event, room);
+                }
+            }
+            // What was said before, which a loaded session says again, or what comes too late.
+            None => {
+                if let Some((name, data)) = status(&update)
+                    && (state.standing.len() < MOST_STANDING || state.standing.contains_key(&name))
+                {
+                    state.standing.insert(name, data);
+                }
+            }
+        }
+    }
+
+    /// The agent asks for permission.
+    fn asked(
+        &self,
+        params: Value,
+        responder: Responder<Value>,
+        agent: &ConnectionTo<Agent>,
+    ) -> Result<(), Error> {
+        let question = match serde_json::from_value::<Question>(params) {
+            Ok(question) => question,
+            Err(error) => {
+                return responder
+                    .respond_with_error(Error::invalid_params().data(Value::from(error.to_string())));
+            }
+        };
+        let mut state = self.lock();
+        if state.session.as_ref() != Some(&question.session_id) {
+            let unknown = Error::invalid_params().data(Value::from("there is no such session"));
+            return responder.respond_with_error(unknown);
+        }
+        let options = question.options();
+        let Some(turn) = state.turn.as_mut().filter(|turn| !turn.cancelled) else {
+            return responder.respond(outcome(None, &options));
+        };
+        let tool_use = turn.translator.asked(question.tool_call);
+        let (request, decided) = PermissionRequest::new(tool_use, options.clone());
+        turn.tell(BackendEvent::Permission(request), None);
+        let over = turn.over.clone();
+        let taken_back = responder.cancellation();
+        agent.spawn(async move {
+            let answer = tokio::select! {
+                biased;
+                () = over.cancelled() => None,
+                () = taken_back.cancelled() => {
+                    return responder.respond_with_error(Error::request_cancelled());
+                }
+                answer = decided => answer.ok(),
+            };
+            responder.respond(outcome(answer, &options))
+        })
+    }
+
+    /// The prompt is answered: the turn is over.
+    fn answered(&self, answer: &Result<Value, Error>) {
+        let mut state = self.lock();
+        if answer
+            .as_ref()
+            .is_err_and(|error| is_incoming_transport_closed(error) || is_connection_terminated(error))
+        {
+            // Who sees to the end knows more of it.
+            return;
+        }
+        let Some(mut turn) = state.turn.take() else {
+            return;
+        };
+        let last = match answer {
+            Ok(answer) => match stop_reason(answer) {
+                Some(stop_reason) => {
+                    if let Some(usage) = usage(answer) {
+                        turn.tell(BackendEvent::Usage(usage), None);
+                    }
+                    let result = TurnResult::new(stop_reason);
+                    let warnings = std::mem::take(&mut turn.warnings);
+                    BackendEvent::Result(warnings.into_iter().fold(result, TurnResult::with_warning))
+                }
+                None => BackendEvent::Error(BackendError::Failed(
+                    "`session/prompt` was answered without a stop reason".to_owned(),
+                )),
+            },
+            // Agents that fail at what they were to cancel have cancelled it.
+            Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
+            Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
+        };
+        turn.end(last);
+        self.idle.send_replace(true);
+    }
+}
+
+fn stop_reason(answer: &Value) -> Option<StopReason> {
+    Some(match answer.get("stopReason")?.as_str()? {
+        "end_turn" => StopReason::Stop,
+        "max_tokens" => StopReason::Length,
+        "max_turn_requests" => StopReason::MaxSteps,
+        "refusal" => StopReason::Refusal,
+        "cancelled" => StopReason::Cancelled,
+        other => StopReason::Other(other.to_owned()),
+    })
+}
+
+/// What the turn has used, which some agents tell though the protocol does not have it yet.
+fn usage(answer: &Value) -> Option<Usage> {
+    let usage = answer.get("usage")?.as_object()?;
+    let count = |name: &str| usage.get(name).and_then(Value::as_u64);
+    let (input, output) = (count("inputTokens")?, count("outputTokens")?);
+    Some(Usage {
+        input,
+        output,
+        reasoning: count("thoughtTokens").unwrap_or(0).min(output),
+        cache_read: count("cachedReadTokens").unwrap_or(0),
+        cache_write: count("cachedWriteTokens").unwrap_or(0),
+        cost: None,
+    })
+}

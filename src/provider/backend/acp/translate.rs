@@ -1,0 +1,325 @@
+//! The agent's updates of a turn as events. Pure.
+
+use std::collections::HashMap;
+
+use agent_client_protocol::v1::schema::{
+    ContentBlock, EmbeddedResourceResource, SessionUpdate, ToolCall, ToolCallContent, ToolCallStatus,
+    ToolCallUpdate, ToolKind,
+};
+use serde_json::{Value, json};
+
+use crate::{
+    message::{Attachment, ResultBlock, Text, ToolResult, ToolUse, ToolUseId},
+    provider::backend::BackendEvent,
+};
+
+/// Turns a turn's updates into events.
+#[derive(Default)]
+pub(super) struct Translator {
+    tools: HashMap<String, Tool>,
+    /// Tells uses of one id apart.
+    uses: u64,
+}
+
+/// A tool call, as far as it is known.
+struct Tool {
+    id: ToolUseId,
+    call: ToolCall,
+    /// Whether it was told as a tool use.
+    used: bool,
+    finished: bool,
+}
+
+impl Translator {
+    /// What an update says. One that says nothing here, or can't be understood, says nothing.
+    pub(super) fn update(&mut self, update: Value) -> Vec<BackendEvent> {
+        if let Some((name, data)) = status(&update) {
+            return vec![BackendEvent::Status { name, data }];
+        }
+        let update = match serde_json::from_value::<SessionUpdate>(update) {
+            Ok(update) => update,
+            Err(error) => {
+                tracing::debug!(%error, "an agent's update is not understood");
+                return Vec::new();
+            }
+        };
+        match update {
+            SessionUpdate::AgentMessageChunk(chunk) => vec![BackendEvent::Text(words(chunk.content))],
+            SessionUpdate::AgentThoughtChunk(chunk) => vec![BackendEvent::Thinking(words(chunk.content))],
+            SessionUpdate::ToolCall(call) => {
+                // An id that comes anew after its end is another use.
+                let again = self.tools.get(&*call.tool_call_id.0).is_some_and(|tool| tool.finished);
+                self.tool(call.into(), again)
+            }
+            SessionUpdate::ToolCallUpdate(update) => self.tool(update, false),
+            SessionUpdate::Plan(plan) => vec![BackendEvent::Plan(json!(plan.entries))],
+            // What the user said is known.
+            _ => Vec::new(),
+        }
+    }
+
+    /// The agent asks about a tool call: what is to be decided on.
+    pub(super) fn asked(&mut self, update: ToolCallUpdate) -> ToolUse {
+        let again = self.tools.get(&*update.tool_call_id.0).is_some_and(|tool| tool.finished);
+        self.merge(update, again).tool_use()
+    }
+
+    fn tool(&mut self, update: ToolCallUpdate, again: bool) -> Vec<BackendEvent> {
+        let tool = self.merge(update, again);
+        if tool.finished {
+            return Vec::new();
+        }
+        let mut events = Vec::new();
+        if !std::mem::replace(&mut tool.used, true) {
+            events.push(BackendEvent::ToolUse(tool.tool_use()));
+        }
+        events.push(BackendEvent::ToolUpdate { id: tool.id.clone(), data: json!(tool.call) });
+        if let Some(result) = tool.result() {
+            tool.finished = true;
+            events.push(BackendEvent::ToolResult(result));
+        }
+        events
+    }
+
+    /// Takes in what is told of a tool call, which may be the first of it.
+    fn merge(&mut self, update: ToolCallUpdate, again: bool) -> &mut Tool {
+        let key = update.tool_call_id.0.to_string();
+        if again {
+            self.tools.remove(&key);
+            self.uses += 1;
+        }
+        let uses = self.uses;
+        let tool = self.tools.entry(key).or_insert_with_key(|key| Tool {
+            id: if again { format!("{key}#{uses}") } else { key.clone() }.into(),
+            call: ToolCall::new(update.tool_call_id.clone(), String::new()),
+            used: false,
+            finished: false,
+        });
+        if !tool.finished {
+            tool.call.update(update.fields);
+        }
+        tool
+    }
+}
+
+impl Tool {
+    fn tool_use(&self) -> ToolUse {
+        let call = &self.call;
+        let input = call.raw_input.clone().filter(|input| !input.is_null()).unwrap_or_else(|| {
+            // A person who is asked has to see something.
+            let mut input = json!({});
+            if !call.title.is_empty() {
+                input["title"] = json!(call.title);
+            }
+            if !call.locations.is_empty() {
+                input["locations"] = json!(call.locations);
+            }
+            if !call.content.is_empty() {
+                input["content"] = json!(call.content);
+            }
+            input
+        });
+        ToolUse::new(self.id.clone(), self.name(), input)
+    }
+
+    /// The tool's name, else its kind, else what is shown of it.
+    fn name(&self) -> String {
+        let call = &self.call;
+        if let Some(name) = call.name.as_ref().filter(|name| !name.is_empty()) {
+            return name.clone();
+        }
+        match (call.kind, json!(call.kind)) {
+            (ToolKind::Other, _) if call.title.is_empty() => "tool".to_owned(),
+            (ToolKind::Other, _) => call.title.clone(),
+            (_, kind) => kind.as_str().unwrap_or("tool").to_owned(),
+        }
+    }
+
+    /// What came of it, if it is over.
+    fn result(&self) -> Option<ToolResult> {
+        let is_error = match self.call.status {
+            ToolCallStatus::Completed => false,
+            ToolCallStatus::Failed => true,
+            _ => return None,
+        };
+        let mut content: Vec<ResultBlock> = self.call.content.iter().map(block).collect();
+        if content.is_empty() {
+            let raw = self.call.raw_output.as_ref().filter(|raw| !raw.is_null());
+            content.extend(raw.map(|raw| match raw {
+                Value::String(text) => ResultBlock::Text(Text::new(text.clone())),
+                other => ResultBlock::Text(Text::new(other.to_string())),
+            }));
+        }
+        Some(ToolResult { tool_use_id: self.id.clone(), name: self.name(), content, is_error })
+    }
+}
+
+fn block(content: &ToolCallContent) -> ResultBlock {
+    let text = match content {
+        ToolCallContent::Content(content) => match &content.content {
+            ContentBlock::Image(image) => {
+                return Attachment::base64(image.mime_type.clone(), image.data.clone()).into();
+            }
+            other => words(other.clone()),
+        },
+        ToolCallContent::Diff(diff) => format!("changed {}", diff.path.display()),
+        ToolCallContent::Terminal(terminal) => format!("terminal {}", terminal.terminal_id),
+        _ => String::new(),
+    };
+    Text::new(text).into()
+}
+
+/// A block in words.
+fn words(block: ContentBlock) -> String {
+    match block {
+        ContentBlock::Text(text) => text.text,
+        ContentBlock::ResourceLink(link) => format!("[{}]({})", link.name, link.uri),
+        ContentBlock::Resource(resource) => match resource.resource {
+            EmbeddedResourceResource::TextResourceContents(contents) => contents.text,
+            EmbeddedResourceResource::BlobResourceContents(contents) => format!("[{}]", contents.uri),
+            _ => String::new(),
+        },
+        ContentBlock::Image(image) => format!("[{}]", image.mime_type),
+        ContentBlock::Audio(audio) => format!("[{}]", audio.mime_type),
+        _ => String::new(),
+    }
+}
+
+/// What an update says of the session as a whole, and under which name: also one of a kind that is not known here.
+pub(super) fn status(update: &Value) -> Option<(String, Value)> {
+    let kind = update.get("sessionUpdate")?.as_str()?;
+    let (name, member) = match kind {
+        "user_message_chunk"
+        | "agent_message_chunk"
+        | "agent_thought_chunk"
+        | "tool_call"
+        | "tool_call_update"
+        | "plan" => return None,
+        "available_commands_update" => ("commands", Some("availableCommands")),
+        "current_mode_update" => ("mode", Some("currentModeId")),
+        "config_option_update" => ("options", Some("configOptions")),
+        "usage_update" => ("usage", None),
+        "session_info_update" => ("session", None),
+        other => (other, None),
+    };
+    let data = if let Some(member) = member {
+        update.get(member)?.clone()
+    } else {
+        let mut data = update.clone();
+        if let Some(members) = data.as_object_mut() {
+            members.shift_remove("sessionUpdate");
+        }
+        data
+    };
+    Some((name.to_owned(), data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn told(updates: impl IntoIterator<Item = Value>) -> Vec<String> {
+        let mut translator = Translator::default();
+        let events = updates.into_iter().flat_map(|update| translator.update(update));
+        events
+            .map(|event| match event {
+                BackendEvent::Text(text) => format!("text {text}"),
+                BackendEvent::Thinking(text) => format!("thinking {text}"),
+                BackendEvent::ToolUse(tool_use) => {
+                    format!("use {} {} {}", tool_use.id, tool_use.name, tool_use.input)
+                }
+                BackendEvent::ToolUpdate { id, data } => format!("update {id} {}", data["title"]),
+                BackendEvent::ToolResult(result) => {
+                    format!("result {} {} {}", result.tool_use_id, result.is_error, result.text())
+                }
+                BackendEvent::Plan(plan) => format!("plan {plan}"),
+                BackendEvent::Status { name, data } => format!("status {name} {data}"),
+                other => format!("{other:?}"),
+            })
+            .collect()
+    }
+
+    fn chunk(kind: &str, content: &Value) -> Value {
+        json!({ "sessionUpdate": kind, "content": content, "_meta": { "any": 1 }, "more": true })
+    }
+
+    #[test]
+    fn words_are_told_as_they_come() {
+        let text = |text: &str| json!({ "type": "text", "text": text });
+        let updates = [
+            chunk("agent_thought_chunk", &text("Hm")),
+            chunk("user_message_chunk", &text("known")),
+            chunk("agent_message_chunk", &text("Yes")),
+            chunk(
+                "agent_message_chunk",
+                &json!({ "type": "resource_link", "name": "a", "uri": "file:///a" }),
+            ),
+            chunk("agent_message_chunk", &json!({ "type": "hologram" })),
+        ];
+        assert_eq!(told(updates), ["thinking Hm", "text Yes", "text [a](file:///a)"]);
+    }
+
+    #[test]
+    fn tool_is_used_once_whatever_comes_of_it_twice() {
+        let updates = [
+            json!({ "sessionUpdate": "tool_call", "toolCallId": "t", "title": "List", "kind": "execute",
+                "rawInput": { "command": "ls" } }),
+            json!({ "sessionUpdate": "tool_call", "toolCallId": "t", "title": "List all" }),
+            json!({ "sessionUpdate": "tool_call_update", "toolCallId": "t", "status": "completed",
+                "content": [{ "type": "content", "content": { "type": "text", "text": "a b" } }, { "type": "odd" }] }),
+            json!({ "sessionUpdate": "tool_call_update", "toolCallId": "t", "status": "failed" }),
+            json!({ "sessionUpdate": "tool_call", "toolCallId": "t", "title": "Again", "status": "failed" }),
+        ];
+        let expected = [
+            r#"use t execute {"command":"ls"}"#,
+            r#"update t "List""#,
+            r#"update t "List all""#,
+            r#"update t "List all""#,
+            "result t false a b",
+            r#"use t#1 Again {"title":"Again"}"#,
+            r#"update t#1 "Again""#,
+            "result t#1 true ",
+        ];
+        assert_eq!(told(updates), expected);
+    }
+
+    #[test]
+    fn update_of_a_tool_never_announced_announces_it() {
+        let update = json!({ "sessionUpdate": "tool_call_update", "toolCallId": "x", "status": "completed",
+            "rawOutput": { "exit": 0 } });
+        assert_eq!(told([update]), ["use x tool {}", r#"update x """#, r#"result x false {"exit":0}"#]);
+    }
+
+    #[test]
+    fn asked_before_it_is_announced_is_the_same_tool() {
+        let mut translator = Translator::default();
+        let update = json!({ "toolCallId": "x", "title": "Delete", "kind": "delete" });
+        let tool_use = translator.asked(serde_json::from_value(update).unwrap());
+        assert_eq!((tool_use.id.as_str(), tool_use.name.as_str()), ("x", "delete"));
+        let announced = json!({ "sessionUpdate": "tool_call", "toolCallId": "x", "title": "Delete" });
+        let events = translator.update(announced);
+        assert!(matches!(&events[0], BackendEvent::ToolUse(tool_use) if tool_use.id.as_str() == "x"));
+    }
+
+    #[test]
+    fn what_is_of_the_session_is_a_status_and_what_is_odd_is_nothing() {
+        let updates = [
+            json!({ "sessionUpdate": "available_commands_update", "availableCommands": [{ "name": "plan" }] }),
+            json!({ "sessionUpdate": "current_mode_update", "currentModeId": "ask" }),
+            json!({ "sessionUpdate": "usage_update", "used": 1, "size": 2 }),
+            json!({ "sessionUpdate": "from_the_future", "x": 1 }),
+            json!({ "sessionUpdate": "tool_call" }),
+            json!({ "sessionUpdate": 3 }),
+            json!([]),
+            json!({ "sessionUpdate": "plan", "entries": [{ "content": "Look", "priority": "high", "status": "pending" }] }),
+        ];
+        let expected = [
+            r#"status commands [{"name":"plan"}]"#,
+            r#"status mode "ask""#,
+            r#"status usage {"used":1,"size":2}"#,
+            r#"status from_the_future {"x":1}"#,
+            r#"plan [{"content":"Look","priority":"high","status":"pending"}]"#,
+        ];
+        assert_eq!(told(updates), expected);
+    }
+}

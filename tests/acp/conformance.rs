@@ -1,0 +1,52 @@
+//! The suite that every backend has to pass.
+
+use std::sync::Arc;
+
+use omni_agent::provider::backend::{
+    Backend, TurnPrompt,
+    conformance::{self, Memory},
+};
+
+use crate::support::{Place, prompt};
+
+struct Subject(Place, &'static str);
+
+impl conformance::Subject for Subject {
+    fn backend(&self) -> Arc<dyn Backend> {
+        Arc::new(self.0.agent(self.1))
+    }
+
+    fn long_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Go on for ever"))
+    }
+
+    fn tool_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Look"))
+    }
+
+    fn asking_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Delete"))
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        let (tell, ask) = (prompt("The word is heron"), prompt("Which word?"));
+        Some(Memory { tell, ask, word: "heron".to_owned() })
+    }
+
+    fn running(&self) -> Option<usize> {
+        Some(self.0.running())
+    }
+}
+
+#[tokio::test]
+async fn suite_passes_on_an_agent_that_loads_sessions() {
+    let report = conformance::check(async || Subject(Place::new(), "loads")).await;
+    // The protocol has no forks.
+    assert_eq!(report.skipped, ["fork_goes_on_from_its_place_and_leaves_the_other"], "{report:?}");
+}
+
+#[tokio::test]
+async fn suite_passes_on_an_agent_that_resumes_sessions() {
+    let report = conformance::check(async || Subject(Place::new(), "resumes")).await;
+    assert_eq!(report.skipped, ["fork_goes_on_from_its_place_and_leaves_the_other"], "{report:?}");
+}

@@ -1,0 +1,10 @@
+//! The Agent Client Protocol backend, against agents on the protocol's own implementations and against programs that
+//! misbehave. All of them are processes.
+
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+mod agent;
+mod conformance;
+mod support;
+mod turns;

@@ -1,0 +1,135 @@
+//! A folder for an agent, backends on it, and what became of its processes.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicU32, Ordering},
+    time::Duration,
+};
+
+use futures_util::StreamExt;
+use omni_agent::{
+    message::Message,
+    provider::backend::{
+        BackendError, BackendEvent, BackendSession, EventStream, TurnPrompt, TurnResult, acp::AcpBackend,
+    },
+};
+use rustix::process::{Pid, test_kill_process};
+use tokio::time::timeout;
+
+use crate::agent;
+
+/// How long anything may take that has to happen.
+pub const LIMIT: Duration = Duration::from_secs(30);
+
+/// Where an agent keeps its sessions. Removed in the end.
+pub struct Place(PathBuf);
+
+impl Place {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let folder = env::temp_dir().join(format!("omni-acp-{}-{number}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder.canonicalize().unwrap())
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// The agent in this binary.
+    pub fn agent(&self, like: &str) -> AcpBackend {
+        // What the harness writes goes nowhere, and what the agent writes to the pipe.
+        let script = "exec 3>&1 >/dev/null; exec \"$0\" \"$@\"";
+        AcpBackend::new("acp", "sh")
+            .with_arguments(["-c", script])
+            .with_arguments([env::current_exe().unwrap().into_os_string()])
+            .with_arguments(["--exact", "agent::agent_serves", "--nocapture"])
+            .with_variable(agent::LIKE, like)
+            .with_variable(agent::FOLDER, &self.0)
+            .with_folder(&self.0)
+    }
+
+    /// The agents that there were, in the order of their starts.
+    pub fn pids(&self) -> Vec<Pid> {
+        let pids = fs::read_to_string(self.0.join("pids")).unwrap_or_default();
+        pids.lines().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
+    }
+
+    pub fn running(&self) -> usize {
+        self.pids().into_iter().filter(|pid| test_kill_process(*pid).is_ok()).count()
+    }
+
+    /// Waits until no agent runs, as a process alone can say it.
+    pub async fn is_left(&self) {
+        until("no agent runs", || self.running() == 0).await;
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Waits for what another process does.
+pub async fn until(what: &str, is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("it never came to be that {what}"));
+}
+
+/// Waits no longer than anything may take.
+pub async fn soon<T>(work: impl Future<Output = T>) -> T {
+    timeout(LIMIT, work).await.expect("it took too long")
+}
+
+/// A backend that is this shell script.
+#[allow(dead_code, reason = "for programs that misbehave")]
+pub fn script(script: &str) -> AcpBackend {
+    AcpBackend::new("acp", "sh").with_arguments(["-c", script])
+}
+
+pub fn prompt(text: &str) -> TurnPrompt {
+    TurnPrompt::new([Message::user(text)])
+}
+
+/// A turn that is over.
+pub struct Ended {
+    /// A word or two on each event.
+    pub events: Vec<String>,
+    pub text: String,
+    pub result: Result<TurnResult, BackendError>,
+}
+
+pub async fn asked(session: &dyn BackendSession, text: &str) -> Ended {
+    read(soon(session.prompt(prompt(text))).await.unwrap()).await
+}
+
+pub async fn read(mut stream: EventStream) -> Ended {
+    let (mut events, mut text) = (Vec::new(), String::new());
+    let result = loop {
+        let event = soon(stream.next()).await.expect("a turn ends in a terminal event");
+        events.push(match event {
+            BackendEvent::Text(more) => {
+                text.push_str(&more);
+                format!("text {more}")
+            }
+            BackendEvent::Thinking(text) => format!("thinking {text}"),
+            BackendEvent::ToolUse(tool_use) => format!("use {} {}", tool_use.name, tool_use.input),
+            BackendEvent::ToolUpdate { data, .. } => format!("update {}", data["title"]),
+            BackendEvent::ToolResult(result) => format!("result {} {}", result.is_error, result.text()),
+            BackendEvent::Plan(plan) => format!("plan {}", plan[0]["content"]),
+            BackendEvent::Status { name, data } => format!("status {name} {data}"),
+            BackendEvent::Result(result) => break Ok(result),
+            BackendEvent::Error(error) => break Err(error),
+            other => format!("{other:?}"),
+        });
+    };
+    assert!(soon(stream.next()).await.is_none(), "nothing follows the terminal event");
+    Ended { events, text, result }
+}

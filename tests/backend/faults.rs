@@ -145,6 +145,27 @@ async fn turn_that_failed_is_not_repeated_by_itself() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn prompt_that_took_too_long_is_not_sent_again() {
+    let backend = ScriptedBackend::new([]).act("prompt", Act::Hang);
+    let agent = backend.agent().start().await.unwrap();
+    let error = agent.ask("Go").await.unwrap_err();
+    let failed = provider_error(&error);
+    assert_eq!((failed.kind, failed.retryable), (ErrorKind::Timeout, false), "{failed:?}");
+    agent.ask("On").await.unwrap();
+    assert_eq!((backend.count("prompt s1: Go"), backend.count("cancel s1")), (1, 1), "{:?}", backend.log());
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_that_cannot_say_where_it_is_is_not_begun_again() {
+    let backend = ScriptedBackend::new([]).act("id", Act::Panic);
+    let agent = backend.agent().start().await.unwrap();
+    let error = agent.ask("Go").await.unwrap_err();
+    assert_eq!((provider_error(&error).kind, provider_error(&error).retryable), (ErrorKind::Contract, false));
+    agent.ask("On").await.unwrap();
+    assert_eq!((backend.count("prompt s1: Go"), backend.count("cancel s1")), (1, 1), "{:?}", backend.log());
+}
+
+#[tokio::test(start_paused = true)]
 async fn session_that_ended_is_resumed_by_the_next_prompt() {
     let ended = || Turn::new().event(BackendEvent::Error(BackendError::Ended("exit 1".into())));
     let able = Capabilities::default().with_resume();

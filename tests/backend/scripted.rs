@@ -240,10 +240,13 @@ impl ScriptedBackend {
         self.0.noted.notify_waiters();
     }
 
+    fn next_act(&self, call: &'static str) -> Option<Act> {
+        lock(&self.0.acts).get_mut(call).and_then(VecDeque::pop_front)
+    }
+
     async fn called(&self, call: &'static str, note: String) -> Result<(), BackendError> {
         self.note(note);
-        let act = lock(&self.0.acts).get_mut(call).and_then(VecDeque::pop_front);
-        match act {
+        match self.next_act(call) {
             None => Ok(()),
             Some(Act::Fail(error)) => Err(error),
             Some(Act::Hang) => pending().await,
@@ -348,6 +351,9 @@ impl ScriptedSession {
 #[async_trait]
 impl BackendSession for ScriptedSession {
     fn id(&self) -> Option<SessionId> {
+        if matches!(self.backend.next_act("id"), Some(Act::Panic)) {
+            panic!("id panics");
+        }
         self.backend.0.named.then(|| SessionId::new(self.id.as_str()))
     }
 

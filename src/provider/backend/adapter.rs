@@ -265,12 +265,13 @@ impl Owner {
         request: Request,
         context: RequestContext,
         permit: OwnedSemaphorePermit,
-    ) -> Result<DeltaStream, BackendError> {
-        let name = ask("name", || self.name().to_owned())?;
-        let conversation = Conversation::read(&name, &request.history)?;
+    ) -> Result<DeltaStream, ProviderError> {
+        let before = BackendError::before_prompt;
+        let name = ask("name", || self.name().to_owned()).map_err(before)?;
+        let conversation = Conversation::read(&name, &request.history).map_err(before)?;
         let options = SessionOptions { model: request.model, system: request.system };
-        self.reach(&conversation, options.clone()).await?;
-        let (session, started_with) = self.begin()?;
+        self.reach(&conversation, options.clone()).await.map_err(before)?;
+        let (session, started_with) = self.begin().map_err(before)?;
         let mut warnings = Vec::new();
         if started_with != options {
             warnings
@@ -283,16 +284,15 @@ impl Owner {
         let mut turn = Turn::new(Arc::clone(self), Arc::clone(&session), permit);
         let events = match call("prompt", self.limits.prompt, async { session.prompt(prompt).await }).await {
             Ok(events) => events,
+            // It may have been taken: its turn is cancelled, and it is not sent again.
+            Err(error @ BackendError::Timeout { call: "prompt", .. }) => return Err(error.in_turn()),
             Err(error) => {
-                // A prompt that took too long may have been taken: its turn is cancelled.
-                if !matches!(error, BackendError::Timeout { call: "prompt", .. }) {
-                    self.take_back(&session);
-                    turn.over(error.is_final());
-                }
-                return Err(error);
+                self.take_back(&session);
+                turn.over(error.is_final());
+                return Err(error.before_prompt());
             }
         };
-        exchange::stream(turn, events, name, warnings, context)
+        exchange::stream(turn, events, name, warnings, context).map_err(BackendError::in_turn)
     }
 }
 
@@ -320,7 +320,7 @@ impl Provider for Instance {
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
         // A turn that was cancelled is over within the limit for that; another request waits for its own.
         let permit = Arc::clone(&self.0.turn).acquire_owned().await.expect("the semaphore is never closed");
-        self.0.prompt(request, context, permit).await.map_err(BackendError::before_prompt)
+        self.0.prompt(request, context, permit).await
     }
 
     async fn close(&self) {

@@ -54,9 +54,7 @@ struct Slot {
     /// Somebody opens, closes, renames or deletes it; who else wants to waits for this.
     claim: Option<CancellationToken>,
     /// Whoever has the claim stands in line, and somebody else renames or deletes the conversation meanwhile.
-    loan: Option<CancellationToken>,
-    /// The claim was let go of while it was lent.
-    is_given_up: bool,
+    loan: Option<Loan>,
     title: Option<Arc<str>>,
     /// Whether the session has told of a title already.
     has_told_title: bool,
@@ -71,6 +69,14 @@ struct Slot {
     since: u64,
     /// The place that it has among the open sessions, or on the way there.
     place: Option<Place>,
+}
+
+/// What somebody has borrowed.
+struct Loan {
+    /// Tells when it is given back.
+    over: CancellationToken,
+    /// Whether the claim was let go of meanwhile.
+    is_given_up: bool,
 }
 
 /// One of the places for open sessions. The slot's, which gives it back when it goes.
@@ -141,7 +147,6 @@ impl Registry {
                 session: None,
                 claim: None,
                 loan: None,
-                is_given_up: false,
                 title: None,
                 has_told_title: false,
                 ended: None,
@@ -165,18 +170,16 @@ impl Registry {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
             return;
         };
-        if slot.loan.is_some() {
+        if let Some(loan) = &mut slot.loan {
             // Whoever has borrowed it keeps the claim up.
-            slot.is_given_up = true;
-            let (since, place) = (slot.since, slot.place.take());
-            self.leave_line(id, since, place);
+            loan.is_given_up = true;
+            self.leave_line(id, key);
             return;
         }
         let claim = slot.claim.take();
         if slot.session.is_none() {
-            let (since, place) = (slot.since, slot.place.take());
+            self.leave_line(id, key);
             self.slots.remove(id);
-            self.leave_line(id, since, place);
         }
         if let Some(claim) = claim {
             claim.cancel();
@@ -188,9 +191,9 @@ impl Registry {
     /// Borrows an id from somebody who claims it and stands in line: that may take for ever, and nothing is open.
     pub(super) fn borrow(&mut self, id: &ConversationId) -> Lent {
         match self.slots.get_mut(id) {
-            Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.clone()),
+            Some(Slot { loan: Some(loan), .. }) => Lent::Wait(loan.over.clone()),
             Some(slot) if self.line.contains_key(&slot.since) => {
-                slot.loan = Some(CancellationToken::new());
+                slot.loan = Some(Loan { over: CancellationToken::new(), is_given_up: false });
                 Lent::Mine(slot.key)
             }
             _ => Lent::No,
@@ -201,16 +204,16 @@ impl Registry {
     pub(super) fn give_back(&mut self, id: &ConversationId, key: Key) {
         let Some(slot) = self.slot(id, key) else { return };
         if let Some(loan) = slot.loan.take() {
-            loan.cancel();
-        }
-        if slot.is_given_up {
-            self.release(id, key);
+            loan.over.cancel();
+            if loan.is_given_up {
+                self.release(id, key);
+            }
         }
     }
 
     /// Tells when what was borrowed is given back.
     pub(super) fn loan(&self, id: &ConversationId) -> Option<CancellationToken> {
-        self.slots.get(id)?.loan.clone()
+        Some(self.slots.get(id)?.loan.as_ref()?.over.clone())
     }
 
     // ---- places ----
@@ -235,12 +238,14 @@ impl Registry {
     }
 
     /// Somebody opens nothing any more, neither in line nor with a place.
-    fn leave_line(&mut self, id: &ConversationId, since: u64, place: Option<Place>) {
+    fn leave_line(&mut self, id: &ConversationId, key: Key) {
+        let Some(slot) = self.slot(id, key) else { return };
+        let (since, had_place) = (slot.since, slot.place.take().is_some());
         self.line.remove(&since);
         if self.waiting.remove(&since).is_some() {
             self.tell(ManagerEvent::GivenUp { id: id.clone() });
         }
-        if place.is_some() {
+        if had_place {
             self.vacate();
         }
     }

@@ -23,7 +23,8 @@
 //! ```
 //!
 //! Beside the file are its write-ahead log (`-wal`) and that log's index (`-shm`), both part of it as long as a
-//! process has it open. To copy it then, use `VACUUM INTO` or SQLite's backup. The file is for its owner only (mode 0600 on
+//! process has it open. To copy it then, use `VACUUM INTO` or SQLite's backup, and in a process that has it open never open it
+//! as a file: closing it again would take away the locks that SQLite has on it. The file is for its owner only (mode 0600 on
 //! Unix) if the store creates it.
 //!
 //! # Writes

@@ -4,7 +4,7 @@ use std::{
     error::Error,
     fs, io,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
@@ -75,6 +75,11 @@ impl Database {
 
     /// SQLite would leave the file to everybody whom the umask lets; its log gets the file's mode.
     fn create_file(&self) -> Result<(), StoreError> {
+        /// Closing a file takes away the process's locks on it, also those of another store's connection ("How To Corrupt
+        /// An SQLite Database File", 2.2). So none connects before whoever creates the file has closed it.
+        static CREATING: Mutex<()> = Mutex::new(());
+
+        let _alone = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
         let mut options = fs::OpenOptions::new();
         options.write(true).create_new(true);
         #[cfg(unix)]

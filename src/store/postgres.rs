@@ -30,11 +30,12 @@
 //!
 //! # Connections
 //!
-//! There is a pool of them, each with its prepared statements, and one more for leases. They are served, and all operations
+//! There is a pool of them, each with its prepared statements, and two more for renewing leases. They are served, and all operations
 //! run, on two threads of the store's own. So an operation may be called on any runtime, and goes on when another is
 //! blocked. One whose connection breaks is repeated on another: writes are known by their ids, so nothing is written
 //! twice. When the database can't be reached, the error is [`StoreError::Unreachable`], and the next operation tries
-//! anew; [`StoreError::Busy`] says that a lock or a connection was not to be had in time.
+//! anew; [`StoreError::Busy`] says that a lock or a connection was not to be had in time. A connection over which nothing comes
+//! back is given up: for a renewal after a third of the lease, and it is repeated over a new one.
 //!
 //! They rely on sessions (prepared statements, time limits): a pooler before the database has to keep a session for
 //! each connection.
@@ -114,7 +115,7 @@ impl PostgresStoreBuilder {
         self
     }
 
-    /// Connections for conversations; ten if unset, one at least. Leases have one more.
+    /// Connections for conversations; ten if unset, one at least. Renewing leases has two more.
     pub fn connections(mut self, number: usize) -> Self {
         self.limits.connections = number.max(1);
         self

@@ -1,6 +1,6 @@
 //! What the database's errors mean.
 
-use std::{error::Error, fmt, sync::Arc};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use deadpool_postgres::{HookError, PoolError, TimeoutType};
 use tokio_postgres::error::SqlState;
@@ -87,7 +87,7 @@ pub(super) fn failed(
         (SqlState::LOCK_NOT_AVAILABLE, _) => StoreError::Busy { place: busy(), waited: limits.lock_wait },
         (SqlState::QUERY_CANCELED, _) => StoreError::Busy { place: busy(), waited: limits.statement },
         (SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED, _) => {
-            StoreError::Busy { place: busy(), waited: std::time::Duration::ZERO }
+            StoreError::Busy { place: busy(), waited: Duration::ZERO }
         }
         (SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY, _) => {
             StoreError::Full { place, source: Arc::new(error) }
@@ -157,8 +157,8 @@ pub(super) fn no_connection(
 }
 
 /// Nothing was heard from the database for so long that the connection was given up.
-pub(super) fn silent(place: &str, limits: &Limits) -> StoreError {
-    let why = format!("it did not answer in {:?}", limits.answer());
+pub(super) fn silent(place: &str, waited: Duration) -> StoreError {
+    let why = format!("it did not answer in {waited:?}");
     StoreError::Unreachable { place: place.to_owned(), source: Arc::new(Silence(why)) }
 }
 

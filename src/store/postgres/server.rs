@@ -39,10 +39,32 @@ impl Limits {
 #[derive(Clone, Copy)]
 pub(super) enum Lane {
     Conversations,
-    /// Renewals have a connection of their own: what goes on with conversations, and waits for them, must not make
+    /// Renewals have connections of their own: what goes on with conversations, and waits for them, must not make
     /// owners lose theirs.
     Leases,
 }
+
+impl Lane {
+    fn connections(self, limits: &Limits) -> usize {
+        match self {
+            Self::Conversations => limits.connections,
+            // One waits for a row that is locked, another goes on.
+            Self::Leases => 2,
+        }
+    }
+
+    /// How long to wait for an answer over a connection. A renewal has to come through while its lease lasts, also where
+    /// the first connection has fallen silent.
+    fn patience(self, limits: &Limits) -> Duration {
+        match self {
+            Self::Conversations => limits.answer(),
+            Self::Leases => limits.answer().min((limits.lease / 3).max(SHORTEST)),
+        }
+    }
+}
+
+/// No connection is given up earlier, however short leases are.
+const SHORTEST: Duration = Duration::from_secs(1);
 
 pub(super) struct Server {
     /// Host, port and database.
@@ -95,7 +117,8 @@ impl Server {
                 .build()
                 .map_err(|error| StoreError::failed("making a pool of connections", error))
         };
-        let (conversations, leases) = (pool(limits.connections)?, pool(1)?);
+        let pool = |lane: Lane| pool(lane.connections(&limits));
+        let (conversations, leases) = (pool(Lane::Conversations)?, pool(Lane::Leases)?);
         Ok(Self { place, limits, sql: Sql::new(schema), conversations, leases })
     }
 
@@ -106,13 +129,20 @@ impl Server {
         id: Option<&ConversationId>,
         operation: impl for<'a> Fn(&'a Object, &'a Self) -> BoxFuture<'a, Result<T, Fault>>,
     ) -> Result<T, StoreError> {
-        let mut tries = 0;
+        let (mut tries, mut silences) = (0, 0);
         loop {
             tries += 1;
             let connection = self.connection(lane).await?;
-            let Ok(done) = timeout(self.limits.answer(), operation(&connection, self)).await else {
+            let patience = lane.patience(&self.limits);
+            let Ok(done) = timeout(patience, operation(&connection, self)).await else {
                 discard(connection);
-                return Err(silent(&self.place, &self.limits));
+                silences += 1;
+                if matches!(lane, Lane::Leases) && silences == 1 {
+                    // Whatever cut off this one may have cut off those that stand idle.
+                    drop(self.leases.retain(|_, _| false));
+                    continue;
+                }
+                return Err(silent(&self.place, patience));
             };
             let error = match done {
                 Ok(done) => return Ok(done),
@@ -142,7 +172,7 @@ impl Server {
             Ok(Ok(true)) => return Ok(()),
             Ok(Ok(false)) => migrate(&connection, schema, &self.place).await,
             Ok(Err(fault)) => Err(fault),
-            Err(_) => Err(silent(&self.place, &self.limits).into()),
+            Err(_) => Err(silent(&self.place, self.limits.answer()).into()),
         };
         done.map_err(|fault| {
             discard(connection);
@@ -154,10 +184,11 @@ impl Server {
     }
 
     async fn connection(&self, lane: Lane) -> Result<Object, StoreError> {
-        let (pool, connections) = match lane {
-            Lane::Conversations => (&self.conversations, self.limits.connections),
-            Lane::Leases => (&self.leases, 1),
+        let pool = match lane {
+            Lane::Conversations => &self.conversations,
+            Lane::Leases => &self.leases,
         };
+        let connections = lane.connections(&self.limits);
         pool.get().await.map_err(|error| no_connection(&self.place, &self.limits, connections, error))
     }
 }

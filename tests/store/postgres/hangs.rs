@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use omni_agent::store::{PostgresStore, Store, StoreError, Write};
+use omni_agent::store::{Owner, PostgresStore, Store, StoreError, Write};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -87,6 +87,34 @@ async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_con
     while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}
     let stored = creator.load(&id("a")).await.unwrap();
     assert_eq!((stored.version, stored.nodes.len()), (version.next(), 1));
+}
+
+/// One connection that falls silent must not cost the process its leases.
+#[tokio::test]
+async fn renewal_over_a_frozen_process_goes_through_over_another_connection() {
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let store = fresh(&server.url()).lease(Duration::from_secs(3)).open().await.unwrap();
+    create(&store, &id("a")).await;
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    let leases = [(id("a"), lease.clone())];
+    let observer = raw(&server.url()).await;
+    let find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'omni-agent' AND query LIKE $1";
+    for together in [false, true] {
+        // What was last asked over it tells which connection it is.
+        store.renew(&id("a"), &lease).await.unwrap();
+        let pids = observer.query(find, &[&"%SET expires = clock_timestamp()%"]).await.unwrap();
+        assert_eq!(pids.len(), 1, "leases have a connection of their own");
+        let pid = Pid::from_raw(pids[0].get(0)).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        if !together {
+            store.renew(&id("a"), &lease).await.unwrap();
+        } else {
+            assert_eq!(store.renew_all(&leases).await.unwrap(), []);
+        }
+        kill_process(pid, Signal::CONT).unwrap();
+        let gone = "SELECT FROM pg_stat_activity WHERE pid = $1";
+        while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}
+    }
 }
 
 /// Takes connections, answers this many messages of each, and then says nothing more.

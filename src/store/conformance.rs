@@ -125,7 +125,9 @@ checks! {
         summary_is_what_the_list_says;
     damage: torn_write_is_dropped_whole, damage_is_told_with_its_place;
     ownership: lease_keeps_others_out, lease_that_ran_out_can_be_taken_over, renew_all_names_the_leases_that_are_lost,
-        lease_of_a_deleted_conversation_is_none_of_a_later_one, delete_under_a_lease_takes_one_that_holds;
+        lease_of_a_deleted_conversation_is_none_of_a_later_one, delete_under_a_lease_takes_one_that_holds,
+        write_after_a_release_is_refused, write_beside_a_take_over_comes_before_it_or_is_refused,
+        renewal_beside_a_take_over_leaves_one_owner;
 }
 
 /// Runs the suite; `make` gives a new subject for each check.

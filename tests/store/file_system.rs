@@ -59,7 +59,10 @@ async fn suite_on_file_system_store_passes() {
             "lease_that_ran_out_can_be_taken_over",
             "renew_all_names_the_leases_that_are_lost",
             "lease_of_a_deleted_conversation_is_none_of_a_later_one",
-            "delete_under_a_lease_takes_one_that_holds"
+            "delete_under_a_lease_takes_one_that_holds",
+            "write_after_a_release_is_refused",
+            "write_beside_a_take_over_comes_before_it_or_is_refused",
+            "renewal_beside_a_take_over_leaves_one_owner"
         ]
     );
 }

@@ -22,7 +22,10 @@ async fn suite_on_memory_store_passes() {
             "lease_that_ran_out_can_be_taken_over",
             "renew_all_names_the_leases_that_are_lost",
             "lease_of_a_deleted_conversation_is_none_of_a_later_one",
-            "delete_under_a_lease_takes_one_that_holds"
+            "delete_under_a_lease_takes_one_that_holds",
+            "write_after_a_release_is_refused",
+            "write_beside_a_take_over_comes_before_it_or_is_refused",
+            "renewal_beside_a_take_over_leaves_one_owner"
         ]
     );
 }
@@ -93,7 +96,7 @@ mod forgetful {
 }
 
 #[tokio::test]
-#[should_panic(expected = "4 of 36 checks failed: create_repeated_gives_the_first_result, \
+#[should_panic(expected = "4 of 39 checks failed: create_repeated_gives_the_first_result, \
                            commit_repeated_gives_the_first_result, write_repeated_after_others_gives_the_first_result, \
                            write_whose_future_was_dropped_is_whole")]
 async fn suite_on_store_that_forgets_write_ids_fails() {

@@ -1,3 +1,5 @@
+use futures_util::future::join;
+
 use super::{Outcome, Subject, conversation, created, turn};
 use crate::store::{ConversationId, Epoch, Lease, Owner, StateChange, Store, StoreError, Write};
 
@@ -155,5 +157,99 @@ pub(super) async fn delete_under_a_lease_takes_one_that_holds(subject: &dyn Subj
     another.delete_under(&id, &newer).await.expect("it holds");
     assert!(!store.exists(&id).await.expect("an answer"));
     store.delete_under(&id, &newer).await.expect("that there is none is no error");
+    Outcome::Made
+}
+
+pub(super) async fn write_after_a_release_is_refused(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    let id = conversation("given-back");
+    let version = created(&*store, &id).await;
+    let lease = acquired(&*store, &id, "ann").await;
+    if lease.lasts.is_none() {
+        return Outcome::Skipped;
+    }
+    store.release(&id, &lease).await.expect("it can be released");
+    let write = Write::on(version).under(&lease);
+    let title = StateChange::Title(Some("Late".to_owned()));
+    for late in [
+        store.commit(&id, &write, &turn(1, 2)).await.map(drop),
+        store.save_state(&id, &write, &title).await.map(drop),
+        store.renew(&id, &lease).await.map(drop),
+        store.delete_under(&id, &lease).await,
+    ] {
+        assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "it was given back: {late:?}");
+    }
+    assert_eq!(store.load(&id).await.expect("it is there").version, version);
+    Outcome::Made
+}
+
+/// How often two are set off at the same moment.
+const RACES: usize = 50;
+
+/// Sets both off, each of them first every other time.
+async fn race<A, B>(round: usize, a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
+    if round.is_multiple_of(2) {
+        join(a, b).await
+    } else {
+        let (b, a) = join(b, a).await;
+        (a, b)
+    }
+}
+
+pub(super) async fn write_beside_a_take_over_comes_before_it_or_is_refused(subject: &dyn Subject) -> Outcome {
+    let (store, another) = (subject.store(), subject.another().await);
+    for round in 0..RACES {
+        let id = conversation(&format!("taken-{round}"));
+        let version = created(&*store, &id).await;
+        let lease = acquired(&*store, &id, "ann").await;
+        if lease.lasts.is_none() {
+            return Outcome::Skipped;
+        }
+        let take_over = async {
+            // Half of the times by the same owner, whose newer lease ends the older one without a word.
+            let owner = if round % 4 < 2 { "ann" } else { "ben" };
+            if owner == "ben" {
+                store.release(&id, &lease).await.expect("it can be released");
+            }
+            let newer = acquired(&*another, &id, owner).await;
+            (newer, another.load(&id).await.expect("it is there").version)
+        };
+        let write = Write::on(version).under(&lease);
+        let commit = turn(1, 2);
+        let ((newer, found), written) = race(round, take_over, store.commit(&id, &write, &commit)).await;
+        match written {
+            Ok(written) => {
+                assert_eq!(found, written, "what the new owner loads has all that was acknowledged")
+            }
+            Err(StoreError::LeaseLost { .. }) => {
+                assert_eq!(found, version, "a write that was refused is there")
+            }
+            Err(error) => panic!("neither made nor refused: {error:?}"),
+        }
+        let next = another.commit(&id, &Write::on(found).under(&newer), &turn(3, 4)).await;
+        assert_eq!(next.expect("nothing came after the take-over"), found.next());
+    }
+    Outcome::Made
+}
+
+pub(super) async fn renewal_beside_a_take_over_leaves_one_owner(subject: &dyn Subject) -> Outcome {
+    let (store, another) = (subject.store(), subject.another().await);
+    let ben = Owner::new("ben");
+    for round in 0..RACES {
+        let id = conversation(&format!("lapsed-{round}"));
+        let version = created(&*store, &id).await;
+        let lease = acquired(&*store, &id, "ann").await;
+        if lease.lasts.is_none() || !subject.run_out(&id).await {
+            return Outcome::Skipped;
+        }
+        let (renewed, taken) = race(round, store.renew(&id, &lease), another.acquire(&id, &ben)).await;
+        let owner = match (renewed, taken) {
+            (Ok(renewed), Err(StoreError::Owned { .. })) => renewed,
+            (Err(StoreError::LeaseLost { .. }), Ok(taken)) => taken,
+            both => panic!("it is one owner's: {both:?}"),
+        };
+        let write = Write::on(version).under(&owner);
+        store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");
+    }
     Outcome::Made
 }

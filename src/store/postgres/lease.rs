@@ -17,20 +17,25 @@ pub(super) async fn acquire(
     owner: &Owner,
 ) -> Result<Lease, Fault> {
     let lasts = server.limits.lease;
+    let mut first = None;
     for _ in 0..TRIES {
-        let acquire = connection.prepare_cached(&server.sql.acquire).await?;
-        let acquired = connection
-            .query_opt(&acquire, &[&id.as_str(), &owner.name, &owner.address, &lasts.as_secs_f64()])
-            .await?;
-        if let Some(row) = acquired {
-            return Ok(Lease::lasting(Epoch(row.try_get::<_, i64>(0)?.cast_unsigned()), lasts));
-        }
         let other = connection.prepare_cached(&server.sql.owner).await?;
         let row = connection.query_opt(&other, &[&id.as_str()]).await?;
         let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-        // Nobody, if the lease ran out or was released just now.
-        if let Some(owner) = read::owner(&row, 0)? {
-            return Err(StoreError::Owned { id: id.clone(), owner }.into());
+        let epoch: i64 = row.try_get(0)?;
+        let first = *first.get_or_insert(epoch);
+        // Nobody, if the lease ran out or was released. One of this name that has come since is the later of the two.
+        if let Some(other) = read::owner(&row, 1)?
+            && (other.name != owner.name || epoch != first)
+        {
+            return Err(StoreError::Owned { id: id.clone(), owner: other }.into());
+        }
+        let acquire = connection.prepare_cached(&server.sql.acquire).await?;
+        let (name, address, lasts_secs) = (&owner.name, &owner.address, lasts.as_secs_f64());
+        let acquired =
+            connection.query_opt(&acquire, &[&id.as_str(), name, address, &lasts_secs, &epoch]).await?;
+        if let Some(row) = acquired {
+            return Ok(Lease::lasting(Epoch(row.try_get::<_, i64>(0)?.cast_unsigned()), lasts));
         }
     }
     Err(restless(id).into())

@@ -84,14 +84,15 @@ SELECT id, version, created, updated, title,
     CASE WHEN expires > clock_timestamp() THEN owner END, owner_address
 FROM {schema}.conversations";
 
+/// Only from the epoch that was found: a statement that stood still somewhere takes nothing from whoever came meanwhile.
 const ACQUIRE: &str = "
 UPDATE {schema}.conversations SET epoch = epoch + 1, owner = $2, owner_address = $3,
     expires = clock_timestamp() + make_interval(secs => $4)
-WHERE id = $1 AND (owner IS NULL OR owner = $2 OR expires <= clock_timestamp())
+WHERE id = $1 AND epoch = $5 AND (owner IS NULL OR owner = $2 OR expires <= clock_timestamp())
 RETURNING epoch";
 
 const OWNER: &str = "
-SELECT CASE WHEN expires > clock_timestamp() THEN owner END, owner_address
+SELECT epoch, CASE WHEN expires > clock_timestamp() THEN owner END, owner_address
 FROM {schema}.conversations WHERE id = $1";
 
 /// A lease that ran out while nobody else came goes on: its epoch says so.

@@ -89,6 +89,39 @@ async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_con
     assert_eq!((stored.version, stored.nodes.len()), (version.next(), 1));
 }
 
+/// What somebody asked for who has long given it up must not take the conversation from the one of the same name that came
+/// since.
+#[tokio::test]
+async fn acquire_that_thaws_after_another_of_its_name_came_takes_nothing() {
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let builder = fresh(&server.url()).lock_wait(Duration::from_secs(60));
+    let (frozen, store) = (builder.clone().open().await.unwrap(), builder.open().await.unwrap());
+    create(&store, &id("a")).await;
+    let mut other = raw(&server.url()).await;
+    let transaction = other.transaction().await.unwrap();
+    let lock = format!("SELECT FROM {}.conversations FOR UPDATE", schema(&store));
+    transaction.execute(&lock, &[]).await.unwrap();
+    let early = tokio::spawn(async move { frozen.acquire(&id("a"), &Owner::new("ann")).await });
+    let observer = raw(&server.url()).await;
+    let waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+    let pid: i32 = loop {
+        if let Some(row) = observer.query_opt(waits, &[]).await.unwrap() {
+            break row.get(0);
+        }
+    };
+    let pid = Pid::from_raw(pid).unwrap();
+    kill_process(pid, Signal::STOP).unwrap();
+    transaction.rollback().await.unwrap();
+
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+    match early.await.unwrap() {
+        Err(StoreError::Owned { owner, .. }) => assert_eq!(owner.name, "ann"),
+        other => panic!("{other:?}"),
+    }
+    store.renew(&id("a"), &lease).await.unwrap();
+}
+
 /// One connection that falls silent must not cost the process its leases.
 #[tokio::test]
 async fn renewal_over_a_frozen_process_goes_through_over_another_connection() {

@@ -246,21 +246,23 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Renews several leases at once, and gives the conversations whose lease is lost. A store with a cheaper way than one
-    /// after another has it here.
+    /// after another has it here. Each is tried, whatever becomes of the others.
     ///
     /// # Errors
     ///
-    /// That the store can't be reached. Some may be renewed then.
+    /// That the store can't be reached, for all or for some: the first such error. The others are renewed then, and those
+    /// that are lost are so still when the call is repeated.
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
-        let mut lost = Vec::new();
+        let (mut lost, mut failed) = (Vec::new(), None);
         for (id, lease) in leases {
             match self.renew(id, lease).await {
                 Ok(_) => {}
                 Err(StoreError::LeaseLost { .. } | StoreError::NotFound { .. }) => lost.push(id.clone()),
-                Err(error) => return Err(error),
+                // One that can't be renewed must not cost those behind it.
+                Err(error) => failed = failed.or(Some(error)),
             }
         }
-        Ok(lost)
+        failed.map_or(Ok(lost), Err)
     }
 
     /// Removes the conversation, as [`delete`](Store::delete) does, if this lease holds it: an owner that stood still for

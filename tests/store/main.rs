@@ -3,6 +3,7 @@
 
 mod compaction;
 mod contents;
+mod defaults;
 mod faults;
 mod file_system;
 mod golden;

@@ -97,11 +97,27 @@ impl Origin<'_> {
         let what = || format!("node {}", number.cast_unsigned());
         let id = node_id(number).ok_or_else(|| self.damaged(&what(), "no node has this id"))?;
         let message: Arc<Message> = self.parse(message, what)?;
-        let node = Node::new(id, parent.and_then(node_id), message);
+        let node = Node::new(id, self.reference(parent, what)?, message);
         Ok(match usage {
             Some(usage) => node.with_usage(self.parse(usage, what)?),
             None => node,
         })
+    }
+
+    /// The node that the path ends at.
+    pub(super) fn head(&self, number: Option<i64>) -> Result<Option<NodeId>, StoreError> {
+        self.reference(number, || "the head".to_owned())
+    }
+
+    /// A node that is named, or none: a name that no node has must not pass for none.
+    fn reference(
+        &self,
+        number: Option<i64>,
+        what: impl FnOnce() -> String,
+    ) -> Result<Option<NodeId>, StoreError> {
+        let Some(number) = number else { return Ok(None) };
+        let id = node_id(number).ok_or_else(|| self.damaged(&what(), "it names a node that can't be"))?;
+        Ok(Some(id))
     }
 
     pub(super) fn cursor(&self, node: i64, child: i64) -> Result<(NodeId, NodeId), StoreError> {
@@ -128,7 +144,7 @@ pub(super) fn number(id: NodeId) -> i64 {
     id.get().cast_signed()
 }
 
-pub(super) fn node_id(number: i64) -> Option<NodeId> {
+fn node_id(number: i64) -> Option<NodeId> {
     NodeId::new(number.cast_unsigned())
 }
 

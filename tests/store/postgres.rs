@@ -175,6 +175,24 @@ async fn list_with_a_title_that_is_none_says_so_and_shows_the_others() {
 }
 
 #[tokio::test]
+async fn load_of_what_names_a_node_that_cannot_be_says_where() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    let observer = raw(url).await;
+    for (table, column, what) in [("nodes", "parent", "node 1"), ("conversations", "head", "the head")] {
+        let set = |to: &str| format!("UPDATE {}.{table} SET {column} = {to}", schema(&store));
+        observer.execute(&set("0"), &[]).await.unwrap();
+        let error = store.load(&id("a")).await.unwrap_err();
+        let told = format!("{what} of conversation a");
+        assert!(matches!(&error, StoreError::Damaged { place, .. } if place.starts_with(&told)), "{error:?}");
+        observer.execute(&set("NULL"), &[]).await.unwrap();
+    }
+    store.load(&id("a")).await.unwrap();
+}
+
+#[tokio::test]
 async fn owner_that_text_cannot_hold_is_refused() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
@@ -228,7 +246,7 @@ async fn queries_among_many_conversations_use_indexes() {
     let _ = store.commit(&id("n7"), &Write::on(omni_agent::store::Version::new(3)), &says(1, "Hi")).await;
     plans.push(("examine", plan(&observer, "'n7', 1, 1").await));
     let lease = store.acquire(&id("n7"), &Owner::new("ann")).await.unwrap();
-    plans.push(("acquire", plan(&observer, "'n7', 'ann', null, 30").await));
+    plans.push(("acquire", plan(&observer, "'n7', 'ann', null, 30, 1").await));
     store.renew(&id("n7"), &lease).await.unwrap();
     plans.push(("renew", plan(&observer, "'n7', 1, 30").await));
     store.renew_all(&[(id("n7"), lease.clone())]).await.unwrap();

@@ -11,7 +11,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Owner, Page, StoreError, Stored, Summary, Version, json,
-        rows::{Origin, count, node_id},
+        rows::{Origin, count},
     },
 };
 
@@ -41,7 +41,7 @@ pub(super) async fn load(connection: &Object, server: &Server, id: &Conversation
     let version = Version::new(row.try_get::<_, i64>(0)?.cast_unsigned());
     let mut stored = Stored::new(version, time(&row, 1)?, origin.state(row.try_get(4)?, title)?);
     stored.updated = time(&row, 2)?;
-    stored.head = row.try_get::<_, Option<i64>>(5)?.and_then(node_id);
+    stored.head = origin.head(row.try_get(5)?)?;
     stored.nodes.reserve(nodes.len());
     for row in nodes {
         let (number, parent) = (row.try_get(0)?, row.try_get(1)?);

@@ -29,7 +29,7 @@ pub(super) fn load(
     let state = state.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
     let title = row.title.map_err(|error| origin.damaged("the title", error.to_string()))?;
     let mut stored = Stored::new(row.version, row.created, origin.state(&state, title)?);
-    (stored.updated, stored.head) = (row.updated, row.head);
+    (stored.updated, stored.head) = (row.updated, origin.head(row.head)?);
 
     let mut nodes = transaction.prepare_cached(
         "SELECT id, parent, message, usage FROM nodes WHERE conversation = ? ORDER BY version, place",

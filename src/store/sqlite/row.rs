@@ -8,7 +8,6 @@ use super::database::Fault;
 use crate::{
     message::Timestamp,
     store::{ConversationId, Epoch, Owner, StoreError, Summary, Version},
-    tree::NodeId,
 };
 
 pub(super) struct Row {
@@ -19,7 +18,8 @@ pub(super) struct Row {
     pub(super) updated: Timestamp,
     /// Or why it can't be read.
     pub(super) title: Result<Option<String>, Utf8Error>,
-    pub(super) head: Option<NodeId>,
+    /// As it stands there.
+    pub(super) head: Option<i64>,
     pub(super) epoch: Epoch,
     owner: Option<Owner>,
     expires: Timestamp,
@@ -44,7 +44,7 @@ impl Row {
             created: Timestamp(row.get::<_, i64>(3)?.cast_unsigned()),
             updated: Timestamp(row.get::<_, i64>(4)?.cast_unsigned()),
             title: text(5)?.map(|title| str::from_utf8(title).map(str::to_owned)).transpose(),
-            head: row.get::<_, Option<i64>>(6)?.and_then(|head| NodeId::new(head.cast_unsigned())),
+            head: row.get(6)?,
             epoch: Epoch(row.get::<_, i64>(7)?.cast_unsigned()),
             owner: match (owner, address) {
                 (Some(owner), Some(address)) => Some(owner.at(address)),

@@ -57,6 +57,25 @@ async fn load_from_a_damaged_file_names_it() {
 }
 
 #[tokio::test]
+async fn load_of_what_names_a_node_that_cannot_be_says_where() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    for (damage, repair, what) in [
+        ("UPDATE nodes SET parent = 0", "UPDATE nodes SET parent = NULL", "node 1"),
+        ("UPDATE conversations SET head = 0", "UPDATE conversations SET head = NULL", "the head"),
+    ] {
+        super::raw(&folder).execute(damage, []).unwrap();
+        let error = store.load(&id("a")).await.unwrap_err();
+        let told = format!("{what} of conversation a");
+        assert!(matches!(&error, StoreError::Damaged { place, .. } if place.starts_with(&told)), "{error:?}");
+        super::raw(&folder).execute(repair, []).unwrap();
+    }
+    store.load(&id("a")).await.unwrap();
+}
+
+#[tokio::test]
 async fn list_with_a_title_that_is_no_text_says_so_and_shows_the_others() {
     let folder = Folder::new();
     let store = quick(&folder).await;

@@ -219,10 +219,10 @@ pub(super) async fn write_beside_a_take_over_comes_before_it_or_is_refused(subje
         let ((newer, found), written) = race(round, take_over, store.commit(&id, &write, &commit)).await;
         match written {
             Ok(written) => {
-                assert_eq!(found, written, "what the new owner loads has all that was acknowledged")
+                assert_eq!(found, written, "what the new owner loads has it all");
             }
             Err(StoreError::LeaseLost { .. }) => {
-                assert_eq!(found, version, "a write that was refused is there")
+                assert_eq!(found, version, "a write that was refused is there");
             }
             Err(error) => panic!("neither made nor refused: {error:?}"),
         }

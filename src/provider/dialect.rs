@@ -10,6 +10,7 @@ mod error;
 mod gemini;
 mod ids;
 mod lenient;
+mod names;
 mod ollama;
 mod openai;
 mod output;

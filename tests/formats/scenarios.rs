@@ -63,6 +63,7 @@ scenarios! {
     tools::tool_error
     tools::tool_result_with_image
     tools::unknown_tool
+    tools::made_up_names
     tools::malformed_tool_input {
         Gemini: Unsupported, "inputs come parsed; the service fails with MALFORMED_FUNCTION_CALL";
         Ollama: Unsupported, "inputs come parsed; the server fails";

@@ -78,5 +78,6 @@ mod server;
 #[cfg(feature = "http")]
 mod services;
 mod tool_input;
+mod tool_names;
 #[cfg(feature = "http")]
 mod zai;

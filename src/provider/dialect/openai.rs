@@ -16,8 +16,8 @@ use super::{
 };
 use crate::provider::{Effort, Options, OutputSchema, Request, ThinkingMode};
 
-/// Characters of a schema's name.
-const NAME_LIMIT: usize = 64;
+/// Characters of a schema's name, and of a tool's: <https://platform.openai.com/docs/api-reference/chat/create>.
+pub(super) const NAME_LIMIT: usize = 64;
 
 /// The word for how much to reason, and a warning where it is not quite what was asked for.
 pub(super) fn effort(

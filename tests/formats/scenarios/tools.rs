@@ -1,8 +1,8 @@
 //! Tools.
 
 use omni_agent::{
-    message::{Content, ToolResult},
-    provider::{ErrorKind, Options, StopReason, ToolChoice},
+    message::{Content, History, Message, ToolResult, ToolUse},
+    provider::{ErrorKind, Options, Request, StopReason, ToolChoice},
 };
 use serde_json::json;
 
@@ -73,6 +73,26 @@ pub(super) async fn unknown_tool(rig: &mut Rig) -> Cell {
     assert_eq!(agent.ask("Weather?").await.unwrap().text(), "Sorry.");
     let result = rig.last().results.remove(0);
     assert!(result.failed && result.text.contains("wether"), "{result:?}");
+    Cell::Works
+}
+
+/// Names that no service takes, called in an answer of another service.
+pub(super) async fn made_up_names(rig: &mut Rig) -> Cell {
+    let long = "x".repeat(200);
+    let uses = ["functions.read", "a b.c", &long, ""];
+    let uses: Vec<ToolUse> =
+        uses.iter().zip(0..).map(|(name, at)| ToolUse::new(format!("call_{at}"), *name, json!({}))).collect();
+    let results: Vec<ToolResult> =
+        uses.iter().map(|tool_use| ToolResult::error(tool_use, tool_use.id.as_str())).collect();
+    let history =
+        History::from_iter([Message::user("Read it."), Message::assistant(uses), Message::user(results)]);
+    rig.service.will(Answer::text("I can't."));
+    let model = rig.format.model(&rig.service.url());
+    let answer = model.generate(Request::new(history)).await.unwrap();
+    assert_eq!(answer.message.text(), "I can't.");
+    let last = rig.last();
+    assert_eq!(last.results.len(), 4);
+    assert!(last.results.iter().all(|result| result.text.ends_with(&result.id)), "{last:?}");
     Cell::Works
 }
 

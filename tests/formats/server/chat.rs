@@ -306,6 +306,9 @@ fn messages(messages: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
                 seen.said.extend(content.map(|text| ("assistant", text)));
                 for Call::Function { id, function } in tool_calls.into_iter().flatten() {
                     must((1..=40).contains(&id.len()), || format!("{id}: string too long, at most 40"))?;
+                    must(is_name(&function.name), || {
+                        format!("tool_calls: {:?} does not match '^[a-zA-Z0-9_-]+$'", function.name)
+                    })?;
                     let arguments: Result<Map<String, Value>, _> = serde_json::from_str(&function.arguments);
                     must(arguments.is_ok(), || "arguments: a JSON object is expected".into())?;
                     calls.make(&id)?;

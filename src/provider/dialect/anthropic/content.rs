@@ -7,7 +7,10 @@ use serde_json::{Map, Value, json};
 use super::NAME;
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
-    provider::{ProviderError, Request, dialect::placeholder},
+    provider::{
+        ProviderError, Request,
+        dialect::{names::tool_name, placeholder},
+    },
 };
 
 type Object = Map<String, Value>;
@@ -21,6 +24,9 @@ const TEXTS: [&str; 5] =
 
 /// Said in place of a failed tool's empty output, which the service refuses.
 const SILENT_FAILURE: &str = "The tool failed without a message.";
+
+/// Characters of a tool's name that the service takes.
+const NAME_LIMIT: usize = 128;
 
 /// One message on the wire.
 struct Turn {
@@ -168,23 +174,13 @@ impl Encoder<'_> {
             other => json!({"value": other}),
         };
         let id = self.ids.assign(&tool_use.id);
-        let name = self.tool_name(&tool_use.name);
+        let name = tool_name(self.request, &tool_use.name, NAME_LIMIT, "");
         let mut value = object(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
         let caller = tool_use.signature.as_deref().filter(|_| native);
         if let Some(Ok(caller @ Value::Object(_))) = caller.map(serde_json::from_str) {
             value.insert("caller".to_owned(), caller);
         }
         value
-    }
-
-    /// The name in the letters that the service takes, unless it is a tool's that the request declares.
-    fn tool_name(&self, name: &str) -> String {
-        if self.request.tools.get(name).is_some() {
-            return name.to_owned();
-        }
-        let mut clean = clean(name, "tool");
-        clean.truncate(128);
-        clean
     }
 
     fn tool_result(&self, result: &ToolResult) -> Result<Object, ProviderError> {
@@ -322,7 +318,7 @@ struct ToolUseIds {
 
 impl ToolUseIds {
     fn assign(&mut self, id: &ToolUseId) -> String {
-        let stem = clean(id.as_str(), "tool_use");
+        let stem = clean(id.as_str());
         let wanted = self.stems.entry(stem.clone()).or_default();
         let mut wire = stem.clone();
         loop {
@@ -339,14 +335,14 @@ impl ToolUseIds {
     }
 
     fn of(&self, id: &ToolUseId) -> String {
-        self.sent.get(id).cloned().unwrap_or_else(|| clean(id.as_str(), "tool_use"))
+        self.sent.get(id).cloned().unwrap_or_else(|| clean(id.as_str()))
     }
 }
 
 /// The text in letters, digits, `_` and `-`.
-fn clean(text: &str, if_empty: &str) -> String {
+fn clean(text: &str) -> String {
     if text.is_empty() {
-        return if_empty.to_owned();
+        return "tool_use".to_owned();
     }
     text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
 }

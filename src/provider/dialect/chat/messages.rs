@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         ProviderError,
-        dialect::{ids::hash, openai, placeholder, words},
+        dialect::{ids::hash, names::tool_name, openai, placeholder, words},
     },
 };
 
@@ -118,7 +118,7 @@ impl<'a> Encoder<'a> {
                 Content::Thinking(thinking) if message.is_native_to(NAME) && !thinking.text.is_empty() => {
                     reasoning.push(thinking.text.as_str());
                 }
-                Content::ToolUse(tool_use) => calls.push(call(tool_use)),
+                Content::ToolUse(tool_use) => calls.push(self.call(tool_use)),
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
                 Content::Attachment(attachment) => {
                     let why = "the format takes no files in an assistant's message";
@@ -150,6 +150,18 @@ impl<'a> Encoder<'a> {
         out.extend(extra);
         self.messages.push(Value::Object(out));
         Ok(())
+    }
+
+    fn call(&self, tool_use: &ToolUse) -> Value {
+        // What the model wrote in place of JSON or a name must not make the whole request invalid.
+        let arguments =
+            if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
+        let name = tool_name(self.request, &tool_use.name, openai::NAME_LIMIT, "");
+        json!({
+            "id": call_id(tool_use.id.as_str()),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        })
     }
 
     /// An opaque item of this format is an object of further members of the assistant message.
@@ -226,16 +238,6 @@ impl<'a> Encoder<'a> {
 /// OpenAI refuses a file without a name.
 fn file_name(attachment: &Attachment) -> &str {
     attachment.name.as_deref().unwrap_or("document.pdf")
-}
-
-fn call(tool_use: &ToolUse) -> Value {
-    // What the model wrote in place of JSON must not make the whole request invalid.
-    let arguments = if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
-    json!({
-        "id": call_id(tool_use.id.as_str()),
-        "type": "function",
-        "function": {"name": tool_use.name, "arguments": arguments},
-    })
 }
 
 /// The id as every service takes it; the same for the same id.

@@ -7,7 +7,10 @@ use serde_json::{Map, Value, json};
 use super::{NAME, SOURCES};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
-    provider::{ProviderError, Request, dialect::placeholder},
+    provider::{
+        ProviderError, Request,
+        dialect::{names::tool_name, placeholder},
+    },
 };
 
 type Object = Map<String, Value>;
@@ -22,6 +25,9 @@ const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/webp", "image/heic"
 /// Types beside `text/*` whose bytes are text.
 const TEXTS: [&str; 5] =
     ["application/json", "application/xml", "application/yaml", "application/toml", "application/javascript"];
+
+/// Characters of a tool's name that the service takes: <https://ai.google.dev/api/caching#FunctionDeclaration>.
+const NAME_LIMIT: usize = 64;
 
 /// One content on the wire.
 struct Turn {
@@ -200,15 +206,8 @@ impl<'a> Encoder<'a> {
         Object::from_iter([("functionCall".to_owned(), call)])
     }
 
-    /// The name in the letters that the service takes, unless it is a tool's that the request declares.
     fn tool_name(&self, name: &'a str) -> Cow<'a, str> {
-        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | ':' | '-');
-        let begins = |name: &str| name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
-        if self.request.tools.get(name).is_some() || (begins(name) && name.chars().all(fits)) {
-            return Cow::Borrowed(name);
-        }
-        let clean: String = name.chars().map(|c| if fits(c) { c } else { '_' }).collect();
-        Cow::Owned(if begins(&clean) { clean } else { format!("_{clean}") })
+        tool_name(self.request, name, NAME_LIMIT, ".:")
     }
 
     fn push(&mut self, role: Role, parts: Vec<Object>, results: bool) {

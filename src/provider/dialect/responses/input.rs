@@ -13,7 +13,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
         ProviderError, Request,
-        dialect::{ids::hash, openai, placeholder},
+        dialect::{ids::hash, names::tool_name, openai, placeholder},
     },
 };
 
@@ -140,12 +140,13 @@ impl<'a> Input<'a> {
     }
 
     fn call(&mut self, tool_use: &'a ToolUse) -> Value {
-        // What the model wrote in place of JSON must not make the whole request invalid.
+        // What the model wrote in place of JSON or a name must not make the whole request invalid.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
         // The item's own id stays away: the service would look for the reasoning that it came with.
         let id = self.ids.assign(tool_use.id.as_str());
-        json!({"type": "function_call", "call_id": id, "name": tool_use.name, "arguments": arguments})
+        let name = tool_name(self.request, &tool_use.name, openai::NAME_LIMIT, "");
+        json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments})
     }
 
     fn attachment(&self, attachment: &Attachment) -> Result<Value, ProviderError> {

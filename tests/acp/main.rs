@@ -6,5 +6,10 @@
 
 mod agent;
 mod conformance;
+mod conversations;
+mod endings;
+mod faults;
+mod permissions;
+mod sdk;
 mod support;
 mod turns;

@@ -3,15 +3,23 @@
 use std::{
     env, fs,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU32, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use futures_util::StreamExt;
 use omni_agent::{
+    agent::{Agent, AgentBuilder, AgentError, Failure},
     message::Message,
-    provider::backend::{
-        BackendError, BackendEvent, BackendSession, EventStream, TurnPrompt, TurnResult, acp::AcpBackend,
+    provider::{
+        Model, ProviderError,
+        backend::{
+            BackendError, BackendEvent, BackendProvider, BackendSession, EventStream, TurnPrompt, TurnResult,
+            acp::AcpBackend,
+        },
     },
 };
 use rustix::process::{Pid, test_kill_process};
@@ -89,9 +97,21 @@ pub async fn soon<T>(work: impl Future<Output = T>) -> T {
 }
 
 /// A backend that is this shell script.
-#[allow(dead_code, reason = "for programs that misbehave")]
 pub fn script(script: &str) -> AcpBackend {
     AcpBackend::new("acp", "sh").with_arguments(["-c", script])
+}
+
+/// An agent on a backend.
+pub fn on(backend: AcpBackend) -> AgentBuilder {
+    Agent::builder().model(Model::new(Arc::new(BackendProvider::new(backend)), "default"))
+}
+
+/// Why a provider failed.
+pub fn provider_error(error: &AgentError) -> &ProviderError {
+    match error {
+        AgentError::Failed(Failure::Provider { error }, _) => error,
+        other => panic!("{other:?}"),
+    }
 }
 
 pub fn prompt(text: &str) -> TurnPrompt {

@@ -246,9 +246,7 @@ impl Shared {
             let answer = tokio::select! {
                 biased;
                 () = over.cancelled() => None,
-                () = taken_back.cancelled() => {
-                    return responder.respond_with_error(Error::request_cancelled());
-                }
+                () = taken_back.cancelled() => None,
                 answer = decided => answer.ok(),
             };
             responder.respond(outcome(answer, &options))

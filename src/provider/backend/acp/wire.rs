@@ -209,3 +209,51 @@ pub(super) fn channel() -> (Channel, UnboundedReceiver<TransportFrame>, Unbounde
     let (rx, tx) = ours.into_parts();
     (theirs, rx, tx)
 }
+
+#[cfg(test)]
+mod tests {
+    use futures_channel::mpsc::unbounded;
+    use tokio::io::duplex;
+
+    use super::*;
+
+    fn message(size: usize) -> String {
+        let text = "x".repeat(size);
+        format!("{{\"jsonrpc\":\"2.0\",\"method\":\"session/update\",\"params\":{{\"text\":\"{text}\"}}}}\n")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_that_nobody_takes_make_the_program_wait() {
+        let (mut program, ours) = duplex(1024);
+        let (messages, mut taken) = unbounded();
+        let traffic = Traffic::new();
+        let reading = Arc::clone(&traffic);
+        tokio::spawn(async move { read(ours, messages, &reading).await });
+        let mut written = 0;
+        let message = message(1_000_000);
+        while timeout(Duration::from_secs(60), program.write_all(message.as_bytes())).await.is_ok() {
+            written += 1;
+            assert!(written < 20, "all is taken that comes");
+        }
+        assert!(written >= 7, "{written}");
+        // Each that is read makes room for another.
+        assert!(taken.next().await.is_some());
+        drop(traffic.arrived());
+        assert!(timeout(Duration::from_secs(60), program.write_all(b"\n")).await.is_ok());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn noise_is_passed_over_and_told_while_nothing_follows() {
+        let (mut program, ours) = duplex(1024);
+        let (messages, mut taken) = unbounded();
+        let traffic = Traffic::new();
+        let reading = Arc::clone(&traffic);
+        tokio::spawn(async move { read(ours, messages, &reading).await });
+        let hour = Duration::from_hours(1);
+        program.write_all(b"hello\nthere\n[1]\n\xff\n").await.unwrap();
+        assert_eq!(traffic.lasting_noise(hour).await, "hello");
+        program.write_all(message(1).as_bytes()).await.unwrap();
+        assert!(taken.next().await.is_some());
+        assert!(timeout(hour * 9, traffic.lasting_noise(hour)).await.is_err());
+    }
+}

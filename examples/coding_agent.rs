@@ -1,0 +1,220 @@
+//! A chat in the terminal with a coding agent: any program that speaks the Agent Client Protocol.
+//!
+//! ```sh
+//! cargo run --features acp --example coding_agent -- gemini --acp
+//! cargo run --features acp --example coding_agent -- npx @zed-industries/claude-code-acp
+//! echo 'What does this project do?' | cargo run --features acp --example coding_agent -- gemini --acp
+//! ```
+//!
+//! It works in the current folder. What it says, thinks, does and plans is shown as it comes; what it wants to do and asks
+//! about is yours to decide. Ctrl-C cancels the turn, and ends the chat between two.
+
+#![allow(clippy::print_stderr, reason = "this talks to the terminal")]
+
+#[path = "coding_agent/activity.rs"]
+mod activity;
+#[allow(dead_code, reason = "shared with other examples, which use more of it")]
+#[path = "support/terminal.rs"]
+mod terminal;
+
+use std::{env, error::Error, process::ExitCode, sync::Arc, time::Duration};
+
+use activity::Activity;
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision, TurnOutcome},
+    message::{ToolResult, ToolUse},
+    provider::{
+        Model,
+        backend::{BackendProvider, PermissionKind, PermissionOption, acp::AcpBackend},
+    },
+    subscription::Update,
+    tool::Decision,
+};
+use serde_json::json;
+use terminal::{Interrupts, Lines, Printer, explain};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let mut words = env::args_os().skip(1);
+    let Some(program) = words.next() else {
+        eprintln!("A chat with a coding agent that speaks the Agent Client Protocol.");
+        eprintln!("usage: coding_agent PROGRAM [ARGUMENT...], for example: coding_agent gemini --acp");
+        return ExitCode::from(2);
+    };
+    let backend = AcpBackend::new("coding", program).with_arguments(words);
+    match chat(backend).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", explain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Whatever it asks about, a person decides.
+struct AskFirst;
+
+#[async_trait]
+impl AgentCallbacks for AskFirst {
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        ToolDecision::Pause(json!("it asks for permission"))
+    }
+}
+
+async fn chat(backend: AcpBackend) -> Result<(), Box<dyn Error>> {
+    let model = Model::new(Arc::new(BackendProvider::new(backend)), "default");
+    let agent = Agent::builder().model(model).callbacks(AskFirst).start().await?;
+    let mut chat = Chat {
+        agent: agent.clone(),
+        printer: Printer::default(),
+        activity: Activity::default(),
+        works: false,
+        waiting: None,
+        failed: None,
+    };
+    let followed = chat.follow().await;
+    // The program ends with the agent; what it does till then is cancelled.
+    agent.stop(Duration::from_secs(10)).await?;
+    followed?;
+    chat.failed.map_or(Ok(()), Err)
+}
+
+struct Chat {
+    agent: Agent,
+    printer: Printer,
+    activity: Activity,
+    works: bool,
+    /// A question, and what can be answered.
+    waiting: Option<(ToolUse, Vec<PermissionOption>)>,
+    /// The last turn's failure, which the exit code tells.
+    failed: Option<Box<dyn Error>>,
+}
+
+impl Chat {
+    async fn follow(&mut self) -> Result<(), AgentError> {
+        let (mut lines, mut interrupts) = (Lines::new(), Interrupts::new());
+        let mut events = self.agent.subscribe().await?;
+        let mut ended = false;
+        self.show_prompt();
+        while !ended || self.works {
+            let listens = !ended && (!self.works || self.waiting.is_some());
+            tokio::select! {
+                biased;
+                () = interrupts.next() => {
+                    if !self.works {
+                        break;
+                    }
+                    match self.agent.cancel().await {
+                        Ok(()) | Err(AgentError::Idle) => {}
+                        Err(error) => return Err(error),
+                    }
+                }
+                update = events.next() => match update {
+                    Some(Update::Event(numbered)) => self.event(&numbered.event),
+                    Some(Update::Resync(snapshot)) => {
+                        self.works = snapshot.status != Status::Idle;
+                        self.waiting = snapshot.pause.as_ref().map(|pause| (pause.tool_use.clone(), Vec::new()));
+                        self.printer.note("[some output was skipped]");
+                        self.show_prompt();
+                    }
+                    _ => break,
+                },
+                line = lines.next(), if listens => match line {
+                    Some(line) => self.line(line.trim()).await?,
+                    None => ended = true,
+                },
+            }
+            if ended && let Some((tool_use, _)) = self.waiting.take() {
+                self.decide(&tool_use, Decision::reject("nobody is there to allow it")).await?;
+            }
+        }
+        self.printer.line("");
+        Ok(())
+    }
+
+    fn event(&mut self, event: &Event) {
+        self.printer.event(event);
+        match event {
+            Event::ProviderItem { index, content } => {
+                for line in self.activity.news(*index, &content.data) {
+                    self.printer.note(&line);
+                }
+                return;
+            }
+            Event::Pause { tool_use, .. } => {
+                let options = self.activity.options(tool_use.id.as_str());
+                // As JSON: what the agent sends must not be able to paint over the question.
+                self.printer.line(&format!("May it? {} {}", json!(tool_use.name), tool_use.input));
+                self.waiting = Some((tool_use.clone(), options));
+                return self.show_prompt();
+            }
+            Event::Turn(TurnOutcome::Stop { .. }) => self.failed = None,
+            Event::Cancelled { .. } => {}
+            Event::Error { failure, .. } => {
+                self.printer.line(&format!("error: {}", explain(failure)));
+                self.failed = Some(Box::new(failure.clone()));
+            }
+            _ => return,
+        }
+        (self.works, self.waiting) = (false, None);
+        self.activity = Activity::default();
+        self.show_prompt();
+    }
+
+    async fn line(&mut self, line: &str) -> Result<(), AgentError> {
+        if let Some((tool_use, options)) = &self.waiting {
+            let Some(decision) = decision(line, tool_use, options) else {
+                self.show_prompt();
+                return Ok(());
+            };
+            let tool_use = tool_use.clone();
+            self.waiting = None;
+            return self.decide(&tool_use, decision).await;
+        }
+        if line.is_empty() {
+            self.show_prompt();
+            return Ok(());
+        }
+        self.agent.prompt(line).await?;
+        self.works = true;
+        Ok(())
+    }
+
+    async fn decide(&self, tool_use: &ToolUse, decision: Decision) -> Result<(), AgentError> {
+        match self.agent.resume(tool_use.id.clone(), decision).await {
+            // It does not ask any more.
+            Err(AgentError::NotPaused(_)) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn show_prompt(&mut self) {
+        if let Some((_, options)) = &self.waiting {
+            let offered: Vec<String> = (1..)
+                .zip(options)
+                .map(|(number, option)| format!("{number} {}", json!(option.name)))
+                .collect();
+            let offered =
+                if offered.is_empty() { String::new() } else { format!(" ({})", offered.join(", ")) };
+            self.printer.prompt(&format!("yes, no, or a number{offered}? "));
+        } else if !self.works {
+            self.printer.prompt("> ");
+        }
+    }
+}
+
+/// What a line decides, if anything.
+fn decision(line: &str, tool_use: &ToolUse, options: &[PermissionOption]) -> Option<Decision> {
+    match line {
+        "y" | "yes" => Some(Decision::Execute),
+        "n" | "no" => Some(Decision::reject("The user said no.")),
+        number => {
+            let option = options.get(number.parse::<usize>().ok()?.checked_sub(1)?)?;
+            Some(match option.kind {
+                PermissionKind::AllowOnce => Decision::Execute,
+                _ => Decision::Provide(ToolResult::ok(tool_use, option.id.as_str())),
+            })
+        }
+    }
+}

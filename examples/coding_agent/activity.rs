@@ -1,0 +1,86 @@
+//! What the agent does, in lines as it comes.
+
+use std::collections::HashMap;
+
+use omni_agent::provider::backend::PermissionOption;
+use serde_json::Value;
+
+use super::terminal::first_words;
+
+/// The items of a turn, as they were shown.
+#[derive(Default)]
+pub struct Activity {
+    /// The last line on each, by its place.
+    shown: HashMap<usize, String>,
+    /// What can be answered to the questions, the last one last.
+    options: Vec<(String, Vec<PermissionOption>)>,
+}
+
+impl Activity {
+    /// What is new with an item.
+    pub fn news(&mut self, index: usize, item: &Value) -> Vec<String> {
+        let lines = match item["type"].as_str() {
+            Some("tool") => self.tool(item),
+            Some("plan") => plan(&item["data"]),
+            Some("status") => match item["name"].as_str() {
+                // Long, and nothing that happens.
+                Some("commands" | "options") | None => return Vec::new(),
+                Some(name) => vec![format!("[{}: {}]", words(name), words(&item["data"].to_string()))],
+            },
+            _ => return Vec::new(),
+        };
+        let line = lines.join("\n");
+        let before = self.shown.insert(index, line.clone());
+        if before.as_ref() == Some(&line) { Vec::new() } else { lines }
+    }
+
+    /// What can be answered to the question about a tool use. Its id may have been changed, if it had waited before.
+    pub fn options(&self, tool_use: &str) -> Vec<PermissionOption> {
+        let of = self.options.iter().rev().find(|(id, _)| id == tool_use).or(self.options.last());
+        of.map(|(_, options)| options.clone()).unwrap_or_default()
+    }
+
+    fn tool(&mut self, item: &Value) -> Vec<String> {
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let asked = &item["permission"];
+        if asked["answer"].is_null()
+            && let Ok(options) = serde_json::from_value(asked["options"].clone())
+        {
+            self.options.push((text(&item["id"]), options));
+        }
+        if item["update"].is_null() {
+            // It comes at once; what is only asked about shows in the question.
+            return Vec::new();
+        }
+        let title = text(&item["update"]["title"]);
+        let about = if title.is_empty() { item["input"].to_string() } else { title };
+        let (name, about) = (words(&text(&item["name"])), words(&about));
+        match item["status"].as_str() {
+            Some(status @ ("done" | "failed")) => {
+                let result = item["result"].as_array().into_iter().flatten();
+                let result: String = result.filter_map(|block| block["text"].as_str()).collect();
+                let failed = if status == "failed" { " failed" } else { "" };
+                vec![format!("← {name} {about}{failed}: {}", words(&result))]
+            }
+            _ => vec![format!("→ {name} {about}")],
+        }
+    }
+}
+
+fn plan(entries: &Value) -> Vec<String> {
+    let entries = entries.as_array().into_iter().flatten();
+    let line = |entry: &Value| {
+        let mark = match entry["status"].as_str() {
+            Some("completed") => "x",
+            Some("in_progress") => ">",
+            _ => " ",
+        };
+        format!("[{mark}] {}", words(entry["content"].as_str().unwrap_or_default()))
+    };
+    entries.map(line).collect()
+}
+
+/// Short, on one line, and without control characters.
+fn words(text: &str) -> String {
+    first_words(text, 200)
+}

@@ -1,0 +1,146 @@
+//! No process is left behind, however it ends.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::StreamExt;
+use omni_agent::{
+    agent::Agent,
+    provider::{
+        Model,
+        backend::{Backend, BackendError, BackendLimits, BackendProvider, SessionOptions},
+    },
+};
+use rustix::process::{Signal, kill_process};
+use tokio::runtime;
+
+use crate::support::{Place, asked, on, prompt, read, script, soon, until};
+
+#[tokio::test]
+async fn session_dropped_in_mid_turn_leaves_nothing() {
+    let place = Place::new();
+    let session = soon(place.agent("").start(&SessionOptions::default())).await.unwrap();
+    let mut stream = session.prompt(prompt("Go on for ever")).await.unwrap();
+    soon(stream.next()).await.unwrap();
+    drop(session);
+    let ended = read(stream).await;
+    assert!(matches!(ended.result, Err(BackendError::Ended(_))));
+    place.is_left().await;
+}
+
+#[tokio::test]
+async fn start_that_is_given_up_leaves_nothing() {
+    let place = Place::new();
+    let folder = place.path().to_owned();
+    // Silent for ever, and so is what it starts.
+    let backend = script("sleep 600 & echo $! >> pids; echo $$ >> pids; wait").with_folder(&folder);
+    let options = SessionOptions::default();
+    let mut start = backend.start(&options);
+    tokio::select! {
+        started = &mut start => panic!("it started: {}", started.is_ok()),
+        () = until("it runs", || place.pids().len() == 2) => {}
+    }
+    assert_eq!(place.running(), 2);
+    drop(start);
+    place.is_left().await;
+}
+
+#[test]
+fn runtime_that_is_gone_leaves_nothing() {
+    let place = Place::new();
+    let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (agent, session) = runtime.block_on(async {
+        let agent = on(place.agent("")).start().await.unwrap();
+        agent.ask("Hello").await.unwrap();
+        agent.prompt("Go on for ever").await.unwrap();
+        (agent, soon(place.agent("").start(&SessionOptions::default())).await.unwrap())
+    });
+    assert_eq!(place.running(), 2);
+    drop(runtime);
+    let after = runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    after.block_on(place.is_left());
+    // On another runtime that is no error.
+    after.block_on(soon(session.terminate()));
+    assert!(after.block_on(session.prompt(prompt("Hello"))).is_err());
+    drop(agent);
+}
+
+#[tokio::test]
+async fn task_that_panics_leaves_nothing() {
+    let place = Place::new();
+    let session = soon(place.agent("").start(&SessionOptions::default())).await.unwrap();
+    let task = tokio::spawn(async move {
+        asked(&*session, "Hello").await;
+        panic!("as the test wants it");
+    });
+    assert!(task.await.unwrap_err().is_panic());
+    place.is_left().await;
+}
+
+#[tokio::test]
+async fn program_that_was_killed_ends_its_turn_with_an_error() {
+    let place = Place::new();
+    let session = soon(place.agent("").start(&SessionOptions::default())).await.unwrap();
+    let mut stream = session.prompt(prompt("Go on for ever")).await.unwrap();
+    soon(stream.next()).await.unwrap();
+    kill_process(place.pids()[0], Signal::KILL).unwrap();
+    let Err(error) = read(stream).await.result else { panic!("the turn ended well") };
+    assert!(matches!(&error, BackendError::Ended(why) if why.contains("signal: 9")), "{error}");
+    let Err(refused) = soon(session.prompt(prompt("Hello"))).await else { panic!("it was taken") };
+    assert_eq!(refused, error, "and what comes later says why");
+    assert!(soon(session.cancel()).await.is_err());
+    session.terminate().await;
+    assert_eq!(place.running(), 0);
+}
+
+/// A program that starts a session, for which it needs nothing but a shell.
+const HANDSHAKE: &str = r#"
+id() { sed 's/.*"id":\("[^"]*"\).*/\1/'; }
+answer() { read -r line; printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$(printf %s "$line" | id)" "$1"; }
+answer '{"protocolVersion":1}'
+answer '{"sessionId":"s"}'
+"#;
+
+#[tokio::test]
+async fn program_that_does_not_want_to_end_is_killed_with_all_that_it_started() {
+    let place = Place::new();
+    let stubborn = "trap '' TERM; sleep 600 & echo $! >> pids; echo $$ >> pids; while :; do sleep 600; done";
+    let backend = script(&format!("{HANDSHAKE}{stubborn}")).with_folder(place.path());
+    let backend = backend.with_stop_limit(Duration::from_millis(50));
+    let session = soon(backend.start(&SessionOptions::default())).await.unwrap();
+    until("it runs", || place.pids().len() == 2).await;
+    soon(session.terminate()).await;
+    place.is_left().await;
+}
+
+#[tokio::test]
+async fn program_that_ends_takes_along_what_it_started() {
+    let place = Place::new();
+    let leaving = "sleep 600 & echo $! >> pids; echo $$ >> pids; read -r line; exit 0";
+    let backend = script(&format!("{HANDSHAKE}{leaving}")).with_folder(place.path());
+    let session = soon(backend.start(&SessionOptions::default())).await.unwrap();
+    let ended = asked(&*session, "Hello").await.result;
+    assert!(matches!(&ended, Err(BackendError::Ended(why)) if why.contains("exit status: 0")), "{ended:?}");
+    place.is_left().await;
+}
+
+#[tokio::test]
+async fn agent_that_ignores_a_cancel_is_ended_within_the_limit() {
+    let place = Place::new();
+    let mut limits = BackendLimits::default();
+    limits.cancel = Duration::from_millis(100);
+    let provider = BackendProvider::new(place.agent("loads")).with_limits(limits);
+    let agent = Agent::builder().model(Model::new(Arc::new(provider), "default")).start().await.unwrap();
+    soon(agent.ask("The word is heron")).await.unwrap();
+    agent.prompt("Ignore the cancel").await.unwrap();
+    let said = || {
+        std::fs::read_dir(place.path()).unwrap().any(|file| {
+            std::fs::read_to_string(file.unwrap().path()).is_ok_and(|text| text.contains("Ignore"))
+        })
+    };
+    until("the agent works on it", said).await;
+    agent.cancel().await.unwrap();
+    assert_eq!(soon(agent.ask("Which word?")).await.unwrap().text(), "heron");
+    assert_eq!(place.pids().len(), 2, "in another program");
+    agent.stop(Duration::from_secs(10)).await.unwrap();
+    place.is_left().await;
+}

@@ -1,0 +1,173 @@
+//! Programs that are no agents, or bad ones: each is an error of its own, and nothing hangs.
+
+use std::time::Duration;
+
+use omni_agent::provider::{
+    StopReason,
+    backend::{Backend, BackendError, SessionOptions, acp::AcpBackend},
+};
+
+use crate::support::{Place, asked, script, soon};
+
+async fn fails(backend: AcpBackend) -> BackendError {
+    match soon(backend.start(&SessionOptions::default())).await {
+        Err(error) => error,
+        Ok(_) => panic!("it started"),
+    }
+}
+
+fn says(error: &BackendError, words: &str) {
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[tokio::test]
+async fn start_of_what_is_no_program_names_it() {
+    let error = fails(AcpBackend::new("acp", "/no/such/agent")).await;
+    assert!(matches!(error, BackendError::Unavailable(_)));
+    says(&error, "`/no/such/agent` can't be started");
+    let error = fails(AcpBackend::new("acp", "sh").with_folder("/no/such/folder")).await;
+    says(&error, "`/no/such/folder` can't be worked in");
+}
+
+#[tokio::test]
+async fn start_of_a_program_that_ends_says_how_and_quotes_it() {
+    let error = fails(script("echo 'no licence' >&2; exit 7")).await;
+    assert!(matches!(error, BackendError::Unavailable(_)));
+    says(&error, "exit status: 7; its last words: no licence");
+}
+
+#[tokio::test]
+async fn start_of_a_silent_program_ends_at_the_limit() {
+    let limit = Duration::from_millis(100);
+    let error = fails(script("exec sleep 600").with_start_limit(limit)).await;
+    assert_eq!(error, BackendError::Timeout { call: "initialize", limit });
+}
+
+#[tokio::test]
+async fn start_of_a_program_that_writes_something_else_says_what() {
+    let error = fails(script("yes 'Welcome!'")).await;
+    says(&error, "what it writes is not the protocol: Welcome!");
+    let error = fails(script("head -c 50000000 /dev/zero | tr '\\0' x; sleep 600")).await;
+    says(&error, "longer than any may be");
+    let error = fails(script("echo '{\"jsonrpc\":\"2.0\",\"id\":'; sleep 600")).await;
+    says(&error, "damaged message: {\"jsonrpc\"");
+    says(&fails(script("exec >&-; sleep 600")).await, "closed its standard output");
+}
+
+/// An echo sends back each request, and then the error with which that was answered.
+#[tokio::test]
+async fn start_of_an_echo_is_an_error() {
+    let error = fails(AcpBackend::new("acp", "cat")).await;
+    assert!(matches!(error, BackendError::Unsupported(_)), "{error}");
+}
+
+/// A script with a function that answers the next request with a result, and `told` that sends an update.
+fn agent(version: &str, body: &str) -> AcpBackend {
+    script(&format!(
+        r#"
+        id() {{ sed 's/.*"id":\("[^"]*"\).*/\1/'; }}
+        answer() {{ read -r line; printf '{{"jsonrpc":"2.0","id":%s,%s}}\n' "$(printf %s "$line" | id)" "$1"; }}
+        told() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"%s","update":%s}}}}\n' "$1" "$2"; }}
+        say() {{ told s "{{\"sessionUpdate\":\"agent_message_chunk\",\"content\":{{\"type\":\"text\",\"text\":\"$1\"}}}}"; }}
+        answer '"result":{{"protocolVersion":{version},"more":[1]}}'
+        answer '"result":{{"sessionId":"s","_meta":{{}}}}'
+        {body}
+        "#
+    ))
+}
+
+#[tokio::test]
+async fn start_of_an_agent_of_another_version_says_which() {
+    let error = fails(agent("99", "")).await;
+    assert!(matches!(error, BackendError::Unsupported(_)));
+    says(&error, "speaks version 99 of the Agent Client Protocol, and not version 1");
+}
+
+#[tokio::test]
+async fn turn_with_what_nobody_understands_goes_on() {
+    let odd = r#"
+        told s '{"sessionUpdate":"available_commands_update","availableCommands":[]}'
+        read -r line; request="$line"
+        echo 'debug: a line for people'
+        echo '{"level":30,"msg":"a line for machines"}'
+        say one
+        told elsewhere '{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"not mine"}}'
+        told s '{"sessionUpdate":"from_the_future","x":1}'
+        told s '{"sessionUpdate":"tool_call_update","toolCallId":"never","status":"completed"}'
+        told s '{"sessionUpdate":"tool_call_update","toolCallId":"never","status":"failed"}'
+        told s '7'
+        echo '{"jsonrpc":"2.0","method":"session/update"}'
+        echo '{"jsonrpc":"2.0","method":"_vendor/news","params":{"a":1}}'
+        echo '{"jsonrpc":"2.0","id":"nobody-asked","result":{}}'
+        echo '{"jsonrpc":"2.0","id":1,"method":"terminal/create","params":{"sessionId":"s","command":"ls"}}'
+        read -r refused
+        echo '{"jsonrpc":"2.0","id":2,"method":"session/request_permission","params":{"sessionId":"elsewhere","toolCall":{"toolCallId":"t"},"options":[]}}'
+        read -r refused2
+        case "$refused$refused2" in *-32601*-32602*) say two;; *) say "$refused$refused2";; esac
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"end_turn","usage":{"inputTokens":3,"outputTokens":2,"totalTokens":5}}}\n' "$(printf %s "$request" | id)"
+        say late
+        answer '"result":{"stopReason":"out_of_luck"}'
+        answer '"result":{}'
+        sleep 600
+    "#;
+    let session = soon(agent("1", odd).start(&SessionOptions::default())).await.unwrap();
+    let turn = asked(&*session, "Hello").await;
+    let expected = [
+        "status commands []",
+        "text one",
+        r#"status from_the_future {"x":1}"#,
+        "use tool {}",
+        r#"update """#,
+        "result false ",
+        "text two",
+    ];
+    assert_eq!(turn.events[..7], expected);
+    assert!(turn.events[7].starts_with("Usage(Usage { input: 3"), "{:?}", turn.events);
+    assert_eq!(turn.result.unwrap().stop_reason, StopReason::Stop);
+    let other = asked(&*session, "Hello").await.result.unwrap();
+    assert_eq!(other.stop_reason, StopReason::Other("out_of_luck".to_owned()));
+    says(&asked(&*session, "Hello").await.result.unwrap_err(), "without a stop reason");
+}
+
+#[tokio::test]
+async fn turn_of_a_program_that_writes_rubbish_ends_in_an_error() {
+    let cases = [
+        ("echo '{\"jsonrpc\":\"2.0\",\"method\":'", "damaged message"),
+        ("yes rubbish", "not the protocol: rubbish"),
+        ("tr '\\0' x < /dev/zero", "longer than any may be"),
+        ("echo broken >&2; exit 9", "exit status: 9; its last words: broken"),
+    ];
+    for (rubbish, words) in cases {
+        let program = agent("1", &format!("read -r line; say one; {rubbish}; sleep 600"));
+        let session = soon(program.start(&SessionOptions::default())).await.unwrap();
+        let turn = asked(&*session, "Hello").await;
+        assert_eq!(turn.text, "one", "{words}");
+        let error = turn.result.unwrap_err();
+        assert!(matches!(error, BackendError::Ended(_)), "{error}");
+        says(&error, words);
+        soon(session.terminate()).await;
+    }
+}
+
+/// The program is made to wait with what nobody reads, and not with the end of its turn.
+#[tokio::test]
+async fn turn_that_nobody_reads_can_be_cancelled() {
+    let place = Place::new();
+    let flood = r#"
+        read -r line; request="$line"
+        long=$(head -c 100000 /dev/zero | tr '\0' x)
+        count=0
+        while [ $count -lt 400 ]; do say "$long"; count=$((count + 1)); done
+        echo all > written
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"cancelled"}}\n' "$(printf %s "$request" | id)"
+        sleep 600
+    "#;
+    let program = agent("1", flood).with_folder(place.path());
+    let session = soon(program.start(&SessionOptions::default())).await.unwrap();
+    let stream = session.prompt(crate::support::prompt("Hello")).await.unwrap();
+    let written = place.path().join("written");
+    drop(stream);
+    soon(session.cancel()).await.unwrap();
+    assert!(written.exists());
+    soon(session.terminate()).await;
+}

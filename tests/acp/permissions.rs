@@ -1,0 +1,109 @@
+//! The agent's questions, and turns that are cancelled.
+
+use async_trait::async_trait;
+use futures_util::StreamExt;
+use omni_agent::{
+    agent::{Agent, AgentCallbacks, Event, State, ToolDecision},
+    message::{ToolResult, ToolUse},
+    provider::{
+        StopReason,
+        backend::{Backend, BackendEvent, SessionOptions},
+    },
+    subscription::Update,
+    tool::Decision,
+};
+use serde_json::json;
+
+use crate::support::{Place, asked, on, prompt, read, soon, until};
+
+struct Decides(ToolDecision);
+
+#[async_trait]
+impl AgentCallbacks for Decides {
+    async fn handle_tool_use(&mut self, tool_use: &ToolUse, _: &mut State) -> ToolDecision {
+        assert_eq!((tool_use.name.as_str(), &tool_use.input), ("delete", &json!({ "title": "Delete it" })));
+        self.0.clone()
+    }
+}
+
+#[tokio::test]
+async fn permission_is_as_it_was_decided() {
+    let chosen = ToolDecision::Provide(ToolResult::ok(&ToolUse::new("t1", "delete", json!({})), "always"));
+    let cases = [
+        (ToolDecision::Execute, "Deleted: yes."),
+        (chosen, "Deleted: always."),
+        (ToolDecision::Reject("not today".into()), "Kept."),
+        (ToolDecision::ExecuteWith(json!({})), "Kept."),
+    ];
+    let place = Place::new();
+    for (decision, answer) in cases {
+        let agent = on(place.agent("")).callbacks(Decides(decision)).start().await.unwrap();
+        assert_eq!(soon(agent.ask("Delete")).await.unwrap().text(), answer);
+    }
+    place.is_left().await;
+}
+
+/// Prompts, and gives the tool use that the agent waits for a decision on.
+async fn paused(agent: &Agent) -> (ToolUse, omni_agent::agent::AgentSubscription) {
+    let mut events = agent.subscribe().await.unwrap();
+    agent.prompt("Delete").await.unwrap();
+    loop {
+        let Some(Update::Event(event)) = soon(events.next()).await else { panic!("it never asked") };
+        if let Event::Pause { tool_use, .. } = &*event.event {
+            return (tool_use.clone(), events);
+        }
+    }
+}
+
+#[tokio::test]
+async fn permission_that_pauses_goes_on_with_resume() {
+    let place = Place::new();
+    let pauses = Decides(ToolDecision::Pause(json!("ask")));
+    let agent = on(place.agent("")).callbacks(pauses).start().await.unwrap();
+    let (tool_use, mut events) = paused(&agent).await;
+    agent.resume(tool_use.id, Decision::Execute).await.unwrap();
+    loop {
+        let Some(Update::Event(event)) = soon(events.next()).await else { panic!("it ended") };
+        if let Event::Turn(outcome) = &*event.event {
+            assert_eq!(outcome.response().text(), "Deleted: yes.");
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn permission_of_a_cancelled_turn_is_answered_as_cancelled() {
+    let place = Place::new();
+    let pauses = Decides(ToolDecision::Pause(json!("ask")));
+    let agent = on(place.agent("")).callbacks(pauses).start().await.unwrap();
+    let (_, _events) = paused(&agent).await;
+    agent.cancel().await.unwrap();
+    let told = place.path().join("taken-back");
+    until("the agent was told", || told.exists()).await;
+    assert_eq!(soon(agent.ask("Hello")).await.unwrap().text(), "You said: Hello");
+    assert_eq!(place.pids().len(), 1, "the session went on");
+}
+
+#[tokio::test]
+async fn cancel_while_the_stream_is_read_ends_it_as_cancelled() {
+    let place = Place::new();
+    let session = soon(place.agent("").start(&SessionOptions::default())).await.unwrap();
+    for said in ["Go on for ever", "Delete"] {
+        let mut stream = session.prompt(prompt(said)).await.unwrap();
+        let mut questions = Vec::new();
+        loop {
+            match soon(stream.next()).await.unwrap() {
+                BackendEvent::Text(_) => break,
+                BackendEvent::Permission(question) => {
+                    questions.push(question);
+                    break;
+                }
+                _ => {}
+            }
+        }
+        soon(session.cancel()).await.unwrap();
+        assert_eq!(read(stream).await.result.unwrap().stop_reason, StopReason::Cancelled, "{said}");
+        assert_eq!(questions.len(), usize::from(said == "Delete"));
+    }
+    assert_eq!(asked(&*session, "Hello").await.text, "You said: Hello");
+}

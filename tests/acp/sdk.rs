@@ -1,0 +1,155 @@
+//! An agent on the official TypeScript implementation.
+//!
+//! Needs Node and npm, with which the SDK is installed into the target folder, or a folder with it in `OMNI_ACP_SDK`.
+
+use std::{
+    env, fs,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use futures_util::StreamExt;
+use omni_agent::provider::{
+    StopReason,
+    backend::{
+        Backend, BackendError, BackendEvent, BackendSession, PermissionAnswer, SessionId, SessionOptions,
+        TurnPrompt,
+        acp::AcpBackend,
+        conformance::{self, Memory},
+    },
+};
+use tokio::sync::OnceCell;
+
+use crate::support::{Place, asked, prompt, read, soon};
+
+const SDK: &str = "@agentclientprotocol/sdk@2.4.0";
+
+/// The folder with the SDK, unless it can't be had.
+async fn sdk() -> Option<PathBuf> {
+    static SDK_FOLDER: OnceCell<Option<PathBuf>> = OnceCell::const_new();
+    let found = SDK_FOLDER.get_or_init(async || match env::var_os("OMNI_ACP_SDK") {
+        Some(folder) => Some(folder.into()),
+        None => tokio::task::spawn_blocking(install).await.unwrap(),
+    });
+    found.await.clone()
+}
+
+#[allow(clippy::print_stderr, reason = "who runs the tests is to know")]
+fn install() -> Option<PathBuf> {
+    let runs = |program: &str| Command::new(program).arg("--version").output().is_ok();
+    if !runs("node") || !runs("npm") {
+        eprintln!("skipped: Node and npm are not there");
+        return None;
+    }
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("acp-sdk");
+    if folder.join("node_modules/@agentclientprotocol/sdk/package.json").exists() {
+        return Some(folder);
+    }
+    fs::create_dir_all(&folder).unwrap();
+    let mut npm = Command::new("npm");
+    npm.args(["install", "--no-audit", "--no-fund", "--ignore-scripts", "--silent", "--prefix"]);
+    let installed = npm.arg(&folder).arg(SDK).output().unwrap();
+    if installed.status.success() {
+        return Some(folder);
+    }
+    eprintln!("skipped: {SDK} can't be installed: {}", String::from_utf8_lossy(&installed.stderr));
+    None
+}
+
+fn agent(sdk: &Path, place: &Place) -> AcpBackend {
+    // The module is found from where the script is.
+    let script = sdk.join(format!("agent-{}.mjs", place.path().file_name().unwrap().display()));
+    fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/acp/agent.mjs"), &script).unwrap();
+    AcpBackend::new("acp", "node")
+        .with_arguments([script])
+        .with_variable("OMNI_ACP_FOLDER", place.path())
+        .with_folder(place.path())
+}
+
+struct Subject(AcpBackend, Place);
+
+impl conformance::Subject for Subject {
+    fn backend(&self) -> std::sync::Arc<dyn Backend> {
+        std::sync::Arc::new(self.0.clone())
+    }
+
+    fn long_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Go on for ever"))
+    }
+
+    fn tool_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Look"))
+    }
+
+    fn asking_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Delete"))
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        let (tell, ask) = (prompt("The word is heron"), prompt("Which word?"));
+        Some(Memory { tell, ask, word: "heron".to_owned() })
+    }
+
+    fn running(&self) -> Option<usize> {
+        Some(self.1.running())
+    }
+
+    fn limit(&self) -> std::time::Duration {
+        crate::support::LIMIT
+    }
+}
+
+#[tokio::test]
+async fn suite_passes_on_an_agent_of_the_typescript_sdk() {
+    let Some(sdk) = sdk().await else { return };
+    let report = conformance::check(async || {
+        let place = Place::new();
+        Subject(agent(&sdk, &place), place)
+    });
+    let report = report.await;
+    assert_eq!(report.skipped, ["fork_goes_on_from_its_place_and_leaves_the_other"], "{report:?}");
+}
+
+async fn decided(session: &dyn BackendSession, answer: PermissionAnswer) -> String {
+    let mut stream = session.prompt(prompt("Delete")).await.unwrap();
+    loop {
+        match soon(stream.next()).await.unwrap() {
+            BackendEvent::Permission(question) => {
+                question.answer(answer);
+                return read(stream).await.text;
+            }
+            event => assert!(!event.is_terminal(), "{event:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn turns_of_the_typescript_sdk_are_told_in_full() {
+    let Some(sdk) = sdk().await else { return };
+    let place = Place::new();
+    let session = soon(agent(&sdk, &place).start(&SessionOptions::default())).await.unwrap();
+    let looked = asked(&*session, "Look").await;
+    let expected = [
+        "thinking Hm.",
+        r#"plan "Look""#,
+        r#"use search {"in":"."}"#,
+        r#"update "List files""#,
+        r#"update "List files""#,
+        "result false a b",
+        "text Seen.",
+    ];
+    assert_eq!(looked.events, expected);
+    assert_eq!(decided(&*session, PermissionAnswer::Allow).await, "Deleted.");
+    assert_eq!(decided(&*session, PermissionAnswer::Reject("no".into())).await, "Kept.");
+    let mut stream = session.prompt(prompt("Go on for ever")).await.unwrap();
+    soon(stream.next()).await.unwrap();
+    soon(session.cancel()).await.unwrap();
+    assert_eq!(read(stream).await.result.unwrap().stop_reason, StopReason::Cancelled);
+    let failed = asked(&*session, "Fail").await.result.unwrap_err();
+    assert!(matches!(&failed, BackendError::Failed(why) if why.contains("the model is down")), "{failed}");
+    let nobody = SessionId::new("nobody");
+    let resumed = soon(agent(&sdk, &place).resume(&nobody, &SessionOptions::default())).await;
+    assert!(matches!(resumed, Err(BackendError::UnknownSession(_))));
+    soon(session.terminate()).await;
+    assert_eq!(place.running(), 0);
+}

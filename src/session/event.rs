@@ -54,8 +54,8 @@ pub enum StoreReport {
         /// When it is repeated, unless something gives reason to do so before.
         retry_in: Duration,
     },
-    /// Another writer has taken the conversation over, or removed it. Nothing more is saved; the session ends, and its
-    /// last snapshot has what is unsaved.
+    /// Another writer has taken the conversation over, or removed it. Nothing more is written; the session ends, and its
+    /// last snapshot has what is unsaved. A write that was under way may still be told of as saved.
     Lost {
         /// What the store said, with the causes.
         error: String,

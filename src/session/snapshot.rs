@@ -58,7 +58,10 @@ impl SessionSnapshot {
             }
             SessionEvent::Title { title } => self.title.clone_from(title),
             SessionEvent::Store(StoreReport::Saved { through, .. }) => {
-                self.store = None;
+                // What was under way at the loss may have been in time: the loss stays the last word.
+                if !matches!(self.store, Some(StoreReport::Lost { .. })) {
+                    self.store = None;
+                }
                 self.unsaved.retain(|node| through.is_none_or(|through| *node > through));
             }
             SessionEvent::Store(report) => self.store = Some(report.clone()),

@@ -239,13 +239,12 @@ impl Core {
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
-                if saver.lost {
-                    // It was done before another took the conversation over: it is safe, and there is nothing after it.
-                    return;
-                }
                 // What a first save begins with is told when all of it is done. A failure stands as long.
                 if !(creates && self.saver.stored.is_some()) {
-                    self.saver.report = None;
+                    // It may have been done before another took the conversation over: that stays the last word.
+                    if !self.saver.lost {
+                        self.saver.report = None;
+                    }
                     let report = StoreReport::Saved { what, version, through };
                     effects.push(Effect::Emit(SessionEvent::Store(report)));
                 }

@@ -96,7 +96,7 @@ impl Ledger {
 
     /// The write that waits to be repeated.
     pub(super) fn waiting(&self) -> Option<&Arc<Job>> {
-        self.open.as_ref().filter(|open| !open.under_way).map(|open| &open.job)
+        self.open.as_ref().filter(|open| !open.under_way && !self.lost).map(|open| &open.job)
     }
 
     /// A write begins.
@@ -149,8 +149,20 @@ impl Ledger {
         Ok(())
     }
 
+    /// Somebody has found that the conversation is another's, while no write told of it.
+    pub(super) fn taken(&mut self, error: &StoreError) {
+        self.lost = true;
+        self.told = Some((SavedPart::State, None, Err(words(error))));
+    }
+
     /// A write comes back. Gives what must be told.
     pub(super) fn comes_back(&mut self, outcome: &Result<Version, StoreError>, tree: &Tree) -> Check<Kind> {
+        if self.lost && outcome.is_err() {
+            // The last word is said.
+            let open = self.open.as_mut().ok_or("no write is under way")?;
+            open.under_way = false;
+            return Ok(Kind::Agent);
+        }
         let mut open = self.open.take().ok_or("no write is under way")?;
         let (what, through) = match &*open.job {
             Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
@@ -238,8 +250,13 @@ impl Ledger {
         ensure!(core.is_lost() == self.lost, "lost: {}, not {}", core.is_lost(), self.lost);
         let saved = core.is_safe(core.wanted());
         let done = self.open.is_none() && !self.lost;
-        ensure!(saved == done, "all is safe: {saved}, a write is open: {}", self.open.is_some());
-        if done && self.touched {
+        // A write that was under way when the conversation was lost may have been the last that was needed.
+        ensure!(
+            saved == done || saved && self.lost,
+            "all is safe: {saved}, a write is open: {}",
+            self.open.is_some()
+        );
+        if saved && self.touched {
             ensure!(self.acked_content.as_ref() == Some(self.now()), "something is unsaved, and not written");
         }
         let acked = self.acked_content.as_ref().map_or(0, |(tree, _)| tree.len());

@@ -12,7 +12,7 @@ use crate::{
         SessionEvent, StoreReport,
         core::{Core, Effect, Env},
     },
-    store::{ConversationId, StoreError, Version, WriteId},
+    store::{StoreError, Version, WriteId},
     subscription::EventId,
 };
 
@@ -53,37 +53,4 @@ fn report_after_creation_succeeds_late_is_the_failure_until_the_turn_is_saved() 
     core.written(Ok(Version::new(8)), &env, &mut effects);
     assert!(matches!(reports(&effects)[..], [StoreReport::Saved { .. }]));
     assert_eq!(core.report(), None);
-}
-
-/// A conversation is lost while a write of the session is under way: the write may have come before that, or not.
-#[test]
-fn write_that_returns_after_the_loss_leaves_the_loss_as_the_last_word() {
-    for succeeds in [true, false] {
-        let config = config();
-        let id = |number| EventId { incarnation: 1, number };
-        let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX };
-        let mut core = Core::new(None, Arc::clone(&config), id(1));
-        core.created(Version::new(1));
-        let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
-        let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0) });
-        let turn = Arc::new(Event::Turn(TurnOutcome::Stop { response, staged: None }));
-        core.event(id(2), &turn, &config, &env, &mut Vec::new());
-        let (wanted, unsaved) = (core.wanted(), core.unsaved());
-        assert!(!unsaved.is_empty());
-
-        let mut effects = Vec::new();
-        let it = ConversationId::new("it").expect("it is an id");
-        core.lost(&StoreError::LeaseLost { id: it }, &mut effects);
-        let lost = reports(&effects)[0].clone();
-        assert!(matches!(lost, StoreReport::Lost { .. }));
-        effects.clear();
-        let late = StoreError::damaged("the place", "it is damaged");
-        core.written(if succeeds { Ok(Version::new(2)) } else { Err(late) }, &env, &mut effects);
-        assert!(effects.is_empty(), "something was told, or is to be done, after the end");
-        assert_eq!(core.report(), Some(&lost));
-        assert_eq!(core.is_safe(wanted), succeeds);
-        assert_eq!(core.unsaved().is_empty(), succeeds, "what is not in the store stays readable");
-        core.save(&env, &mut effects);
-        assert!(effects.is_empty(), "nothing more is written");
-    }
 }

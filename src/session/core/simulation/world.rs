@@ -184,6 +184,9 @@ impl World {
         if self.rng.percent(self.foes) {
             self.interfere();
         }
+        if self.rng.percent(self.foes) && self.ledger.acked.is_some() && !self.ledger.lost {
+            return self.taken();
+        }
         if !self.ghosts.is_empty() && self.rng.percent(10) {
             return self.ghost();
         }

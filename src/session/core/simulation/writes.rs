@@ -59,6 +59,22 @@ impl World {
         brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
     }
 
+    /// Another takes the conversation, and whoever renews the lease says so. A write may be done by then, and its answer
+    /// on the way.
+    pub(super) fn taken(&mut self) -> Check {
+        if let Some(job) = self.ledger.under_way().cloned()
+            && self.rng.percent(50)
+        {
+            let outcome = self.vault.write(&job);
+            self.note(|| format!("write {} is done: {outcome:?}", vault::write_id(&job)));
+        }
+        self.note(|| "another takes it".to_owned());
+        self.vault.meddle();
+        let error = StoreError::LeaseLost { id: vault::id() };
+        self.ledger.taken(&error);
+        self.input(vec![Kind::Lost], |core, _, effects| core.lost(&error, effects))
+    }
+
     /// A failure after which the write is to be repeated.
     fn random_failure(&mut self, job: &Job) -> StoreError {
         let place = || "the place".to_owned();

@@ -32,7 +32,7 @@
 //! A write is one transaction, synced before it is acknowledged (`synchronous = FULL`). One connection writes, others
 //! read beside it and never wait for it. Processes may share the file: one writes at a time, and another waits for
 //! it, by default for five seconds; then the error is [`StoreError::Busy`]. All of it is done on threads of the
-//! store's own, in which no runtime takes part.
+//! store's own, in which no runtime takes part. A write that nobody waits for any more is made if it was begun, else not.
 //!
 //! A file that is removed or replaced while a store has it open takes no more writes, and gives nothing to read:
 //! [`StoreError::Unreachable`] (where another is in its place, on Unix alone) until it is back, or opened anew.
@@ -42,7 +42,7 @@
 //!
 //! # Ownership
 //!
-//! Leases are kept in the file and measured by the machine's clock. A process that is frozen in the middle of a
+//! Leases are kept in the file and measured by the machine's clock. What concerns them goes before the writes that wait. A process that is frozen in the middle of a
 //! transaction makes the others wait, and then get [`StoreError::Busy`]; none can write before it.
 //!
 //! # Where it works
@@ -69,7 +69,7 @@ use rusqlite::Connection;
 
 use self::{
     database::{Database, Fault},
-    workers::Workers,
+    workers::{Urgency, Workers},
 };
 use super::{
     Commit, ConversationId, Lease, Owner, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
@@ -178,7 +178,7 @@ impl SqliteStore {
     /// # Errors
     ///
     /// [`StoreError::Unreachable`] or [`StoreError::Denied`]; [`StoreError::Damaged`] if the file is no
-    /// database, or another application's; [`StoreError::UnknownFormat`]; [`StoreError::Busy`]; or what else SQLite has
+    /// database, or another application's, which is left as it is; [`StoreError::UnknownFormat`]; [`StoreError::Busy`]; or what else SQLite has
     /// against it.
     ///
     /// # Cancel safety
@@ -208,19 +208,28 @@ impl SqliteStore {
         &self,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.readers, "reading", action).await
+        self.run(&self.0.readers, Urgency::Conversation, "reading", action).await
     }
 
     async fn write<T: Send + 'static>(
         &self,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.writer, "writing to", action).await
+        self.run(&self.0.writer, Urgency::Conversation, "writing to", action).await
+    }
+
+    /// Before all writes that wait: their number must cost no lease.
+    async fn lease<T: Send + 'static>(
+        &self,
+        action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        self.run(&self.0.writer, Urgency::Lease, "writing to", action).await
     }
 
     async fn run<T: Send + 'static>(
         &self,
         workers: &Workers,
+        urgency: Urgency,
         doing: &'static str,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
@@ -231,7 +240,7 @@ impl SqliteStore {
             database.still_there()?;
             done
         };
-        workers.run(job).await
+        workers.run(urgency, job).await
     }
 }
 
@@ -301,7 +310,7 @@ impl Store for SqliteStore {
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let (id, owner) = (id.clone(), owner.clone());
-        self.write(move |connection, database| write::acquire(connection, database, &id, &owner)).await
+        self.lease(move |connection, database| write::acquire(connection, database, &id, &owner)).await
     }
 
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
@@ -311,12 +320,12 @@ impl Store for SqliteStore {
 
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
-        self.write(move |connection, database| write::renew(connection, database, &leases)).await
+        self.lease(move |connection, database| write::renew(connection, database, &leases)).await
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let (id, lease) = (id.clone(), lease.clone());
-        self.write(move |connection, _| write::release(connection, &id, &lease)).await
+        self.lease(move |connection, _| write::release(connection, &id, &lease)).await
     }
 }
 

@@ -1,0 +1,85 @@
+//! What waits for the one connection that writes, while another program holds the file.
+
+use std::sync::Arc;
+
+use futures_util::{future::join3, poll};
+use omni_agent::{
+    message::Message,
+    store::{Commit, Owner, Store, Write},
+    tree::Node,
+};
+use rusqlite::{Connection, TransactionBehavior};
+
+use super::{quick, raw};
+use crate::support::{Folder, create, id, node, says};
+
+fn hold(other: &mut Connection) -> rusqlite::Transaction<'_> {
+    other.transaction_with_behavior(TransactionBehavior::Immediate).unwrap()
+}
+
+#[tokio::test]
+async fn renewal_behind_writes_is_made_before_them() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
+    let lease = store.acquire(&id("b"), &Owner::new("ann")).await.unwrap();
+    let mut other = raw(&folder);
+    // The file itself says in which order it was written to.
+    other
+        .execute_batch(
+            "CREATE TABLE seen (what TEXT);
+             CREATE TRIGGER writes AFTER INSERT ON nodes BEGIN
+                 INSERT INTO seen SELECT id FROM conversations WHERE key = new.conversation;
+             END;
+             CREATE TRIGGER renewals AFTER UPDATE OF lasts ON conversations BEGIN
+                 INSERT INTO seen VALUES ('renewed');
+             END",
+        )
+        .unwrap();
+    let transaction = hold(&mut other);
+    let (turn, id_a, id_b) = (says(1, "Hi"), id("a"), id("b"));
+    let (on_first, on_second) = (Write::on(first), Write::on(second));
+    let mut begun = store.commit(&id_a, &on_first, &turn);
+    let mut waiting = store.commit(&id_b, &on_second, &turn);
+    let mut renewal = store.renew(&id_b, &lease);
+    assert!(poll!(&mut begun).is_pending() && poll!(&mut waiting).is_pending());
+    assert!(poll!(&mut renewal).is_pending());
+    transaction.rollback().unwrap();
+
+    let (begun, waiting, renewed) = join3(begun, waiting, renewal).await;
+    begun.and(waiting).unwrap();
+    renewed.unwrap();
+    let mut seen = other.prepare("SELECT what FROM seen ORDER BY rowid").unwrap();
+    let seen: Vec<String> = seen.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    let place = |what: &str| seen.iter().position(|seen| seen == what).unwrap();
+    assert!(place("renewed") < place("b"), "{seen:?}");
+}
+
+#[tokio::test]
+async fn write_whose_future_was_dropped_before_it_began_holds_no_memory_and_is_not_made() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
+    let mut other = raw(&folder);
+    let transaction = hold(&mut other);
+    let (turn, id_a, on_first) = (says(1, "Hi"), id("a"), Write::on(first));
+    let mut begun = store.commit(&id_a, &on_first, &turn);
+    assert!(poll!(&mut begun).is_pending());
+
+    let message = Arc::new(Message::user("x".repeat(1_000_000)));
+    let kept = Arc::downgrade(&message);
+    let waiting = {
+        let commit = Commit::new(None).with_nodes([Node::new(node(1), None, message)]);
+        let store = store.clone();
+        Box::pin(async move { store.commit(&id("b"), &Write::on(second), &commit).await })
+    };
+    let mut waiting = waiting;
+    assert!(poll!(&mut waiting).is_pending());
+    assert!(kept.upgrade().is_some());
+    drop(waiting);
+    assert!(kept.upgrade().is_none(), "the store still has what nobody waits for");
+
+    transaction.rollback().unwrap();
+    assert_eq!(begun.await.unwrap(), first.next());
+    assert_eq!(store.load(&id("b")).await.unwrap().version, second);
+}

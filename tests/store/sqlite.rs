@@ -3,6 +3,7 @@
 mod damage;
 mod golden;
 mod hostile;
+mod queue;
 
 use std::{
     fs,
@@ -133,15 +134,42 @@ async fn open_of_what_is_no_store_names_the_file_and_leaves_it() {
     }
     assert_eq!(fs::read(file(&folder)).unwrap(), before);
 
-    fs::remove_file(file(&folder)).unwrap();
-    raw(&folder).execute_batch("CREATE TABLE customers (name TEXT)").unwrap();
-    match SqliteStore::open(file(&folder)).await {
-        Err(StoreError::Damaged { problem, .. }) => assert!(problem.contains("not one that this crate made")),
-        other => panic!("{other:?}"),
+    // Another application's: with tables, or with no more than its mark so far.
+    for made in [
+        "CREATE TABLE customers (name TEXT)",
+        "PRAGMA application_id = 7",
+        "PRAGMA user_version = 1",
+        "PRAGMA application_id = 7; CREATE TABLE customers (name TEXT)",
+    ] {
+        fs::remove_file(file(&folder)).unwrap();
+        raw(&folder).execute_batch(made).unwrap();
+        let before = fs::read(file(&folder)).unwrap();
+        match SqliteStore::open(file(&folder)).await {
+            Err(StoreError::Damaged { problem, .. }) => {
+                assert!(problem.contains("not one that this crate made"), "{made}: {problem}");
+            }
+            other => panic!("{made}: {other:?}"),
+        }
+        assert_eq!(fs::read(file(&folder)).unwrap(), before, "{made}");
+        assert_eq!(folder.names(), ["conversations.sqlite"], "{made}");
     }
-    let tables: i64 =
-        raw(&folder).query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0)).unwrap();
-    assert_eq!(tables, 1);
+}
+
+/// As a crash leaves it: its newest writes are in its log alone.
+#[tokio::test]
+async fn open_of_anothers_database_leaves_its_log() {
+    let (made, left) = (Folder::new(), Folder::new());
+    let other = raw(&made);
+    other.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE customers (name TEXT)").unwrap();
+    let names = ["conversations.sqlite", "conversations.sqlite-wal"];
+    let read = |folder: &Folder| names.map(|name| fs::read(folder.path().join(name)).unwrap());
+    for name in names {
+        fs::copy(made.path().join(name), left.path().join(name)).unwrap();
+    }
+    let before = read(&left);
+    let opened = SqliteStore::open(file(&left)).await;
+    assert!(matches!(opened, Err(StoreError::Damaged { .. })), "{opened:?}");
+    assert!(read(&left) == before, "it was written to");
 }
 
 #[tokio::test]
@@ -229,7 +257,6 @@ async fn commit_takes_as_many_bytes_at_the_end_as_at_the_beginning() {
     assert!(last <= first.map(|first| first * 2).as_ref(), "{first:?} bytes at first, {last:?} at last");
 }
 
-/// Renewals come from a thread of their own, and must not wait for the application's threads.
 #[tokio::test]
 async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long() {
     let folder = Folder::new();
@@ -258,6 +285,7 @@ async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long()
     assert_eq!(bens.epoch.0, lease.epoch.0 + 1);
 }
 
+/// Renewals come from a thread of their own, and must not wait for the application's threads.
 #[test]
 fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let folder = Folder::new();

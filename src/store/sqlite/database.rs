@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, ffi};
+use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
 
 use crate::store::{StoreError, file_system::Durability};
 
@@ -127,18 +127,18 @@ impl Database {
         loop {
             match self.connect() {
                 // Two that open a new file at once: turning to the write-ahead log does not wait for the other.
-                Err(error)
+                Err(Fault::Sqlite(error))
                     if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                         && begun.elapsed() < self.busy =>
                 {
                     thread::sleep(Duration::from_millis(5));
                 }
-                connected => return connected.map_err(|error| self.failed("opening", error.into())),
+                connected => return connected.map_err(|fault| self.failed("opening", fault)),
             }
         }
     }
 
-    fn connect(&self) -> Result<Connection, rusqlite::Error> {
+    fn connect(&self) -> Result<Connection, Fault> {
         let connection = Connection::open_with_flags(
             &self.file,
             // Without threads' locks: a connection is one worker's alone. The path is a path, never a URI.
@@ -148,21 +148,19 @@ impl Database {
         // SQLite opens for reading what it can't write to, and fails only at the first write.
         if connection.is_readonly("main")? {
             let reason = "the file can be read, but not written to";
-            return Err(rusqlite::Error::SqliteFailure(
-                ffi::Error::new(ffi::SQLITE_READONLY),
-                Some(reason.to_owned()),
-            ));
+            return Err(refusal(ffi::SQLITE_READONLY, reason).into());
         }
+        // Before all that writes: another application's file is left as it is, log included.
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
+        self.version(&connection)?;
+        connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
         // Before anything is in the file: afterwards it takes rewriting all of it.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         let mode: String =
             connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
         if !mode.eq_ignore_ascii_case("wal") {
             let reason = "its file system has no shared memory for the write-ahead log";
-            return Err(rusqlite::Error::SqliteFailure(
-                ffi::Error::new(ffi::SQLITE_CANTOPEN),
-                Some(reason.to_owned()),
-            ));
+            return Err(refusal(ffi::SQLITE_CANTOPEN, reason).into());
         }
         let synchronous = match self.durability {
             Durability::Machine => "FULL",
@@ -196,14 +194,14 @@ impl Database {
 
     /// The version of the schema; 0 for an empty file.
     fn version(&self, connection: &Connection) -> Result<usize, Fault> {
-        // First of all: another process may be about to create the schema, and what it says of itself with it.
-        let empty: bool =
-            connection.query_row("SELECT NOT EXISTS (SELECT * FROM sqlite_schema)", [], |row| row.get(0))?;
-        if empty {
+        // In one statement: another process may be about to create the schema, and what the file says of itself with it.
+        let header = "SELECT EXISTS (SELECT * FROM sqlite_schema), application_id, user_version
+                      FROM pragma_application_id, pragma_user_version";
+        let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
+        let (is_filled, application, version): (bool, i64, i64) = connection.query_row(header, [], row)?;
+        if !is_filled && (application, version) == (0, 0) {
             return Ok(0);
         }
-        let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-        let (application, version) = (pragma("application_id")?, pragma("user_version")?);
         if application != i64::from(APPLICATION) {
             let problem = "it is a database, but not one that this crate made";
             return Err(StoreError::damaged(self.place(), problem).into());
@@ -245,6 +243,11 @@ impl Database {
             _ => StoreError::Failed { action: format!("{action} {place}"), source },
         }
     }
+}
+
+/// An error as SQLite would make it.
+fn refusal(code: i32, reason: &str) -> rusqlite::Error {
+    rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
 /// A transaction that nobody else writes beside, from its beginning.

@@ -98,6 +98,7 @@ impl Arena {
             self.check(id, stored);
         }
         let safe: usize = self.safe.values().map(Vec::len).sum();
+        assert!(safe > 0, "nobody saved anything");
         println!("{rivals} processes, {blows} blows: {safe} turns safe, {} places lost", self.lost);
     }
 
@@ -128,6 +129,7 @@ impl Arena {
             ("safe", Some(id)) => self.safe.entry(id.clone()).or_default().push(told.rest.clone()),
             ("lost", _) => self.lost += 1,
             ("failed", _) => println!("{}: {}", told.name, told.rest),
+            ("broken", _) => panic!("{}: {}", told.name, told.rest),
             _ => {}
         }
         Some(told)

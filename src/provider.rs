@@ -46,6 +46,8 @@ pub use request::Request;
 pub use retry::RetryPolicy;
 pub use secret::Secret;
 
+use crate::message::Message;
+
 /// What a provider's request gives: normalised deltas in order, then the end, or an error and the end.
 /// Dropping it ends the exchange with the service.
 pub type DeltaStream = Pin<Box<dyn Stream<Item = Result<Delta, ProviderError>> + Send>>;
@@ -83,6 +85,13 @@ pub trait Provider: Send + Sync + 'static {
     ///
     /// Dropping the future or the stream ends the exchange.
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError>;
+
+    /// Tells an instance that [`open`](Provider::open) made that these messages are part of the conversation now: those of
+    /// a turn, whole or interrupted. An answer that it never hears of here was discarded. Agents call it when a turn is
+    /// committed, before the next request; who opens an instance without an agent, or wraps a provider, does too.
+    fn committed(&self, messages: &[Arc<Message>]) {
+        let _ = messages;
+    }
 
     /// Ends an instance that [`open`](Provider::open) made. Called once, when its conversation ends or turns
     /// to another model.

@@ -221,7 +221,10 @@ impl Task {
 
     fn perform(&mut self, effect: Effect) {
         match effect {
-            Effect::Emit(event) => self.emit(event),
+            Effect::Emit(event) => {
+                self.tell_instance(&event);
+                self.emit(event);
+            }
             Effect::Call(op, call) => {
                 let event = if matches!(call, Call::HandleEvent) { self.notices.pop_front() } else { None };
                 self.wanted = Some(Box::new(Wanted { op, call, event }));

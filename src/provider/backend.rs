@@ -12,9 +12,15 @@
 //!   runs none of them.
 //! - A request for permission is a question to the agent: `handle_tool_use`, and on pause `resume`.
 //! - A cancelled turn is cancelled at the backend too. What it had heard of it by then it knows, as every conversation
-//!   with such a service goes on.
+//!   with such a service goes on. The same goes for a turn that the backend finished and the agent discarded: a callback
+//!   panicked, say. A warning in the log says so.
+//! - A prompt that the backend may have taken is not sent again by itself: what it did it would do twice.
 //! - A branch from an earlier place is followed by a fork, where the backend can do that; else it is an error before
-//!   anything was sent. A branch from the very beginning is a new session.
+//!   anything was sent. A branch from the very beginning is a new session. The session before runs on until the branch
+//!   has an answer, so that one that comes to nothing can be gone back from.
+//! - A branch of a conversation that was loaded again is noticed by the backend's
+//!   [checkpoint](BackendSession::checkpoint) alone: what other branches were told, the messages of this one don't say. A
+//!   backend without checkpoints goes on with all that its session has heard.
 //! - No call waits for longer than [`BackendLimits`] allow. A panic, silence and whatever else breaks the contract is an error of
 //!   its own kind, [`ErrorKind::Contract`](super::ErrorKind::Contract), and stays inside.
 //!
@@ -93,6 +99,7 @@ mod options;
 mod permission;
 mod position;
 mod recorder;
+mod sessions;
 
 use std::{pin::Pin, sync::Arc};
 
@@ -189,7 +196,8 @@ pub trait BackendSession: Send + Sync + 'static {
 
     /// The backend's own name for where the conversation was when its last turn ended in a result, if it has one. Read with
     /// the id, and after a resume: another name than the conversation remembers says that the session has gone on
-    /// elsewhere, which without one nobody notices. [`Backend::fork`] gets it back.
+    /// elsewhere, on another branch or by another program, which without one nobody notices. [`Backend::fork`] gets it
+    /// back.
     fn checkpoint(&self) -> Option<String> {
         None
     }

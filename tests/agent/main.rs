@@ -5,6 +5,7 @@
 mod admission;
 mod ask;
 mod commit_channel;
+mod committed;
 mod configuration;
 mod cost;
 mod cutting_short;

@@ -13,35 +13,35 @@ use omni_agent::{
 
 use crate::scripted::{ScriptedBackend, Step, Turn};
 
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
-fn id() -> ConversationId {
+pub(crate) fn id() -> ConversationId {
     ConversationId::new("talk").unwrap()
 }
 
-fn node(number: u64) -> NodeId {
+pub(crate) fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-fn store() -> Arc<dyn Store> {
+pub(crate) fn store() -> Arc<dyn Store> {
     Arc::new(MemoryStore::new())
 }
 
-async fn created(store: &Arc<dyn Store>, backend: &ScriptedBackend) -> Session {
+pub(crate) async fn created(store: &Arc<dyn Store>, backend: &ScriptedBackend) -> Session {
     Session::builder(Arc::clone(store)).agent(backend.agent()).create_as(id()).await.unwrap()
 }
 
-async fn reopened(store: &Arc<dyn Store>, session: Session, backend: &ScriptedBackend) -> Session {
+pub(crate) async fn reopened(store: &Arc<dyn Store>, session: Session, backend: &ScriptedBackend) -> Session {
     session.stop(SECOND).await.unwrap();
     Session::builder(Arc::clone(store)).agent(backend.agent()).load(id()).await.unwrap()
 }
 
-fn able() -> Capabilities {
+pub(crate) fn able() -> Capabilities {
     Capabilities::default().with_resume().with_fork()
 }
 
 /// What the failed run says.
-fn words(error: &SessionError) -> String {
+pub(crate) fn words(error: &SessionError) -> String {
     match error {
         SessionError::Agent(error) => crate::faults::provider_error(error).message.clone(),
         other => panic!("{other:?}"),

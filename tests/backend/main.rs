@@ -4,6 +4,7 @@
 
 mod conformance;
 mod conversations;
+mod discards;
 mod faults;
 mod lifetime;
 mod permissions;

@@ -182,8 +182,13 @@ impl ScriptedBackend {
 
     /// The next call of this method does this instead.
     pub(crate) fn act(self, call: &'static str, act: Act) -> Self {
-        lock(&self.0.acts).entry(call).or_default().push_back(act);
+        self.will(call, act);
         self
+    }
+
+    /// As [`act`](Self::act), from now on.
+    pub(crate) fn will(&self, call: &'static str, act: Act) {
+        lock(&self.0.acts).entry(call).or_default().push_back(act);
     }
 
     pub(crate) fn provider(&self) -> BackendProvider {
@@ -210,17 +215,26 @@ impl ScriptedBackend {
 
     /// Waits for a call.
     pub(crate) async fn until(&self, call: &str) {
+        self.until_some(|noted| noted == call).await;
+    }
+
+    /// Waits for a prompt of this text, in whichever session.
+    pub(crate) async fn until_prompted(&self, text: &str) {
+        self.until_some(|noted| noted.starts_with("prompt ") && noted.ends_with(&format!(": {text}"))).await;
+    }
+
+    async fn until_some(&self, is_it: impl Fn(&str) -> bool) {
         let come = async {
             loop {
                 let noted = self.0.noted.notified();
-                if self.count(call) > 0 {
+                if self.log().iter().any(|noted| is_it(noted)) {
                     return;
                 }
                 noted.await;
             }
         };
         let come = tokio::time::timeout(Duration::from_hours(1), come).await;
-        assert!(come.is_ok(), "{call} was not called: {:?}", self.log());
+        assert!(come.is_ok(), "it was not called: {:?}", self.log());
     }
 
     pub(crate) fn options(&self) -> Vec<SessionOptions> {

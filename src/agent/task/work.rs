@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     agent::{
-        Permit,
+        Event, Permit,
         core::Effect,
         phase::{Op, ToolCall},
     },
@@ -184,6 +184,16 @@ impl Task {
             answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));
         }
         work.stream = Some((op, answer));
+    }
+
+    /// The provider's instance hears what has become history.
+    pub(super) fn tell_instance(&self, event: &Event) {
+        let (Event::Turn(outcome), Some(Instance { own: Some(own), .. })) = (event, &self.instance) else {
+            return;
+        };
+        let messages = &outcome.response().messages;
+        // A panic has been told by then.
+        let _ = guard("committed", || own.committed(messages));
     }
 
     /// Lets go of the provider's instance. It is closed beside the agent, which does not wait.

@@ -1,11 +1,11 @@
 use std::{
-    collections::HashMap,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -15,10 +15,14 @@ use tokio::{
 use super::{
     Backend, BackendError, BackendSession, Capabilities, Place, SessionOptions, TurnPrompt,
     exchange::{self, Turn},
-    lifetime::{ask, call, terminate},
-    position::{Conversation, Position, Route, Seen, elsewhere, route},
+    lifetime::{ask, call, ended, terminate},
+    position::{Conversation, Heard, Position, Route, elsewhere},
+    sessions::{Live, Sessions},
 };
-use crate::provider::{DeltaStream, Provider, ProviderError, Request, RequestContext};
+use crate::{
+    message::Message,
+    provider::{DeltaStream, Provider, ProviderError, Request, RequestContext},
+};
 
 /// Makes a [`Backend`] a [`Provider`], as the [module](super) says.
 ///
@@ -80,7 +84,7 @@ impl BackendProvider {
         Instance(Arc::new(Owner {
             backend: self.backend.clone(),
             limits: self.limits,
-            state: Mutex::default(),
+            sessions: Mutex::default(),
             turn: Arc::new(Semaphore::new(1)),
         }))
     }
@@ -118,36 +122,15 @@ struct Instance(Arc<Owner>);
 pub(super) struct Owner {
     backend: Shared,
     pub(super) limits: BackendLimits,
-    state: Mutex<State>,
+    sessions: Mutex<Sessions>,
     /// Held by the turn in flight, until it is over at the backend too.
     turn: Arc<Semaphore>,
 }
 
-#[derive(Default)]
-struct State {
-    live: Option<Live>,
-    /// The last prompt that sessions of before had finished, by their keys.
-    finished: HashMap<String, u64>,
-    closed: bool,
-}
-
-/// The session in use.
-struct Live {
-    session: Arc<dyn BackendSession>,
-    key: String,
-    /// Prompts that it was given.
-    prompts: u64,
-    /// The prompt of the last turn that it finished.
-    finished: u64,
-    options: SessionOptions,
-    /// Where it was made, and is terminated.
-    runtime: Handle,
-}
-
 impl Owner {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn sessions(&self) -> MutexGuard<'_, Sessions> {
         // Nothing behind it is ever half changed.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn name(&self) -> &str {
@@ -161,103 +144,77 @@ impl Owner {
     /// Brings a session to where the conversation is.
     async fn reach(&self, conversation: &Conversation, options: SessionOptions) -> Result<(), BackendError> {
         let can = ask("capabilities", || self.can())?;
-        let way = {
-            let state = self.state();
-            let live = state.live.as_ref().map(|live| Seen { key: &live.key, finished: live.finished });
-            route(conversation, live, &state.finished, can)?
-        };
+        let way = self.sessions().route(conversation, can)?;
+        if let Some(position) = &conversation.position
+            && matches!(way, Route::Resume(..) | Route::Fork(_))
+        {
+            let end = self.sessions().end_of(&position.key);
+            if let Some(end) = end {
+                // What it was has the conversation in its hands until then. That has its limit.
+                ended(end).await;
+            }
+        }
         let (backend, limit) = (&*self.backend.0, self.limits.start);
-        let fresh = || format!("{:016x}", rand::random::<u64>());
-        let (session, key, prompts) = match way {
-            Route::Stay => return Ok(()),
+        let forked = async |place: Place| {
+            let fork = call("fork", limit, async { backend.fork(&place, &options).await });
+            Ok::<_, BackendError>((fork.await?, fresh_key(), Heard::up_to(place.prompts), true))
+        };
+        let (session, key, heard, fresh) = match way {
+            Route::Stay(more) => {
+                note_more(more);
+                return Ok(());
+            }
+            Route::Return(more) => {
+                note_more(more);
+                let left = self.sessions().go_back();
+                self.retire(left);
+                return Ok(());
+            }
             Route::Start => {
-                (call("start", limit, async { backend.start(&options).await }).await?, fresh(), 0)
+                let session = call("start", limit, async { backend.start(&options).await }).await?;
+                (session, fresh_key(), Heard::default(), true)
             }
-            Route::Fork(place) => {
-                let fork = call("fork", limit, async { backend.fork(&place, &options).await });
-                (fork.await?, fresh(), place.prompts)
-            }
-            Route::Resume(position, id) => {
+            Route::Fork(place) => forked(place).await?,
+            Route::Resume(position, id, heard) => {
                 let resume = call("resume", limit, async { backend.resume(&id, &options).await });
                 let session = resume.await?;
                 match position.place().filter(|place| is_elsewhere(&*session, place)) {
                     Some(place) => {
-                        self.end(session);
+                        let end = terminate(session, &Handle::current(), self.limits.terminate);
                         if !can.fork {
                             return Err(elsewhere());
                         }
-                        let fork = call("fork", limit, async { backend.fork(&place, &options).await });
-                        (fork.await?, fresh(), place.prompts)
+                        ended(end).await;
+                        forked(place).await?
                     }
-                    None => (session, position.key, position.prompts),
+                    None => (session, position.key, heard, false),
                 }
             }
         };
-        let runtime = Handle::current();
-        let live = Live { session, key, prompts, finished: prompts, options, runtime };
-        let (before, closed) = {
-            let mut state = self.state();
-            if state.closed { (Some(live), true) } else { (state.live.replace(live), false) }
-        };
-        if let Some(before) = before {
-            self.retire(before);
-        }
-        if closed { Err(BackendError::Ended("the conversation was closed".to_owned())) } else { Ok(()) }
-    }
-
-    /// Counts a prompt, and says what it is given to.
-    fn begin(&self) -> Result<(Arc<dyn BackendSession>, SessionOptions), BackendError> {
-        let mut state = self.state();
-        let live = state.live.as_mut().ok_or_else(|| BackendError::Ended("it was closed".to_owned()))?;
-        live.prompts += 1;
-        Ok((Arc::clone(&live.session), live.options.clone()))
-    }
-
-    /// The prompt was not taken.
-    fn take_back(&self, session: &Arc<dyn BackendSession>) {
-        if let Some(live) = self.state().live.as_mut().filter(|live| Arc::ptr_eq(&live.session, session)) {
-            live.prompts -= 1;
-        }
-    }
-
-    /// The session has finished its turn.
-    pub(super) fn finish(&self, session: &Arc<dyn BackendSession>) {
-        if let Some(live) = self.state().live.as_mut().filter(|live| Arc::ptr_eq(&live.session, session)) {
-            live.finished = live.prompts;
-        }
+        let live = Live { session, key, heard, fresh, options, runtime: Handle::current() };
+        let (left, taken) = self.sessions().take_up(live);
+        self.retire(left);
+        taken
     }
 
     /// Where the session is, for its answer to tell.
     pub(super) fn position(&self, session: &Arc<dyn BackendSession>) -> Result<Position, BackendError> {
         let (id, checkpoint) = ask("id", || (session.id(), session.checkpoint()))?;
-        let state = self.state();
-        match state.live.as_ref().filter(|live| Arc::ptr_eq(&live.session, session)) {
-            Some(live) => {
-                Ok(Position { key: live.key.clone(), session: id, prompts: live.prompts, checkpoint })
-            }
-            None => Err(BackendError::Ended("it was closed".to_owned())),
-        }
+        self.sessions().position(session, id, checkpoint)
     }
 
     /// Lets go of a session that is of no use any more.
     pub(super) fn lose(&self, session: &Arc<dyn BackendSession>) {
-        let lost = {
-            let mut state = self.state();
-            state.live.take_if(|live| Arc::ptr_eq(&live.session, session))
-        };
-        if let Some(lost) = lost {
-            self.retire(lost);
+        let lost = self.sessions().lose(session);
+        self.retire(lost);
+    }
+
+    fn retire(&self, live: Option<Live>) {
+        let Some(live) = live else { return };
+        let end = terminate(live.session, &live.runtime, self.limits.terminate);
+        if !live.fresh {
+            self.sessions().retired(live.key, live.heard, end);
         }
-    }
-
-    fn retire(&self, live: Live) {
-        self.state().finished.insert(live.key, live.finished);
-        drop(terminate(live.session, &live.runtime, self.limits.terminate));
-    }
-
-    /// Lets go of a session that was not taken into use.
-    fn end(&self, session: Arc<dyn BackendSession>) {
-        drop(terminate(session, &Handle::current(), self.limits.terminate));
     }
 
     async fn prompt(
@@ -271,7 +228,7 @@ impl Owner {
         let conversation = Conversation::read(&name, &request.history).map_err(before)?;
         let options = SessionOptions { model: request.model, system: request.system };
         self.reach(&conversation, options.clone()).await.map_err(before)?;
-        let (session, started_with) = self.begin().map_err(before)?;
+        let (session, started_with) = self.sessions().begin().map_err(before)?;
         let mut warnings = Vec::new();
         if started_with != options {
             warnings
@@ -287,7 +244,7 @@ impl Owner {
             // It may have been taken: its turn is cancelled, and it is not sent again.
             Err(error @ BackendError::Timeout { call: "prompt", .. }) => return Err(error.in_turn()),
             Err(error) => {
-                self.take_back(&session);
+                self.sessions().take_back(&session);
                 turn.over(error.is_final());
                 return Err(error.before_prompt());
             }
@@ -302,10 +259,22 @@ fn is_elsewhere(session: &dyn BackendSession, place: &Place) -> bool {
     here.is_some() && place.checkpoint.is_some() && here != place.checkpoint
 }
 
+/// A key that no other session has.
+fn fresh_key() -> String {
+    format!("{:016x}", rand::random::<u64>())
+}
+
+/// The session has heard more than the conversation tells.
+fn note_more(prompts: u64) {
+    if prompts > 0 {
+        tracing::warn!(prompts, "a backend goes on with what it has heard of turns that were discarded");
+    }
+}
+
 impl Drop for Owner {
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(live) = state.live.take() {
+        let sessions = self.sessions.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for live in sessions.take_all() {
             drop(terminate(live.session, &live.runtime, self.limits.terminate));
         }
     }
@@ -323,16 +292,22 @@ impl Provider for Instance {
         self.0.prompt(request, context, permit).await
     }
 
+    fn committed(&self, messages: &[Arc<Message>]) {
+        let Ok(name) = ask("name", || self.name().to_owned()) else { return };
+        // One that can't be read is an error of the next prompt.
+        for position in messages.iter().filter_map(|message| Position::told(&name, message)?.ok()) {
+            let left = self.0.sessions().keep(&position);
+            self.0.retire(left);
+        }
+    }
+
     async fn close(&self) {
         let owner = &self.0;
-        owner.state().closed = true;
+        owner.sessions().close();
         // A cancel that goes on is waited for; it has its limit.
         let _permit = timeout(owner.limits.cancel, owner.turn.acquire()).await;
-        let live = owner.state().live.take();
-        if let Some(live) = live {
-            let done = terminate(live.session, &live.runtime, owner.limits.terminate);
-            // Closed, not sent, when it is done.
-            let _ = done.await;
-        }
+        let running = owner.sessions().take_all();
+        let ends = running.map(|live| terminate(live.session, &live.runtime, owner.limits.terminate));
+        join_all(ends.collect::<Vec<_>>().into_iter().map(ended)).await;
     }
 }

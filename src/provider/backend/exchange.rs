@@ -195,10 +195,7 @@ impl Exchange {
         let session = Arc::clone(&self.turn.session);
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
-        let told = updated.and_then(|()| {
-            self.turn.owner.finish(&session);
-            self.where_it_is()
-        });
+        let told = updated.and_then(|()| self.where_it_is());
         // A session that can't say where it is can't be gone on with.
         self.turn.over(told.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;

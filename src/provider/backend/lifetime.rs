@@ -11,7 +11,7 @@ use std::{
 use futures_util::FutureExt;
 use tokio::{
     runtime::{self, Handle},
-    sync::oneshot,
+    sync::watch,
     time::timeout,
 };
 
@@ -48,19 +48,29 @@ pub(super) fn terminate(
     session: Arc<dyn BackendSession>,
     runtime: &Handle,
     limit: Duration,
-) -> oneshot::Receiver<()> {
-    let (done, waiter) = oneshot::channel();
+) -> watch::Receiver<()> {
+    let (done, waiter) = watch::channel(());
     let ending = Ending { session: Some(session), limit, _done: done };
     // On a runtime that is gone the future is dropped at once.
     runtime.spawn(ending.run());
     waiter
 }
 
+/// Waits for the end of a session that is being terminated.
+///
+/// # Cancel safety
+///
+/// It ends all the same.
+pub(super) async fn ended(mut session: watch::Receiver<()>) {
+    // Nothing is ever sent: the channel is closed.
+    let _ = session.changed().await;
+}
+
 /// A session that is to be terminated. If nobody gets to it on the runtime, its drop does it elsewhere.
 struct Ending {
     session: Option<Arc<dyn BackendSession>>,
     limit: Duration,
-    _done: oneshot::Sender<()>,
+    _done: watch::Sender<()>,
 }
 
 impl Ending {

@@ -1,6 +1,6 @@
 //! Where a backend is in a conversation, as the conversation's answers tell, and how to get there.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -35,6 +35,12 @@ pub(super) struct Position {
 }
 
 impl Position {
+    /// What a message tells of the backend of this name, if it is an answer of its.
+    pub(super) fn told(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
+        let told = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
+        Some(Self::deserialize(told))
+    }
+
     pub(super) fn place(&self) -> Option<Place> {
         let session = self.session.clone()?;
         Some(Place { session, prompts: self.prompts, checkpoint: self.checkpoint.clone() })
@@ -56,9 +62,8 @@ impl Conversation {
         let mut new = Vec::new();
         let mut position = None;
         for message in history.iter().rev() {
-            let told = message.provider_data.get(name).filter(|_| message.role == Role::Assistant);
-            if let Some(told) = told {
-                position = Some(Position::deserialize(told).map_err(|error| {
+            if let Some(told) = Position::told(name, message) {
+                position = Some(told.map_err(|error| {
                     BackendError::NotResumable(format!(
                         "what its last answer says of `{name}` can't be read ({error}); start a new conversation"
                     ))
@@ -75,38 +80,66 @@ impl Conversation {
     }
 }
 
-/// The session in use, as far as it matters here.
+/// What a session has heard of the conversation.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Heard {
+    /// The prompts that it was given.
+    pub(super) given: u64,
+    /// The last of them whose answer, whole or broken off, became part of the conversation. What it heard after that was
+    /// discarded.
+    pub(super) kept: u64,
+}
+
+impl Heard {
+    /// A session that is at this place.
+    pub(super) fn up_to(prompts: u64) -> Self {
+        Self { given: prompts, kept: prompts }
+    }
+
+    pub(super) fn keep(&mut self, prompts: u64) {
+        self.kept = self.kept.max(prompts);
+        self.given = self.given.max(prompts);
+    }
+}
+
+/// What is known of the session that the conversation's last answer names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Seen<'a> {
-    pub(super) key: &'a str,
-    /// The prompt of the last turn that it finished.
-    pub(super) finished: u64,
+pub(super) enum Known {
+    /// It is in use.
+    Live(Heard),
+    /// It was in use before the one that is.
+    Parked(Heard),
+    /// It was let go of, or is another process's.
+    Retired(Heard),
 }
 
 /// How to get to where the conversation is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// The session in use is there.
-    Stay,
+    /// The session in use is there. It has heard so many prompts more, which were discarded.
+    Stay(u64),
+    /// The session of before is there.
+    Return(u64),
     Start,
-    Resume(Position, SessionId),
+    /// With what it has heard.
+    Resume(Position, SessionId, Heard),
     Fork(Place),
 }
 
 /// The backend has gone on from where the conversation is.
 pub(super) fn elsewhere() -> BackendError {
     BackendError::Diverged(
-        "it goes on from an earlier place, and the backend can't fork; go on from its last answer, or start a new \
-         conversation"
+        "it goes on from an earlier place than the backend is at, and the backend can't fork; go on from its last answer, \
+         if there is one, or start a new conversation"
             .to_owned(),
     )
 }
 
-/// The way to where `conversation` is. `finished` has what is known of sessions that were in use before, by their keys.
+/// The way to where `conversation` is. `live` is what the session in use has heard, whichever the conversation names.
 pub(super) fn route(
     conversation: &Conversation,
-    live: Option<Seen<'_>>,
-    finished: &HashMap<String, u64>,
+    known: Known,
+    live: Option<Heard>,
     can: Capabilities,
 ) -> Result<Route, BackendError> {
     let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
@@ -117,29 +150,29 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            Some(live) if live.finished == 0 => Route::Stay,
+            Some(heard) if heard.kept == 0 => Route::Stay(heard.given),
             _ => Route::Start,
         });
     };
-    let known = match live {
-        Some(live) if live.key == position.key => Some(live.finished),
-        _ => finished.get(&position.key).copied(),
-    };
-    if known.is_some_and(|finished| finished > position.prompts) {
+    let (Known::Live(heard) | Known::Parked(heard) | Known::Retired(heard)) = known;
+    if heard.kept > position.prompts {
         return match position.place() {
             Some(place) if can.fork => Ok(Route::Fork(place)),
             _ => Err(elsewhere()),
         };
     }
-    if live.is_some_and(|live| live.key == position.key) {
-        return Ok(Route::Stay);
-    }
-    match &position.session {
-        Some(id) if can.resume => Ok(Route::Resume(position.clone(), id.clone())),
-        Some(_) => Err(BackendError::NotResumable(
+    let more = heard.given.saturating_sub(position.prompts);
+    match (known, &position.session) {
+        (Known::Live(_), _) => Ok(Route::Stay(more)),
+        (Known::Parked(_), _) => Ok(Route::Return(more)),
+        (Known::Retired(mut heard), Some(id)) if can.resume => {
+            heard.keep(position.prompts);
+            Ok(Route::Resume(position.clone(), id.clone(), heard))
+        }
+        (Known::Retired(_), Some(_)) => Err(BackendError::NotResumable(
             "the session is gone and the backend can't resume one; start a new conversation".to_owned(),
         )),
-        None => Err(BackendError::NotResumable(
+        (Known::Retired(_), None) => Err(BackendError::NotResumable(
             "the session is gone and the backend gave it no id; start a new conversation".to_owned(),
         )),
     }

@@ -1,0 +1,156 @@
+//! The sessions that one conversation has at a backend, and what is known of those that it had. Calls nobody.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::{runtime::Handle, sync::watch};
+
+use super::{
+    BackendError, BackendSession, Capabilities, SessionId, SessionOptions,
+    position::{Conversation, Heard, Known, Position, Route, route},
+};
+
+/// The sessions of a conversation.
+#[derive(Default)]
+pub(super) struct Sessions {
+    /// The one in use.
+    live: Option<Live>,
+    /// The one before, while the conversation has no answer of the one in use: if the branch comes to nothing, it is
+    /// gone back to.
+    parked: Option<Live>,
+    /// Those that were let go of, by their keys. Each has an answer in the conversation.
+    retired: HashMap<String, Retired>,
+    closed: bool,
+}
+
+/// A session that runs.
+pub(super) struct Live {
+    pub(super) session: Arc<dyn BackendSession>,
+    pub(super) key: String,
+    pub(super) heard: Heard,
+    /// Whether the conversation has no answer of its own.
+    pub(super) fresh: bool,
+    pub(super) options: SessionOptions,
+    /// Where it was made, and is terminated.
+    pub(super) runtime: Handle,
+}
+
+struct Retired {
+    heard: Heard,
+    /// Closed when it has ended.
+    ended: watch::Receiver<()>,
+}
+
+impl Live {
+    fn is(&self, session: &Arc<dyn BackendSession>) -> bool {
+        Arc::ptr_eq(&self.session, session)
+    }
+}
+
+fn closed() -> BackendError {
+    BackendError::Ended("the conversation was closed".to_owned())
+}
+
+impl Sessions {
+    /// The way to where the conversation is.
+    pub(super) fn route(
+        &self,
+        conversation: &Conversation,
+        can: Capabilities,
+    ) -> Result<Route, BackendError> {
+        let position = conversation.position.as_ref();
+        let is_its_own = |live: &&Live| position.is_some_and(|position| position.key == live.key);
+        let known = if let Some(live) = self.live.as_ref().filter(is_its_own) {
+            Known::Live(live.heard)
+        } else if let Some(parked) = self.parked.as_ref().filter(is_its_own) {
+            Known::Parked(parked.heard)
+        } else {
+            let retired = position.and_then(|position| self.retired.get(&position.key));
+            Known::Retired(retired.map_or_else(Heard::default, |retired| retired.heard))
+        };
+        route(conversation, known, self.live.as_ref().map(|live| live.heard), can)
+    }
+
+    /// Takes a session into use, unless it is too late for that. Gives the one that is to be retired, this one perhaps.
+    pub(super) fn take_up(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
+        if self.closed {
+            return (Some(live), Err(closed()));
+        }
+        let left = match self.live.replace(live) {
+            Some(before) if !before.fresh => self.parked.replace(before),
+            before => before,
+        };
+        (left, Ok(()))
+    }
+
+    /// Goes back to the session that is parked. Gives the one that is to be retired.
+    pub(super) fn go_back(&mut self) -> Option<Live> {
+        let parked = self.parked.take()?;
+        self.live.replace(parked)
+    }
+
+    /// Counts a prompt, and says what it is given to.
+    pub(super) fn begin(&mut self) -> Result<(Arc<dyn BackendSession>, SessionOptions), BackendError> {
+        let live = self.live.as_mut().ok_or_else(closed)?;
+        live.heard.given = live.heard.given.saturating_add(1);
+        Ok((Arc::clone(&live.session), live.options.clone()))
+    }
+
+    /// The prompt was not taken.
+    pub(super) fn take_back(&mut self, session: &Arc<dyn BackendSession>) {
+        if let Some(live) = self.live.as_mut().filter(|live| live.is(session)) {
+            live.heard.given = live.heard.given.saturating_sub(1);
+        }
+    }
+
+    /// Where the session is, as its answer is to tell.
+    pub(super) fn position(
+        &self,
+        of: &Arc<dyn BackendSession>,
+        session: Option<SessionId>,
+        checkpoint: Option<String>,
+    ) -> Result<Position, BackendError> {
+        let live = self.live.as_ref().filter(|live| live.is(of)).ok_or_else(closed)?;
+        Ok(Position { key: live.key.clone(), session, prompts: live.heard.given, checkpoint })
+    }
+
+    /// The answer that tells this position is the conversation's now. Gives the session that nobody goes back to.
+    pub(super) fn keep(&mut self, position: &Position) -> Option<Live> {
+        let its_own = |live: &&mut Live| live.key == position.key;
+        if let Some(live) = self.live.as_mut().filter(its_own) {
+            live.heard.keep(position.prompts);
+            live.fresh = false;
+            return self.parked.take();
+        }
+        if let Some(parked) = self.parked.as_mut().filter(its_own) {
+            parked.heard.keep(position.prompts);
+        } else if let Some(retired) = self.retired.get_mut(&position.key) {
+            retired.heard.keep(position.prompts);
+        }
+        None
+    }
+
+    /// The session is of no use any more.
+    pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<Live> {
+        self.live.take_if(|live| live.is(session))
+    }
+
+    /// Remembers a session that was let go of.
+    pub(super) fn retired(&mut self, key: String, heard: Heard, ended: watch::Receiver<()>) {
+        self.retired.insert(key, Retired { heard, ended });
+    }
+
+    /// What tells that a session has ended that was let go of.
+    pub(super) fn end_of(&self, key: &str) -> Option<watch::Receiver<()>> {
+        self.retired.get(key).map(|retired| retired.ended.clone())
+    }
+
+    /// From now on no session is taken into use.
+    pub(super) fn close(&mut self) {
+        self.closed = true;
+    }
+
+    /// All that run.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Live> + use<> {
+        self.live.take().into_iter().chain(self.parked.take())
+    }
+}

@@ -1,0 +1,278 @@
+//! Turns that the backend has heard and the conversation does not have, and branches, which are none of those.
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{AgentCallbacks, Event, Response, State, TurnDecision},
+    provider::{
+        Options, OutputSchema,
+        backend::{BackendError, Capabilities},
+    },
+    session::{Mode, Session},
+    subscription::Update,
+    testing::Gate,
+    tool::Schema,
+};
+use serde_json::json;
+
+use crate::{
+    conversations::{SECOND, able, created, node, store},
+    scripted::{Act, ScriptedBackend, Step, Turn},
+};
+
+/// What becomes of the second turn once the backend has finished it.
+#[derive(Clone)]
+enum Spoiled {
+    Panics,
+    GoesOnWithNothing,
+    Waits(Gate),
+}
+
+struct Spoils(Spoiled, u32);
+
+#[async_trait]
+impl AgentCallbacks for Spoils {
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        self.1 += 1;
+        if self.1 == 2 {
+            match &self.0 {
+                Spoiled::Panics => panic!("handle_turn panics"),
+                Spoiled::GoesOnWithNothing => return TurnDecision::Continue("".into()),
+                Spoiled::Waits(gate) => gate.pass().await,
+            }
+        }
+        TurnDecision::Stop
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_discarded_after_the_backend_finished_it_is_gone_on_from() {
+    for able in [Capabilities::default(), able()] {
+        for spoiled in [Spoiled::Panics, Spoiled::GoesOnWithNothing, Spoiled::Waits(Gate::new())] {
+            let backend = ScriptedBackend::able(able, []);
+            let agent = backend.agent().callbacks(Spoils(spoiled.clone(), 0)).start().await.unwrap();
+            agent.ask("One").await.unwrap();
+            if let Spoiled::Waits(gate) = spoiled {
+                agent.prompt("Two").await.unwrap();
+                gate.reached().await;
+                agent.cancel().await.unwrap();
+            } else {
+                agent.ask("Two").await.unwrap_err();
+            }
+            assert_eq!(agent.state().await.unwrap().history().last().unwrap().text(), "One");
+            assert_eq!(agent.ask("Three").await.unwrap().text(), "One | Two | Three");
+            assert_eq!(agent.ask("Four").await.unwrap().text(), "One | Two | Three | Four");
+            assert_eq!(backend.count("start"), 1, "{:?}", backend.log());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_turn_discarded_after_the_backend_finished_it_is_gone_on_from() {
+    let backend = ScriptedBackend::new([]);
+    let agent = backend.agent().callbacks(Spoils(Spoiled::Panics, 1)).start().await.unwrap();
+    agent.ask("One").await.unwrap_err();
+    assert_eq!(agent.ask("Two").await.unwrap().text(), "One | Two");
+    assert_eq!(backend.count("start"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_cancelled_while_it_is_asked_for_again_is_gone_on_from() {
+    let schema = Schema::new(json!({ "type": "object", "required": ["n"] })).unwrap();
+    let schema = OutputSchema::new("answer", schema);
+    let script = [Turn::new().step(Step::Recall).stop(), Turn::new().text("No.").stop()];
+    let again = Turn::new().text("{").step(Step::Hang);
+    let backend = ScriptedBackend::new(script.into_iter().chain([again]));
+    let agent = backend.agent().start().await.unwrap();
+    agent.ask("One").await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    let prompt = omni_agent::agent::Prompt::new("Two")
+        .with_options(Options::default().with_output(schema).with_output_retries(1));
+    agent.prompt(prompt).await.unwrap();
+    loop {
+        let Some(Update::Event(event)) = events.next().await else { panic!("the agent has ended") };
+        if matches!(&*event.event, Event::TextDelta { delta, .. } if &**delta == "{") {
+            break;
+        }
+    }
+    agent.cancel().await.unwrap();
+    let text = agent.ask("Three").await.unwrap().text();
+    assert!(text.starts_with("One | Two | ") && text.ends_with(" | Three"), "{text}");
+    assert_eq!(backend.count("start"), 1);
+}
+
+/// The branch is not followed: the tree is as it was, and the backend heard nothing.
+async fn is_refused(session: &Session, backend: &ScriptedBackend) {
+    let before = backend.log();
+    session.branch(Some(node(2)), "Other").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(backend.log(), before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_after_discarded_turns_is_still_one() {
+    let backend = ScriptedBackend::new([Turn::new().step(Step::Recall).stop(), Turn::new().step(Step::Hang)]);
+    let session = created(&store(), &backend).await;
+    session.ask("One").await.unwrap();
+    session.prompt("Lost").await.unwrap();
+    backend.until("prompt s1: Lost").await;
+    session.cancel().await.unwrap();
+    assert_eq!(session.ask("Two").await.unwrap().text(), "One | Lost | Two");
+    is_refused(&session, &backend).await;
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Lost | Two | Three");
+}
+
+/// A session with one whole answer and one that was interrupted.
+async fn interrupted(able: Capabilities) -> (Session, ScriptedBackend) {
+    let turns = [Turn::new().step(Step::Recall).stop(), Turn::new().text("So far").step(Step::Hang)];
+    let backend = ScriptedBackend::able(able, turns);
+    let session = created(&store(), &backend).await;
+    session.ask("One").await.unwrap();
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    session.prompt("Two").await.unwrap();
+    loop {
+        let Some(Update::Event(event)) = events.next().await else { panic!("the session has ended") };
+        if matches!(event.event.agent(), Some(Event::TextDelta { .. })) {
+            break;
+        }
+    }
+    session.interrupt().await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    (session, backend)
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_past_an_interrupted_answer_leaves_the_session_that_heard_it() {
+    let (session, backend) = interrupted(able()).await;
+    session.regenerate(node(3)).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "One | Two");
+    assert_eq!(backend.count("fork s1 at 1"), 1);
+
+    let (session, backend) = interrupted(Capabilities::default()).await;
+    session.branch(None, "Anew").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "Anew");
+    assert_eq!(backend.count("start"), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_past_an_interrupted_answer_that_the_backend_cannot_follow_is_refused() {
+    let (session, backend) = interrupted(Capabilities::default()).await;
+    is_refused(&session, &backend).await;
+    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
+}
+
+/// How a branch comes to nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Failure {
+    Cancelled,
+    Refused,
+    Ended,
+}
+
+/// Branches, and the branch comes to nothing.
+async fn branched_in_vain(
+    session: &Session,
+    backend: &ScriptedBackend,
+    from: Option<u64>,
+    text: &str,
+    failure: Failure,
+) {
+    let head = session.tree().await.unwrap().head();
+    session.branch(from.map(node), text).await.unwrap();
+    if failure == Failure::Cancelled {
+        backend.until_prompted(text).await;
+        session.cancel().await.unwrap();
+    }
+    session.wait_until_idle().await.unwrap();
+    session.flush(SECOND).await.unwrap();
+    assert_eq!(session.tree().await.unwrap().head(), head, "{failure:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_that_comes_to_nothing_goes_back_to_its_session() {
+    for failure in [Failure::Cancelled, Failure::Refused, Failure::Ended] {
+        for fork in [false, true] {
+            let able = if fork { Capabilities::default().with_fork() } else { Capabilities::default() };
+            let whole = || Turn::new().step(Step::Recall).stop();
+            let hang = (failure == Failure::Cancelled).then(|| Turn::new().step(Step::Hang));
+            let backend = ScriptedBackend::able(able, [whole(), whole()].into_iter().chain(hang));
+            let session = created(&store(), &backend).await;
+            for prompt in ["One", "Two"] {
+                session.ask(prompt).await.unwrap();
+            }
+            match failure {
+                Failure::Cancelled => {}
+                Failure::Refused => backend.will("prompt", Act::Fail(BackendError::Invalid("no".into()))),
+                Failure::Ended => backend.will("prompt", Act::Panic),
+            }
+            let from = fork.then_some(2);
+            branched_in_vain(&session, &backend, from, "Other", failure).await;
+            assert_eq!(backend.count("terminate s1"), 0, "{failure:?} {:?}", backend.log());
+            assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
+            // Nobody goes back to the branch's.
+            backend.until("terminate s2").await;
+            session.stop(SECOND).await.unwrap();
+            assert_eq!((backend.count("terminate s1"), backend.count("terminate s2")), (1, 1));
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_that_is_kept_ends_the_session_before() {
+    let backend = ScriptedBackend::new([]);
+    let session = created(&store(), &backend).await;
+    session.ask("One").await.unwrap();
+    session.branch(None, "Anew").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    backend.until("terminate s1").await;
+    assert_eq!(session.ask("More").await.unwrap().text(), "Anew | More");
+}
+
+#[tokio::test(start_paused = true)]
+async fn branches_that_come_to_nothing_leave_one_session_parked() {
+    let able = Capabilities::default().with_fork();
+    let hang = || Turn::new().step(Step::Hang);
+    let whole = || Turn::new().step(Step::Recall).stop();
+    let backend = ScriptedBackend::able(able, [whole(), whole(), hang(), hang(), hang()]);
+    let session = created(&store(), &backend).await;
+    for prompt in ["One", "Two"] {
+        session.ask(prompt).await.unwrap();
+    }
+    for (from, text) in [(Some(2), "A"), (None, "B"), (Some(2), "C")] {
+        branched_in_vain(&session, &backend, from, text, Failure::Cancelled).await;
+    }
+    backend.until("terminate s3").await;
+    assert_eq!((backend.running(), backend.count("terminate s1")), (2, 0), "{:?}", backend.log());
+    session.stop(SECOND).await.unwrap();
+    assert_eq!(backend.running(), 0, "{:?}", backend.log());
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_agent_terminates_the_parked_session_too() {
+    let backend = ScriptedBackend::new([Turn::new().step(Step::Recall).stop(), Turn::new().step(Step::Hang)]);
+    let session = created(&store(), &backend).await;
+    session.ask("One").await.unwrap();
+    branched_in_vain(&session, &backend, None, "Anew", Failure::Cancelled).await;
+    drop(session);
+    backend.until("drop s1").await;
+    backend.until("drop s2").await;
+    assert_eq!((backend.count("terminate s1"), backend.count("terminate s2")), (1, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_is_resumed_once_it_has_ended() {
+    let turns = [Turn::new().step(Step::Recall).stop(), Turn::new().text("So").step(Step::Hang)];
+    let backend = ScriptedBackend::able(Capabilities::default().with_resume(), turns);
+    backend.will("cancel", Act::Fail(BackendError::Failed("no".into())));
+    backend.will("terminate", Act::Hang);
+    let agent = backend.agent().start().await.unwrap();
+    agent.ask("One").await.unwrap();
+    agent.prompt("Two").await.unwrap();
+    backend.until("prompt s1: Two").await;
+    agent.cancel().await.unwrap();
+    assert_eq!(agent.ask("Three").await.unwrap().text(), "One | Two | Three");
+    let log = backend.log();
+    let place = |call: &str| log.iter().position(|noted| noted == call).unwrap();
+    assert!(place("drop s1") < place("resume s1"), "{log:?}");
+}

@@ -21,8 +21,10 @@ use agent_client_protocol::{
             PermissionOption, PermissionOptionKind, Plan, PlanEntry, PlanEntryPriority, PlanEntryStatus,
             PromptRequest, PromptResponse, ReadTextFileRequest, RequestPermissionOutcome,
             RequestPermissionRequest, ResumeSessionRequest, ResumeSessionResponse, SessionCapabilities,
-            SessionId, SessionNotification, SessionResumeCapabilities, SessionUpdate, StopReason, ToolCall,
-            ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields, ToolKind,
+            SessionConfigOption, SessionConfigOptionCategory, SessionConfigOptionValue,
+            SessionConfigSelectOption, SessionId, SessionNotification, SessionResumeCapabilities,
+            SessionUpdate, SetSessionConfigOptionRequest, SetSessionConfigOptionResponse, StopReason,
+            ToolCall, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields, ToolKind,
         },
     },
 };
@@ -76,6 +78,7 @@ async fn serve(like: String) {
         output.flush().await?;
         Ok(output)
     });
+    let eight = brain.clone();
     let (one, two, three, four, five, six, seven) =
         (brain.clone(), brain.clone(), brain.clone(), brain.clone(), brain.clone(), brain.clone(), brain);
     let served = Agent
@@ -112,6 +115,15 @@ async fn serve(like: String) {
             on_receive_request!(),
         )
         .on_receive_request(
+            async move |request: SetSessionConfigOptionRequest, responder: Responder<_, _>, _| {
+                if let SessionConfigOptionValue::ValueId { value } = request.value {
+                    *eight.about.lock().unwrap() = format!("{} is {}", request.config_id.0, value.0);
+                }
+                responder.respond(SetSessionConfigOptionResponse::new(models()))
+            },
+            on_receive_request!(),
+        )
+        .on_receive_request(
             async move |request: PromptRequest, responder: Responder<_, _>, client: ConnectionTo<Client>| {
                 let brain = Arc::clone(&six);
                 let turn = client.clone();
@@ -132,6 +144,13 @@ async fn serve(like: String) {
     if let Err(error) = served {
         eprintln!("the agent failed: {error}");
     }
+}
+
+fn models() -> Vec<SessionConfigOption> {
+    let models =
+        vec![SessionConfigSelectOption::new("small", "Small"), SessionConfigSelectOption::new("big", "Big")];
+    let option = SessionConfigOption::select("llm", "Model", "small", models);
+    vec![option.category(SessionConfigOptionCategory::Model)]
 }
 
 impl Brain {
@@ -168,7 +187,8 @@ impl Brain {
         *self.about.lock().unwrap() = format!("{} {}", request.cwd.display(), servers.join(","));
         let id = format!("session-{}", std::process::id());
         fs::write(self.folder.join(&id), "").unwrap();
-        Ok(NewSessionResponse::new(id))
+        let answer = NewSessionResponse::new(id);
+        Ok(if self.is("models") { answer.config_options(models()) } else { answer })
     }
 
     fn load(&self, id: &SessionId, client: Option<&ConnectionTo<Client>>) -> Update {

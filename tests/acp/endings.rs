@@ -92,6 +92,17 @@ async fn program_that_was_killed_ends_its_turn_with_an_error() {
     assert_eq!(place.running(), 0);
 }
 
+#[tokio::test]
+async fn program_that_was_killed_between_two_turns_is_started_again() {
+    let place = Place::new();
+    let agent = on(place.agent("loads")).start().await.unwrap();
+    soon(agent.ask("The word is heron")).await.unwrap();
+    kill_process(place.pids()[0], Signal::KILL).unwrap();
+    place.is_left().await;
+    assert_eq!(soon(agent.ask("Which word?")).await.unwrap().text(), "heron");
+    assert_eq!(place.pids().len(), 2);
+}
+
 /// A program that starts a session, for which it needs nothing but a shell.
 const HANDSHAKE: &str = r#"
 id() { sed 's/.*"id":\("[^"]*"\).*/\1/'; }

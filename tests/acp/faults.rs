@@ -135,6 +135,7 @@ async fn turn_of_a_program_that_writes_rubbish_ends_in_an_error() {
         ("echo '{\"jsonrpc\":\"2.0\",\"method\":'", "damaged message"),
         ("yes rubbish", "not the protocol: rubbish"),
         ("tr '\\0' x < /dev/zero", "longer than any may be"),
+        ("exec >&-; sleep 600", "closed its standard output"),
         ("echo broken >&2; exit 9", "exit status: 9; its last words: broken"),
     ];
     for (rubbish, words) in cases {
@@ -147,6 +148,20 @@ async fn turn_of_a_program_that_writes_rubbish_ends_in_an_error() {
         says(&error, words);
         soon(session.terminate()).await;
     }
+}
+
+#[tokio::test]
+async fn prompt_to_a_program_that_reads_no_more_is_an_error() {
+    let deaf = r#"
+        read -r line
+        exec <&-
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"end_turn"}}\n' "$(printf %s "$line" | id)"
+        sleep 600
+    "#;
+    let session = soon(agent("1", deaf).start(&SessionOptions::default())).await.unwrap();
+    asked(&*session, "Hello").await.result.unwrap();
+    let error = asked(&*session, "Hello").await.result.unwrap_err();
+    says(&error, "does not read any more");
 }
 
 /// The program is made to wait with what nobody reads, and not with the end of its turn.

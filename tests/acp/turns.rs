@@ -120,3 +120,15 @@ async fn agent_that_asks_for_what_is_not_served_is_told_so() {
     assert_eq!(asked(&*session, "Read a file").await.text, "-32601");
     assert_eq!(asked(&*session, "Talk out of turn").await.text, "Mine.");
 }
+
+#[tokio::test]
+async fn start_with_a_model_chooses_among_those_that_the_agent_has() {
+    let place = Place::new();
+    let session = soon(place.agent("models").start(&SessionOptions::new("big"))).await.unwrap();
+    assert_eq!(asked(&*session, "Where are you?").await.text, "llm is big");
+    let Err(error) = soon(place.agent("models").start(&SessionOptions::new("huge"))).await else {
+        panic!("it started")
+    };
+    let there = "no model `huge`; there are: small, big";
+    assert!(matches!(&error, BackendError::Invalid(why) if why.contains(there)), "{error}");
+}

@@ -123,6 +123,15 @@ impl Connection {
         }
     }
 
+    /// Why nothing can be asked any more, if that is so.
+    pub(super) async fn over(&self) -> Option<BackendError> {
+        if self.running.process.has_ended() {
+            // It is seen to, and soon told.
+            return Some(self.shared.ended().await);
+        }
+        self.shared.has_ended()
+    }
+
     /// Closes the program's standard input, and waits for its end, which is seen to when `grace` has passed.
     pub(super) async fn close(&self, grace: Duration) {
         let running = &self.running;
@@ -196,8 +205,9 @@ impl Supervisor {
             let mut driver = pin!(driver.fuse());
             let mut writer = pin!(wire::write(stdin, outgoing, &traffic).fuse());
             let mut exit = pin!(process.ended().fuse());
-            // From when on what is left is to come soon.
+            // From when on what is left is to come soon, and why.
             let mut late = pin!(Fuse::<Sleep>::terminated());
+            let mut deaf = None;
             loop {
                 tokio::select! {
                     biased;
@@ -207,14 +217,17 @@ impl Supervisor {
                         let _ = timeout(SOON, &mut driver).await;
                         break Some(broken);
                     }
-                    () = &mut late => break Some(Broken::Closed),
+                    () = &mut late => break Some(deaf.map_or(Broken::Closed, Broken::Deaf)),
                     ended = &mut driver => {
                         let why = ended.err().map_or_else(String::new, |error| error.to_string());
                         break Some(Broken::Failed(why));
                     }
                     // What it wrote before may still have to be read.
                     _ = &mut exit => late.set(sleep(SOON).fuse()),
-                    _ = &mut writer => late.set(sleep(SOON).fuse()),
+                    Err(error) = &mut writer => {
+                        deaf = Some(error.to_string());
+                        late.set(sleep(SOON).fuse());
+                    }
                     () = &mut stderr => {}
                 }
             }
@@ -222,7 +235,7 @@ impl Supervisor {
         let error = match why {
             None => BackendError::Ended("it was terminated".to_owned()),
             Some(broken) => {
-                if broken != Broken::Closed {
+                if !matches!(broken, Broken::Closed | Broken::Deaf(_)) {
                     process.kill();
                 }
                 let how = beside(&mut stderr, timeout(SOON, process.ended())).await;
@@ -234,7 +247,7 @@ impl Supervisor {
                     let _ = timeout(SOON, &mut stderr).await;
                 }
                 let why = match (how, &broken) {
-                    (Ok(how), Broken::Closed) => format!("`{program}` has ended: {how}"),
+                    (Ok(how), Broken::Closed | Broken::Deaf(_)) => format!("`{program}` has ended: {how}"),
                     _ => format!("`{program}`: {}", fault::broken(&broken)),
                 };
                 BackendError::Ended(format!("{why}{}", words.quoted()))

@@ -81,6 +81,7 @@ pub(super) fn broken(broken: &Broken) -> String {
         Broken::Noise(line) => format!("what it writes is not the protocol: {line}"),
         Broken::Damaged(line) => format!("it wrote a damaged message: {line}"),
         Broken::Failed(error) => format!("it can't be read: {error}"),
+        Broken::Deaf(error) => format!("it does not read any more: {error}"),
     }
 }
 

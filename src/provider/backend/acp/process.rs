@@ -62,6 +62,10 @@ impl Process {
         lock(&self.held).kill();
     }
 
+    pub(super) fn has_ended(&self) -> bool {
+        lock(&self.held).ended
+    }
+
     /// How it ended, once it has.
     pub(super) async fn ended(&self) -> String {
         let mut ended = self.ended.clone();

@@ -204,7 +204,8 @@ impl BackendSession for AcpSession {
 
     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError> {
         let shared = &self.connection.shared;
-        if let Some(error) = shared.has_ended() {
+        // A program that has ended has not heard it: it can be said to another.
+        if let Some(error) = self.connection.over().await {
             return Err(error);
         }
         let blocks = content::blocks(&prompt, &self.can)?;

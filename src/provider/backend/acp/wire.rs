@@ -38,6 +38,8 @@ pub(super) enum Broken {
     /// A message that is damaged.
     Damaged(String),
     Failed(String),
+    /// The program closed its standard input.
+    Deaf(String),
 }
 
 /// Room for what has been read and is still held by somebody.

@@ -457,6 +457,7 @@ fn open(
     let content = answer_open_tool_uses(history, content).map_err(AgentError::InvalidPrompt)?;
     let origin = Origin {
         max_steps: prompt.max_steps.or(env.config.max_steps),
+        secrets_of: prompt.options.has_secrets().then(|| env.config.model.provider_name().into()),
         prompt: Arc::new(Prompt { content: Blocks::default(), ..prompt }),
         asked: ask.then(Box::default),
     };

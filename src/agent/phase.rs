@@ -132,6 +132,9 @@ pub(crate) struct ToolCall {
 pub(crate) struct Origin {
     /// The prompt's options; its content has become a message.
     pub(crate) prompt: Arc<Prompt>,
+    /// The provider that the prompt's key and headers are for, if it brought some.
+    #[serde(skip)]
+    pub(crate) secrets_of: Option<Box<str>>,
     /// The limit of requests in force for it.
     pub(crate) max_steps: Option<u32>,
     /// What `ask` has gathered, if somebody asked.

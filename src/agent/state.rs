@@ -19,7 +19,8 @@ pub struct Config {
     pub system: Option<Arc<str>>,
     /// The tools on offer.
     pub tools: ToolSet,
-    /// How to answer.
+    /// How to answer. A key and headers in it are for the provider of the model that is in force when they are set:
+    /// after a change to another provider's model they are not sent, unless they are set anew.
     pub options: Options,
     /// The most requests that one prompt may cause, continuations and retries included. A change holds for the
     /// run in flight too, unless its prompt brought a limit of its own.
@@ -196,7 +197,8 @@ impl StateView {
 pub struct Prompt {
     /// What is said.
     pub content: Blocks,
-    /// Laid over the agent's options.
+    /// Laid over the agent's options. A key and headers in it are for the provider of the model in force when the prompt
+    /// is taken up, and go to no other.
     #[serde(default, skip_serializing_if = "Options::is_empty")]
     pub options: Options,
     /// In place of the agent's limit.

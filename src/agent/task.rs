@@ -61,6 +61,8 @@ pub(super) struct Shared {
 pub(super) struct Task {
     core: Core,
     config: Arc<Config>,
+    /// The provider that the key and the headers of the configuration are for, if it has some.
+    secrets_of: Option<Box<str>>,
     setup: Arc<Setup>,
     weak: WeakAgent,
     feed: Feed<Event>,
@@ -139,6 +141,7 @@ impl Task {
     ) -> Self {
         Self {
             core: Core::new(history),
+            secrets_of: calls::secrets_of(&config.options, &config.model),
             config: Arc::new(config),
             setup: Arc::new(setup),
             weak,

@@ -85,6 +85,11 @@ impl Model {
         &self.0.name
     }
 
+    /// The provider's name, the part before the id.
+    pub(crate) fn provider_name(&self) -> &str {
+        self.0.name.strip_suffix(&*self.0.id).and_then(|name| name.strip_suffix(':')).unwrap_or_default()
+    }
+
     /// The id at the service.
     pub fn id(&self) -> &Arc<str> {
         &self.0.id

@@ -178,10 +178,11 @@ pub struct OptionFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     extra: Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
-    /// The API key, in place of the registry's. Never serialised.
+    /// The API key, in place of the registry's. Never serialised. An agent sends it to the provider alone whose model
+    /// was in force when it was set.
     #[serde(skip)]
     api_key: Secret = with_api_key(key: impl Into<Secret>) => key.into();
-    /// More HTTP headers. Never serialised; their values are secret.
+    /// More HTTP headers. Never serialised; their values are secret, and go where the key goes.
     #[serde(skip)]
     headers: BTreeMap<String, Secret> = with_headers(headers: BTreeMap<String, Secret>) => headers;
 }
@@ -191,6 +192,26 @@ impl Options {
     /// The same options with this HTTP header beside the others, in place of one of exactly its name.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
         self.headers.get_or_insert_default().insert(name.into(), value.into());
+        self
+    }
+}
+
+impl Options {
+    /// Whether a key or headers are set, which are meant for one service.
+    pub(crate) fn has_secrets(&self) -> bool {
+        self.api_key.is_some() || self.headers.is_some()
+    }
+
+    /// Whether the other options have the same key and headers.
+    pub(crate) fn shares_secrets(&self, other: &Self) -> bool {
+        self.api_key == other.api_key && self.headers == other.headers
+    }
+
+    /// The same options without key and headers.
+    pub(crate) fn without_secrets(mut self) -> Self {
+        if self.has_secrets() {
+            (self.api_key, self.headers) = (None, None);
+        }
         self
     }
 }

@@ -31,6 +31,7 @@ mod requests;
 mod restoring;
 mod retiring;
 mod rig;
+mod secrets;
 mod staging;
 mod start;
 mod subscribing;

@@ -230,6 +230,29 @@ async fn failure_while_an_answer_is_given_again_is_retried_with_what_was_wrong()
 }
 
 #[tokio::test(start_paused = true)]
+async fn answer_that_the_service_paused_is_read_when_it_is_whole() {
+    let paused = || Step::new().then_text(["I search."]).stop_with(StopReason::Pause);
+    let (_, builder) = scripted([paused(), Step::text(OSLO)]);
+    let mut agent = Watched::start(builder.options(with_schema())).await;
+    let events = agent.run("A city?").await;
+    let told = events.iter().filter_map(|event| match &**event {
+        Event::Step(step) => {
+            Some((step.stop_reason.clone(), step.output.is_some(), step.output_error.is_some()))
+        }
+        _ => None,
+    });
+    let told: Vec<_> = told.collect();
+    assert_eq!(told, [(StopReason::Pause, false, false), (StopReason::Stop, true, false)]);
+    assert!(crate::hooks::stopped(&events).output.is_some());
+
+    // Without a request left it is all there is.
+    let (_, builder) = scripted([paused()]);
+    let agent = builder.options(with_schema()).max_steps(1).start().await.unwrap();
+    let response = agent.ask("A city?").await.unwrap();
+    assert_eq!((&response.stop_reason, response.output_error.is_some()), (&StopReason::MaxSteps, true));
+}
+
+#[tokio::test(start_paused = true)]
 async fn continuation_has_its_own_limit() {
     let steps = [Step::text("No"), Step::text(OSLO), Step::text("No"), Step::text(OSLO)];
     let (provider, builder) = scripted(steps);

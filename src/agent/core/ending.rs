@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Call, Core, Effect, Effects, Env, add_message, callback_failure,
-    streaming::{close_tool_uses, end_event, parse_output, respond},
+    streaming::{Output, close_tool_uses, end_event, parse_output, respond},
 };
 use crate::{
     agent::{
@@ -16,16 +16,17 @@ use crate::{
 };
 
 impl Core {
-    /// The model needs no more tools.
+    /// The model needs no more tools; `read` is what its last answer says under the output schema.
     pub(super) fn conclude(
         &mut self,
         turn: Box<Turn>,
         reason: StopReason,
+        read: Option<Output>,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
         let mut response = respond(&turn, reason, env);
-        parse_output(&mut response, &turn, env);
+        response.set_output(read);
         self.ask_handle_turn(turn, Arc::new(response), effects);
     }
 

@@ -17,6 +17,9 @@ use crate::{
     },
 };
 
+/// What an answer says under the output schema, or what is wrong with it.
+pub(super) type Output = Result<Value, String>;
+
 impl Core {
     /// A delta came in.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
@@ -95,7 +98,13 @@ impl Core {
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
-        let read = read_answer(&message, &turn, env);
+        // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
+        if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
+            stop_reason = StopReason::MaxSteps;
+        }
+        // What the service pauses is not finished.
+        let finished = stop_reason != StopReason::Pause;
+        let read = if finished { read_answer(&message, &turn, env) } else { None };
         if let Some(Err(problem)) = &read
             && !turn.is_exhausted()
             && turn.corrections.allow_another(&stop_reason, output_retries(&turn, env))
@@ -109,10 +118,6 @@ impl Core {
                 message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
             );
         }
-        // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
-        if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
-            stop_reason = StopReason::MaxSteps;
-        }
         turn.warnings.extend(warnings.iter().cloned());
         // Not always the last message: an answer that the service paused stands between.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
@@ -122,9 +127,9 @@ impl Core {
         let messages = prompted_by.into_iter().chain(answer).collect();
         let mut step =
             Response { usage, warnings, ..respond_with(&turn, messages, stop_reason.clone(), env) };
-        step.set_output(read);
+        step.set_output(read.clone());
         effects.push(Effect::Emit(Event::Step(Arc::new(step))));
-        self.answered(turn, stop_reason, uses, env, effects);
+        self.answered(turn, stop_reason, uses, read, env, effects);
     }
 
     /// The answer does not fit the output schema: it is void, and asked for again.
@@ -150,6 +155,7 @@ impl Core {
         mut turn: Box<Turn>,
         stop_reason: StopReason,
         uses: Vec<ToolUse>,
+        read: Option<Output>,
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
@@ -162,8 +168,8 @@ impl Core {
                     self.prepare(turn, effects);
                 }
                 // It wants none after all; on a turn, this reason leaves tool uses to the application.
-                StopReason::ToolUse => self.conclude(turn, StopReason::Stop, env, effects),
-                reason => self.conclude(turn, reason, env, effects),
+                StopReason::ToolUse => self.conclude(turn, StopReason::Stop, read, env, effects),
+                reason => self.conclude(turn, reason, read, env, effects),
             };
         }
         let refused = stop_reason == StopReason::Refusal;
@@ -175,7 +181,7 @@ impl Core {
             };
             let results = uses.iter().map(|tool_use| ToolResult::error(tool_use, text.as_str())).collect();
             close_tool_uses(&mut turn, results, 0, env, effects);
-            return self.conclude(turn, reason, env, effects);
+            return self.conclude(turn, reason, None, env, effects);
         }
         self.decide(turn, uses, env, effects);
     }
@@ -258,7 +264,7 @@ pub(super) fn parse_output(response: &mut Response, turn: &Turn, env: &Env<'_>) 
 }
 
 /// What an answer says under the output schema, if one was set and the answer uses no tools.
-fn read_answer(answer: &Message, turn: &Turn, env: &Env<'_>) -> Option<Result<Value, String>> {
+fn read_answer(answer: &Message, turn: &Turn, env: &Env<'_>) -> Option<Output> {
     let schema = turn.origin.prompt.options.output.as_ref().or(env.config.options.output.as_ref())?;
     let done = answer.tool_uses().next().is_none();
     done.then(|| read_output(answer, schema, turn.output_enforced))

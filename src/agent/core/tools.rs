@@ -208,7 +208,7 @@ impl Core {
         if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
             // A callback lowered the limit since the answer came.
             close_tool_uses(&mut turn, reviewed, told, env, effects);
-            return self.conclude(turn, StopReason::MaxSteps, env, effects);
+            return self.conclude(turn, StopReason::MaxSteps, None, env, effects);
         }
         turn.step += 1;
         close_tool_uses(&mut turn, reviewed, told, env, effects);

@@ -13,7 +13,7 @@ use super::{Task, Wanted};
 use crate::{
     agent::{AgentCallbacks, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision, core::Call},
     message::ToolResult,
-    provider::Request,
+    provider::{Model, Options, Request},
 };
 
 /// A callback in flight: what it gave back, or what its panic said.
@@ -86,8 +86,31 @@ impl Task {
         request.model = Arc::clone(self.config.model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();
-        request.options = self.config.options.overlaid(own);
+        let ours = self.kept_secrets(&self.config.options, self.secrets_of.as_deref());
+        request.options = ours.overlaid(&self.kept_secrets(own, turn.origin.secrets_of.as_deref()));
         request
+    }
+
+    /// The options, without a key and headers that are for another provider than the model's.
+    fn kept_secrets(&self, options: &Options, provider: Option<&str>) -> Options {
+        let model = &self.config.model;
+        if !options.has_secrets() || provider == Some(model.provider_name()) {
+            return options.clone();
+        }
+        tracing::warn!(
+            model = model.name(),
+            given_for = provider,
+            "the key and the headers in the options are for another provider, and are not sent"
+        );
+        options.clone().without_secrets()
+    }
+
+    /// Puts another configuration in force.
+    pub(super) fn configure(&mut self, config: Arc<Config>) {
+        if !config.options.shares_secrets(&self.config.options) {
+            self.secrets_of = secrets_of(&config.options, &config.model);
+        }
+        let_go(std::mem::replace(&mut self.config, config));
     }
 
     /// Takes the configuration over as a callback left it, unless it was changed from outside meanwhile.
@@ -103,13 +126,18 @@ impl Task {
             if after.max_steps != before.max_steps {
                 self.core.set_max_steps(after.max_steps);
             }
-            let_go(std::mem::replace(&mut self.config, after));
+            self.configure(after);
         } else {
             tracing::warn!("a callback's edits are dropped: the configuration was set while it ran");
             let_go(after);
         }
         Ok(())
     }
+}
+
+/// The provider that a key and headers are for that were set with this model, if there are some.
+pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Box<str>> {
+    options.has_secrets().then(|| model.provider_name().into())
 }
 
 fn contain<'a>(callback: impl Future<Output = Returned> + Send + 'a) -> Running<'a> {

@@ -113,7 +113,7 @@ impl Task {
             let_go(draft);
             return Err(error);
         }
-        let_go(std::mem::replace(&mut self.config, Arc::new(draft.config)));
+        self.configure(Arc::new(draft.config));
         self.core.set_history(draft.history.clone());
         self.emit(Event::State(Arc::new(self.config.view(draft.history))));
         Ok(())

@@ -45,7 +45,9 @@ impl Model {
         let Some(turn) = &mut self.turn else { return };
         turn.outputs.fits = None;
         let uses_tools = turn.blocks.iter().any(super::blocks::Block::is_tool_use);
-        if config.options.output.is_none() || uses_tools || turn.told.is_none() {
+        // A pause with no request left is the answer's end.
+        let paused = turn.told == Some(StopReason::Pause) && !exhausted;
+        if config.options.output.is_none() || uses_tools || paused || turn.told.is_none() {
             return;
         }
         let texts: Vec<&str> = turn.blocks.iter().filter_map(super::blocks::Block::text).collect();

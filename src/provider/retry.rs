@@ -84,8 +84,16 @@ impl RetryPolicy {
             Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
         let deadline = limit.as_ref().map(|limit| limit.deadline);
+        let model = Arc::clone(&request.model);
         let beginning = policy.begin(provider, request, context.clone(), deadline);
-        Box::pin(Answer { state: State::Beginning(Box::pin(beginning)), warnings, priced, limit, context })
+        Box::pin(Answer {
+            state: State::Beginning(Box::pin(beginning)),
+            warnings,
+            model,
+            priced,
+            limit,
+            context,
+        })
     }
 
     /// Repeats the request until content arrives or the error is final.
@@ -156,6 +164,7 @@ struct Answer {
     state: State,
     /// What the request could not ask for, told when the answer begins.
     warnings: Vec<String>,
+    model: Arc<str>,
     priced: Option<Priced>,
     limit: Option<Limit>,
     context: RequestContext,
@@ -224,8 +233,13 @@ impl Stream for Answer {
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         let this = self.get_mut();
         let mut item = this.poll_answer(cx);
-        if let (Poll::Ready(Some(Ok(Delta::Message(data)))), Some(priced)) = (&mut item, &this.priced) {
-            priced.price(data);
+        if let Poll::Ready(Some(Ok(Delta::Message(data)))) = &mut item {
+            if let Some(priced) = &this.priced {
+                priced.price(data);
+            }
+            for warning in &data.warnings {
+                tracing::warn!(model = %this.model, "{warning}");
+            }
         }
         if let (Poll::Pending, Some(limit)) = (&item, &mut this.limit) {
             let sleep = limit.sleep.get_or_insert_with(|| Box::pin(sleep_until(limit.deadline)));

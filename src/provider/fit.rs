@@ -3,21 +3,38 @@
 
 use std::sync::Arc;
 
-use super::{ModelInfo, ProviderError, Request, ThinkingMode, dialect::placeholder};
-use crate::message::{Attachment, Content, Message, ResultBlock};
+use super::{ErrorKind, ModelInfo, ProviderError, Request, ThinkingMode, ToolChoice, dialect::placeholder};
+use crate::{
+    message::{Attachment, Content, Message, ResultBlock},
+    tool::ToolSet,
+};
 
 /// Changes `request` to what its model takes, and tells what was asked for and could not be honoured.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`](super::ErrorKind::Unsupported) for an attachment that the model does not take, unless the options ask for a
-/// placeholder.
+/// [`ErrorKind::Unsupported`] for tools that the model can't use, unless the options say that none may be used; and for an
+/// attachment that the model does not take, unless they ask for a placeholder.
 pub(super) fn fit(request: &mut Request) -> Result<Vec<String>, ProviderError> {
     let Some(info) = request.model_info.clone() else {
         return Ok(Vec::new());
     };
+    tools(request, &info)?;
     attachments(request, &info)?;
     Ok([thinking(request, &info), max_tokens(request, &info)].into_iter().flatten().collect())
+}
+
+/// Services refuse tools for a model that can't use them. What is to be done without, the application knows alone.
+fn tools(request: &mut Request, info: &ModelInfo) -> Result<(), ProviderError> {
+    if info.tools != Some(false) || request.tools.is_empty() {
+        return Ok(());
+    }
+    if request.options.tool_choice == Some(ToolChoice::None) {
+        request.tools = ToolSet::new();
+        return Ok(());
+    }
+    let message = format!("{} can't use tools: offer it none, or choose another model", request.model);
+    Err(ProviderError::new(ErrorKind::Unsupported, message))
 }
 
 /// Services refuse to let a model think that can't.

@@ -341,7 +341,7 @@ fn encode_output_schema_in_terms_that_the_service_refuses_is_restated() {
             "one": {"oneOf": [{"type": "null"}, {"type": "string", "maxLength": 5}]},
         },
         "required": ["minimum"],
-        "$defs": {"Name": {"type": "object", "properties": {}, "additionalProperties": {"type": "string"}}},
+        "$defs": {"Name": {"type": "object", "properties": {"n": {"const": 1}}, "additionalProperties": true}},
     });
     let output = OutputSchema::new("out", Schema::new(schema).unwrap());
     let (body, warnings) = body(SONNET, Options::default().with_output(output));
@@ -357,7 +357,7 @@ fn encode_output_schema_in_terms_that_the_service_refuses_is_restated() {
                 "one": {"anyOf": [{"type": "null"}, {"type": "string", "description": "(maxLength: 5)"}]},
             },
             "required": ["minimum"],
-            "$defs": {"Name": {"type": "object", "properties": {}, "additionalProperties": false}},
+            "$defs": {"Name": {"type": "object", "properties": {"n": {"const": 1}}, "additionalProperties": false}},
             "additionalProperties": false,
         })
     );

@@ -496,7 +496,7 @@ fn encode_output_schema_beyond_strict_is_sent_as_it_is() {
         json!({"type": "object", "properties": {"x": {"not": {"type": "string"}}}}),
         json!({"type": "object", "properties": {"x": {"allOf": [{"type": "string"}, {"type": "string"}]}}}),
         json!({"type": "object", "properties": {"x": {"type": "array"}}}),
-        json!({"anyOf": [{"type": "object"}]}),
+        json!({"type": "object", "properties": {"a": {"type": "string"}}, "anyOf": [{"type": "object"}]}),
     ] {
         let (format, warnings) = output(&ChatCompletions::default(), &schema);
         assert_eq!(

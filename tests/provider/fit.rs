@@ -3,9 +3,12 @@
 use omni_agent::{
     message::{Attachment, History, Message, ToolResult, ToolUse},
     provider::{
-        Effort, ErrorKind, Modality, Model, ModelInfo, Options, Request, ThinkingMode, UnsupportedAttachment,
+        Effort, ErrorKind, Modality, Model, ModelInfo, Options, OutputSchema, Request, ThinkingMode,
+        ToolChoice, UnsupportedAttachment,
+        dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OpenAiResponses},
     },
     testing::{ScriptedProvider, Step},
+    tool::{Schema, SchemaTool, ToolSet},
 };
 use serde_json::json;
 
@@ -149,4 +152,51 @@ fn anthropic_asks_for_no_more_than_the_model_can_give() {
         (&thinking["max_tokens"], &thinking["thinking"]["budget_tokens"]),
         (&json!(8_000), &json!(6_000))
     );
+}
+
+fn looks() -> ToolSet {
+    let schema = Schema::new(json!({"type": "object"})).unwrap();
+    ToolSet::new().with(SchemaTool::new("look", "Looks.", schema)).unwrap()
+}
+
+#[tokio::test]
+async fn tools_for_a_model_that_uses_none_are_an_error_and_nothing_is_sent() {
+    let (provider, model) = model(ModelInfo::new("m").with_tools(false));
+    let request = Request::prompt("Hi").with_tools(looks());
+    let error = model.generate(request.clone()).await.unwrap_err();
+    assert_eq!(error.kind, ErrorKind::Unsupported);
+    assert!(error.to_string().contains("can't use tools"), "{error}");
+    assert_eq!(provider.requests().len(), 0);
+
+    let none = request.with_options(Options::default().with_tool_choice(ToolChoice::None));
+    model.generate(none).await.unwrap();
+    assert!(provider.last_request().unwrap().tools.is_empty());
+}
+
+#[test]
+fn schema_for_a_model_that_is_held_to_none_is_a_tools_input_or_said() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]});
+    let output = OutputSchema::new("out", Schema::new(schema).unwrap());
+    let request = |info: ModelInfo| {
+        let options = Options::default().with_output(output.clone());
+        let mut request = Request::prompt("Hi").with_options(options).with_model_info(info);
+        request.model = "claude-sonnet-4-5".into();
+        request
+    };
+    let openai: [&dyn Dialect; 2] = [&ChatCompletions::openai(), &OpenAiResponses::openai()];
+    let others: [&dyn Dialect; 2] = [&AnthropicMessages, &GoogleGemini];
+    let native = ["response_format", "text", "output_config"];
+    let unheld = ModelInfo::new("m").with_structured_output(false);
+    for format in openai.into_iter().chain(others) {
+        let body = format.encode(&request(unheld.clone())).unwrap().body;
+        assert!(body.contains_key("tools"), "{body:?}");
+        let said = native.iter().any(|key| body.contains_key(*key));
+        assert!(!said && !body.contains_key("generationConfig"), "{body:?}");
+        let body = format.encode(&request(ModelInfo::new("m"))).unwrap().body;
+        assert!(!body.contains_key("tools"), "nothing follows from what is unknown: {body:?}");
+    }
+    for format in openai {
+        let encoded = format.encode(&request(unheld.clone().with_tools(false))).unwrap();
+        assert!(!encoded.body.contains_key("tools") && encoded.warnings.len() == 1, "{encoded:?}");
+    }
 }

@@ -54,18 +54,19 @@ async fn request_with_everything_says_what_the_service_takes() {
         sent,
         json!({
             "model": "llama-3.3-70b-versatile",
-            "messages": [{"role": "system", "content": said_schema()}, {"role": "user", "content": "Hallo"}],
+            "messages": [{"role": "user", "content": "Hallo"}],
             "stream": true,
             "stream_options": {"include_usage": true},
             "max_completion_tokens": 100,
             "temperature": 0.5,
             "stop": ["END"],
-            "response_format": {"type": "json_object"},
+            "tools": [{"type": "function", "function": output_tool()}],
+            "tool_choice": {"type": "function", "function": {"name": "place"}},
         })
     );
     assert_eq!(warnings, ["metadata: not taken here, left out"]);
 
-    // It refuses a format beside tools, and takes one tool more.
+    // Beside other tools it is one more.
     let request = request.with_tools(tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]));
     let (sent, warnings) = body(&Endpoint::groq(), "llama-3.3-70b-versatile", request).await;
     assert_eq!((sent.get("response_format"), &sent["tool_choice"]), (None, &json!("required")));
@@ -73,6 +74,13 @@ async fn request_with_everything_says_what_the_service_takes() {
     assert_eq!(sent["tools"][0]["function"]["name"], "weather");
     assert_eq!(sent["tools"][1]["function"], output_tool());
     assert_eq!(warnings, ["metadata: not taken here, left out"]);
+
+    // Its own systems run their own tools, and no others.
+    let request = Request::prompt("Hallo").with_options(Options::default().with_output(schema()));
+    let (sent, warnings) = body(&Endpoint::groq(), "groq/compound", request).await;
+    assert_eq!((sent.get("response_format"), sent.get("tools")), (None, None));
+    assert_eq!(sent["messages"][0], json!({"role": "system", "content": said_schema()}));
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
 }
 
 #[tokio::test]

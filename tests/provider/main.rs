@@ -41,6 +41,8 @@ mod groq;
 #[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
+mod log;
+#[cfg(feature = "http")]
 mod mapping;
 mod model;
 #[cfg(feature = "http")]
@@ -58,6 +60,7 @@ mod options;
 #[cfg(feature = "http")]
 mod origin;
 mod output;
+mod output_schemas;
 #[cfg(feature = "test-util")]
 mod output_strict;
 mod output_tool;

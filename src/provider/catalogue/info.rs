@@ -86,6 +86,12 @@ impl ModelInfo {
         self
     }
 
+    /// The same model, whose answers the service can or can't hold to a schema.
+    pub fn with_structured_output(mut self, can: bool) -> Self {
+        self.structured_output = Some(can);
+        self
+    }
+
     /// The same model at a price.
     pub fn with_price(mut self, price: Price) -> Self {
         self.price = Some(price);

@@ -24,7 +24,8 @@ const NAME: &str = "anthropic_messages";
 /// nearest that it takes, with a warning.
 ///
 /// Models without structured outputs, and those that are no Claude's, give an answer under an output schema as the
-/// input of a tool.
+/// input of a tool, and so do all under a schema that structured outputs can't say: a recursive one, one with a map or a
+/// value of any kind in it, or with alternatives beside properties.
 ///
 /// Two things travel in signatures, since only this service understands them and needs them back: the
 /// citations of a text (one JSON value a line), and the caller of a tool use that a server tool made. What

@@ -56,6 +56,7 @@ pub struct ChatCompletions {
     stream_usage: bool,
     output: OutputSupport,
     output_beside_tools: bool,
+    output_enforced: bool,
     thinking: ThinkingField,
     reasoning: ReasoningReturn,
     sampling: bool,
@@ -80,6 +81,7 @@ impl Default for ChatCompletions {
             stream_usage: true,
             output: OutputSupport::default(),
             output_beside_tools: true,
+            output_enforced: false,
             thinking: ThinkingField::default(),
             reasoning: ReasoningReturn::default(),
             sampling: true,
@@ -101,6 +103,7 @@ impl ChatCompletions {
             .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
             .with_system_role(SystemRole::Developer)
             .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))
+            .with_enforced_output(true)
             .with_metadata(false)
             .with_cache(CacheField::Retention)
     }
@@ -134,6 +137,13 @@ impl ChatCompletions {
     /// if not, an output schema beside tools is said as by [`OutputSupport::Tool`].
     pub fn with_output_beside_tools(mut self, taken: bool) -> Self {
         self.output_beside_tools = taken;
+        self
+    }
+
+    /// The same format, for a service that holds each answer to a [strict](OutputSupport::Strict) schema, or not. OpenAI
+    /// does; many services that take one do not, so that by default the answer is looked for among other words too.
+    pub fn with_enforced_output(mut self, enforced: bool) -> Self {
+        self.output_enforced = enforced;
         self
     }
 
@@ -237,7 +247,10 @@ impl Dialect for ChatCompletions {
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let chat = self.of(request);
         let decoder = decode::ChatDecoder::new(chat.reasoning == ReasoningReturn::Details);
-        output::read(decoder, openai::reading(encode::output_support(&chat, request), request))
+        output::read(
+            decoder,
+            openai::reading(encode::output_support(&chat, request), chat.output_enforced, request),
+        )
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

@@ -97,6 +97,20 @@ pub(super) enum Format {
     Schema(Value, bool),
 }
 
+/// How an output schema is said to the request's model, where it is said this way to others.
+pub(super) fn supported(support: OutputSupport, request: &Request) -> OutputSupport {
+    let support = match support {
+        OutputSupport::Strict | OutputSupport::Schema if output_tool::is_needed(request) => {
+            OutputSupport::Tool
+        }
+        support => support,
+    };
+    match support {
+        OutputSupport::Tool if !output_tool::is_possible(request) => OutputSupport::None,
+        support => support,
+    }
+}
+
 /// How the request's output schema is said, if it has one.
 pub(super) fn format(
     support: OutputSupport,
@@ -115,7 +129,8 @@ pub(super) fn format(
                 Format::Schema(strict.schema, true)
             } else {
                 warnings.push("output: strict mode can't say this schema, sent without `strict`".to_owned());
-                Format::Schema(schema.clone(), false)
+                // The root has to be an object's here too.
+                Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
         // The tool stands in its place, but for a schema that can't be a tool's.
@@ -123,8 +138,9 @@ pub(super) fn format(
     })
 }
 
-/// How the answer to a request is read whose output schema is said this way.
-pub(super) fn reading(support: OutputSupport, request: &Request) -> Reading {
+/// How the answer to a request is read whose output schema is said this way. `enforced` says whether the service holds
+/// answers to a strict schema.
+pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> Reading {
     let Some(output) = &request.options.output else {
         return Reading::default();
     };
@@ -132,8 +148,8 @@ pub(super) fn reading(support: OutputSupport, request: &Request) -> Reading {
     match support {
         OutputSupport::Tool => output_tool::reading(request),
         OutputSupport::Strict => match strict(schema) {
-            Some(strict) => Reading { tool: None, wrapped: strict.wrapped, enforced: true },
-            None => Reading::default(),
+            Some(strict) => Reading { tool: None, wrapped: strict.wrapped, enforced },
+            None => Reading { wrapped: wrapped(schema).is_some(), ..Reading::default() },
         },
         OutputSupport::Object | OutputSupport::None => {
             Reading { wrapped: wrapped(schema).is_some(), ..Reading::default() }

@@ -48,6 +48,16 @@ pub(super) fn with_tool(request: &Request, forced: bool) -> Option<Request> {
     Some(request)
 }
 
+/// Whether the catalogue knows that answers of the request's model can't be held to a schema.
+pub(super) fn is_needed(request: &Request) -> bool {
+    request.model_info.as_ref().is_some_and(|info| info.structured_output == Some(false))
+}
+
+/// Whether the request's model may use tools, as far as the catalogue knows.
+pub(super) fn is_possible(request: &Request) -> bool {
+    request.model_info.as_ref().is_none_or(|info| info.tools != Some(false))
+}
+
 /// How an answer to [`with_tool`] is read.
 pub(super) fn reading(request: &Request) -> Reading {
     let Some(output) = request.options.output.as_ref().filter(|output| schema(output).is_some()) else {

@@ -41,6 +41,7 @@ const NAME: &str = "openai_responses";
 #[derive(Clone, Debug)]
 pub struct OpenAiResponses {
     output: OutputSupport,
+    output_enforced: bool,
     effort: Option<EffortWords>,
     summaries: bool,
     reasoning: ReasoningItems,
@@ -68,6 +69,7 @@ impl Default for OpenAiResponses {
     fn default() -> Self {
         Self {
             output: OutputSupport::default(),
+            output_enforced: false,
             effort: Some(EffortWords::COMMON),
             summaries: false,
             reasoning: ReasoningItems::default(),
@@ -85,6 +87,7 @@ impl OpenAiResponses {
             .with_effort(Some(EffortWords::OPENAI))
             .with_summaries(true)
             .with_reasoning(ReasoningItems::Encrypted)
+            .with_enforced_output(true)
             .with_cache_hints(true)
             .with_min_output_tokens(16)
     }
@@ -92,6 +95,13 @@ impl OpenAiResponses {
     /// The same format with output schemas said this way.
     pub fn with_output(mut self, output: OutputSupport) -> Self {
         self.output = output;
+        self
+    }
+
+    /// The same format, for a service that holds each answer to a [strict](OutputSupport::Strict) schema, or not. OpenAI
+    /// does; many services that take one do not, so that by default the answer is looked for among other words too.
+    pub fn with_enforced_output(mut self, enforced: bool) -> Self {
+        self.output_enforced = enforced;
         self
     }
 
@@ -147,7 +157,7 @@ impl Dialect for OpenAiResponses {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        let with_tool = match self.output {
+        let with_tool = match openai::supported(self.output, request) {
             OutputSupport::Tool => output_tool::with_tool(request, true),
             _ => None,
         };
@@ -155,7 +165,10 @@ impl Dialect for OpenAiResponses {
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
-        output::read(decode::ResponsesDecoder::default(), openai::reading(self.output, request))
+        output::read(
+            decode::ResponsesDecoder::default(),
+            openai::reading(self.output, self.output_enforced, request),
+        )
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

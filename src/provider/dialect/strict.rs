@@ -20,8 +20,8 @@ pub(super) struct Strict {
 /// taken off; and for every value of the original schema, without what only an open object allows, there is one of the
 /// rewritten.
 ///
-/// `None` if the subset can't say it: a map with free keys, a schema that allows anything, or a combination other than
-/// alternatives.
+/// `None` if the subset can't say it: a map with free keys, a schema that allows anything, a combination other than
+/// alternatives, or alternatives beside properties: closed, each excludes what the other demands.
 ///
 /// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and
 /// `to_strict_json_schema` of OpenAI's Python SDK.
@@ -105,8 +105,7 @@ impl Rewriter<'_> {
         if let Some(Value::Array(all)) = schema.get("allOf") {
             // One part alone is an idiom for adding words to a reference.
             let [part] = all.as_slice() else { return None };
-            let mut merged = part.as_object()?.clone();
-            merged.extend(without(schema, "allOf"));
+            let merged = merged(part.as_object()?, without(schema, "allOf"))?;
             return self.schema(&Value::Object(merged), inlined);
         }
         let mut out = Map::new();
@@ -133,6 +132,10 @@ impl Rewriter<'_> {
                 }
                 _ => return None,
             }
+        }
+        let has_alternatives = schema.contains_key("anyOf") || schema.contains_key("oneOf");
+        if has_alternatives && (schema.contains_key("properties") || names_type(schema, "object")) {
+            return None;
         }
         if names_type(schema, "object") {
             let closed = matches!(schema.get("additionalProperties"), None | Some(Value::Bool(_)));
@@ -176,10 +179,11 @@ impl Rewriter<'_> {
         let beside: Map<String, Value> = beside.collect();
         if beside.is_empty() || inlined.iter().any(|other| other == reference) || !may_inline(&self.inlinings)
         {
-            return Some(Value::Object(Map::from_iter([("$ref".to_owned(), reference.into())])));
+            let words_alone = beside.keys().all(|key| is_words(key));
+            return words_alone
+                .then(|| Value::Object(Map::from_iter([("$ref".to_owned(), reference.into())])));
         }
-        let mut merged = target.as_object()?.clone();
-        merged.extend(beside);
+        let merged = merged(target.as_object()?, beside)?;
         inlined.push(reference.to_owned());
         let rewritten = self.schema(&Value::Object(merged), inlined);
         inlined.pop();
@@ -204,6 +208,26 @@ fn nullable(mut schema: Value) -> Value {
         return schema;
     }
     json!({"anyOf": [schema, nothing]})
+}
+
+/// What describes a value and does not restrict it.
+fn is_words(key: &str) -> bool {
+    matches!(key, "title" | "description") || DROPPED.contains(&key)
+}
+
+/// The schema with more members, whose words go before its own. `None` if both restrict a value by the same keyword.
+fn merged(
+    schema: &Map<String, Value>,
+    more: impl IntoIterator<Item = (String, Value)>,
+) -> Option<Map<String, Value>> {
+    let mut merged = schema.clone();
+    for (key, value) in more {
+        if !is_words(&key) && merged.get(&key).is_some_and(|own| *own != value) {
+            return None;
+        }
+        merged.insert(key, value);
+    }
+    Some(merged)
 }
 
 /// The members but for one.

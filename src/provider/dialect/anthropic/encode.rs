@@ -279,13 +279,17 @@ impl Encoder<'_> {
             config.insert("effort".to_owned(), effort.into());
         }
         if let Some(output) = &self.options.output {
-            let (schema, closed) = schema::output(output.schema.as_value());
-            if closed {
-                self.warn(
-                    "the output schema's objects are closed: the service takes no additionalProperties",
-                );
+            match schema::output(output.schema.as_value()) {
+                Some((schema, closed)) => {
+                    if closed {
+                        self.warn(
+                            "the output schema's objects are closed: the service takes no additionalProperties",
+                        );
+                    }
+                    config.insert("format".to_owned(), json!({"type": "json_schema", "schema": schema}));
+                }
+                None => self.warn("the output schema can't be said in this format; it is left out"),
             }
-            config.insert("format".to_owned(), json!({"type": "json_schema", "schema": schema}));
         }
         if !config.is_empty() {
             self.set("output_config", config);

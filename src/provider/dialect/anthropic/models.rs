@@ -4,7 +4,8 @@
 //! <https://platform.claude.com/docs/en/build-with-claude/structured-outputs> and the migration guides under
 //! <https://platform.claude.com/docs/en/models>.
 
-use crate::provider::{Request, ThinkingMode};
+use super::schema;
+use crate::provider::{Request, ThinkingMode, dialect::output_tool};
 
 /// What a model takes.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +44,13 @@ impl Output {
         let thinks = !off && traits.thinking != Thinking::Unsupported;
         match &request.options.output {
             None => Self::None,
-            Some(_) if traits.structured => Self::Native,
+            Some(output)
+                if traits.structured
+                    && !output_tool::is_needed(request)
+                    && schema::output(output.schema.as_value()).is_some() =>
+            {
+                Self::Native
+            }
             Some(_) => Self::Tool { forced: traits.forced_tools && !thinks },
         }
     }

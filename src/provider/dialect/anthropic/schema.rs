@@ -1,10 +1,12 @@
 //! Output schemas as the service takes them: a part of JSON Schema, with objects closed. Source:
 //! <https://platform.claude.com/docs/en/build-with-claude/structured-outputs>.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
 /// Keywords that the service refuses. They stay in the description, for the model to read.
-const REFUSED: [&str; 16] = [
+const REFUSED: [&str; 15] = [
     "minimum",
     "maximum",
     "exclusiveMinimum",
@@ -19,7 +21,6 @@ const REFUSED: [&str; 16] = [
     "maxContains",
     "minProperties",
     "maxProperties",
-    "patternProperties",
     "propertyNames",
 ];
 
@@ -29,48 +30,121 @@ const FORMATS: [&str; 10] =
 
 /// The schema in the service's terms, and whether it lost open objects on the way. A schema that is in these
 /// terms already comes back as it is.
-pub(super) fn output(schema: &Value) -> (Value, bool) {
+///
+/// `None` if they can't say it: the service refuses references that lead back to themselves, and takes objects closed
+/// alone, which leaves a map empty, and makes alternatives and properties of one object exclude each other.
+pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
+    if is_recursive(schema) {
+        return None;
+    }
     let mut schema = schema.clone();
     if let Value::Object(map) = &mut schema {
         map.shift_remove("$schema");
     }
     let mut closed = false;
-    restrict(&mut schema, &mut closed);
-    (schema, closed)
+    restrict(&mut schema, &mut closed)?;
+    Some((schema, closed))
 }
 
-fn restrict(schema: &mut Value, closed: &mut bool) {
-    let Value::Object(map) = schema else {
-        return;
-    };
-    if let Some(one_of) = map.shift_remove("oneOf") {
-        map.entry("anyOf").or_insert(one_of);
+fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
+    // What is no object takes anything, which the service has no word for.
+    let map = schema.as_object_mut()?;
+    if let Some(one_of) = map.shift_remove("oneOf")
+        && map.insert("anyOf".to_owned(), one_of).is_some()
+    {
+        return None;
     }
     let of_type = |map: &Map<String, Value>, name: &str| match map.get("type") {
         Some(Value::String(only)) => only == name,
         Some(Value::Array(types)) => types.iter().any(|one| one == name),
         _ => false,
     };
+    let combined = ["anyOf", "allOf", "$ref"].iter().any(|key| map.contains_key(*key));
     if of_type(map, "object") || map.contains_key("properties") {
-        let before = map.insert("additionalProperties".to_owned(), Value::Bool(false));
-        *closed |= before.is_some_and(|before| before != Value::Bool(false));
+        if combined {
+            return None;
+        }
+        match map.insert("additionalProperties".to_owned(), Value::Bool(false)) {
+            Some(Value::Bool(false)) => {}
+            // A map: nothing but its free keys could hold what is asked for.
+            Some(Value::Object(_)) => return None,
+            None | Some(Value::Bool(true)) if is_empty(map.get("properties")) => return None,
+            before => *closed |= before.is_some(),
+        }
+        if map.contains_key("patternProperties") {
+            return None;
+        }
+    } else if !combined && !["type", "enum", "const"].iter().any(|key| map.contains_key(*key)) {
+        return None;
     }
     say_refused(map);
     for (key, value) in map {
         match (key.as_str(), value) {
             ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
-                for schema in schemas.values_mut() {
-                    restrict(schema, closed);
-                }
+                schemas.values_mut().try_for_each(|schema| restrict(schema, closed))?;
             }
+            // Each part would close itself against the others.
+            ("allOf", Value::Array(schemas)) if schemas.len() > 1 => return None,
             ("anyOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
-                for schema in schemas {
-                    restrict(schema, closed);
-                }
+                schemas.iter_mut().try_for_each(|schema| restrict(schema, closed))?;
             }
-            ("items", schema) => restrict(schema, closed),
+            ("items", schema) => restrict(schema, closed)?,
             _ => {}
         }
+    }
+    Some(())
+}
+
+fn is_empty(properties: Option<&Value>) -> bool {
+    properties.and_then(Value::as_object).is_none_or(Map::is_empty)
+}
+
+/// Whether a reference leads to where it stands, or nowhere.
+fn is_recursive(root: &Value) -> bool {
+    let mut references = References { root, open: Vec::new(), done: HashSet::new() };
+    references.lead_back(root)
+}
+
+struct References<'a> {
+    root: &'a Value,
+    /// Those that are being followed.
+    open: Vec<&'a str>,
+    /// Those that are known to end.
+    done: HashSet<&'a str>,
+}
+
+impl<'a> References<'a> {
+    fn lead_back(&mut self, schema: &'a Value) -> bool {
+        match schema {
+            Value::Array(schemas) => schemas.iter().any(|schema| self.lead_back(schema)),
+            Value::Object(map) => map.iter().any(|(key, value)| match (key.as_str(), value) {
+                ("$ref", Value::String(reference)) => self.leads_back(reference),
+                ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
+                    schemas.values().any(|schema| self.lead_back(schema))
+                }
+                // Not schemas.
+                ("const" | "enum" | "default" | "examples", _) => false,
+                (_, value) => self.lead_back(value),
+            }),
+            _ => false,
+        }
+    }
+
+    fn leads_back(&mut self, reference: &'a str) -> bool {
+        if self.done.contains(reference) {
+            return false;
+        }
+        if self.open.contains(&reference) {
+            return true;
+        }
+        let Some(target) = reference.strip_prefix('#').and_then(|place| self.root.pointer(place)) else {
+            return true;
+        };
+        self.open.push(reference);
+        let back = self.lead_back(target);
+        self.open.pop();
+        self.done.insert(reference);
+        back
     }
 }
 

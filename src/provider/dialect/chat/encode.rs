@@ -48,13 +48,14 @@ pub(super) struct Encoder<'a> {
 
 /// How an output schema is said beside what else is asked for.
 pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> OutputSupport {
-    match chat.output {
+    let support = match chat.output {
         OutputSupport::None => OutputSupport::None,
         _ if !chat.output_beside_tools && !request.tools.is_empty() => OutputSupport::Tool,
         // Alibaba's error: "Json mode response is not supported when enable_thinking is true".
         OutputSupport::Object if thinks(chat, request) => OutputSupport::Tool,
         output => output,
-    }
+    };
+    openai::supported(support, request)
 }
 
 /// The tool choices that are known beside what else is asked for.

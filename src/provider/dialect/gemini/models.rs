@@ -2,7 +2,7 @@
 //! <https://ai.google.dev/gemini-api/docs/thought-signatures> and
 //! <https://ai.google.dev/gemini-api/docs/structured-output>.
 
-use crate::provider::{Effort, Request};
+use crate::provider::{Effort, Request, dialect::output_tool};
 
 /// What a model takes.
 #[derive(Clone, Copy, Debug)]
@@ -37,9 +37,9 @@ const FIRST_PRO: &[Effort] = &[Effort::Low, Effort::High];
 
 /// Whether the request's output schema, if it has one, can be said as such.
 pub(super) fn takes_output(request: &Request) -> bool {
-    request.tools.is_empty()
-        || request.options.output.is_none()
-        || Traits::of(&request.model).schema_beside_tools
+    request.options.output.is_none()
+        || !output_tool::is_needed(request)
+            && (request.tools.is_empty() || Traits::of(&request.model).schema_beside_tools)
 }
 
 impl Traits {

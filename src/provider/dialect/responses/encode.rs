@@ -6,7 +6,7 @@ use super::{NAME, OpenAiResponses, ReasoningItems, input::Input};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
     dialect::{
-        Encoded,
+        Encoded, OutputSupport,
         ids::hash,
         openai::{self, Family, Format},
         words,
@@ -19,7 +19,8 @@ const LABELS: (usize, usize, usize) = (16, 64, 512);
 
 pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Encoded, ProviderError> {
     let family = Family::of(&request.model);
-    let mut encoder = Encoder { format, request, family, body: Map::new(), warnings: Vec::new() };
+    let output = openai::supported(format.output, request);
+    let mut encoder = Encoder { format, request, family, output, body: Map::new(), warnings: Vec::new() };
     encoder.set("model", &*request.model);
     encoder.instructions();
     encoder.set("input", Input::of(request, format.reasoning)?);
@@ -42,6 +43,8 @@ struct Encoder<'a> {
     format: &'a OpenAiResponses,
     request: &'a Request,
     family: Family,
+    /// How an output schema is said in this request.
+    output: OutputSupport,
     body: Map<String, Value>,
     warnings: Vec<String>,
 }
@@ -49,7 +52,7 @@ struct Encoder<'a> {
 impl Encoder<'_> {
     fn instructions(&mut self) {
         let mut system = Cow::Borrowed(self.request.system.as_deref().unwrap_or_default());
-        if let (true, Some(output)) = (self.format.output.needs_words(), &self.request.options.output) {
+        if let (true, Some(output)) = (self.output.needs_words(), &self.request.options.output) {
             system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {
@@ -137,7 +140,7 @@ impl Encoder<'_> {
         let Some(output) = &self.request.options.output else {
             return;
         };
-        let format = match openai::format(self.format.output, Some(output), &mut self.warnings) {
+        let format = match openai::format(self.output, Some(output), &mut self.warnings) {
             None => return,
             Some(Format::Object) => json!({"type": "json_object"}),
             Some(Format::Schema(schema, strict)) => named_schema(output, &schema, strict),

@@ -19,14 +19,12 @@ const ON_OR_OFF: EffortWords = EffortWords {
 impl Endpoint {
     /// Groq, with the key from `GROQ_API_KEY`.
     ///
-    /// It enforces an output schema in no answer that streams, as all do here: one is said in the system
-    /// prompt and asked for as a JSON object; beside tools, which it does not combine with that, as the input
-    /// of a tool.
+    /// It takes no `response_format` for an answer that streams, as all do here: an output schema is asked for as the
+    /// input of a tool; of its compound systems, which take no tools of others, in the system prompt alone.
     pub fn groq() -> Self {
         let chat = ChatCompletions::default()
             .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
-            .with_output(OutputSupport::Object)
-            .with_output_beside_tools(false)
+            .with_output(OutputSupport::Tool)
             .with_files(Files::Images)
             .with_metadata(false)
             .with_model_rules(rules);
@@ -42,6 +40,8 @@ fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
     } else if model.contains("qwen3") {
         // Without the member its reasoning is a part of the text.
         chat.with_thinking(ThinkingField::Effort(ON_OR_OFF)).with_member("reasoning_format", "parsed")
+    } else if model.contains("compound") {
+        chat.with_thinking(ThinkingField::None).with_output(OutputSupport::None)
     } else {
         chat.with_thinking(ThinkingField::None)
     }

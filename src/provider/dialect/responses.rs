@@ -39,6 +39,7 @@ const NAME: &str = "openai_responses";
 /// # let _ = local;
 /// ```
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent switches")]
 pub struct OpenAiResponses {
     output: OutputSupport,
     output_enforced: bool,

@@ -17,6 +17,7 @@ use omni_agent::{
     manager::{Manager, ManagerError, Start, Titles},
     session::SessionError,
     store::{ConversationId, Owner, StoreError},
+    subscription::EndReason,
     testing::{ScriptedProvider, Step},
 };
 
@@ -89,6 +90,7 @@ fn is_of_others(error: &ManagerError) -> bool {
         ManagerError::Store(error) | ManagerError::Session(SessionError::Store(error)) => {
             matches!(error, StoreError::Busy { .. } | StoreError::Unreachable { .. })
         }
+        ManagerError::Session(SessionError::Ended(reason)) => *reason == EndReason::LostPlace,
         _ => false,
     }
 }

@@ -106,6 +106,15 @@ pub enum StoreError {
         #[source]
         source: Cause,
     },
+    /// The store can't work as it is set up: with this URL, these certificates, that library. Another setting is needed.
+    #[error("{setting} can't be used; change it")]
+    Misconfigured {
+        /// What is to be changed.
+        setting: String,
+        /// What is wrong with it.
+        #[source]
+        source: Cause,
+    },
     /// The store failed in a way of its own.
     #[error("{action} failed")]
     Failed {
@@ -121,6 +130,11 @@ impl StoreError {
     /// A failure that no other variant means.
     pub fn failed(action: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Failed { action: action.into(), source: Arc::new(source) }
+    }
+
+    /// A setting that can't be used.
+    pub fn misconfigured(setting: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
+        Self::Misconfigured { setting: setting.into(), source: Arc::new(source) }
     }
 
     /// Damage at this place.
@@ -144,7 +158,8 @@ impl StoreError {
             | Self::LeaseLost { .. }
             | Self::Damaged { .. }
             | Self::UnknownFormat { .. }
-            | Self::Unstorable { .. } => false,
+            | Self::Unstorable { .. }
+            | Self::Misconfigured { .. } => false,
         }
     }
 }

@@ -53,6 +53,7 @@ mod read;
 mod server;
 mod sql;
 mod tls;
+mod url;
 mod write;
 
 use std::{
@@ -68,6 +69,7 @@ use futures_util::future::BoxFuture;
 use self::{
     error::Fault,
     server::{Lane, Limits, Server, Threads},
+    url::Settings,
 };
 use super::{
     Commit, ConversationId, Lease, Owner, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
@@ -170,11 +172,8 @@ impl PostgresStoreBuilder {
     pub async fn open(self) -> Result<PostgresStore, StoreError> {
         let Self { url, schema, certificates, limits } = self;
         check_schema(&schema)?;
-        // libpq's names for checking the certificate, which is always done here.
-        let url = url.replace("sslmode=verify-full", "sslmode=require");
-        let url = url.replace("sslmode=verify-ca", "sslmode=require");
-        let config =
-            url.parse().map_err(|error| StoreError::failed("reading the PostgreSQL URL", InUrl(error)))?;
+        let config = Settings::parse(&url)
+            .map_err(|error| StoreError::misconfigured("the PostgreSQL URL", InUrl(error)))?;
         let tls = tls::connector(certificates.as_deref())?;
         let server = Arc::new(Server::new(config, &tls, &schema, limits)?);
         let threads = Threads::start()?;
@@ -208,7 +207,7 @@ fn check_schema(name: &str) -> Result<(), StoreError> {
     struct Unusable(String);
 
     if name.is_empty() || name.len() > LONGEST || name.contains('\0') {
-        return Err(StoreError::failed("choosing a schema", Unusable(name.to_owned())));
+        return Err(StoreError::misconfigured("the schema's name", Unusable(name.to_owned())));
     }
     Ok(())
 }
@@ -222,8 +221,8 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unreachable`], [`StoreError::Denied`], [`StoreError::UnknownFormat`], or what else the database
-    /// has against it. Neither these nor later errors show the password.
+    /// [`StoreError::Misconfigured`] if the URL, the schema's name or the certificates are none; [`StoreError::Unreachable`],
+    /// [`StoreError::Denied`], [`StoreError::UnknownFormat`], or what else the database has against it. Neither these nor later errors show the password.
     ///
     /// # Cancel safety
     ///

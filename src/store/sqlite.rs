@@ -178,8 +178,9 @@ impl SqliteStore {
     /// # Errors
     ///
     /// [`StoreError::Unreachable`] or [`StoreError::Denied`]; [`StoreError::Damaged`] if the file is no
-    /// database, or another application's, which is left as it is; [`StoreError::UnknownFormat`]; [`StoreError::Busy`]; or what else SQLite has
-    /// against it.
+    /// database, or another application's, which is left as it is; [`StoreError::UnknownFormat`]; [`StoreError::Busy`];
+    /// [`StoreError::Misconfigured`] if the program is linked with a version of SQLite that can lose writes; or what else SQLite
+    /// has against it.
     ///
     /// # Cancel safety
     ///
@@ -206,36 +207,41 @@ impl SqliteStore {
 
     async fn read<T: Send + 'static>(
         &self,
+        id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.readers, Urgency::Conversation, "reading", action).await
+        self.run(&self.0.readers, Urgency::Conversation, id, "reading", action).await
     }
 
     async fn write<T: Send + 'static>(
         &self,
+        id: &ConversationId,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.writer, Urgency::Conversation, "writing to", action).await
+        self.run(&self.0.writer, Urgency::Conversation, Some(id), "writing to", action).await
     }
 
     /// Before all writes that wait: their number must cost no lease.
     async fn lease<T: Send + 'static>(
         &self,
+        id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.writer, Urgency::Lease, "writing to", action).await
+        self.run(&self.0.writer, Urgency::Lease, id, "writing to", action).await
     }
 
     async fn run<T: Send + 'static>(
         &self,
         workers: &Workers,
         urgency: Urgency,
+        id: Option<&ConversationId>,
         doing: &'static str,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let database = Arc::clone(&self.0.database);
+        let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let job = move |connection: &mut Connection| {
-            let done = action(connection, &database).map_err(|fault| database.failed(doing, fault));
+            let done =
+                action(connection, &database).map_err(|fault| database.failed(doing, id.as_ref(), fault));
             // Afterwards, so that nothing is acknowledged that went to a file which nobody finds any more.
             database.still_there()?;
             done
@@ -252,8 +258,8 @@ impl Store for SqliteStore {
         write: WriteId,
         state: &StoredState,
     ) -> Result<Version, StoreError> {
-        let (id, state) = (id.clone(), state.clone());
-        self.write(move |connection, _| write::create(connection, &id, write, state)).await
+        let (named, state) = (id.clone(), state.clone());
+        self.write(id, move |connection, _| write::create(connection, &named, write, state)).await
     }
 
     async fn commit(
@@ -262,10 +268,10 @@ impl Store for SqliteStore {
         write: &Write,
         commit: &Commit,
     ) -> Result<Version, StoreError> {
-        let (id, write, commit) = (id.clone(), *write, commit.clone());
-        self.write(move |connection, _| {
-            let change = Change::of_commit(&id, commit)?;
-            write::change(connection, &id, &write, &change)
+        let (named, write, commit) = (id.clone(), *write, commit.clone());
+        self.write(id, move |connection, _| {
+            let change = Change::of_commit(&named, commit)?;
+            write::change(connection, &named, &write, &change)
         })
         .await
     }
@@ -276,41 +282,42 @@ impl Store for SqliteStore {
         write: &Write,
         change: &StateChange,
     ) -> Result<Version, StoreError> {
-        let (id, write, change) = (id.clone(), *write, change.clone());
-        self.write(move |connection, _| {
-            let change = Change::of_state(&id, change)?;
-            write::change(connection, &id, &write, &change)
+        let (named, write, change) = (id.clone(), *write, change.clone());
+        self.write(id, move |connection, _| {
+            let change = Change::of_state(&named, change)?;
+            write::change(connection, &named, &write, &change)
         })
         .await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        let id = id.clone();
-        self.read(move |connection, database| read::load(connection, database, &id)).await
+        let named = id.clone();
+        self.read(Some(id), move |connection, database| read::load(connection, database, &named)).await
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        let id = id.clone();
-        self.read(move |connection, _| read::summary(connection, &id)).await
+        let named = id.clone();
+        self.read(Some(id), move |connection, _| read::summary(connection, &named)).await
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.read(move |connection, database| read::list(connection, database, page)).await
+        self.read(None, move |connection, database| read::list(connection, database, page)).await
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let id = id.clone();
-        self.write(move |connection, _| write::delete(connection, &id, None)).await
+        let named = id.clone();
+        self.write(id, move |connection, _| write::delete(connection, &named, None)).await
     }
 
     async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let (id, lease) = (id.clone(), lease.clone());
-        self.write(move |connection, _| write::delete(connection, &id, Some(&lease))).await
+        let (named, lease) = (id.clone(), lease.clone());
+        self.write(id, move |connection, _| write::delete(connection, &named, Some(&lease))).await
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
-        let (id, owner) = (id.clone(), owner.clone());
-        self.lease(move |connection, database| write::acquire(connection, database, &id, &owner)).await
+        let (named, owner) = (id.clone(), owner.clone());
+        self.lease(Some(id), move |connection, database| write::acquire(connection, database, &named, &owner))
+            .await
     }
 
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
@@ -320,12 +327,12 @@ impl Store for SqliteStore {
 
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
-        self.lease(move |connection, database| write::renew(connection, database, &leases)).await
+        self.lease(None, move |connection, database| write::renew(connection, database, &leases)).await
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let (id, lease) = (id.clone(), lease.clone());
-        self.lease(move |connection, _| write::release(connection, &id, &lease)).await
+        let (named, lease) = (id.clone(), lease.clone());
+        self.lease(Some(id), move |connection, _| write::release(connection, &named, &lease)).await
     }
 }
 

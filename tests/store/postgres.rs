@@ -104,6 +104,7 @@ async fn open_with_names_that_are_no_schema_says_so() {
     for name in ["", "a\0b", &"x".repeat(64)] {
         let error =
             PostgresStore::builder("postgres://localhost/none").schema(name).open().await.unwrap_err();
+        assert!(matches!(error, StoreError::Misconfigured { .. }) && !error.is_transient(), "{error:?}");
         let reason = std::error::Error::source(&error).unwrap().to_string();
         assert!(reason.contains("can't be a schema's name"), "{reason}");
     }
@@ -116,6 +117,7 @@ async fn open_of_a_url_that_is_none_shows_no_password() {
         assert!(!format!("{builder:?}").contains("hunter2"));
         let error = builder.open().await.unwrap_err();
         assert!(!format!("{error:?} {error}").contains("hunter2"), "{error:?}");
+        assert!(matches!(error, StoreError::Misconfigured { .. }) && !error.is_transient(), "{error:?}");
     }
 }
 
@@ -190,6 +192,40 @@ async fn load_of_what_names_a_node_that_cannot_be_says_where() {
         observer.execute(&set("NULL"), &[]).await.unwrap();
     }
     store.load(&id("a")).await.unwrap();
+}
+
+#[tokio::test]
+async fn load_of_a_row_that_lacks_a_value_is_damaged() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    let lack = "ALTER COLUMN state DROP NOT NULL; UPDATE {schema}.conversations SET state = NULL";
+    let lack = format!("ALTER TABLE {{schema}}.conversations {lack}").replace("{schema}", &schema(&store));
+    raw(url).await.batch_execute(&lack).await.unwrap();
+    let error = store.load(&id("a")).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Damaged { place, .. } if place.starts_with("conversation a in")),
+        "{error:?}"
+    );
+}
+
+/// As a pooler does that resets connections between two who use them.
+#[tokio::test]
+async fn write_over_a_connection_without_its_statements_goes_over_another() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).connections(1).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let schema = schema(&store);
+    let reset = format!(
+        "CREATE FUNCTION {schema}.reset() RETURNS trigger LANGUAGE plpgsql AS
+             $$BEGIN EXECUTE 'DEALLOCATE ALL'; RETURN NULL; END$$;
+         CREATE TRIGGER reset AFTER INSERT ON {schema}.nodes FOR EACH ROW EXECUTE FUNCTION {schema}.reset()"
+    );
+    raw(url).await.batch_execute(&reset).await.unwrap();
+    let version = commit(&store, &id("a"), version, 1, "One").await;
+    commit(&store, &id("a"), version, 2, "Two").await;
+    assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
 #[tokio::test]

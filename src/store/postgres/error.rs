@@ -38,7 +38,7 @@ pub(super) enum Remedy {
 pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     let Some(code) = error.code() else {
         // The connection ended, or what came over it makes no sense.
-        return if error.is_closed() || io(error) { Remedy::Reconnect } else { Remedy::None };
+        return if Value::of(error).is_some() { Remedy::None } else { Remedy::Reconnect };
     };
     match *code {
         SqlState::ADMIN_SHUTDOWN
@@ -47,12 +47,34 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
         | SqlState::DATABASE_DROPPED
         | SqlState::IDLE_SESSION_TIMEOUT
         | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
-        // A server that another has taken over from; or a plan from before a migration.
+        // A server that another has taken over from; a plan from before a migration, or one that somebody has discarded.
         | SqlState::READ_ONLY_SQL_TRANSACTION
+        | SqlState::INVALID_SQL_STATEMENT_NAME
         | SqlState::FEATURE_NOT_SUPPORTED => Remedy::Reconnect,
         SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Remedy::Again,
         _ if code.code().starts_with("08") => Remedy::Reconnect,
         _ => Remedy::None,
+    }
+}
+
+/// What is wrong with a value, where nothing is wrong with the connection.
+enum Value {
+    /// It can't be sent.
+    Sent,
+    /// It can't be what was found.
+    Found,
+}
+
+impl Value {
+    fn of(error: &tokio_postgres::Error) -> Option<Self> {
+        // The driver tells of which kind an error is in words alone.
+        let kinds = [
+            ("error serializing parameter", Self::Sent),
+            ("error encoding message", Self::Sent),
+            ("error deserializing column", Self::Found),
+        ];
+        let told = error.to_string();
+        kinds.into_iter().find_map(|(kind, value)| told.starts_with(kind).then_some(value))
     }
 }
 
@@ -68,7 +90,22 @@ pub(super) fn failed(
     error: tokio_postgres::Error,
 ) -> StoreError {
     let place = place.to_owned();
+    let of = |what: &str| match id {
+        Some(id) => format!("{what}conversation {id} in {place}"),
+        None => format!("{what}{place}"),
+    };
     let Some(code) = error.code().cloned() else {
+        let problem = || match error.source() {
+            Some(cause) => format!("{error}: {cause}"),
+            None => error.to_string(),
+        };
+        match (Value::of(&error), id) {
+            (Some(Value::Found), _) => return StoreError::damaged(of(""), problem()),
+            (Some(Value::Sent), Some(id)) => {
+                return StoreError::Unstorable { id: id.clone(), problem: problem() };
+            }
+            _ => {}
+        }
         let lost = error.is_closed() || io(&error) || error.to_string().contains("connecting");
         let source: Arc<dyn Error + Send + Sync> = Arc::new(error);
         return if lost {
@@ -78,16 +115,11 @@ pub(super) fn failed(
         };
     };
     let class = code.code().get(..2).unwrap_or_default().to_owned();
-    let of = |what: &str| match id {
-        Some(id) => format!("{what} conversation {id} in {place}"),
-        None => format!("{what} {place}"),
-    };
-    let busy = || id.map_or_else(|| place.clone(), |id| format!("conversation {id} in {place}"));
     match (code, class.as_str()) {
-        (SqlState::LOCK_NOT_AVAILABLE, _) => StoreError::Busy { place: busy(), waited: limits.lock_wait },
-        (SqlState::QUERY_CANCELED, _) => StoreError::Busy { place: busy(), waited: limits.statement },
+        (SqlState::LOCK_NOT_AVAILABLE, _) => StoreError::Busy { place: of(""), waited: limits.lock_wait },
+        (SqlState::QUERY_CANCELED, _) => StoreError::Busy { place: of(""), waited: limits.statement },
         (SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED, _) => {
-            StoreError::Busy { place: busy(), waited: Duration::ZERO }
+            StoreError::Busy { place: of(""), waited: Duration::ZERO }
         }
         (SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY, _) => {
             StoreError::Full { place, source: Arc::new(error) }
@@ -112,10 +144,10 @@ pub(super) fn failed(
                 error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned());
             match id {
                 Some(id) => StoreError::Unstorable { id: id.clone(), problem },
-                None => StoreError::failed(of("using"), error),
+                None => StoreError::failed(of("using "), error),
             }
         }
-        _ => StoreError::failed(of("using"), error),
+        _ => StoreError::failed(of("using "), error),
     }
 }
 

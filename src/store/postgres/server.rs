@@ -13,6 +13,7 @@ use super::{
     hosts::InTurn,
     migrate::{is_current, migrate},
     sql::Sql,
+    url::Settings,
 };
 use crate::store::{ConversationId, StoreError};
 
@@ -82,13 +83,13 @@ const TRIES: usize = 3;
 impl Server {
     /// Connects to nothing yet.
     pub(super) fn new(
-        mut config: tokio_postgres::Config,
+        settings: Settings,
         tls: &MakeRustlsConnect,
         schema: &str,
         limits: Limits,
     ) -> Result<Self, StoreError> {
+        let config = complete(settings, limits);
         let place = place(&config);
-        complete(&mut config, limits);
         let each = config.get_connect_timeout().copied().unwrap_or(limits.connect);
         let limits = Limits { connect: connecting(&config, limits), ..limits };
         let pool = |connections| {
@@ -213,7 +214,8 @@ fn setup(limits: Limits) -> String {
 }
 
 /// What the user left open.
-fn complete(config: &mut tokio_postgres::Config, limits: Limits) {
+fn complete(settings: Settings, limits: Limits) -> tokio_postgres::Config {
+    let Settings { mut config, sets_idle } = settings;
     if config.get_application_name().is_none() {
         config.application_name("omni-agent");
     }
@@ -223,7 +225,9 @@ fn complete(config: &mut tokio_postgres::Config, limits: Limits) {
     if config.get_tcp_user_timeout().is_none() {
         config.tcp_user_timeout(limits.answer());
     }
-    config.keepalives_idle(Duration::from_secs(30));
+    if !sets_idle {
+        config.keepalives_idle(Duration::from_secs(30));
+    }
     // Of several hosts, the one that takes writes.
     if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
@@ -233,6 +237,7 @@ fn complete(config: &mut tokio_postgres::Config, limits: Limits) {
     if config.get_ssl_mode() == SslMode::Prefer && config.get_hosts().iter().all(is_local) {
         config.ssl_mode(SslMode::Disable);
     }
+    config
 }
 
 /// How long connecting may take: the time that each host has, for all of them.
@@ -328,8 +333,7 @@ mod tests {
             ("postgres://a,b,c/db?connect_timeout=7", 21),
             ("postgres://a/db?connect_timeout=0", 5),
         ] {
-            let mut config = url.parse().expect("a URL");
-            complete(&mut config, limits);
+            let config = complete(Settings::parse(url).expect("a URL"), limits);
             assert_eq!(connecting(&config, limits), second * seconds, "{url}");
         }
     }

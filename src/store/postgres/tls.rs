@@ -14,10 +14,10 @@ use crate::store::StoreError;
 
 /// How connections are encrypted: trusting these certificates (PEM), or those that the platform trusts.
 pub(super) fn connector(trusted: Option<&[u8]>) -> Result<MakeRustlsConnect, StoreError> {
-    let refused = |error| StoreError::failed("setting up TLS for PostgreSQL", error);
+    let failed = |error| StoreError::failed("setting up TLS for PostgreSQL", error);
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_safe_default_protocol_versions()
-        .map_err(refused)?;
+        .map_err(failed)?;
     let config = match trusted {
         None => match builder.clone().with_platform_verifier() {
             Ok(builder) => builder.with_no_client_auth(),
@@ -44,5 +44,5 @@ fn roots(pem: &[u8]) -> Result<RootCertStore, StoreError> {
 }
 
 fn refused(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError::failed("reading the trusted certificates", error)
+    StoreError::misconfigured("what is given as the trusted certificates", error)
 }

@@ -11,7 +11,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
 
-use crate::store::{StoreError, file_system::Durability};
+use crate::store::{ConversationId, StoreError, file_system::Durability};
 
 /// The first version of SQLite in which resetting the write-ahead log can't lose what was written ("WAL-reset bug" in
 /// its documentation, "Write-Ahead Logging").
@@ -68,7 +68,7 @@ impl Database {
         self.create_file()?;
         self.opened = Some(self.found()?);
         let mut writer = self.prepared()?;
-        self.migrate(&mut writer).map_err(|fault| self.failed("preparing", fault))?;
+        self.migrate(&mut writer).map_err(|fault| self.failed("preparing", None, fault))?;
         let readers = (0..readers).map(|_| self.prepared()).collect::<Result<_, _>>()?;
         Ok((writer, readers))
     }
@@ -133,7 +133,7 @@ impl Database {
                 {
                     thread::sleep(Duration::from_millis(5));
                 }
-                connected => return connected.map_err(|fault| self.failed("opening", fault)),
+                connected => return connected.map_err(|fault| self.failed("opening", None, fault)),
             }
         }
     }
@@ -218,7 +218,7 @@ impl Database {
     }
 
     /// The error that a fault comes to.
-    pub(super) fn failed(&self, action: &str, fault: Fault) -> StoreError {
+    pub(super) fn failed(&self, action: &str, id: Option<&ConversationId>, fault: Fault) -> StoreError {
         let error = match fault {
             Fault::Sqlite(error) => error,
             Fault::Store(error) => return error,
@@ -228,6 +228,18 @@ impl Database {
         let Some(error) = source.downcast_ref::<rusqlite::Error>() else {
             return StoreError::Failed { action: format!("{action} {place}"), source };
         };
+        // Somebody else has written there.
+        if let rusqlite::Error::FromSqlConversionFailure(..)
+        | rusqlite::Error::IntegralValueOutOfRange(..)
+        | rusqlite::Error::InvalidColumnType(..)
+        | rusqlite::Error::Utf8Error(..) = error
+        {
+            let place = id.map_or_else(|| place.clone(), |id| format!("conversation {id} in {place}"));
+            return StoreError::damaged(place, error.to_string());
+        }
+        if let (Some(ErrorCode::TooBig), Some(id)) = (error.sqlite_error_code(), id) {
+            return StoreError::Unstorable { id: id.clone(), problem: error.to_string() };
+        }
         match error.sqlite_error_code() {
             Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
                 StoreError::Busy { place, waited: self.busy }
@@ -292,7 +304,7 @@ fn check_linked(number: i32, version: &str) -> Result<(), StoreError> {
     if number >= OLDEST.0 {
         return Ok(());
     }
-    Err(StoreError::failed("using SQLite", TooOld { found: version.to_owned() }))
+    Err(StoreError::misconfigured("the SQLite of this program", TooOld { found: version.to_owned() }))
 }
 
 /// The file's path, whatever becomes of the working directory.
@@ -308,10 +320,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn failed_of_what_is_too_big_names_the_conversation() {
+        let database = Database::new("file".into(), Durability::Machine, Duration::ZERO, Duration::ZERO);
+        let id = ConversationId::new("a").unwrap();
+        let fault = || refusal(ffi::SQLITE_TOOBIG, "string or blob too big").into();
+        let error = database.failed("writing to", Some(&id), fault());
+        assert!(matches!(&error, StoreError::Unstorable { id: named, .. } if *named == id), "{error:?}");
+        assert!(!error.is_transient());
+    }
+
+    #[test]
     fn check_linked_refuses_versions_that_can_lose_writes() {
         let refused = check_linked(3_051_002, "3.51.2").unwrap_err();
         let reason = refused.source().unwrap().to_string();
         assert!(reason.contains("3.51.2") && reason.contains("3.51.3"), "{reason}");
+        assert!(matches!(refused, StoreError::Misconfigured { .. }) && !refused.is_transient());
         check_linked(3_051_003, "3.51.3").unwrap();
         check_linked(rusqlite::version_number(), rusqlite::version()).unwrap();
     }

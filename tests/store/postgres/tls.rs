@@ -64,6 +64,7 @@ async fn open_with_tls_trusts_the_certificates_named_and_no_others() {
 
     for nonsense in ["", "no certificate", "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"] {
         let error = PostgresStore::builder(&url).root_certificates(nonsense).open().await.unwrap_err();
+        assert!(matches!(error, StoreError::Misconfigured { .. }) && !error.is_transient(), "{error:?}");
         assert!(error.to_string().contains("trusted certificates"), "{error}");
     }
 }

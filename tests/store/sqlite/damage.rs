@@ -76,6 +76,25 @@ async fn load_of_what_names_a_node_that_cannot_be_says_where() {
 }
 
 #[tokio::test]
+async fn load_of_a_row_of_another_type_is_damaged() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "Hi").await;
+    let other = super::raw(&folder);
+    let text = "PRAGMA writable_schema = ON;
+                UPDATE sqlite_schema SET sql = replace(replace(sql, 'STRICT, ', ''), 'STRICT', '');
+                PRAGMA writable_schema = RESET;
+                UPDATE nodes SET id = x'00'";
+    other.execute_batch(text).unwrap();
+    let error = store.load(&id("a")).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::Damaged { place, .. } if place.starts_with("conversation a in")),
+        "{error:?}"
+    );
+}
+
+#[tokio::test]
 async fn list_with_a_title_that_is_no_text_says_so_and_shows_the_others() {
     let folder = Folder::new();
     let store = quick(&folder).await;

@@ -1,0 +1,167 @@
+//! What a URL says, beyond what the driver tells of it.
+
+use std::ops::Range;
+
+use tokio_postgres::{Config, Error};
+
+/// The settings of a URL, or of pairs of keys and values.
+pub(super) struct Settings {
+    pub(super) config: Config,
+    /// Whether `keepalives_idle` is among them: the driver has a value of its own else.
+    pub(super) sets_idle: bool,
+}
+
+impl Settings {
+    pub(super) fn parse(url: &str) -> Result<Self, Error> {
+        let mut url = url.to_owned();
+        let mut sets_idle = false;
+        // From the last on, so that the places of the others stay.
+        for (key, value) in named(&url).into_iter().rev() {
+            match (&url[key], &url[value.clone()]) {
+                // libpq's names for checking the certificate, which is always done here.
+                ("sslmode", "verify-full" | "verify-ca" | "'verify-full'" | "'verify-ca'") => {
+                    url.replace_range(value, "require");
+                }
+                ("keepalives_idle", _) => sets_idle = true,
+                _ => {}
+            }
+        }
+        Ok(Self { config: url.parse()?, sets_idle })
+    }
+}
+
+/// Where the keys stand that are named, each with its value as it is written. What the driver refuses may come out as
+/// anything.
+fn named(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
+    if ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
+        in_query(url)
+    } else {
+        in_pairs(url)
+    }
+}
+
+/// Behind the question mark. A password may have one too.
+fn in_query(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
+    let behind_password = url.find('@').unwrap_or(0);
+    let Some(question) = url[behind_password..].find('?') else { return Vec::new() };
+    let mut named = Vec::new();
+    let mut begin = behind_password + question + 1;
+    for part in url[begin..].split('&') {
+        let end = begin + part.len();
+        if let Some(equals) = part.find('=') {
+            named.push((begin..begin + equals, begin + equals + 1..end));
+        }
+        begin = end + 1;
+    }
+    named
+}
+
+/// `key = value`, where a value with spaces stands in quotes, and a backslash goes before what is to be taken as it is.
+fn in_pairs(text: &str) -> Vec<(Range<usize>, Range<usize>)> {
+    let end_of = |begin: usize, is_end: &dyn Fn(char) -> bool| {
+        text[begin..].find(is_end).map_or(text.len(), |length| begin + length)
+    };
+    let after_space = |begin| end_of(begin, &|next| !next.is_whitespace());
+    let mut named = Vec::new();
+    let mut begin = after_space(0);
+    while begin < text.len() {
+        let key = begin..end_of(begin, &|next| next.is_whitespace() || next == '=');
+        let equals = after_space(key.end);
+        if !text[equals..].starts_with('=') {
+            break;
+        }
+        let first = after_space(equals + 1);
+        let value = first..end_of_value(text, first);
+        begin = after_space(value.end);
+        named.push((key, value));
+    }
+    named
+}
+
+fn end_of_value(text: &str, begin: usize) -> usize {
+    let is_quoted = text[begin..].starts_with('\'');
+    let mut rest = text[begin..].char_indices().skip(usize::from(is_quoted));
+    while let Some((at, next)) = rest.next() {
+        match next {
+            '\\' => drop(rest.next()),
+            '\'' if is_quoted => return begin + at + 1,
+            next if !is_quoted && next.is_whitespace() => return begin + at,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio_postgres::config::SslMode;
+
+    use super::*;
+
+    #[test]
+    fn checking_the_certificate_is_what_is_always_done() {
+        for url in [
+            "postgres://ada@host/db?sslmode=verify-full",
+            "postgresql://host?application_name=a&sslmode=verify-ca&connect_timeout=3",
+            "postgres://ada:who?@host/db?sslmode=verify-full",
+            "host=a sslmode=verify-full user=ada",
+            "sslmode = 'verify-ca' host = a",
+        ] {
+            let settings = Settings::parse(url).unwrap();
+            assert_eq!(settings.config.get_ssl_mode(), SslMode::Require, "{url}");
+        }
+    }
+
+    #[test]
+    fn a_password_that_looks_like_a_setting_stays() {
+        let password = "sslmode=verify-full";
+        for url in [
+            "postgres://ada:sslmode=verify-full@host/db",
+            "postgres://ada:sslmode=verify-full@host/db?sslmode=verify-ca",
+            "host=a password=sslmode=verify-full",
+            "password='sslmode=verify-full' host=a sslmode=verify-full",
+        ] {
+            let settings = Settings::parse(url).unwrap();
+            assert_eq!(settings.config.get_password(), Some(password.as_bytes()), "{url}");
+        }
+        let spaced =
+            Settings::parse(r"password='it\'s sslmode=verify-full keepalives_idle=5' host=a").unwrap();
+        assert_eq!(spaced.config.get_password(), Some(&b"it's sslmode=verify-full keepalives_idle=5"[..]));
+        assert!(!spaced.sets_idle);
+    }
+
+    #[test]
+    fn keepalives_idle_is_known_where_it_is_set() {
+        for (url, sets) in [
+            ("postgres://host/db?keepalives_idle=7200", true),
+            ("postgres://keepalives_idle=7:keepalives_idle=7@host/db", false),
+            ("host=a keepalives_idle = 7200", true),
+            ("host=keepalives_idle user=b", false),
+            ("", false),
+        ] {
+            let settings = Settings::parse(url).unwrap();
+            assert_eq!(settings.sets_idle, sets, "{url}");
+            assert_eq!(settings.config.get_keepalives_idle(), Duration::from_secs(7200), "{url}");
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_and_never_panics() {
+        for url in [
+            "host",
+            "host=",
+            "host='a",
+            "a=b\\",
+            "=",
+            " = ",
+            "é=é é",
+            "postgres://é?é=é&=&&=é@é?",
+            "host = 'ö\\",
+        ] {
+            let _ = Settings::parse(url);
+            let _ = Settings::parse(&format!("postgres://{url}"));
+        }
+    }
+}

@@ -122,3 +122,23 @@ fn runtime_that_shuts_down_in_mid_turn_terminates_before_it_is_gone() {
         assert_eq!(backend.count("terminate s1"), 1, "{:?}", backend.log());
     }
 }
+
+#[test]
+fn runtime_that_shuts_down_waits_for_all_slow_sessions_together() {
+    for runtime in runtimes() {
+        let acts = (0..50).map(|_| Act::Hang);
+        let backend = acts.fold(ScriptedBackend::new([]), |backend, act| backend.act("terminate", act));
+        let served = backend.clone();
+        in_time(move || {
+            let agents = runtime.block_on(async {
+                let mut agents = Vec::new();
+                for _ in 0..50 {
+                    agents.push(prompted(&served).await);
+                }
+                agents
+            });
+            drop(runtime);
+            drop(agents);
+        });
+    }
+}

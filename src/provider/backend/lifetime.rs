@@ -1,11 +1,12 @@
 //! Calls to a backend that come to an end, and sessions that are terminated exactly once.
 
 use std::{
+    cell::Cell,
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{Arc, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::FutureExt;
@@ -18,8 +19,28 @@ use tokio::{
 use super::{BackendError, BackendSession, Breach};
 use crate::tool::panic_message;
 
-/// How long the drop of a session's owner waits, at most, for a session that no runtime is left to terminate on.
+/// How long a thread waits, at most and all together, for the sessions that it drops and that no runtime is left to
+/// terminate on. A runtime that shuts down drops all that it had.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
+
+thread_local! {
+    /// Until when this thread may wait, and for how long that holds: what is dropped later has a time of its own.
+    static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
+}
+
+/// How long this thread may wait for a session now.
+fn grace() -> Duration {
+    let now = Instant::now();
+    let until = GRACE.try_with(|grace| {
+        let until = match grace.get() {
+            Some((until, holds)) if now < holds => until,
+            _ => now + SHUTDOWN_GRACE,
+        };
+        grace.set(Some((until, now.max(until) + SHUTDOWN_GRACE)));
+        until
+    });
+    until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
+}
 
 /// Calls the backend. What panics, or takes longer than `limit`, is an error.
 pub(super) async fn call<T>(
@@ -97,7 +118,7 @@ impl Drop for Ending {
             drop(done);
         });
         match thread {
-            Ok(_) => drop(waiter.recv_timeout(SHUTDOWN_GRACE.min(limit))),
+            Ok(_) => drop(waiter.recv_timeout(grace().min(limit))),
             Err(error) => tracing::error!(%error, "no thread to terminate a backend's session on"),
         }
     }

@@ -2,11 +2,12 @@
 
 use std::{error::Error, sync::Arc, time::Duration};
 
+use futures_util::StreamExt;
 use omni_agent::{
     agent::{Agent, AgentError, Failure},
     message::{ToolResult, ToolUse},
     provider::{
-        ErrorKind, Model, Options, ProviderError,
+        ErrorKind, Model, Options, Provider, ProviderError, Request, RequestContext,
         backend::{BackendError, BackendEvent, BackendLimits, Breach, Capabilities, TurnResult},
     },
 };
@@ -23,7 +24,7 @@ pub(crate) fn provider_error(error: &AgentError) -> &ProviderError {
 }
 
 /// The backend's error that a run failed with.
-fn cause(error: &AgentError) -> BackendError {
+pub(crate) fn cause(error: &AgentError) -> BackendError {
     provider_error(error).source().unwrap().downcast_ref::<BackendError>().unwrap().clone()
 }
 
@@ -184,6 +185,18 @@ async fn session_that_ended_is_resumed_by_the_next_prompt() {
     let error = second.ask("Three").await.unwrap_err();
     assert!(matches!(cause(&error), BackendError::NotResumable(_)), "{error:?}");
     assert_eq!(backend.count("start"), 1, "a conversation is not begun anew in silence");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_answer_tells_nothing_after_its_error() {
+    let failed = Act::Fail(BackendError::Failed("no".into()));
+    let backend = ScriptedBackend::new([Turn::new().text("So").stop()]).act("update", failed);
+    let provider = backend.provider().open().await.unwrap().unwrap();
+    let request = Request::prompt("Go");
+    let answer = provider.stream(request, RequestContext::detached()).await.unwrap();
+    let items: Vec<_> = answer.collect().await;
+    let error = items.iter().position(Result::is_err).unwrap();
+    assert_eq!(error + 1, items.len(), "{items:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -6,14 +6,19 @@ use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentCallbacks, AgentError, Event, State, Status, ToolDecision},
     message::{Content, ToolResult, ToolUse},
-    provider::backend::{BackendEvent, Capabilities, PermissionAnswer, PermissionKind, PermissionOption},
+    provider::backend::{
+        BackendError, BackendEvent, Breach, Capabilities, PermissionAnswer, PermissionKind, PermissionOption,
+    },
     subscription::Update,
     testing::Gate,
     tool::Decision,
 };
 use serde_json::{Value, json};
 
-use crate::scripted::{ScriptedBackend, Step, Turn};
+use crate::{
+    faults::cause,
+    scripted::{ScriptedBackend, Step, Turn},
+};
 
 fn shell() -> ToolUse {
     ToolUse::new("t1", "shell", json!({ "cmd": "rm" }))
@@ -153,4 +158,42 @@ async fn permission_before_its_tool_use_becomes_one_item() {
         (&item.data["status"], &item.data["permission"]["answer"]),
         (&json!("failed"), &json!("allow"))
     );
+}
+
+/// Asks for these, one after another, without waiting for answers.
+async fn asked_at_once(ids: impl IntoIterator<Item = String>) -> Result<String, Breach> {
+    let asking = ids.into_iter().map(|id| ToolUse::new(id, "shell", json!({})));
+    let turn = asking.fold(Turn::new(), |turn, tool_use| turn.step(Step::AskOn(tool_use)));
+    let backend = ScriptedBackend::new([turn.text("Done.").stop()]);
+    let pauses = Decides(ToolDecision::Pause(Value::Null));
+    let agent = backend.agent().callbacks(pauses).start().await.unwrap();
+    match agent.ask("Go").await {
+        Ok(response) => Ok(response.text()),
+        Err(error) => match cause(&error) {
+            BackendError::Contract(breach) => Err(breach),
+            other => panic!("{other:?}"),
+        },
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_asked_for_again_while_it_is_asked_breaks_the_contract() {
+    let twice = ["t1", "t1"].map(str::to_owned);
+    assert_eq!(asked_at_once(twice).await, Err(Breach::RepeatedPermission("t1".into())));
+}
+
+#[tokio::test(start_paused = true)]
+async fn permissions_asked_for_at_once_are_bounded() {
+    let ids = |count: u32| (0..count).map(|number| format!("t{number}"));
+    assert_eq!(asked_at_once(ids(64)).await, Ok("Done.".to_owned()));
+    assert_eq!(asked_at_once(ids(65)).await, Err(Breach::TooManyPermissions(64)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn permission_taken_back_can_be_asked_for_again() {
+    let gate = Gate::new();
+    let turn = Turn::new().step(Step::AskUntil(shell(), gate)).step(Step::Ask(shell(), Vec::new()));
+    let backend = ScriptedBackend::new([turn.text("Well.").stop()]);
+    let agent = backend.agent().start().await.unwrap();
+    assert_eq!(agent.ask("Go").await.unwrap().text(), "Well.");
 }

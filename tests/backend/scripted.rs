@@ -42,6 +42,8 @@ pub(crate) enum Step {
     /// Says what the session was told so far.
     Recall,
     Ask(ToolUse, Vec<PermissionOption>),
+    /// Asks, and goes on without the answer.
+    AskOn(ToolUse),
     /// Asks, and takes the question back at the gate.
     AskUntil(ToolUse, Gate),
     Gate(Gate),
@@ -156,6 +158,17 @@ impl ScriptedBackend {
     /// How many sessions run something.
     pub(crate) fn running(&self) -> usize {
         self.0.running.load(Ordering::SeqCst)
+    }
+
+    /// Waits until no session runs anything.
+    pub(crate) async fn until_none_runs(&self) {
+        loop {
+            let noted = self.0.noted.notified();
+            if self.running() == 0 {
+                return;
+            }
+            noted.await;
+        }
     }
 
     pub(crate) fn nameless() -> Self {
@@ -435,6 +448,12 @@ async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &st
                 let (request, answer) = PermissionRequest::new(tool_use, options);
                 let backend = backend.clone();
                 turn.push_front(Step::Gate(answered(answer, backend)));
+                return Some(BackendEvent::Permission(request));
+            }
+            Step::AskOn(tool_use) => {
+                let (request, answer) = PermissionRequest::new(tool_use, []);
+                // Wanted until the test ends.
+                tokio::spawn(async move { answer.await });
                 return Some(BackendEvent::Permission(request));
             }
             Step::AskUntil(tool_use, gate) => {

@@ -86,6 +86,12 @@ pub enum Breach {
     /// An update or a result for a tool use that has its result.
     #[error("the tool use {0} has its result already")]
     FinishedToolUse(ToolUseId),
+    /// Permission for a tool use was asked for while the same was asked already.
+    #[error("permission for the tool use {0} was asked for twice at once")]
+    RepeatedPermission(ToolUseId),
+    /// More permissions were asked for at once than this.
+    #[error("more than {0} permissions were asked for at once")]
+    TooManyPermissions(usize),
 }
 
 impl BackendError {

@@ -38,7 +38,7 @@ pub enum BackendEvent {
         /// The status.
         data: Value,
     },
-    /// The backend asks whether it may run a tool, and waits.
+    /// The backend asks whether it may run a tool, and waits. Once at a time for each tool use, and for 64 at once.
     Permission(PermissionRequest),
     /// All that the turn has used so far.
     Usage(Usage),

@@ -1,6 +1,10 @@
 //! One turn at a backend, as a stream of deltas.
 
-use std::{collections::VecDeque, panic::AssertUnwindSafe, sync::Arc};
+use std::{
+    collections::{HashSet, VecDeque},
+    panic::AssertUnwindSafe,
+    sync::Arc,
+};
 
 use futures_util::{
     FutureExt, StreamExt,
@@ -22,6 +26,9 @@ use crate::{
     provider::{Delta, DeltaStream, MessageDelta, RequestContext, StopReason},
     tool::panic_message,
 };
+
+/// Questions that may be open at once.
+const MAX_QUESTIONS: usize = 64;
 
 /// A turn in flight. If it is dropped before it is over, it is cancelled at the backend.
 pub(super) struct Turn {
@@ -88,6 +95,7 @@ pub(super) fn stream(
         context,
         edits,
         asking: FuturesUnordered::new(),
+        asked: HashSet::new(),
         ready: VecDeque::new(),
     };
     // Told at once, so that an answer that is broken off has it too.
@@ -104,6 +112,8 @@ struct Exchange {
     events: Option<EventStream>,
     /// Questions that wait for their answers.
     asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
+    /// What they are about.
+    asked: HashSet<ToolUseId>,
     turn: Turn,
     recorder: Recorder,
     format: String,
@@ -127,9 +137,10 @@ impl Exchange {
         }
     }
 
-    /// Nothing more is read.
+    /// Nothing more is read, and what is not yet told is not told.
     fn let_go(&mut self) {
         self.asking.clear();
+        self.ready.clear();
         if let Err(error) = ask("the event stream's drop", || drop(self.events.take())) {
             tracing::error!(%error, "a backend's stream panicked when it was dropped");
         }
@@ -143,6 +154,7 @@ impl Exchange {
         let event = tokio::select! {
             biased;
             Some((id, answer)) = self.asking.next(), if !self.asking.is_empty() => {
+                self.asked.remove(&id);
                 self.recorder.answered(&id, answer.as_ref());
                 self.ready.extend(self.recorder.take());
                 return Ok(());
@@ -174,6 +186,14 @@ impl Exchange {
             BackendEvent::Plan(plan) => self.recorder.plan(&plan),
             BackendEvent::Status { name, data } => self.recorder.status(&name, &data),
             BackendEvent::Permission(request) => {
+                let id = &request.tool_use.id;
+                if self.asked.contains(id) {
+                    return Err(Breach::RepeatedPermission(id.clone()).into());
+                }
+                if self.asked.len() == MAX_QUESTIONS {
+                    return Err(Breach::TooManyPermissions(MAX_QUESTIONS).into());
+                }
+                self.asked.insert(id.clone());
                 self.recorder.asked(&request.tool_use, &request.options)?;
                 self.asking.push(put(request, self.context.clone(), self.edits).boxed());
             }

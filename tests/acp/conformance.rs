@@ -11,6 +11,7 @@ use crate::support::{Place, prompt};
 
 struct Subject(Place, &'static str);
 
+#[async_trait::async_trait]
 impl conformance::Subject for Subject {
     fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(self.0.agent(self.1))
@@ -35,6 +36,11 @@ impl conformance::Subject for Subject {
 
     fn running(&self) -> Option<usize> {
         Some(self.0.running())
+    }
+
+    async fn all_ended(&self) -> bool {
+        self.0.is_left().await;
+        true
     }
 }
 

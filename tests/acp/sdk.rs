@@ -68,6 +68,7 @@ fn agent(sdk: &Path, place: &Place) -> AcpBackend {
 
 struct Subject(AcpBackend, Place);
 
+#[async_trait::async_trait]
 impl conformance::Subject for Subject {
     fn backend(&self) -> std::sync::Arc<dyn Backend> {
         std::sync::Arc::new(self.0.clone())
@@ -92,6 +93,11 @@ impl conformance::Subject for Subject {
 
     fn running(&self) -> Option<usize> {
         Some(self.1.running())
+    }
+
+    async fn all_ended(&self) -> bool {
+        self.1.is_left().await;
+        true
     }
 
     fn limit(&self) -> std::time::Duration {

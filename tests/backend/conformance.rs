@@ -2,6 +2,7 @@
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
+use async_trait::async_trait;
 use futures_util::FutureExt;
 use omni_agent::{
     message::{Message, ToolResult, ToolUse},
@@ -23,6 +24,7 @@ fn prompt(text: &str) -> TurnPrompt {
     TurnPrompt::new([Message::user(text)])
 }
 
+#[async_trait]
 impl conformance::Subject for Subject {
     fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(self.0.clone())
@@ -47,6 +49,11 @@ impl conformance::Subject for Subject {
 
     fn running(&self) -> Option<usize> {
         Some(self.0.running())
+    }
+
+    async fn all_ended(&self) -> bool {
+        self.0.until_none_runs().await;
+        true
     }
 }
 

@@ -60,6 +60,11 @@ pub trait Subject: Send + Sync {
         None
     }
 
+    /// Waits until no session runs anything. `false`, the default, says that there is no telling.
+    async fn all_ended(&self) -> bool {
+        false
+    }
+
     /// How long anything may take. Ten seconds.
     fn limit(&self) -> Duration {
         Duration::from_secs(10)

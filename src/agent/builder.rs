@@ -17,7 +17,7 @@ use crate::{
     message::History,
     provider::{Model, Options, Registry},
     subscription::FeedLimits,
-    tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError},
+    tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError, panic_message},
 };
 
 /// Commands that may wait in an agent's channel: one block of tokio's.
@@ -349,7 +349,7 @@ async fn init(
     let init = std::panic::AssertUnwindSafe(async { callbacks.init(draft, &state).await });
     match init.catch_unwind().await {
         Ok(done) => done.map_err(|error| AgentError::Refused(error.into())),
-        Err(panic) => Err(AgentError::Panicked("init", super::task::words(panic))),
+        Err(panic) => Err(AgentError::Panicked("init", panic_message(panic))),
     }
 }
 

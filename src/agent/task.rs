@@ -34,8 +34,6 @@ use crate::{
 use calls::let_go;
 use work::Work;
 
-pub(super) use calls::words;
-
 /// Events that may wait for the commit channel before a new run is refused.
 const MAX_OUTBOX: usize = 1024;
 

@@ -17,6 +17,7 @@ mod output;
 mod output_tool;
 mod responses;
 mod strict;
+mod texts;
 mod words;
 mod wrapping;
 

@@ -1,7 +1,6 @@
 //! Calling the application's code, and surviving it.
 
 use std::{
-    any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::Arc,
@@ -14,6 +13,7 @@ use crate::{
     agent::{AgentCallbacks, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision, core::Call},
     message::ToolResult,
     provider::{Model, Options, Request},
+    tool::panic_message,
 };
 
 /// A callback in flight: what it gave back, or what its panic said.
@@ -141,7 +141,7 @@ pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Box<str>> {
 }
 
 fn contain<'a>(callback: impl Future<Output = Returned> + Send + 'a) -> Running<'a> {
-    Box::pin(AssertUnwindSafe(callback).catch_unwind().map(|returned| returned.map_err(words)))
+    Box::pin(AssertUnwindSafe(callback).catch_unwind().map(|returned| returned.map_err(panic_message)))
 }
 
 async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, state: &mut State) {
@@ -162,23 +162,8 @@ pub(super) fn let_go<T>(held: T) {
 /// Runs foreign code; a panic becomes its words.
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
-        let words = words(panic);
+        let words = panic_message(panic);
         tracing::error!(what, words, "foreign code panicked");
         words
     })
-}
-
-/// What a panic said.
-pub(in crate::agent) fn words(panic: Box<dyn Any + Send>) -> String {
-    match panic.downcast::<String>() {
-        Ok(text) => *text,
-        Err(panic) => match panic.downcast::<&'static str>() {
-            Ok(text) => (*text).to_owned(),
-            Err(panic) => {
-                // The drop of an unknown type may panic in its turn; the leak is the lesser harm.
-                std::mem::forget(panic);
-                "a panic without words".to_owned()
-            }
-        },
-    }
 }

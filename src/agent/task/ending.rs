@@ -10,10 +10,7 @@ use std::{
 use futures_util::{FutureExt, SinkExt};
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{
-    Commit, Task,
-    calls::{let_go, words},
-};
+use super::{Commit, Task, calls::let_go};
 use crate::{
     agent::{
         AgentCallbacks, AgentError,
@@ -21,6 +18,7 @@ use crate::{
         core::Core,
     },
     subscription::{End, EndReason},
+    tool::panic_message,
 };
 
 impl Task {
@@ -113,6 +111,6 @@ impl Task {
 /// Runs the application's code to its end, which may be a panic.
 async fn survive(what: &'static str, code: impl Future<Output = ()>) {
     if let Err(panic) = AssertUnwindSafe(code).catch_unwind().await {
-        tracing::error!(what, words = words(panic), "foreign code panicked");
+        tracing::error!(what, words = panic_message(panic), "foreign code panicked");
     }
 }

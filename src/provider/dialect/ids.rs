@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use crate::provider::{ErrorKind, ProviderError};
 
 /// Calls that one answer may make; more are a broken server.
-const MAX_CALLS: usize = 1024;
+pub(super) const MAX_CALLS: usize = 1024;
 
 /// The ids of the calls of one answer, for formats in which calls come whole.
 #[derive(Debug, Default)]
@@ -20,8 +20,7 @@ impl CallIds {
         self.count == 0
     }
 
-    /// The id of the next call: the one `given` by the service, else one made from what is particular about
-    /// the `answer` and the call's place. The same answer gives the same ids, each once.
+    /// The [id](Self::at) of the next call.
     ///
     /// # Errors
     ///
@@ -33,6 +32,12 @@ impl CallIds {
         }
         let at = self.count;
         self.count += 1;
+        Ok(self.at(at, given, answer))
+    }
+
+    /// The id of the call at this place: the one `given` by the service, else one made from what is particular about
+    /// the `answer` and the place. The same answer gives the same ids, each once.
+    pub(super) fn at(&mut self, at: usize, given: &str, answer: &str) -> String {
         let wanted = match given {
             "" if answer.is_empty() => format!("call_{at}"),
             "" => format!("call_{:016x}_{at}", hash(answer)),
@@ -44,7 +49,7 @@ impl CallIds {
             id = format!("{wanted}_{n}");
             n += 1;
         }
-        Ok(id)
+        id
     }
 }
 

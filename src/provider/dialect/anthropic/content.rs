@@ -2,6 +2,11 @@
 
 use std::collections::{HashMap, HashSet};
 
+use base64::{
+    Engine,
+    alphabet::STANDARD,
+    engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig},
+};
 use serde_json::{Map, Value, json};
 
 use super::NAME;
@@ -9,7 +14,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
     provider::{
         ProviderError, Request,
-        dialect::{names::tool_name, placeholder},
+        dialect::{names::tool_name, placeholder, texts::is_text},
     },
 };
 
@@ -18,9 +23,13 @@ type Object = Map<String, Value>;
 /// Images that the service takes.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
-/// Types beside `text/*` whose bytes are text.
-const TEXTS: [&str; 5] =
-    ["application/json", "application/xml", "application/yaml", "application/toml", "application/javascript"];
+/// The standard alphabet, padded or not: whoever gives a file need not know which.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new()
+        .with_decode_padding_mode(DecodePaddingMode::Indifferent)
+        .with_decode_allow_trailing_bits(true),
+);
 
 /// Said in place of a failed tool's empty output, which the service refuses.
 const SILENT_FAILURE: &str = "The tool failed without a message.";
@@ -219,7 +228,7 @@ impl Encoder<'_> {
         } else if media_type == "application/pdf" {
             let source = source(&attachment.source, media_type);
             return Ok(Some(document(attachment, &source)));
-        } else if media_type.starts_with("text/") || TEXTS.contains(&media_type) {
+        } else if is_text(media_type) {
             match text(&attachment.source) {
                 Ok(text) => {
                     let source = json!({"type": "text", "media_type": "text/plain", "data": text});
@@ -261,41 +270,12 @@ fn text(source: &Source) -> Result<String, &'static str> {
     let Source::Base64 { data } = source else {
         return Err("the Messages format takes only images and PDF by URL");
     };
-    let bytes = base64(data).ok_or("its base64 is broken")?;
+    let bytes = BASE64.decode(data).map_err(|_| "its base64 is broken")?;
     match String::from_utf8(bytes) {
         Ok(text) if text.trim().is_empty() => Err("it is empty"),
         Ok(text) => Ok(text),
         Err(_) => Err("its text is not UTF-8"),
     }
-}
-
-/// Decodes base64: standard alphabet, padding optional.
-fn base64(data: &str) -> Option<Vec<u8>> {
-    let digits = data.trim_end_matches('=').as_bytes();
-    let mut bytes = Vec::with_capacity(digits.len() / 4 * 3 + 2);
-    for group in digits.chunks(4) {
-        let mut bits = 0_u32;
-        for digit in group {
-            let value = match digit {
-                b'A'..=b'Z' => digit - b'A',
-                b'a'..=b'z' => digit - b'a' + 26,
-                b'0'..=b'9' => digit - b'0' + 52,
-                b'+' => 62,
-                b'/' => 63,
-                _ => return None,
-            };
-            bits = bits << 6 | u32::from(value);
-        }
-        let whole = match group.len() {
-            4 => 3,
-            3 => 2,
-            2 => 1,
-            _ => return None,
-        };
-        bits <<= 6 * (4 - group.len());
-        bytes.extend_from_slice(&bits.to_be_bytes()[1..=whole]);
-    }
-    Some(bytes)
 }
 
 /// The citations that the decoder put into a text's signature, one JSON object a line.

@@ -10,12 +10,13 @@ use crate::{
     message::ToolUseId,
     provider::{
         BlockStart, Delta, ErrorKind, Fold, Part, ProviderError,
-        dialect::{blocks::Blocks, ids::hash},
+        dialect::{
+            blocks::Blocks,
+            ids::{CallIds, MAX_CALLS},
+        },
     },
 };
 
-/// Calls that one answer may make; more are a broken server.
-const MAX_CALLS: usize = 1024;
 /// Bytes of a name; more are a broken server.
 const MAX_NAME: usize = 1024;
 
@@ -23,6 +24,7 @@ const MAX_NAME: usize = 1024;
 #[derive(Default)]
 pub(super) struct Calls {
     list: Vec<Call>,
+    ids: CallIds,
     /// Counts the chunks.
     chunk: u64,
     /// Bytes held back.
@@ -41,8 +43,6 @@ struct Call {
     index: Option<u64>,
     /// As the service gave it.
     id: String,
-    /// As it was told with the block: unique in its message.
-    told_id: String,
     name: String,
     /// Its block, once that has started.
     block: Option<usize>,
@@ -174,8 +174,8 @@ impl Calls {
     }
 
     fn start(&mut self, at: usize, answer: &str, blocks: &mut Blocks, deltas: &mut Vec<Delta>) {
-        let id = self.unique_id(at, answer);
         let call = &mut self.list[at];
+        let id = self.ids.at(at, &call.id, answer);
         let index = blocks.item();
         call.block = Some(index);
         let block = BlockStart::ToolUse { id: ToolUseId::from(id), name: call.name.clone() };
@@ -185,24 +185,6 @@ impl Calls {
             self.held -= held.len();
             deltas.push(Delta::Extend { index, part: Part::Input(held) });
         }
-    }
-
-    /// The call's id, or one made from the answer's and the call's place: the same for the same answer.
-    fn unique_id(&mut self, at: usize, answer: &str) -> String {
-        let wanted = match &*self.list[at].id {
-            "" if answer.is_empty() => format!("call_{at}"),
-            "" => format!("call_{:016x}_{at}", hash(answer)),
-            id => id.to_owned(),
-        };
-        let taken = |id: &str| self.list.iter().any(|call| call.block.is_some() && call.told_id == id);
-        let id = if taken(&wanted) {
-            let others = (at..).map(|n| format!("{wanted}_{n}"));
-            others.into_iter().find(|id| !taken(id)).unwrap_or(wanted)
-        } else {
-            wanted
-        };
-        self.list[at].told_id.clone_from(&id);
-        id
     }
 
     /// The answer has ended; `cut` says that it was at a limit.
@@ -228,7 +210,6 @@ impl Call {
         Self {
             index,
             id: String::new(),
-            told_id: String::new(),
             name: String::new(),
             block: None,
             held: String::new(),

@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         ProviderError,
-        dialect::{ids::hash, names::tool_name, openai, placeholder, words},
+        dialect::{ids::hash, names::tool_name, openai, placeholder, texts, words},
     },
 };
 
@@ -98,13 +98,7 @@ impl<'a> Encoder<'a> {
             texts.push("(The files follow in the next user message.)".into());
         }
         let text = texts.join("\n");
-        // The format has no flag for failure.
-        Ok(match (result.is_error, text.is_empty()) {
-            (true, true) => "Error: the tool failed without saying why.".to_owned(),
-            (true, false) if !text.starts_with("Error") => format!("Error: {text}"),
-            (false, true) => "(no output)".to_owned(),
-            _ => text,
-        })
+        Ok(texts::of_result(text, result.is_error))
     }
 
     fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {

@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
     provider::{
         ProviderError, Request,
-        dialect::{names::tool_name, placeholder},
+        dialect::{names::tool_name, placeholder, texts::is_text},
     },
 };
 
@@ -21,10 +21,6 @@ const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 /// Images that the service takes: <https://ai.google.dev/gemini-api/docs/image-understanding>.
 const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"];
-
-/// Types beside `text/*` whose bytes are text.
-const TEXTS: [&str; 5] =
-    ["application/json", "application/xml", "application/yaml", "application/toml", "application/javascript"];
 
 /// Characters of a tool's name that the service takes: <https://ai.google.dev/api/caching#FunctionDeclaration>.
 const NAME_LIMIT: usize = 64;
@@ -223,7 +219,7 @@ impl<'a> Encoder<'a> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = match full.split(';').next().unwrap_or_default().trim() {
             "image/jpg" => "image/jpeg",
-            text if TEXTS.contains(&text) => "text/plain",
+            other if is_text(other) && !other.starts_with("text/") => "text/plain",
             other => other,
         };
         let taken = IMAGES.contains(&media_type)

@@ -7,7 +7,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
-        dialect::{Encoded, effort::nearest, placeholder},
+        dialect::{Encoded, effort::nearest, placeholder, texts},
     },
 };
 
@@ -118,13 +118,7 @@ impl<'a> Encoder<'a> {
             said.texts.push("(The images follow in the next user message.)".into());
         }
         let text = said.texts.join("\n");
-        // The format has no flag for failure.
-        Ok(match (result.is_error, text.is_empty()) {
-            (true, true) => "Error: the tool failed without saying why.".to_owned(),
-            (true, false) if !text.starts_with("Error") => format!("Error: {text}"),
-            (false, true) => "(no output)".to_owned(),
-            _ => text,
-        })
+        Ok(texts::of_result(text, result.is_error))
     }
 
     fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {

@@ -1,0 +1,155 @@
+//! The request that an endpoint makes of what it is asked for: address, headers, body.
+
+use reqwest::{
+    Url,
+    header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING},
+};
+use serde_json::{Map, Value};
+
+use super::{Endpoint, Format};
+use crate::provider::{
+    ErrorKind, ProviderError, Request, Secret,
+    dialect::{Dialect, Encoded, Framing},
+    http::origin,
+};
+
+impl Endpoint {
+    /// The address of a request.
+    pub(super) fn url(&self, dialect: &dyn Dialect, request: &Request) -> Result<Url, ProviderError> {
+        let bad = |why: &str| {
+            let message = format!("the base URL of {:?} {why}", self.name);
+            ProviderError::new(ErrorKind::InvalidRequest, message)
+        };
+        let base = Url::parse(self.base_url.trim()).map_err(|error| bad("is none").with_source(error))?;
+        if !matches!(base.scheme(), "http" | "https") || !base.has_host() {
+            return Err(bad("must begin with http:// or https:// and name a host"));
+        }
+        if !base.username().is_empty() || base.password().is_some() {
+            return Err(bad("holds a user name or a password; send them in a header"));
+        }
+        let origin = base.origin().ascii_serialization();
+        let root = base.path().trim_end_matches('/');
+        let version = self.version.trim_matches('/');
+        let slash = if version.is_empty() || ends_in_version(root, version) { "" } else { "/" };
+        let version = if slash.is_empty() { "" } else { version };
+        let path = dialect.path(request);
+        let path = path.trim_start_matches('/');
+        let mut url = Url::parse(&format!("{origin}{root}{slash}{version}/{path}"))
+            .map_err(|error| bad("gives no address together with the path").with_source(error))?;
+        if let Some(query) = base.query() {
+            let query = match url.query() {
+                Some(own) => format!("{query}&{own}"),
+                None => query.to_owned(),
+            };
+            url.set_query(Some(&query));
+        }
+        Ok(url)
+    }
+
+    /// The headers of a request, and the values in them that nobody may see.
+    pub(super) fn headers(
+        &self,
+        format: &Format,
+        request: &Request,
+    ) -> Result<(HeaderMap, Vec<Secret>), ProviderError> {
+        let mut headers = HeaderMap::new();
+        let accept = match format.dialect.framing() {
+            Framing::Sse => "text/event-stream, application/json",
+            Framing::NdJson => "application/x-ndjson, application/json",
+        };
+        headers.insert(ACCEPT, HeaderValue::from_static(accept));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        for (name, value) in format.dialect.headers() {
+            headers.insert(header_name(name)?, HeaderValue::from_static(value));
+        }
+        for (name, value) in &self.plain {
+            let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| unfit(name))?;
+            headers.insert(header_name(name)?, value);
+        }
+        let mut secrets = Vec::new();
+        let own = self.headers.iter().map(|(name, value)| (name, value));
+        for (name, value) in own.chain(request.options.headers.iter().flatten()) {
+            let name = header_name(name)?;
+            secrets.push(value.clone());
+            headers.insert(name.clone(), header_value(name.as_str(), value)?);
+        }
+        let Some(name) = format.auth.header() else {
+            return Ok((headers, secrets));
+        };
+        let name = header_name(name)?;
+        // Somebody who sets the header itself knows why.
+        if headers.contains_key(&name) {
+            return Ok((headers, secrets));
+        }
+        if let Some(key) = self.keys.find(&self.name, request)? {
+            let value = header_value(name.as_str(), &format.auth.value(&key)).map_err(|_| {
+                let message = format!(
+                    "the API key for {:?} holds characters that no header can carry, a line end perhaps",
+                    self.name
+                );
+                ProviderError::new(ErrorKind::Auth, message)
+            })?;
+            secrets.push(key);
+            headers.insert(name, value);
+        }
+        Ok((headers, secrets))
+    }
+
+    /// The JSON body of a request, and what it could not say.
+    pub(super) fn encode(&self, dialect: &dyn Dialect, request: &Request) -> Result<Encoded, ProviderError> {
+        let request = &*origin::for_service(request, &self.name, dialect.name());
+        let mut encoded = dialect.encode(request)?;
+        for hook in &self.body_hooks {
+            hook(&mut encoded.body, request)?;
+        }
+        if let Some(extra) = &request.options.extra {
+            merge(&mut encoded.body, extra);
+        }
+        Ok(encoded)
+    }
+}
+
+/// Whether the last segment of `path` is `version`, or looks like one.
+fn ends_in_version(path: &str, version: &str) -> bool {
+    let last = path.rsplit('/').next().unwrap_or_default();
+    let looks = last.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    looks || path.strip_suffix(version).is_some_and(|root| root.ends_with('/'))
+}
+
+/// A header's name, if it is one that may be set.
+fn header_name(name: &str) -> Result<HeaderName, ProviderError> {
+    let refused = |why| {
+        let name: String = name.chars().take(64).collect();
+        ProviderError::new(ErrorKind::InvalidRequest, format!("header {name:?} {why}"))
+    };
+    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| refused("is no header name"))?;
+    if name == CONTENT_LENGTH || name == TRANSFER_ENCODING {
+        return Err(refused("frames the request and can't be set"));
+    }
+    Ok(name)
+}
+
+fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError> {
+    let mut header = HeaderValue::from_str(value.reveal()).map_err(|_| unfit(name))?;
+    // Keeps it out of the debug output of the HTTP stack and of header compression tables.
+    header.set_sensitive(true);
+    Ok(header)
+}
+
+/// The error for a header with this name whose value can't be sent.
+fn unfit(name: &str) -> ProviderError {
+    let message = format!("the value of header {name:?} holds characters that no header can carry");
+    ProviderError::new(ErrorKind::InvalidRequest, message)
+}
+
+/// Lays `over` over `body`: objects are merged, everything else is replaced.
+fn merge(body: &mut Map<String, Value>, over: &Map<String, Value>) {
+    for (key, value) in over {
+        match (body.get_mut(key), value) {
+            (Some(Value::Object(inner)), Value::Object(over)) => merge(inner, over),
+            (_, value) => {
+                body.insert(key.clone(), value.clone());
+            }
+        }
+    }
+}

@@ -60,8 +60,7 @@ async fn heard(panics: bool) -> Vec<Vec<String>> {
     agent.ask("1").await.unwrap();
     agent.ask("2").await.unwrap_err();
     agent.ask("3").await.unwrap();
-    let heard = heard.lock().unwrap().clone();
-    heard
+    heard.lock().unwrap().clone()
 }
 
 #[tokio::test(start_paused = true)]

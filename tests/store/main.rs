@@ -10,6 +10,7 @@ mod golden;
 mod hostile;
 mod ids;
 mod kill;
+mod limits;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;

@@ -453,7 +453,7 @@ async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &st
             Step::AskOn(tool_use) => {
                 let (request, answer) = PermissionRequest::new(tool_use, []);
                 // Wanted until the test ends.
-                tokio::spawn(async move { answer.await });
+                tokio::spawn(answer);
                 return Some(BackendEvent::Permission(request));
             }
             Step::AskUntil(tool_use, gate) => {

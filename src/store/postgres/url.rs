@@ -143,7 +143,7 @@ mod tests {
         ] {
             let settings = Settings::parse(url).unwrap();
             assert_eq!(settings.sets_idle, sets, "{url}");
-            assert_eq!(settings.config.get_keepalives_idle(), Duration::from_secs(7200), "{url}");
+            assert_eq!(settings.config.get_keepalives_idle(), Duration::from_hours(2), "{url}");
         }
     }
 

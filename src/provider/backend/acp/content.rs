@@ -125,9 +125,9 @@ mod tests {
 
     use super::*;
 
-    fn sent(content: Attachment, can: PromptCapabilities) -> Result<serde_json::Value, String> {
+    fn sent(content: Attachment, can: &PromptCapabilities) -> Result<serde_json::Value, String> {
         let prompt = TurnPrompt::new([Message::user(content)]);
-        blocks(&prompt, &can).map(|blocks| json!(blocks[0])).map_err(|error| error.to_string())
+        blocks(&prompt, can).map(|blocks| json!(blocks[0])).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -136,16 +136,16 @@ mod tests {
         let none = PromptCapabilities::new;
         let image = || Attachment::base64("image/png", "aGk=");
         assert_eq!(
-            sent(image(), all()),
+            sent(image(), &all()),
             Ok(json!({ "type": "image", "data": "aGk=", "mimeType": "image/png" }))
         );
-        assert!(sent(image(), none()).unwrap_err().contains("images (image/png)"));
-        assert_eq!(sent(Attachment::base64("audio/wav", "aGk="), all()).unwrap()["type"], "audio");
-        assert!(sent(Attachment::base64("audio/wav", "aGk="), none()).unwrap_err().contains("audio"));
+        assert!(sent(image(), &none()).unwrap_err().contains("images (image/png)"));
+        assert_eq!(sent(Attachment::base64("audio/wav", "aGk="), &all()).unwrap()["type"], "audio");
+        assert!(sent(Attachment::base64("audio/wav", "aGk="), &none()).unwrap_err().contains("audio"));
         let file = || Attachment::base64("application/pdf", "aGk=").named("a b.pdf");
-        assert_eq!(sent(file(), all()).unwrap()["resource"]["uri"], "attachment:///a%20b.pdf");
-        assert!(sent(file(), none()).unwrap_err().contains("embedded"));
-        let link = sent(Attachment::url("text/html", "https://a.example/b"), none()).unwrap();
+        assert_eq!(sent(file(), &all()).unwrap()["resource"]["uri"], "attachment:///a%20b.pdf");
+        assert!(sent(file(), &none()).unwrap_err().contains("embedded"));
+        let link = sent(Attachment::url("text/html", "https://a.example/b"), &none()).unwrap();
         assert_eq!((&link["type"], &link["uri"]), (&json!("resource_link"), &json!("https://a.example/b")));
     }
 

@@ -156,6 +156,22 @@ async fn branch_past_an_interrupted_answer_leaves_the_session_that_heard_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn fork_after_an_interrupted_answer_says_that_the_backend_does_not_know_it() {
+    let (session, _) = interrupted(able()).await;
+    assert_eq!(session.ask("Three").await.unwrap().warnings, Vec::<String>::new());
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    session.regenerate(node(5)).await.unwrap();
+    let response = loop {
+        let Some(Update::Event(event)) = events.next().await else { panic!("the session has ended") };
+        if let Some(Event::Turn(outcome)) = event.event.agent() {
+            break outcome.response().clone();
+        }
+    };
+    assert_eq!(response.text(), "One | Three");
+    assert!(response.warnings[0].contains("broken off"), "{:?}", response.warnings);
+}
+
+#[tokio::test(start_paused = true)]
 async fn branch_past_an_interrupted_answer_that_the_backend_cannot_follow_is_refused() {
     let (session, backend) = interrupted(Capabilities::default()).await;
     is_refused(&session, &backend).await;

@@ -142,3 +142,18 @@ fn runtime_that_shuts_down_waits_for_all_slow_sessions_together() {
         });
     }
 }
+
+#[test]
+fn turn_of_endless_nothings_can_be_cancelled() {
+    in_time(|| {
+        let [runtime, _] = runtimes();
+        runtime.block_on(async {
+            let backend = ScriptedBackend::new([Turn::new().step(Step::Chatter)]);
+            let agent = backend.agent().start().await.unwrap();
+            agent.prompt("Go").await.unwrap();
+            backend.until("prompt s1: Go").await;
+            agent.cancel().await.unwrap();
+            assert_eq!(agent.ask("On").await.unwrap().text(), "Go | On");
+        });
+    });
+}

@@ -48,6 +48,8 @@ pub(crate) enum Step {
     AskUntil(ToolUse, Gate),
     Gate(Gate),
     Wait(Duration),
+    /// Sends nothing, over and over.
+    Chatter,
     Hang,
     Panic,
 }
@@ -468,6 +470,10 @@ async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &st
             }
             Step::Gate(gate) => gate.pass().await,
             Step::Wait(time) => tokio::time::sleep(time).await,
+            Step::Chatter => {
+                turn.push_front(Step::Chatter);
+                return Some(BackendEvent::Text(String::new()));
+            }
             Step::Hang => pending().await,
             Step::Panic => panic!("the turn panics"),
         }

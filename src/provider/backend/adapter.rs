@@ -141,8 +141,12 @@ impl Owner {
         self.backend.0.capabilities()
     }
 
-    /// Brings a session to where the conversation is.
-    async fn reach(&self, conversation: &Conversation, options: SessionOptions) -> Result<(), BackendError> {
+    /// Brings a session to where the conversation is. What it lacks all the same is told in words.
+    async fn reach(
+        &self,
+        conversation: &Conversation,
+        options: SessionOptions,
+    ) -> Result<Option<String>, BackendError> {
         let can = ask("capabilities", || self.can())?;
         let way = self.sessions().route(conversation, can)?;
         if let Some(position) = &conversation.position
@@ -162,13 +166,13 @@ impl Owner {
         let (session, key, heard, fresh) = match way {
             Route::Stay(more) => {
                 note_more(more);
-                return Ok(());
+                return Ok(None);
             }
             Route::Return(more) => {
                 note_more(more);
                 let left = self.sessions().go_back();
                 self.retire(left);
-                return Ok(());
+                return Ok(None);
             }
             Route::Start => {
                 let session = call("start", limit, async { backend.start(&options).await }).await?;
@@ -191,10 +195,16 @@ impl Owner {
                 }
             }
         };
+        let is_fork = fresh && heard.kept > 0;
+        let lacks =
+            conversation.position.as_ref().filter(|at| is_fork && at.unfinished && at.checkpoint.is_some());
         let live = Live { session, key, heard, fresh, options, runtime: Handle::current() };
         let (left, taken) = self.sessions().take_up(live);
         self.retire(left);
-        taken
+        taken?;
+        Ok(lacks.map(|_| {
+            "the backend does not know the last answer, which was broken off, nor its prompt".to_owned()
+        }))
     }
 
     /// Where the session is, for its answer to tell.
@@ -227,9 +237,9 @@ impl Owner {
         let name = ask("name", || self.name().to_owned()).map_err(before)?;
         let conversation = Conversation::read(&name, &request.history).map_err(before)?;
         let options = SessionOptions { model: request.model, system: request.system };
-        self.reach(&conversation, options.clone()).await.map_err(before)?;
+        let lacks = self.reach(&conversation, options.clone()).await.map_err(before)?;
         let (session, started_with) = self.sessions().begin().map_err(before)?;
-        let mut warnings = Vec::new();
+        let mut warnings = Vec::from_iter(lacks);
         if started_with != options {
             warnings
                 .push(format!("`{name}` goes on with the model and the system prompt it was started with"));

@@ -12,13 +12,14 @@ use futures_util::{
     stream::{self, FuturesUnordered},
 };
 use serde_json::{Map, json};
-use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, time::sleep};
+use tokio::{runtime::Handle, sync::OwnedSemaphorePermit, task::yield_now, time::sleep};
 
 use super::{
     BackendError, BackendEvent, BackendSession, Breach, EventStream, PermissionAnswer, PermissionRequest,
     TurnResult,
     adapter::Owner,
     lifetime::{ask, call},
+    position::Position,
     recorder::Recorder,
 };
 use crate::{
@@ -29,6 +30,9 @@ use crate::{
 
 /// Questions that may be open at once.
 const MAX_QUESTIONS: usize = 64;
+
+/// Events without a delta that are read before others run.
+const MAX_SILENT: u64 = 32;
 
 /// A turn in flight. If it is dropped before it is over, it is cancelled at the backend.
 pub(super) struct Turn {
@@ -99,7 +103,7 @@ pub(super) fn stream(
         ready: VecDeque::new(),
     };
     // Told at once, so that an answer that is broken off has it too.
-    let beginning = exchange.where_it_is()?;
+    let beginning = exchange.where_it_is(true)?;
     exchange.tell(MessageDelta { warnings, ..beginning });
     Ok(Box::pin(stream::unfold(exchange, |mut exchange| async move {
         let item = exchange.next().await?;
@@ -125,7 +129,7 @@ struct Exchange {
 impl Exchange {
     /// The next delta; none after an error.
     async fn next(&mut self) -> Option<Result<Delta, BackendError>> {
-        loop {
+        for event in 1_u64.. {
             if let Some(delta) = self.ready.pop_front() {
                 return Some(Ok(delta));
             }
@@ -134,7 +138,11 @@ impl Exchange {
                 self.let_go();
                 return Some(Err(error));
             }
+            if event % MAX_SILENT == 0 {
+                yield_now().await;
+            }
         }
+        None
     }
 
     /// Nothing more is read, and what is not yet told is not told.
@@ -215,7 +223,7 @@ impl Exchange {
         let session = Arc::clone(&self.turn.session);
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
-        let told = updated.and_then(|()| self.where_it_is());
+        let told = updated.and_then(|()| self.where_it_is(false));
         // A session that can't say where it is can't be gone on with.
         self.turn.over(told.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
@@ -235,8 +243,8 @@ impl Exchange {
     }
 
     /// Where the session is, as its answer keeps it.
-    fn where_it_is(&self) -> Result<MessageDelta, BackendError> {
-        let position = self.turn.owner.position(&self.turn.session)?;
+    fn where_it_is(&self, unfinished: bool) -> Result<MessageDelta, BackendError> {
+        let position = Position { unfinished, ..self.turn.owner.position(&self.turn.session)? };
         let provider_data = Map::from_iter([(self.format.clone(), json!(position))]);
         Ok(MessageDelta { provider_data, ..MessageDelta::default() })
     }

@@ -32,6 +32,9 @@ pub(super) struct Position {
     pub(super) prompts: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checkpoint: Option<String>,
+    /// Told when the turn began: the checkpoint is that of the turn before.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) unfinished: bool,
 }
 
 impl Position {

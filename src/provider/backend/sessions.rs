@@ -110,7 +110,8 @@ impl Sessions {
         checkpoint: Option<String>,
     ) -> Result<Position, BackendError> {
         let live = self.live.as_ref().filter(|live| live.is(of)).ok_or_else(closed)?;
-        Ok(Position { key: live.key.clone(), session, prompts: live.heard.given, checkpoint })
+        let (key, prompts) = (live.key.clone(), live.heard.given);
+        Ok(Position { key, session, prompts, checkpoint, unfinished: false })
     }
 
     /// The answer that tells this position is the conversation's now. Gives the session that nobody goes back to.

@@ -253,18 +253,20 @@ impl PostgresStore {
         &self.0.schema
     }
 
-    /// Runs an operation on the store's threads, to its end.
-    async fn run<T: Send + 'static>(
+    /// Runs an operation on the store's threads, to its end, with what it needs: over another connection that is the same.
+    async fn run<I: Send + Sync + 'static, T: Send + 'static>(
         &self,
         lane: Lane,
         id: Option<&ConversationId>,
-        operation: impl for<'a> Fn(&'a Object, &'a Server) -> BoxFuture<'a, Result<T, Fault>>
+        input: I,
+        operation: impl for<'a> Fn(&'a Object, &'a Server, &'a I) -> BoxFuture<'a, Result<T, Fault>>
         + Send
         + Sync
         + 'static,
     ) -> Result<T, StoreError> {
         let (server, id) = (Arc::clone(&self.0.server), id.cloned());
-        self.0.threads.run(async move { server.run(lane, id.as_ref(), operation).await }).await
+        let run = async move { server.run(lane, id.as_ref(), &input, operation).await };
+        self.0.threads.run(run).await
     }
 }
 
@@ -276,10 +278,9 @@ impl Store for PostgresStore {
         write: WriteId,
         state: &StoredState,
     ) -> Result<Version, StoreError> {
-        let new = Arc::new((id.clone(), state.clone()));
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let new = Arc::clone(&new);
-            Box::pin(async move { write::create(connection, server, &new.0, write, &new.1).await })
+        let new = (id.clone(), write, state.clone());
+        self.run(Lane::Conversations, Some(id), new, |connection, server, (id, write, state)| {
+            Box::pin(write::create(connection, server, id, *write, state))
         })
         .await
     }
@@ -290,13 +291,12 @@ impl Store for PostgresStore {
         write: &Write,
         commit: &Commit,
     ) -> Result<Version, StoreError> {
-        let (turn, write) = (Arc::new((id.clone(), commit.clone())), *write);
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let turn = Arc::clone(&turn);
+        let turn = (id.clone(), *write, commit.clone());
+        self.run(Lane::Conversations, Some(id), turn, |connection, server, (id, write, commit)| {
             Box::pin(async move {
                 // Encoded here, where it holds up no thread of the application.
-                let change = Change::of_commit(&turn.0, turn.1.clone())?;
-                write::change(connection, server, &turn.0, &write, &change).await
+                let change = Change::of_commit(id, commit.clone())?;
+                write::change(connection, server, id, write, &change).await
             })
         })
         .await
@@ -308,95 +308,81 @@ impl Store for PostgresStore {
         write: &Write,
         change: &StateChange,
     ) -> Result<Version, StoreError> {
-        let (new, write) = (Arc::new((id.clone(), change.clone())), *write);
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let new = Arc::clone(&new);
+        let new = (id.clone(), *write, change.clone());
+        self.run(Lane::Conversations, Some(id), new, |connection, server, (id, write, change)| {
             Box::pin(async move {
-                let change = Change::of_state(&new.0, new.1.clone())?;
-                write::change(connection, server, &new.0, &write, &change).await
+                let change = Change::of_state(id, change.clone())?;
+                write::change(connection, server, id, write, &change).await
             })
         })
         .await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        let named = id.clone();
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let id = named.clone();
-            Box::pin(async move { read::load(connection, server, &id).await })
+        self.run(Lane::Conversations, Some(id), id.clone(), |connection, server, id| {
+            Box::pin(read::load(connection, server, id))
         })
         .await
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        let named = id.clone();
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let id = named.clone();
-            Box::pin(async move { read::summary(connection, server, &id).await })
+        self.run(Lane::Conversations, Some(id), id.clone(), |connection, server, id| {
+            Box::pin(read::summary(connection, server, id))
         })
         .await
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
-        self.run(Lane::Conversations, None, move |connection, server| {
-            Box::pin(read::list(connection, server, page))
+        self.run(Lane::Conversations, None, page, |connection, server, page| {
+            Box::pin(read::list(connection, server, *page))
         })
         .await
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let named = Arc::new((id.clone(), OnceLock::new()));
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let named = Arc::clone(&named);
-            Box::pin(async move { write::delete(connection, server, &named.0, &named.1).await })
+        let named = (id.clone(), OnceLock::new());
+        self.run(Lane::Conversations, Some(id), named, |connection, server, (id, found)| {
+            Box::pin(write::delete(connection, server, id, found))
         })
         .await
     }
 
     async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let held = Arc::new((id.clone(), lease.clone()));
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let held = Arc::clone(&held);
-            Box::pin(async move { write::delete_under(connection, server, &held.0, &held.1).await })
+        let held = (id.clone(), lease.clone());
+        self.run(Lane::Conversations, Some(id), held, |connection, server, (id, lease)| {
+            Box::pin(write::delete_under(connection, server, id, lease))
         })
         .await
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
-        let claim = Arc::new((id.clone(), owner.clone()));
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let claim = Arc::clone(&claim);
-            Box::pin(async move { lease::acquire(connection, server, &claim.0, &claim.1).await })
+        let claim = (id.clone(), owner.clone());
+        self.run(Lane::Conversations, Some(id), claim, |connection, server, (id, owner)| {
+            Box::pin(lease::acquire(connection, server, id, owner))
         })
         .await
     }
 
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
-        let held = Arc::new((id.clone(), lease.clone()));
-        self.run(Lane::Leases, Some(id), move |connection, server| {
-            let held = Arc::clone(&held);
-            Box::pin(async move {
-                lease::renew(connection, server, &held.0, &held.1).await?;
-                Ok(held.1.clone())
-            })
+        let held = (id.clone(), lease.clone());
+        self.run(Lane::Leases, Some(id), held, |connection, server, (id, lease)| {
+            Box::pin(lease::renew(connection, server, id, lease))
         })
-        .await
+        .await?;
+        Ok(lease.clone())
     }
 
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
-        let leases: Arc<[_]> = leases.into();
-        self.run(Lane::Leases, None, move |connection, server| {
-            let leases = Arc::clone(&leases);
-            Box::pin(async move { lease::renew_all(connection, server, &leases).await })
+        self.run(Lane::Leases, None, leases.to_vec(), |connection, server, leases| {
+            Box::pin(lease::renew_all(connection, server, leases))
         })
         .await
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let held = Arc::new((id.clone(), lease.clone()));
-        self.run(Lane::Conversations, Some(id), move |connection, server| {
-            let held = Arc::clone(&held);
-            Box::pin(async move { lease::release(connection, server, &held.0, &held.1).await })
+        let held = (id.clone(), lease.clone());
+        self.run(Lane::Conversations, Some(id), held, |connection, server, (id, lease)| {
+            Box::pin(lease::release(connection, server, id, lease))
         })
         .await
     }

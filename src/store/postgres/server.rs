@@ -124,18 +124,19 @@ impl Server {
     }
 
     /// Takes a connection and does something with it, again on another if the first one breaks.
-    pub(super) async fn run<T>(
+    pub(super) async fn run<I, T>(
         &self,
         lane: Lane,
         id: Option<&ConversationId>,
-        operation: impl for<'a> Fn(&'a Object, &'a Self) -> BoxFuture<'a, Result<T, Fault>>,
+        input: &I,
+        operation: impl for<'a> Fn(&'a Object, &'a Self, &'a I) -> BoxFuture<'a, Result<T, Fault>>,
     ) -> Result<T, StoreError> {
         let (mut tries, mut silences) = (0, 0);
         loop {
             tries += 1;
             let connection = self.connection(lane).await?;
             let patience = lane.patience(&self.limits);
-            let Ok(done) = timeout(patience, operation(&connection, self)).await else {
+            let Ok(done) = timeout(patience, operation(&connection, self, input)).await else {
                 discard(connection);
                 silences += 1;
                 if matches!(lane, Lane::Leases) && silences == 1 {

@@ -166,7 +166,7 @@ impl Task {
             outcome = writing::outcome(&mut self.write) => Input::Written(outcome),
             delivery = self.deliveries.next() => Input::Delivery(delivery),
             () = self.shared.left.given() => Input::Left,
-            error = lost(self.tenure.as_ref()) => Input::Lost(error),
+            error = lost(self.tenure.as_mut()) => Input::Lost(error),
             () = passed(&mut self.retry) => Input::Retry,
             () = passed(&mut self.idle) => Input::IdleTimeOver,
         };
@@ -337,7 +337,7 @@ impl Task {
 }
 
 /// Waits until the conversation is lost to another; for ever where it can't be.
-async fn lost(tenure: Option<&Tenure>) -> StoreError {
+async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,
         None => std::future::pending().await,

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::future::BoxFuture;
+use futures_util::{FutureExt, future::BoxFuture};
 use keeper::{Keeper, Order};
 use tokio::{
     runtime::Handle,
@@ -22,7 +22,12 @@ use crate::store::{ConversationId, Epoch, Lease, Owner, Store, StoreError};
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ownership of one conversation. Dropped, it is given back, a moment later.
-pub(super) struct Tenure(Arc<Held>);
+pub(super) struct Tenure {
+    held: Arc<Held>,
+    /// Done when the conversation is lost, with the reason. Made once, and apart: a session without a tenure has no room
+    /// for it.
+    loss: BoxFuture<'static, StoreError>,
+}
 
 /// What a session and its keeper know of a lease.
 pub(super) struct Held {
@@ -73,27 +78,21 @@ impl Tenure {
             keeper,
         });
         held.keeper.send(Order::Keep(Arc::clone(&held)));
-        Ok(Some(Self(held)))
+        let loss = Arc::clone(&held).loss().fuse().boxed();
+        Ok(Some(Self { held, loss }))
     }
 
     pub(super) fn held(&self) -> Arc<Held> {
-        Arc::clone(&self.0)
+        Arc::clone(&self.held)
     }
 
-    /// Waits until the conversation is lost to another, and tells why.
+    /// Waits until the conversation is lost to another, and tells why, once.
     ///
     /// # Cancel safety
     ///
     /// Dropping the future changes nothing.
-    pub(super) async fn lost(&self) -> StoreError {
-        let mut lease = self.0.lease.subscribe();
-        loop {
-            if let Err(error) = &*lease.borrow_and_update() {
-                return error.clone();
-            }
-            // The sender is in `self`.
-            let _ = lease.changed().await;
-        }
+    pub(super) async fn lost(&mut self) -> StoreError {
+        (&mut self.loss).await
     }
 
     /// Gives the conversation back.
@@ -103,7 +102,7 @@ impl Tenure {
     /// Dropping the future does not stop it.
     pub(super) async fn end(self) {
         let (reply, answer) = oneshot::channel();
-        self.0.keeper.send(Order::Release(Arc::clone(&self.0), Some(reply)));
+        self.held.keeper.send(Order::Release(self.held(), Some(reply)));
         // Told or not, the second word that `drop` says finds nothing to do.
         let _ = answer.await;
     }
@@ -127,11 +126,22 @@ impl Drop for Wanted {
 
 impl Drop for Tenure {
     fn drop(&mut self) {
-        self.0.keeper.send(Order::Release(Arc::clone(&self.0), None));
+        self.held.keeper.send(Order::Release(self.held(), None));
     }
 }
 
 impl Held {
+    async fn loss(self: Arc<Self>) -> StoreError {
+        let mut lease = self.lease.subscribe();
+        loop {
+            if let Err(error) = &*lease.borrow_and_update() {
+                return error.clone();
+            }
+            // The sender is in `self`.
+            let _ = lease.changed().await;
+        }
+    }
+
     /// The lease to write under.
     ///
     /// # Errors

@@ -294,7 +294,7 @@ struct Starting {
     deliveries: Deliveries,
     core: Core,
     store: Arc<dyn Store>,
-    tenure: Option<Tenure>,
+    tenure: Option<Box<Tenure>>,
 }
 
 impl Starting {

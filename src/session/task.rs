@@ -89,7 +89,7 @@ pub(super) struct Task {
     pub(super) deliveries: Deliveries,
     pub(super) store: Arc<dyn Store>,
     /// That the conversation is this session's, where the store knows owners.
-    pub(super) tenure: Option<Tenure>,
+    pub(super) tenure: Option<Box<Tenure>>,
     /// In whose name the conversation is created: the same each time that is tried.
     pub(super) creator: Option<Arc<Owner>>,
     pub(super) feed: Feed<SessionEvent>,
@@ -337,7 +337,7 @@ impl Task {
 }
 
 /// Waits until the conversation is lost to another; for ever where it can't be.
-async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
+async fn lost(tenure: Option<&mut Box<Tenure>>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,
         None => std::future::pending().await,

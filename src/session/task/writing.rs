@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What a write came to, and the ownership that began with it, if it created the conversation.
-pub(in crate::session) type Written = Result<(Version, Option<Tenure>), StoreError>;
+pub(in crate::session) type Written = Result<(Version, Option<Box<Tenure>>), StoreError>;
 
 /// A write that is waited for.
 pub(super) type UnderWay = Pin<Box<dyn Future<Output = Written> + Send>>;

@@ -27,7 +27,7 @@ use super::{
 use crate::{
     actor::{Breath, Fate},
     message::{History, Timestamp},
-    provider::Provider,
+    provider::{Model, Provider},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
@@ -59,8 +59,8 @@ pub(super) struct Shared {
 pub(super) struct Task {
     core: Core,
     config: Arc<Config>,
-    /// The provider that the key and the headers of the configuration are for, if it has some.
-    secrets_of: Option<Box<str>>,
+    /// The model for whose provider the key and the headers of the configuration are, if it has some.
+    secrets_of: Option<Model>,
     setup: Arc<Setup>,
     weak: WeakAgent,
     feed: Feed<Event>,

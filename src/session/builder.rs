@@ -294,7 +294,7 @@ struct Starting {
     deliveries: Deliveries,
     core: Core,
     store: Arc<dyn Store>,
-    tenure: Option<Box<Tenure>>,
+    tenure: Option<Tenure>,
 }
 
 impl Starting {
@@ -311,7 +311,6 @@ impl Starting {
             deliveries,
             store,
             tenure,
-            creator: None,
             feed: Feed::new(rand::random()),
             _last_words: LastWords(Arc::clone(&shared)),
             shared,

@@ -56,6 +56,12 @@ impl Setup {
     pub(super) fn owner(&self) -> Owner {
         self.owner.as_deref().cloned().unwrap_or_else(Owner::unique)
     }
+
+    /// In whose name this write creates a conversation: the same each time that it is tried.
+    pub(super) fn creator(&self, write: WriteId) -> Owner {
+        let unique = || Owner::new(format!("{}-{write}", std::process::id()));
+        self.owner.as_deref().cloned().unwrap_or_else(unique)
+    }
 }
 
 /// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
@@ -89,9 +95,7 @@ pub(super) struct Task {
     pub(super) deliveries: Deliveries,
     pub(super) store: Arc<dyn Store>,
     /// That the conversation is this session's, where the store knows owners.
-    pub(super) tenure: Option<Box<Tenure>>,
-    /// In whose name the conversation is created: the same each time that is tried.
-    pub(super) creator: Option<Arc<Owner>>,
+    pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
     pub(super) shared: Arc<Shared>,
     /// The write that is under way.
@@ -337,7 +341,7 @@ impl Task {
 }
 
 /// Waits until the conversation is lost to another; for ever where it can't be.
-async fn lost(tenure: Option<&mut Box<Tenure>>) -> StoreError {
+async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,
         None => std::future::pending().await,

@@ -53,7 +53,7 @@ impl Tenure {
         store: &Arc<dyn Store>,
         id: &ConversationId,
         owner: &Owner,
-    ) -> Result<Option<Box<Self>>, StoreError> {
+    ) -> Result<Option<Self>, StoreError> {
         let (store, id, owner) = (Arc::clone(store), id.clone(), owner.clone());
         let mut begun = Wanted(Some(Box::pin(Self::acquire(store, id, owner))));
         let tenure = begun.0.as_mut().expect("it is begun").await;
@@ -65,7 +65,7 @@ impl Tenure {
         store: Arc<dyn Store>,
         id: ConversationId,
         owner: Owner,
-    ) -> Result<Option<Box<Self>>, StoreError> {
+    ) -> Result<Option<Self>, StoreError> {
         let lease = store.acquire(&id, &owner).await?;
         if lease.lasts.is_none() {
             return Ok(None);
@@ -79,7 +79,7 @@ impl Tenure {
         });
         held.keeper.send(Order::Keep(Arc::clone(&held)));
         let loss = Arc::clone(&held).loss().fuse().boxed();
-        Ok(Some(Box::new(Self { held, loss })))
+        Ok(Some(Self { held, loss }))
     }
 
     pub(super) fn held(&self) -> Arc<Held> {
@@ -100,7 +100,7 @@ impl Tenure {
     /// # Cancel safety
     ///
     /// Dropping the future does not stop it.
-    pub(super) async fn end(self: Box<Self>) {
+    pub(super) async fn end(self) {
         let (reply, answer) = oneshot::channel();
         self.held.keeper.send(Order::Release(self.held(), Some(reply)));
         // Told or not, the second word that `drop` says finds nothing to do.
@@ -110,7 +110,7 @@ impl Tenure {
 
 /// A tenure that is being acquired. When nobody waits for it any more, the store may give it all the same: it is waited
 /// for a little longer, to be given back.
-struct Wanted(Option<BoxFuture<'static, Result<Option<Box<Tenure>>, StoreError>>>);
+struct Wanted(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
 
 impl Drop for Wanted {
     fn drop(&mut self) {

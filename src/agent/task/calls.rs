@@ -86,7 +86,8 @@ impl Task {
         request.model = Arc::clone(self.config.model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();
-        let ours = self.kept_secrets(&self.config.options, self.secrets_of.as_deref());
+        let ours =
+            self.kept_secrets(&self.config.options, self.secrets_of.as_ref().map(Model::provider_name));
         request.options = ours.overlaid(&self.kept_secrets(own, turn.origin.secrets_of.as_deref()));
         request
     }
@@ -135,9 +136,9 @@ impl Task {
     }
 }
 
-/// The provider that a key and headers are for that were set with this model, if there are some.
-pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Box<str>> {
-    options.has_secrets().then(|| model.provider_name().into())
+/// The model with whose provider a key and headers were set, if there are some.
+pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Model> {
+    options.has_secrets().then(|| model.clone())
 }
 
 fn contain<'a>(callback: impl Future<Output = Returned> + Send + 'a) -> Running<'a> {

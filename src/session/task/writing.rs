@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What a write came to, and the ownership that began with it, if it created the conversation.
-pub(in crate::session) type Written = Result<(Version, Option<Box<Tenure>>), StoreError>;
+pub(in crate::session) type Written = Result<(Version, Option<Tenure>), StoreError>;
 
 /// A write that is waited for.
 pub(super) type UnderWay = Pin<Box<dyn Future<Output = Written> + Send>>;
@@ -28,10 +28,7 @@ impl Task {
         let place = id.clone();
         let ground = match (&self.tenure, &*job) {
             (Some(tenure), _) => Ground::Held(tenure.held()),
-            (None, Job::Create(..)) => {
-                let creator = self.creator.get_or_insert_with(|| Arc::new(self.shared.setup.owner()));
-                Ground::New(Arc::clone(creator))
-            }
+            (None, Job::Create(write, _)) => Ground::New(self.shared.setup.creator(*write)),
             (None, _) => Ground::Free,
         };
         let write = contained(async move { perform(&store, &id, &job, ground).await });
@@ -47,7 +44,6 @@ impl Task {
     pub(super) fn written(&mut self, outcome: Written) {
         self.write = None;
         let outcome = outcome.map(|(version, tenure)| {
-            self.creator = None;
             self.tenure = tenure.or(self.tenure.take());
             version
         });
@@ -98,7 +94,7 @@ enum Ground {
     /// The conversation is this session's.
     Held(Arc<Held>),
     /// It does not exist yet. Whoever creates it owns it.
-    New(Arc<Owner>),
+    New(Owner),
     /// The store knows no owners.
     Free,
 }

@@ -2,10 +2,11 @@
 //! and the store goes on by itself.
 
 use std::{
+    collections::BTreeSet,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -167,13 +168,16 @@ impl Proxy {
     }
 }
 
-/// An address where nobody listens.
+/// An address where nobody listens, and which nobody else here is given.
 pub(crate) fn free() -> SocketAddr {
+    static GIVEN: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
+
     let ports = (20_000..30_000)
         .step_by(7)
         .skip(usize::from(*omni_agent::store::WriteId::generate().as_bytes().first().unwrap()));
     let mut addresses = ports.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));
-    addresses.find(|address| std::net::TcpListener::bind(address).is_ok()).unwrap()
+    let mut given = GIVEN.lock().unwrap();
+    addresses.find(|address| std::net::TcpListener::bind(address).is_ok() && given.insert(*address)).unwrap()
 }
 
 #[tokio::test]

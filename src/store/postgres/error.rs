@@ -164,10 +164,7 @@ pub(super) fn no_connection(
     };
     match error {
         PoolError::Timeout(TimeoutType::Wait) => StoreError::Busy {
-            place: match connections {
-                1 => format!("the one connection of its kind to {place}"),
-                connections => format!("the pool of {connections} connections to {place}"),
-            },
+            place: format!("the pool of {connections} connections to {place}"),
             waited: limits.pool_wait,
         },
         PoolError::Timeout(_) | PoolError::PostCreateHook(HookError::Message(_)) => {

@@ -137,7 +137,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
 
     match store.load(&id("b")).await {
         Err(error @ StoreError::Busy { .. }) => {
-            assert!(error.to_string().starts_with("the one connection of its kind to"), "{error}");
+            assert!(error.to_string().starts_with("the pool of 1 connections to"), "{error}");
         }
         other => panic!("{other:?}"),
     }

@@ -415,7 +415,13 @@ async fn many_threads_open_and_leave_the_limit_holds_and_nobody_waits_for_ever()
     for user in users {
         tokio::time::timeout(secs(60), user).await.unwrap().unwrap();
     }
-    assert_eq!(waiting_ids(&manager), [""; 0]);
+    // Those that were given up are out of line as soon as their tasks see it.
+    in_time(async {
+        while !waiting_ids(&manager).is_empty() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     manager.shutdown(secs(5), secs(5)).await.unwrap();
 }
 

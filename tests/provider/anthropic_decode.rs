@@ -221,6 +221,52 @@ fn decode_unknown_blocks_become_items_with_all_that_their_deltas_brought() {
 }
 
 #[test]
+fn decode_start_with_content_takes_the_blocks_and_the_end_from_it() {
+    let result = json!({"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_1",
+        "content": {"type": "code_execution_result", "stdout": "7", "return_code": 0}});
+    let caller = json!({"type": "code_execution_20250825", "tool_id": "srvtoolu_1"});
+    let tool =
+        json!({"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"id": 1}, "caller": caller});
+    let mut begin = start();
+    begin["message"]["content"] =
+        json!([result, tool, {"type": "tool_use", "id": "toolu_2", "name": "list"}]);
+    begin["message"]["stop_reason"] = json!("tool_use");
+    begin["message"]["container"] = json!({"id": "container_1"});
+    let stop = json!({"type": "message_stop"});
+
+    let folded = fold(decode(&[begin.clone(), stop.clone()]).unwrap());
+    assert_eq!(folded.stop_reason, StopReason::ToolUse);
+    let look =
+        ToolUse { signature: Some(caller.to_string()), ..ToolUse::new("toolu_1", "look", json!({"id": 1})) };
+    let expected = [
+        Content::from(ProviderItem::new("anthropic_messages", result)),
+        look.into(),
+        ToolUse::new("toolu_2", "list", json!({})).into(),
+    ];
+    assert_eq!(folded.message.content, expected);
+    let data = &folded.message.provider_data["anthropic_messages"];
+    assert_eq!(data, &json!({"id": "msg_1", "container": {"id": "container_1"}}));
+
+    // What streams in after that counts its own blocks.
+    let [opened, grown, ended] = text_block();
+    let folded = fold(decode(&[begin, opened, grown, ended, stop]).unwrap());
+    assert_eq!(folded.message.content[..3], expected);
+    assert_eq!(folded.message.text(), "Hi");
+}
+
+#[test]
+fn decode_start_of_the_same_message_twice_counts_once() {
+    let mut again = start();
+    again["message"]["usage"]["input_tokens"] = json!(11);
+    again["message"]["content"] = json!([{"type": "text", "text": "not twice"}]);
+    let [opened, grown, ended] = text_block();
+    let [reason, last] = end("end_turn");
+    let folded = fold(decode(&[start(), again, opened, grown, ended, reason, last]).unwrap());
+    assert_eq!(folded.message.text(), "Hi");
+    assert_eq!(folded.usage, Usage { input: 11, output: 20, ..Usage::default() });
+}
+
+#[test]
 fn decode_indices_with_gaps_and_interleaved_blocks_become_dense() {
     let folded = answer(
         [

@@ -2,6 +2,7 @@
 //! and the event types of Anthropic's own clients.
 
 mod item;
+mod start;
 mod wire;
 
 use item::Item;
@@ -10,9 +11,9 @@ use wire::{Body, Event, UsageReport};
 
 use super::NAME;
 use crate::{
-    message::{ProviderItem, Usage},
+    message::Usage,
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
+        Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
         dialect::{Decoder, Frame, error},
     },
 };
@@ -49,8 +50,8 @@ enum Phase {
 
 #[derive(Debug)]
 struct Block {
-    /// Its index on the wire, where there may be gaps.
-    wire: u64,
+    /// Its index on the wire, where there may be gaps; none if it came whole with the message's start.
+    wire: Option<u64>,
     open: bool,
     kind: Kind,
 }
@@ -146,41 +147,14 @@ impl MessagesDecoder {
         Err(bad(&format!("a {kind} event has an unknown shape"), data))
     }
 
-    fn message_start(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        if self.phase != Phase::Before {
-            return Err(bad("a second message_start event", data));
-        }
-        self.phase = Phase::Open;
-        let mut message = MessageDelta::default();
-        if let Some(start) = &event.message {
-            message.model = (!start.model.is_empty()).then(|| (*start.model).to_owned());
-            if !start.id.is_empty() {
-                self.data.insert("id".to_owned(), (*start.id).into());
-            }
-            if let Some(usage) = &start.usage {
-                self.count(usage);
-                message.usage = Some(self.usage);
-            }
-        }
-        // Told even if it is empty: it says which format wrote the message.
-        message.provider_data = self.provider_data();
-        deltas.push(Delta::Message(Box::new(message)));
-        Ok(())
-    }
-
     fn message_delta(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         self.must_be_open(data)?;
         let mut message = MessageDelta::default();
         if let Some(delta) = &event.delta {
-            if !delta.stop_reason.is_empty() {
-                self.has_stop_reason = true;
-                message.stop_reason = Some(stop_reason(&delta.stop_reason));
-            }
-            for (key, value) in [("container", &delta.container), ("stop_details", &delta.stop_details)] {
-                if let Some(value) = value {
-                    self.data.insert(key.to_owned(), value.clone());
-                    message.provider_data = self.provider_data();
-                }
+            let told = [("container", &delta.container), ("stop_details", &delta.stop_details)];
+            message.stop_reason = self.ending(&delta.stop_reason, told);
+            if told.iter().any(|(_, value)| value.is_some()) {
+                message.provider_data = self.provider_data();
             }
         }
         if let Some(usage) = &event.usage {
@@ -189,6 +163,15 @@ impl MessagesDecoder {
         }
         deltas.push(Delta::Message(Box::new(message)));
         Ok(())
+    }
+
+    /// Keeps what is told of the answer's end, and of what belongs to the message.
+    fn ending(&mut self, word: &str, told: [(&str, &Option<Value>); 2]) -> Option<StopReason> {
+        for (key, value) in told {
+            self.data.extend(value.clone().map(|value| (key.to_owned(), value)));
+        }
+        self.has_stop_reason |= !word.is_empty();
+        (!word.is_empty()).then(|| stop_reason(word))
     }
 
     fn message_stop(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
@@ -203,61 +186,6 @@ impl MessagesDecoder {
         }
         self.phase = Phase::Done;
         self.blocks = Vec::new();
-        Ok(())
-    }
-
-    fn block_start(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        self.must_be_open(data)?;
-        let wire = event.index.ok_or_else(|| bad("a block starts without an index", data))?;
-        let index = self.blocks.len();
-        if usize::try_from(wire).map_or(true, |wire| wire >= Fold::MAX_BLOCKS) || index >= Fold::MAX_BLOCKS {
-            return Err(bad("a block's index is beyond all limits", data));
-        }
-        if self.blocks.iter().any(|block| block.wire == wire) {
-            return Err(bad("a block starts a second time", data));
-        }
-        let Some(Value::Object(block)) = &event.content_block else {
-            return Err(bad("a block starts without its content", data));
-        };
-        let text = |key: &str| match block.get(key) {
-            None | Some(Value::Null) => Ok(String::new()),
-            Some(Value::String(text)) => Ok(text.clone()),
-            Some(_) => Err(bad(&format!("a block's {key} is no text"), data)),
-        };
-        let mut parts = Vec::new();
-        let (block, kind) = match &*text("type")? {
-            "text" => {
-                parts.push(Part::Text(text("text")?));
-                let citations = block.get("citations").and_then(Value::as_array);
-                parts.extend(citations.into_iter().flatten().map(citation));
-                (BlockStart::Text, Kind::Text)
-            }
-            "thinking" => {
-                parts.push(Part::Text(text("thinking")?));
-                let signature = text("signature")?;
-                (BlockStart::Thinking, Kind::Thinking((!signature.is_empty()).then_some(signature)))
-            }
-            "redacted_thinking" => {
-                parts.push(Part::Redacted(text("data")?));
-                (BlockStart::Thinking, Kind::Redacted)
-            }
-            "tool_use" => {
-                let caller = block.get("caller").filter(|caller| wire::is_foreign_caller(caller));
-                parts.extend(caller.map(|caller| Part::Signature(caller.to_string())));
-                let start = BlockStart::ToolUse { id: text("id")?.into(), name: text("name")? };
-                (start, Kind::ToolUse(wire::whole_input(block.get("input"))))
-            }
-            "" => return Err(bad("a block starts without a type", data)),
-            _ => {
-                self.gather(data)?;
-                let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
-                (BlockStart::ProviderItem(item), Kind::Item(Box::new(Item::new(block.clone()))))
-            }
-        };
-        self.blocks.push(Block { wire, open: true, kind });
-        deltas.push(Delta::Start { index, block });
-        parts.retain(|part| !matches!(part, Part::Text(text) | Part::Redacted(text) if text.is_empty()));
-        deltas.extend(parts.into_iter().map(|part| Delta::Extend { index, part }));
         Ok(())
     }
 
@@ -300,7 +228,7 @@ impl MessagesDecoder {
         if !matches!(self.blocks[index].kind, Kind::Item(_)) {
             return Ok(());
         }
-        self.gather(data)?;
+        self.gather(data.len(), data)?;
         let mut event: Map<String, Value> = serde_json::from_str(data)
             .map_err(|cause| bad("an event is no JSON object", data).with_source(cause))?;
         if let (Kind::Item(item), Some(Value::Object(delta))) =
@@ -333,7 +261,7 @@ impl MessagesDecoder {
     fn open_block(&self, wire: Option<u64>, data: &str) -> Result<usize, ProviderError> {
         self.must_be_open(data)?;
         // The last block is the one that grows, nearly always.
-        match self.blocks.iter().rposition(|block| Some(block.wire) == wire) {
+        match self.blocks.iter().rposition(|block| wire.is_some() && block.wire == wire) {
             Some(index) if self.blocks[index].open => Ok(index),
             Some(_) => Err(bad("an event for a block that has ended", data)),
             None => Err(bad("an event for a block that has not started", data)),
@@ -341,8 +269,8 @@ impl MessagesDecoder {
     }
 
     /// Counts what is kept for opaque items: an endless one is an error, not memory.
-    fn gather(&mut self, data: &str) -> Decoded {
-        self.gathered = self.gathered.saturating_add(data.len());
+    fn gather(&mut self, bytes: usize, data: &str) -> Decoded {
+        self.gathered = self.gathered.saturating_add(bytes);
         if self.gathered > Fold::LIMIT {
             return Err(bad("the answer is longer than the limit", data));
         }

@@ -72,6 +72,12 @@ pub(super) struct MessageStart<'a> {
     #[serde(borrow, default)]
     pub(super) model: Str<'a>,
     pub(super) usage: Option<UsageReport>,
+    /// Blocks that came whole.
+    pub(super) content: Option<Value>,
+    #[serde(borrow, default)]
+    pub(super) stop_reason: Str<'a>,
+    pub(super) stop_details: Option<Value>,
+    pub(super) container: Option<Value>,
 }
 
 #[derive(Deserialize)]

@@ -1,0 +1,132 @@
+//! How a message and its blocks start.
+
+use serde_json::{Map, Value};
+
+use super::{
+    Block, Decoded, Kind, MessagesDecoder, Phase, bad, citation,
+    item::Item,
+    wire::{self, Event, MessageStart},
+};
+use crate::{
+    message::{ProviderItem, map_weight},
+    provider::{BlockStart, Delta, Fold, MessageDelta, Part, ProviderError, dialect::anthropic::NAME},
+};
+
+impl MessagesDecoder {
+    pub(super) fn message_start(
+        &mut self,
+        event: &Event<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Decoded {
+        let first = self.phase == Phase::Before;
+        if !first && !self.repeats(event.message.as_ref()) {
+            return Err(bad("a second message_start event", data));
+        }
+        self.phase = Phase::Open;
+        let mut message = MessageDelta::default();
+        if let Some(start) = &event.message {
+            message.model = (!start.model.is_empty()).then(|| (*start.model).to_owned());
+            if !start.id.is_empty() {
+                self.data.insert("id".to_owned(), (*start.id).into());
+            }
+            let told = [("container", &start.container), ("stop_details", &start.stop_details)];
+            message.stop_reason = self.ending(&start.stop_reason, told);
+            if let Some(usage) = &start.usage {
+                self.count(usage);
+                message.usage = Some(self.usage);
+            }
+        }
+        // Told even if it is empty: it says which format wrote the message.
+        message.provider_data = self.provider_data();
+        deltas.push(Delta::Message(Box::new(message)));
+        // An answer that goes on from within a tool of the service's may come whole in its start.
+        let content = event.message.as_ref().filter(|_| first).and_then(|start| start.content.as_ref());
+        for block in content.and_then(Value::as_array).into_iter().flatten() {
+            let Value::Object(block) = block else {
+                return Err(bad("a block starts without its content", data));
+            };
+            let index = self.begin(None, block, data, deltas)?;
+            self.complete(index, deltas);
+            self.blocks[index].open = false;
+            deltas.push(Delta::End { index });
+        }
+        Ok(())
+    }
+
+    /// Whether this is the start of the same message once more, as gateways send it that make one of their own
+    /// and pass on the service's.
+    fn repeats(&self, start: Option<&MessageStart<'_>>) -> bool {
+        let id = self.data.get("id").and_then(Value::as_str);
+        start.is_some_and(|start| Some(&*start.id) == id)
+    }
+
+    pub(super) fn block_start(&mut self, event: &Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        self.must_be_open(data)?;
+        let wire = event.index.ok_or_else(|| bad("a block starts without an index", data))?;
+        if usize::try_from(wire).map_or(true, |wire| wire >= Fold::MAX_BLOCKS) {
+            return Err(bad("a block's index is beyond all limits", data));
+        }
+        if self.blocks.iter().any(|block| block.wire == Some(wire)) {
+            return Err(bad("a block starts a second time", data));
+        }
+        let Some(Value::Object(block)) = &event.content_block else {
+            return Err(bad("a block starts without its content", data));
+        };
+        self.begin(Some(wire), block, data, deltas).map(drop)
+    }
+
+    /// Starts a block with what `block` says of it; its place is what comes back.
+    fn begin(
+        &mut self,
+        wire: Option<u64>,
+        block: &Map<String, Value>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<usize, ProviderError> {
+        let index = self.blocks.len();
+        if index >= Fold::MAX_BLOCKS {
+            return Err(bad("a block's index is beyond all limits", data));
+        }
+        let text = |key: &str| match block.get(key) {
+            None | Some(Value::Null) => Ok(String::new()),
+            Some(Value::String(text)) => Ok(text.clone()),
+            Some(_) => Err(bad(&format!("a block's {key} is no text"), data)),
+        };
+        let mut parts = Vec::new();
+        let (block, kind) = match &*text("type")? {
+            "text" => {
+                parts.push(Part::Text(text("text")?));
+                let citations = block.get("citations").and_then(Value::as_array);
+                parts.extend(citations.into_iter().flatten().map(citation));
+                (BlockStart::Text, Kind::Text)
+            }
+            "thinking" => {
+                parts.push(Part::Text(text("thinking")?));
+                let signature = text("signature")?;
+                (BlockStart::Thinking, Kind::Thinking((!signature.is_empty()).then_some(signature)))
+            }
+            "redacted_thinking" => {
+                parts.push(Part::Redacted(text("data")?));
+                (BlockStart::Thinking, Kind::Redacted)
+            }
+            "tool_use" => {
+                let caller = block.get("caller").filter(|caller| wire::is_foreign_caller(caller));
+                parts.extend(caller.map(|caller| Part::Signature(caller.to_string())));
+                let start = BlockStart::ToolUse { id: text("id")?.into(), name: text("name")? };
+                (start, Kind::ToolUse(wire::whole_input(block.get("input"))))
+            }
+            "" => return Err(bad("a block starts without a type", data)),
+            _ => {
+                self.gather(map_weight(block), data)?;
+                let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
+                (BlockStart::ProviderItem(item), Kind::Item(Box::new(Item::new(block.clone()))))
+            }
+        };
+        self.blocks.push(Block { wire, open: true, kind });
+        deltas.push(Delta::Start { index, block });
+        parts.retain(|part| !matches!(part, Part::Text(text) | Part::Redacted(text) if text.is_empty()));
+        deltas.extend(parts.into_iter().map(|part| Delta::Extend { index, part }));
+        Ok(index)
+    }
+}

@@ -230,3 +230,73 @@ fn answer_with_server_tools_gives_back_their_items_at_their_places() {
             "content": [{"type": "output_text", "text": "Deep.", "annotations": [cited]}]}])
     );
 }
+
+#[test]
+fn calls_of_found_tools_and_by_programs_go_back_with_what_the_service_asks_for() {
+    let program =
+        json!({"id": "cm_1", "type": "program", "call_id": "call_p", "code": "look()", "fingerprint": "Zm"});
+    let caller = json!({"type": "program", "caller_id": "call_p"});
+    let with = |mut call: Value, key: &str, value: Value| {
+        call[key] = value;
+        call
+    };
+    let looked = with(call("fc_1", "call_1", "look", "{}"), "caller", caller.clone());
+    let found = with(call("fc_2", "call_2", "find", "{}"), "namespace", json!("crm"));
+    let plain = with(call("fc_3", "call_3", "list", "{}"), "caller", json!({"type": "direct"}));
+    let output = json!([program, looked, found, plain]);
+    let began = |call: &Value| with(call.clone(), "arguments", json!(""));
+    let streamed = answer(&[
+        created(),
+        added(0, with(program.clone(), "code", json!(""))),
+        done(0, program.clone()),
+        added(1, began(&looked)),
+        delta("function_call_arguments", 1, "fc_1", "{}"),
+        done(1, looked.clone()),
+        added(2, began(&found)),
+        done(2, found.clone()),
+        // Told at the end alone.
+        done(3, plain.clone()),
+        completed(output.clone()),
+    ]);
+    let whole = answer(&[created(), completed(output)]);
+    for folded in [streamed, whole] {
+        let results: Vec<Content> =
+            folded.message.tool_uses().map(|call| ToolResult::ok(call, "ok").into()).collect();
+        let sent =
+            input(&OpenAiResponses::default(), [folded.message.clone(), Message::user(results.clone())]);
+        let call = |id: &str, name: &str| json!({"type": "function_call", "call_id": id, "name": name, "arguments": "{}"});
+        let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "ok"});
+        let expected = json!([
+            program,
+            with(call("call_1", "look"), "caller", caller.clone()),
+            with(call("call_2", "find"), "namespace", json!("crm")),
+            call("call_3", "list"),
+            with(output("call_1"), "caller", caller.clone()),
+            output("call_2"),
+            output("call_3"),
+        ]);
+        assert_eq!(sent, expected);
+
+        // Another service knows neither.
+        let mut foreign = folded.message;
+        foreign.provider_data.clear();
+        foreign.provider_data.insert("anthropic_messages".to_owned(), json!({}));
+        let sent = input(&OpenAiResponses::default(), [foreign, Message::user(results)]);
+        assert!(!sent.to_string().contains("caller") && !sent.to_string().contains("namespace"), "{sent}");
+    }
+}
+
+#[test]
+fn call_with_a_namespace_that_is_cut_off_before_its_end_is_left_out() {
+    let mut found = call("fc_1", "call_1", "find", "");
+    found["namespace"] = json!("crm");
+    let mut decoder = OpenAiResponses::default().decoder(&Request::default());
+    let mut fold = Fold::default();
+    for event in [created(), added(0, found), delta("function_call_arguments", 0, "fc_1", "{}")] {
+        let mut deltas = Vec::new();
+        decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
+        deltas.into_iter().for_each(|delta| fold.apply(delta).unwrap());
+    }
+    // What may be half there is left out as a whole.
+    assert_eq!(fold.salvage(Timestamp(1)), None);
+}

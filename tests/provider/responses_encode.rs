@@ -388,6 +388,30 @@ fn encode_tool_results_come_first_and_carry_their_files() {
 }
 
 #[test]
+fn encode_items_of_a_user_go_out_behind_the_results_as_they_are() {
+    let approval = json!({"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": true});
+    let call = ToolUse::new("call_1", "f", json!({}));
+    let result = ToolResult::ok(&call, "ok");
+    let encoded = plain([
+        Message::assistant(Content::from(call)),
+        Message::user([
+            Content::from(Text::new("Go on.")),
+            ProviderItem::new("openai_responses", approval.clone()).into(),
+            ProviderItem::new("google_gemini", json!({"type": "x"})).into(),
+            result.into(),
+        ]),
+    ]);
+    assert_eq!(
+        encoded.as_array().unwrap()[1..],
+        [
+            json!({"type": "function_call_output", "call_id": "call_1", "output": "ok"}),
+            approval,
+            json!({"type": "message", "role": "user", "content": "Go on."}),
+        ]
+    );
+}
+
+#[test]
 fn encode_malformed_tool_use_goes_back_as_valid_json() {
     let malformed = ToolUse { malformed: Some("{\"x\":".to_owned()), ..ToolUse::new("a", "f", json!({})) };
     assert_eq!(plain([Message::assistant(Content::from(malformed))])[0]["arguments"], "{}");

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::{
     NAME,
     item::{self, Blocks, Call, Item, Kind, Reasoning, Shown, State},
-    wire::{Place, list, text},
+    wire::{self, Place, list, text},
 };
 use crate::{
     message::ProviderItem,
@@ -72,7 +72,7 @@ impl Answer {
             Kind::Reasoning => State::Reasoning(Reasoning::default()),
             Kind::Call => {
                 call_id = text(whole, "call_id");
-                let mut call = Call::holding(item::arguments(whole).unwrap_or_default());
+                let mut call = Call::holding(wire::arguments(whole).unwrap_or_default());
                 call.start(whole, &mut blocks);
                 kept += call_id.len() + call.held();
                 State::Call(call)

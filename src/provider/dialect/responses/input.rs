@@ -42,13 +42,16 @@ pub(super) struct Input<'a> {
     request: &'a Request,
     reasoning: ReasoningItems,
     ids: CallIds<'a>,
+    /// Who made the calls of the last answer that the model did not make itself: their results say it too.
+    callers: HashMap<&'a str, Value>,
     items: Vec<Value>,
 }
 
 impl<'a> Input<'a> {
     /// The input for the request's history.
     pub(super) fn of(request: &'a Request, reasoning: ReasoningItems) -> Result<Value, ProviderError> {
-        let mut input = Self { request, reasoning, ids: CallIds::default(), items: Vec::new() };
+        let ids = CallIds::default();
+        let mut input = Self { request, reasoning, ids, callers: HashMap::new(), items: Vec::new() };
         for message in &request.history {
             match message.role {
                 Role::User => input.user(message)?,
@@ -58,13 +61,19 @@ impl<'a> Input<'a> {
         Ok(Value::Array(input.items))
     }
 
-    /// Tool results come first: nothing may stand between them and their calls.
+    /// Tool results come first: nothing may stand between them and their calls. Items of the format's own
+    /// follow, such as answers to what the service asked for in items of its answer.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         for result in message.tool_results() {
             let output = self.tool_result(result)?;
             let id = self.ids.of(result.tool_use_id.as_str());
-            self.items.push(json!({"type": "function_call_output", "call_id": id, "output": output}));
+            let mut item = json!({"type": "function_call_output", "call_id": id, "output": output});
+            if let Some(caller) = self.callers.get(result.tool_use_id.as_str()) {
+                item["caller"] = caller.clone();
+            }
+            self.items.push(item);
         }
+        self.items.extend(message.content.iter().filter_map(own_item));
         let mut parts = Vec::new();
         for block in &message.content {
             match block {
@@ -108,6 +117,7 @@ impl<'a> Input<'a> {
     fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         let native = message.is_native_to(NAME);
         let start = self.items.len();
+        self.callers.clear();
         // Items of reasoning that wait for what was reasoned about: they are refused without.
         let mut waiting = Vec::new();
         for block in &message.content {
@@ -122,16 +132,16 @@ impl<'a> Input<'a> {
                     let Some(part) = join(last, part, phase.as_ref()) else { continue };
                     assistant_message(part, phase)
                 }
-                Content::ToolUse(tool_use) => self.call(tool_use),
-                Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => {
-                    item.data.clone()
-                }
+                Content::ToolUse(tool_use) => self.call(tool_use, native),
                 Content::Attachment(attachment) => {
                     let why = "the format takes no files in an assistant's message";
                     let text = placeholder(self.request, attachment, why)?;
                     assistant_message(json!({"type": "output_text", "text": text, "annotations": []}), None)
                 }
-                _ => continue,
+                other => match own_item(other) {
+                    Some(item) => item,
+                    None => continue,
+                },
             };
             self.items.append(&mut waiting);
             self.items.push(item);
@@ -139,14 +149,26 @@ impl<'a> Input<'a> {
         Ok(())
     }
 
-    fn call(&mut self, tool_use: &'a ToolUse) -> Value {
+    fn call(&mut self, tool_use: &'a ToolUse, native: bool) -> Value {
         // What the model wrote in place of JSON or a name must not make the whole request invalid.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
         // The item's own id stays away: the service would look for the reasoning that it came with.
         let id = self.ids.assign(tool_use.id.as_str());
         let name = tool_name(self.request, &tool_use.name, openai::NAME_LIMIT, "");
-        json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments})
+        let mut item = json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments});
+        let signature = tool_use.signature.as_deref().filter(|_| native);
+        let mut signature: Map<String, Value> =
+            signature.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+        for key in ["namespace", "caller"] {
+            if let Some(value) = signature.remove(key) {
+                item[key] = value;
+            }
+        }
+        if let Some(caller) = item.get("caller") {
+            self.callers.insert(tool_use.id.as_str(), caller.clone());
+        }
+        item
     }
 
     fn attachment(&self, attachment: &Attachment) -> Result<Value, ProviderError> {
@@ -171,6 +193,16 @@ impl<'a> Input<'a> {
                 json!({"type": "input_file", "filename": name, "file_data": openai::data_url(&media_type, data)})
             }
         })
+    }
+}
+
+/// An item that is of this format, as it is.
+fn own_item(block: &Content) -> Option<Value> {
+    match block {
+        Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => {
+            Some(item.data.clone())
+        }
+        _ => None,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::wire::{list, text};
+use super::wire::{arguments, call_signature, list, text};
 use crate::provider::{BlockStart, Delta, Part};
 
 /// What stands between the parts of a summary in a thinking block.
@@ -101,6 +101,7 @@ impl Shown {
 pub(super) struct Call {
     block: Option<usize>,
     told: usize,
+    signed: bool,
     /// Arguments that came before the name, or with the item's start: they count unless better ones come.
     held: String,
 }
@@ -325,7 +326,17 @@ impl Call {
             "" => text(item, "id"),
             id => id,
         };
-        self.block = Some(blocks.start(BlockStart::ToolUse { id: id.into(), name: name.to_owned() }));
+        let block = blocks.start(BlockStart::ToolUse { id: id.into(), name: name.to_owned() });
+        self.block = Some(block);
+        self.sign(block, item, blocks);
+    }
+
+    /// Tells at once what has to go back with the call: without it, an interrupted one would be refused.
+    fn sign(&mut self, block: usize, item: &Value, blocks: &mut Blocks<'_>) {
+        if let Some(kept) = call_signature(item).filter(|_| !self.signed) {
+            self.signed = true;
+            blocks.extend(block, Part::Signature(kept));
+        }
     }
 
     pub(super) fn grow(&mut self, more: String, blocks: &mut Blocks<'_>) {
@@ -352,6 +363,7 @@ impl Call {
         let Some(block) = self.block else {
             return;
         };
+        self.sign(block, item, blocks);
         let held = std::mem::take(&mut self.held);
         let whole = arguments(item).unwrap_or(held);
         self.complete_arguments(&whole, blocks);
@@ -379,14 +391,5 @@ impl Call {
     /// Whether it was told to the reader.
     pub(super) fn is_told(&self) -> bool {
         self.block.is_some()
-    }
-}
-
-/// The JSON text of a call's arguments, which some services send as the JSON itself.
-pub(super) fn arguments(item: &Value) -> Option<String> {
-    match item.get("arguments")? {
-        Value::Null => None,
-        Value::String(text) => (!text.trim().is_empty()).then(|| text.clone()),
-        whole => Some(whole.to_string()),
     }
 }

@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 
 use serde::{Deserialize, de};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     message::Usage,
@@ -81,6 +81,26 @@ pub(super) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
 /// The list at `key`; empty if there is none.
 pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
+}
+
+/// What a call needs beside its name and arguments to go back as it came: the namespace of a tool that the
+/// service found by search, and the program of the service's that calls.
+pub(super) fn call_signature(item: &Value) -> Option<String> {
+    let namespace = Some(text(item, "namespace")).filter(|it| !it.is_empty()).map(Value::from);
+    let caller = item.get("caller").filter(|it| !matches!(text(it, "type"), "" | "direct")).cloned();
+    let told = [("namespace", namespace), ("caller", caller)];
+    let kept: Map<String, Value> =
+        told.into_iter().filter_map(|(key, value)| Some((key.to_owned(), value?))).collect();
+    (!kept.is_empty()).then(|| Value::Object(kept).to_string())
+}
+
+/// The JSON text of a call's arguments, which some services send as the JSON itself.
+pub(super) fn arguments(item: &Value) -> Option<String> {
+    match item.get("arguments")? {
+        Value::Null => None,
+        Value::String(text) => (!text.trim().is_empty()).then(|| text.clone()),
+        whole => Some(whole.to_string()),
+    }
 }
 
 /// What an answer says of its usage. The prompt's count includes what came from a cache.

@@ -2,10 +2,13 @@
 
 use std::collections::HashSet;
 
-use omni_agent::provider::{BlockStart, Delta, ErrorKind, StopReason, dialect::ChatCompletions};
-use serde_json::{Value, json};
+use omni_agent::{
+    message::{History, Message},
+    provider::{BlockStart, Delta, ErrorKind, Request, StopReason, dialect::ChatCompletions},
+};
+use serde_json::{Map, Value, json};
 
-use crate::chat::{answer, calls, delta, deltas_of, finish};
+use crate::chat::{answer, calls, delta, deltas_of, encode, finish};
 
 /// The calls that these lists of fragments, a chunk each, make.
 fn made(chunks: &[Value]) -> Vec<(String, String, Value)> {
@@ -266,4 +269,43 @@ fn calls_in_the_old_single_form_are_read() {
     let made = calls(&folded);
     assert_eq!((made.len(), made[0].1.as_str(), &made[0].2), (1, "f", &json!({"x": 1})));
     assert_eq!(folded.stop_reason, StopReason::ToolUse);
+}
+
+#[test]
+fn calls_with_extra_content_give_it_back_to_the_service_that_sent_it() {
+    let extra = |text: &str| json!({"google": {"thought_signature": text}});
+    let signed = |mut call: Value, text: &str| {
+        call["extra_content"] = extra(text);
+        call
+    };
+    let whole = json!({"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}});
+    let begun = json!({"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}});
+    let rest = json!({"index": 0, "function": {"arguments": "{\"x\":1}"}});
+    let nothing = json!({"index": 0});
+    let second = json!({"index": 1, "id": "b", "function": {"name": "g", "arguments": "{}"}});
+    for chunks in [
+        vec![json!([signed(whole.clone(), "sig")])],
+        vec![json!([signed(begun.clone(), "sig")]), json!([rest])],
+        vec![json!([begun]), json!([signed(rest.clone(), "sig")])],
+        // Told again, it is the same one; told at the end, it still belongs to its call.
+        vec![json!([signed(begun.clone(), "sig")]), json!([signed(rest, "sig")])],
+        vec![json!([whole]), json!([signed(nothing, "sig")])],
+    ] {
+        let mut events: Vec<Value> = chunks.iter().map(|calls| delta(json!({"tool_calls": calls}))).collect();
+        events.extend([delta(json!({"tool_calls": [second]})), finish("tool_calls"), json!("[DONE]")]);
+        let message = answer(&events).unwrap().message;
+        let sent = |message: Message| {
+            let request = Request::new(History::from_iter([message]));
+            encode(&ChatCompletions::default(), &request)["messages"][0]["tool_calls"].clone()
+        };
+        let calls = sent(message.clone());
+        assert_eq!(calls[0]["extra_content"], extra("sig"), "{chunks:?}");
+        assert_eq!(calls[0]["function"], json!({"name": "f", "arguments": "{\"x\":1}"}));
+        assert_eq!(calls[1].get("extra_content"), None);
+
+        let foreign = Message { provider_data: Map::new(), ..message };
+        let mut other = foreign.clone();
+        other.provider_data.insert("google_gemini".to_owned(), json!({}));
+        assert_eq!(sent(other)[0].get("extra_content"), None);
+    }
 }

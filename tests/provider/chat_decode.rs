@@ -337,6 +337,7 @@ fn decode_error_inside_the_stream_is_an_error() {
         ),
         (finish("error"), ErrorKind::Service),
         (finish("network_error"), ErrorKind::Service),
+        (finish("insufficient_system_resource"), ErrorKind::Service),
         (
             json!({"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}),
             ErrorKind::InvalidRequest,

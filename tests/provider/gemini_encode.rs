@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
 use omni_agent::{
-    message::{Attachment, Content, Message, ResultBlock, Text, Thinking, ToolResult, ToolUse},
+    message::{Attachment, Content, Message, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
@@ -314,6 +314,22 @@ fn encode_blank_messages_are_left_out_and_odd_inputs_become_objects() {
             {"functionCall": {"id": "b", "name": "f", "args": {"value": [1]}}},
             {"text": "more"},
         ]}])
+    );
+}
+
+#[test]
+fn encode_parts_of_the_formats_own_in_a_users_message_go_out_in_their_place() {
+    let video = json!({"fileData": {"fileUri": "https://example.org/v", "mimeType": "video/mp4"},
+        "videoMetadata": {"fps": 5}});
+    let message = Message::user([
+        Content::from(Text::new("Look:")),
+        ProviderItem::new("google_gemini", video.clone()).into(),
+        ProviderItem::new("openai_responses", json!({"type": "x"})).into(),
+        Text::new("Well?").into(),
+    ]);
+    assert_eq!(
+        contents("gemini-2.5-pro", [message]),
+        json!([{"role": "user", "parts": [{"text": "Look:"}, video, {"text": "Well?"}]}])
     );
 }
 

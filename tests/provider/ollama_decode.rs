@@ -110,6 +110,16 @@ fn decode_whole_answer_on_one_line_is_complete() {
 }
 
 #[test]
+fn decode_usage_splits_what_came_from_the_cache() {
+    for (prompt, cached, input, cache_read) in [(28, 27, 1, 27), (28, 0, 28, 0), (5, 9, 0, 5)] {
+        let whole = json!({"message": {"content": "Hi"}, "done": true, "done_reason": "stop",
+            "prompt_eval_count": prompt, "prompt_eval_cached_count": cached, "eval_count": 3});
+        let usage = answer(&[whole]).unwrap().usage;
+        assert_eq!((usage.input, usage.cache_read, usage.output), (input, cache_read, 3));
+    }
+}
+
+#[test]
 fn decode_lines_after_done_are_not_read() {
     let mut decoder = OllamaChat.decoder(&Request::default());
     let mut deltas = Vec::new();

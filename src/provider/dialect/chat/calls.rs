@@ -6,6 +6,8 @@
 
 use std::borrow::Cow;
 
+use serde_json::Value;
+
 use crate::{
     message::ToolUseId,
     provider::{
@@ -37,6 +39,8 @@ pub(super) struct Fragment<'a> {
     pub(super) id: Cow<'a, str>,
     pub(super) name: Cow<'a, str>,
     pub(super) arguments: Cow<'a, str>,
+    /// What goes back with the call as it is.
+    pub(super) extra: Option<Box<Value>>,
 }
 
 struct Call {
@@ -48,6 +52,9 @@ struct Call {
     block: Option<usize>,
     /// Arguments that came before the name.
     held: String,
+    /// What goes back with it as it is, until that is told.
+    extra: Option<String>,
+    signed: bool,
     json: Nesting,
     /// The chunk that last brought something of it.
     chunk: u64,
@@ -93,6 +100,16 @@ impl Calls {
                 return Err(broken(format!("a tool's name of more than {MAX_NAME} bytes")));
             }
         }
+        // Told once, whole; some gateways repeat it.
+        if let Some(extra) = fragment.extra.filter(|_| !call.signed) {
+            call.signed = true;
+            let extra = extra.to_string();
+            self.held += extra.len();
+            if self.held > Fold::LIMIT {
+                return Err(broken("extra content without end for tool calls without a name".to_owned()));
+            }
+            call.extra = Some(extra);
+        }
         let mut arguments = fragment.arguments;
         if !call.json.begun() && arguments.trim() == "null" {
             arguments = Cow::Borrowed("");
@@ -110,10 +127,20 @@ impl Calls {
         if call.block.is_none() && (call.json.begun() || !arguments.is_empty()) {
             self.start(at, answer, blocks, deltas);
         }
+        self.sign(at, deltas);
         if let (Some(index), false) = (self.list[at].block, arguments.is_empty()) {
             deltas.push(Delta::Extend { index, part: Part::Input(arguments.into_owned()) });
         }
         Ok(())
+    }
+
+    /// Tells what goes back with a call, once its block has started.
+    fn sign(&mut self, at: usize, deltas: &mut Vec<Delta>) {
+        let call = &mut self.list[at];
+        if let Some((index, extra)) = call.block.zip(call.extra.take_if(|_| call.block.is_some())) {
+            self.held -= extra.len();
+            deltas.push(Delta::Extend { index, part: Part::Signature(extra) });
+        }
     }
 
     /// Which call a fragment continues; none if it begins one.
@@ -185,6 +212,7 @@ impl Calls {
             self.held -= held.len();
             deltas.push(Delta::Extend { index, part: Part::Input(held) });
         }
+        self.sign(at, deltas);
     }
 
     /// The answer has ended; `cut` says that it was at a limit.
@@ -213,6 +241,8 @@ impl Call {
             name: String::new(),
             block: None,
             held: String::new(),
+            extra: None,
+            signed: false,
             json: Nesting::default(),
             chunk: 0,
         }

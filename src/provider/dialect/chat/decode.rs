@@ -6,7 +6,7 @@ use super::{
     NAME,
     calls::{Calls, Fragment},
     details::Details,
-    wire::{self, Choice, Chunk, Function, Piece, Usage as WireUsage},
+    wire::{self, Choice, Chunk, Piece, ToolCall, Usage as WireUsage},
 };
 use crate::{
     message::{ProviderItem, Usage},
@@ -16,6 +16,7 @@ use crate::{
             Decoder, Frame,
             blocks::{Blocks, Kind},
             error::{self, is_error},
+            lenient::Count,
         },
     },
 };
@@ -136,29 +137,32 @@ impl ChatDecoder {
         let mut none = true;
         for call in calls {
             none = false;
-            self.call(call.index.0, call.id.into_text(), call.function.unwrap_or_default(), deltas)?;
+            self.call(call, deltas)?;
         }
         match piece.function_call {
-            Some(function) if none => self.call(Some(0), None, *function, deltas),
+            Some(function) if none => {
+                let index = Count(Some(0));
+                self.call(ToolCall { index, function: Some(*function), ..ToolCall::default() }, deltas)
+            }
             _ => Ok(()),
         }
     }
 
-    fn call(
-        &mut self,
-        index: Option<u64>,
-        id: Option<Cow<'_, str>>,
-        function: Function<'_>,
-        deltas: &mut Vec<Delta>,
-    ) -> Result<(), ProviderError> {
+    fn call(&mut self, call: ToolCall<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+        let function = call.function.unwrap_or_default();
+        let extra = call.extra_content.filter(|extra| extra.as_object().is_some_and(|it| !it.is_empty()));
         let fragment = Fragment {
-            index,
-            id: id.unwrap_or_default(),
+            index: call.index.0,
+            id: call.id.into_text().unwrap_or_default(),
             name: function.name.into_text().unwrap_or_default(),
             arguments: function.arguments.into_text().unwrap_or_default(),
+            extra,
         };
         let nothing = fragment.id.is_empty() && fragment.name.is_empty() && fragment.arguments.is_empty();
-        if nothing { Ok(()) } else { self.calls.add(fragment, &self.id, &mut self.blocks, deltas) }
+        if nothing && fragment.extra.is_none() {
+            return Ok(());
+        }
+        self.calls.add(fragment, &self.id, &mut self.blocks, deltas)
     }
 
     fn extend(&mut self, kind: Kind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
@@ -282,6 +286,8 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
         // `sensitive` is Z.ai's word.
         "content_filter" | "refusal" | "safety" | "sensitive" => StopReason::Refusal,
         "error" => return Err("the service ended the answer with an error and did not say which"),
+        // DeepSeek's word for an answer that it broke off.
+        "insufficient_system_resource" => return Err("the service had no room left to go on"),
         // Z.ai's word for a failure of its own.
         "network_error" => return Err("the service lost its connection to the model"),
         _ => StopReason::Other(word.to_owned()),

@@ -112,7 +112,7 @@ impl<'a> Encoder<'a> {
                 Content::Thinking(thinking) if message.is_native_to(NAME) && !thinking.text.is_empty() => {
                     reasoning.push(thinking.text.as_str());
                 }
-                Content::ToolUse(tool_use) => calls.push(self.call(tool_use)),
+                Content::ToolUse(tool_use) => calls.push(self.call(tool_use, message.is_native_to(NAME))),
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
                 Content::Attachment(attachment) => {
                     let why = "the format takes no files in an assistant's message";
@@ -146,16 +146,21 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    fn call(&self, tool_use: &ToolUse) -> Value {
+    fn call(&self, tool_use: &ToolUse, native: bool) -> Value {
         // What the model wrote in place of JSON or a name must not make the whole request invalid.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
         let name = tool_name(self.request, &tool_use.name, openai::NAME_LIMIT, "");
-        json!({
+        let mut call = json!({
             "id": call_id(tool_use.id.as_str()),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
-        })
+        });
+        let extra = tool_use.signature.as_deref().filter(|_| native);
+        if let Some(Ok(extra @ Value::Object(_))) = extra.map(serde_json::from_str) {
+            call["extra_content"] = extra;
+        }
+        call
     }
 
     /// An opaque item of this format is an object of further members of the assistant message.

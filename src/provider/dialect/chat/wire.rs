@@ -77,7 +77,7 @@ pub(super) struct Piece<'a> {
     pub(super) function_call: Option<Box<Function<'a>>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
 pub(super) struct ToolCall<'a> {
     #[serde(default)]
     pub(super) index: Count,
@@ -85,6 +85,9 @@ pub(super) struct ToolCall<'a> {
     pub(super) id: Text<'a>,
     #[serde(borrow, default)]
     pub(super) function: Option<Function<'a>>,
+    /// What Google's compatible endpoint wants back with the call: its thought signature.
+    #[serde(default)]
+    pub(super) extra_content: Option<Box<Value>>,
 }
 
 #[derive(Default, Deserialize)]

@@ -79,6 +79,10 @@ impl<'a> Encoder<'a> {
             match block {
                 Content::Text(text) => parts.extend(text_part(&text.text)),
                 Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
+                // Parts of the format's own that the application made.
+                Content::ProviderItem(item) if item.format == NAME => {
+                    parts.extend(item.data.as_object().cloned());
+                }
                 _ => {}
             }
         }

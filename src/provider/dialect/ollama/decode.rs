@@ -52,8 +52,11 @@ impl OllamaDecoder {
         }
         if line.done == Some(true) {
             self.done = true;
+            let prompt = line.prompt_eval_count.or_zero();
+            let cache_read = line.prompt_eval_cached_count.or_zero().min(prompt);
             let usage = Usage {
-                input: line.prompt_eval_count.or_zero(),
+                input: prompt - cache_read,
+                cache_read,
                 output: line.eval_count.or_zero(),
                 ..Usage::default()
             };

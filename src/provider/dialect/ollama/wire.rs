@@ -20,6 +20,9 @@ pub(super) struct Line<'a> {
     pub(super) done_reason: Text<'a>,
     #[serde(default)]
     pub(super) prompt_eval_count: Count,
+    /// How much of that came from a cache.
+    #[serde(default)]
+    pub(super) prompt_eval_cached_count: Count,
     #[serde(default)]
     pub(super) eval_count: Count,
     #[serde(default)]

@@ -295,7 +295,9 @@ fn call_with_a_namespace_that_is_cut_off_before_its_end_is_left_out() {
     for event in [created(), added(0, found), delta("function_call_arguments", 0, "fc_1", "{}")] {
         let mut deltas = Vec::new();
         decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
-        deltas.into_iter().for_each(|delta| fold.apply(delta).unwrap());
+        for delta in deltas {
+            fold.apply(delta).unwrap();
+        }
     }
     // What may be half there is left out as a whole.
     assert_eq!(fold.salvage(Timestamp(1)), None);

@@ -1,4 +1,5 @@
 use std::{
+    cell::LazyCell,
     fmt,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -312,7 +313,8 @@ fn choose_model(
     saved: Option<String>,
     registry: Option<Registry>,
 ) -> Result<Model, AgentError> {
-    let registry = registry.unwrap_or_default();
+    // Made where a name is to be looked up, and not for each agent.
+    let registry = LazyCell::new(|| registry.unwrap_or_default());
     let given = given.map(|named| named.0);
     let unknown = match (saved, &given) {
         (Some(saved), Some(Name::Model(model))) if model.name() == saved => None,

@@ -71,6 +71,31 @@ fn encode_request_with_everything_says_it_all() {
 }
 
 #[test]
+fn encode_sampling_to_a_model_without_it_leaves_it_out_and_warns() {
+    let options = Options::default().with_temperature(0.5).with_top_p(0.9);
+    for model in ["gemini-3.6-flash", "gemini-3.5-flash-lite", "gemini-3.8-flash", "gemini-flash-latest"] {
+        let encoded = encode(&with(model, options.clone()));
+        assert_eq!(
+            Value::Object(encoded.body),
+            json!({"contents": [{"role": "user", "parts": [{"text": "Hi"}]}]}),
+            "{model}"
+        );
+        assert_eq!(
+            encoded.warnings,
+            [
+                "temperature: this model does not take it, left out",
+                "top_p: this model does not take it, left out"
+            ]
+        );
+    }
+    for model in ["gemini-2.5-flash-lite", "gemini-3.5-flash", "gemini-3.1-flash-lite", "learnlm-2.0"] {
+        let encoded = encode(&with(model, options.clone()));
+        let expected = json!({"temperature": 0.5, "topP": 0.9});
+        assert_eq!((&encoded.body["generationConfig"], encoded.warnings.len()), (&expected, 0), "{model}");
+    }
+}
+
+#[test]
 fn encode_request_with_nothing_says_no_more_than_it_must() {
     let encoded = encode(&with("gemini-3-flash-preview", Options::default()));
     assert_eq!(
@@ -127,6 +152,15 @@ fn encode_thinking_is_a_level_or_a_budget_by_the_model() {
         ("gemini-3-flash-preview", effort(Effort::Medium), (json!("medium"), true, 0)),
         ("gemini-3-flash-preview", effort(Effort::Max), (json!("high"), true, 1)),
         ("gemini-flash-latest", ThinkingMode::Budget(5000), (json!("low"), true, 1)),
+        ("gemini-3.6-flash", effort(Effort::Minimal), (json!("minimal"), true, 0)),
+        ("gemini-3.7-flash", ThinkingMode::Off, (json!("low"), false, 1)),
+        ("gemini-3.7-flash", effort(Effort::Minimal), (json!("low"), true, 1)),
+        ("gemini-3.8-flash", effort(Effort::Minimal), (json!("low"), true, 1)),
+        ("gemini-3.8-flash", effort(Effort::Medium), (json!("medium"), true, 0)),
+        ("gemini-3.8-flash-lite", ThinkingMode::Off, (json!("minimal"), false, 1)),
+        ("gemini-4-flash", effort(Effort::Minimal), (json!("low"), true, 1)),
+        ("gemini-flash-latest", ThinkingMode::Off, (json!("low"), false, 1)),
+        ("gemini-flash-lite-latest", effort(Effort::Minimal), (json!("minimal"), true, 0)),
         ("gemini-3.1-pro-preview", ThinkingMode::Off, (json!("low"), false, 1)),
         ("gemini-3.1-pro-preview", effort(Effort::Medium), (json!("medium"), true, 0)),
         ("gemini-3-pro-preview", effort(Effort::Minimal), (json!("low"), true, 1)),

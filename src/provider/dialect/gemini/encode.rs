@@ -86,6 +86,9 @@ impl Encoder<'_> {
         {
             match value.map(Number::from_f64) {
                 None => {}
+                Some(_) if !self.traits.sampling => {
+                    self.warn(format!("{name}: this model does not take it, left out"));
+                }
                 Some(Some(number)) => {
                     config.insert(key.to_owned(), Value::Number(number));
                 }

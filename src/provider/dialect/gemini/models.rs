@@ -1,6 +1,7 @@
 //! What a model takes, by its id. Sources: <https://ai.google.dev/gemini-api/docs/thinking>,
-//! <https://ai.google.dev/gemini-api/docs/thought-signatures> and
-//! <https://ai.google.dev/gemini-api/docs/structured-output>.
+//! <https://ai.google.dev/gemini-api/docs/thought-signatures>,
+//! <https://ai.google.dev/gemini-api/docs/structured-output> and the pages on what is new in each model, such as
+//! <https://ai.google.dev/gemini-api/docs/whats-new-gemini-3.7>.
 
 use crate::provider::{Effort, Request, dialect::output_tool};
 
@@ -13,6 +14,8 @@ pub(super) struct Traits {
     pub(super) signed_calls: bool,
     /// Whether it takes an output schema beside tools.
     pub(super) schema_beside_tools: bool,
+    /// Whether temperature and top-p mean anything to it.
+    pub(super) sampling: bool,
 }
 
 /// How a model is told to think.
@@ -32,7 +35,8 @@ pub(super) enum Thinking {
 }
 
 const ALL: &[Effort] = &[Effort::Minimal, Effort::Low, Effort::Medium, Effort::High];
-const PRO: &[Effort] = &[Effort::Low, Effort::Medium, Effort::High];
+/// What all of the third generation take, but for the first Pro, and so what an unknown one is told.
+const COMMON: &[Effort] = &[Effort::Low, Effort::Medium, Effort::High];
 const FIRST_PRO: &[Effort] = &[Effort::Low, Effort::High];
 
 /// Whether the request's output schema, if it has one, can be said as such.
@@ -47,7 +51,12 @@ impl Traits {
     pub(super) fn of(model: &str) -> Self {
         let model = model.to_ascii_lowercase();
         let Some((_, id)) = model.split_once("gemini-") else {
-            return Self { thinking: Thinking::Untold, signed_calls: false, schema_beside_tools: true };
+            return Self {
+                thinking: Thinking::Untold,
+                signed_calls: false,
+                schema_beside_tools: true,
+                sampling: true,
+            };
         };
         let version = version(id).unwrap_or((u8::MAX, 0));
         let has = |word: &str| id.split('-').any(|part| part == word);
@@ -58,10 +67,13 @@ impl Traits {
             (2, _) if has("lite") => Thinking::Budget { min: 512, max: 24_576, off: true },
             (2, _) => Thinking::Budget { min: 1, max: 24_576, off: true },
             (3, 0) if has("pro") => Thinking::Levels(FIRST_PRO),
-            _ if has("pro") => Thinking::Levels(PRO),
-            _ => Thinking::Levels(ALL),
+            _ if has("lite") => Thinking::Levels(ALL),
+            (3, ..=6) if !has("pro") => Thinking::Levels(ALL),
+            _ => Thinking::Levels(COMMON),
         };
-        Self { thinking, signed_calls: version >= (3, 0), schema_beside_tools: version >= (3, 0) }
+        let third = version >= (3, 0);
+        let last_sampled = if has("lite") { (3, 4) } else { (3, 5) };
+        Self { thinking, signed_calls: third, schema_beside_tools: third, sampling: version <= last_sampled }
     }
 }
 

@@ -43,9 +43,11 @@ pub trait Dialect: Send + Sync + 'static {
     /// The path of the request, below the endpoint's base URL and version.
     fn path(&self, request: &Request) -> String;
 
-    /// The HTTP headers that the format demands of everyone, in lower case.
-    fn headers(&self) -> &'static [(&'static str, &'static str)] {
-        &[]
+    /// The HTTP headers that the format demands with this body, in lower case. One of the same name that the user sets
+    /// takes the place of such a header; an `anthropic-beta` of the user's, which is a list, gets it added.
+    fn headers(&self, body: &Map<String, Value>) -> Vec<(&'static str, &'static str)> {
+        let _ = body;
+        Vec::new()
     }
 
     /// How the answer's events are framed.

@@ -1,9 +1,11 @@
 //! Anthropic's Messages format: messages and their blocks in a request.
 
 use omni_agent::{
-    message::{Attachment, Content, Message, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse},
+    message::{
+        Attachment, Content, History, Message, ProviderItem, ResultBlock, Text, Thinking, ToolResult, ToolUse,
+    },
     provider::{
-        ErrorKind, Options, Request, UnsupportedAttachment,
+        ErrorKind, Options, Request, ThinkingMode, UnsupportedAttachment,
         dialect::{AnthropicMessages, Dialect},
     },
 };
@@ -99,6 +101,85 @@ fn encode_thinking_goes_back_signed_and_to_its_own_format_alone() {
     }
     let foreign = written_by("openai_responses", Message::assistant(content()));
     assert_eq!(messages([Message::user("a"), foreign])[1]["content"], json!([text("so")]));
+}
+
+#[test]
+fn encode_bound_thinking_stays_behind_where_nothing_lets_it_be_dropped() {
+    let answer = written_by(
+        "anthropic_messages",
+        Message::assistant(vec![thinking("Hm.", Some("sig"), None), Content::from("b")]),
+    );
+    let sent = |model: &str, mode: Option<ThinkingMode>| {
+        let history = [Message::user("a"), answer.clone(), Message::user("c")];
+        let mut request = Request::new(History::from_iter(history));
+        request.options.thinking = mode;
+        encode(request, model).body["messages"][1]["content"].clone()
+    };
+    let whole = json!([{"type": "thinking", "thinking": "Hm.", "signature": "sig"}, text("b")]);
+    for (model, mode, expected) in [
+        ("claude-sonnet-5-5", Some(ThinkingMode::Off), json!([text("b")])),
+        ("claude-haiku-5-5", Some(ThinkingMode::Budget(0)), json!([text("b")])),
+        ("claude-sonnet-5-5", None, whole.clone()),
+        ("claude-opus-5-5", Some(ThinkingMode::Off), whole.clone()),
+        ("claude-sonnet-5", Some(ThinkingMode::Off), whole),
+    ] {
+        assert_eq!(sent(model, mode), expected, "{model} {mode:?}");
+    }
+}
+
+#[test]
+fn encode_server_tool_use_whose_result_never_came_is_left_out() {
+    let item = |data: &Value| {
+        Content::from(ProviderItem { format: "anthropic_messages".into(), data: data.clone() })
+    };
+    let used = |kind: &str, id: &str| json!({"type": kind, "id": id, "name": "web_search", "input": {}});
+    let result = |kind: &str, id: &str| json!({"type": kind, "tool_use_id": id, "content": []});
+    let (search, mcp) = (used("server_tool_use", "srvtoolu_1"), used("mcp_tool_use", "mcptoolu_1"));
+    let found = result("web_search_tool_result", "srvtoolu_1");
+    let answered = result("mcp_tool_result", "mcptoolu_1");
+
+    // Interrupted: the conversation went on without the result.
+    let broken = Message::assistant(vec![Content::from("Let me look."), item(&search), item(&mcp)]);
+    let encoded = messages([Message::user("a"), broken.clone(), Message::user("b")]);
+    assert_eq!(
+        encoded,
+        json!([
+            {"role": "user", "content": [text("a")]},
+            {"role": "assistant", "content": [text("Let me look.")]},
+            {"role": "user", "content": [text("b")]},
+        ])
+    );
+    // Nothing else was there.
+    let alone = Message::assistant(vec![item(&search)]);
+    let encoded = messages([Message::user("a"), alone.clone(), Message::user("b")]);
+    assert_eq!(encoded, json!([{"role": "user", "content": [text("a"), text("b")]}]));
+    // Paused: the service goes on with it.
+    assert_eq!(messages([Message::user("a"), alone.clone()])[1]["content"], json!([search]));
+    // Paused and gone on with, in a message of its own.
+    let rest = Message::assistant(vec![item(&found), "Found.".into()]);
+    let encoded = messages([Message::user("a"), alone, rest, Message::user("b")]);
+    assert_eq!(encoded[1]["content"], json!([search, found, text("Found.")]));
+    // With its result, only the other one is left behind.
+    let half = Message::assistant(vec![item(&search), item(&found), item(&mcp), "So.".into()]);
+    let encoded = messages([Message::user("a"), half, Message::user("b")]);
+    assert_eq!(encoded[1]["content"], json!([search, found, text("So.")]));
+    let both = Message::assistant(vec![item(&mcp), item(&answered), "So.".into()]);
+    let encoded = messages([Message::user("a"), both, Message::user("b")]);
+    assert_eq!(encoded[1]["content"], json!([mcp, answered, text("So.")]));
+}
+
+#[test]
+fn encode_server_tool_that_waits_for_a_tool_of_the_application_stays() {
+    let code = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {}});
+    let caller = json!({"type": "code_execution_20250825", "tool_id": "srvtoolu_1"});
+    let call = ToolUse { signature: Some(caller.to_string()), ..tool_use("toolu_1") };
+    let item = ProviderItem { format: "anthropic_messages".into(), data: code.clone() };
+    let answer =
+        written_by("anthropic_messages", Message::assistant(vec![Content::from(item), call.clone().into()]));
+    let result = Message::user(Content::from(ToolResult::ok(&call, "rain")));
+    let encoded = messages([Message::user("a"), answer, result]);
+    assert_eq!(encoded[1]["content"][0], code);
+    assert_eq!(encoded[1]["content"][1]["caller"], caller);
 }
 
 #[test]

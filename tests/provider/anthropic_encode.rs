@@ -139,7 +139,7 @@ fn encode_levels_on_newer_models_gives_adaptive_effort() {
     ];
     let models =
         ["claude-opus-4-6", "claude-sonnet-4-6", "us.anthropic.claude-opus-4-7-v1:0", "claude-fable-5"];
-    for model in models.into_iter().chain(["claude-sonnet-5", "claude-haiku-5-5", "claude-mythos-preview"]) {
+    for model in models.into_iter().chain(["claude-sonnet-5", "claude-opus-5", "claude-mythos-preview"]) {
         for (effort, word) in levels {
             let expected = json!({
                 "max_tokens": 4096,
@@ -205,9 +205,36 @@ fn encode_thinking_off_says_so_as_each_model_takes_it() {
     assert_eq!(off("claude-sonnet-5-5"), (between, vec![]));
     assert_eq!(off("claude-3-5-haiku-latest"), (json!({"max_tokens": 4096}), vec![]));
     for model in ["claude-opus-5-5", "claude-fable-5-1", "claude-mythos-preview"] {
-        let (body, warnings) = off(model);
+        let (mut body, warnings) = off(model);
+        body.as_object_mut().unwrap().shift_remove("thinking");
         assert_eq!(body, json!({"max_tokens": 4096, "output_config": {"effort": "low"}}));
         assert_eq!(warnings.len(), 1);
+    }
+}
+
+#[test]
+fn encode_thinking_that_is_bound_to_what_came_before_may_be_dropped() {
+    let bound = json!({"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}});
+    let always = ["claude-fable-5-1", "claude-mythos-5-2", "claude-opus-5-5-20260922"];
+    let models = always.into_iter().chain(["anthropic/claude-sonnet-5.5", "claude-haiku-5-5"]);
+    for model in models {
+        let (plain, warnings) = body(model, Options::default());
+        assert_eq!(plain, json!({"max_tokens": 4096, "thinking": bound}), "{model}");
+        assert_eq!(warnings, Vec::<String>::new());
+        let (effort, _) = body(model, thinking(ThinkingMode::Effort(Effort::High)));
+        let expected = json!({"max_tokens": 4096, "thinking": bound, "output_config": {"effort": "high"}});
+        assert_eq!(effort, expected, "{model}");
+    }
+    for model in always {
+        assert_eq!(body(model, thinking(ThinkingMode::Off)).0["thinking"], bound, "{model}");
+    }
+    // The service takes it beside no other way of thinking.
+    for (model, off) in [("claude-sonnet-5-5", "between_tools"), ("claude-haiku-5-5", "disabled")] {
+        let (body, _) = body(model, thinking(ThinkingMode::Off));
+        assert_eq!(body, json!({"max_tokens": 4096, "thinking": {"type": off}}), "{model}");
+    }
+    for model in ["claude-opus-5", "claude-fable-5", "claude-sonnet-5", "claude-haiku-4-5", "kimi-k5.5"] {
+        assert_eq!(body(model, Options::default()).0, json!({"max_tokens": 4096}), "{model}");
     }
 }
 

@@ -233,3 +233,35 @@ async fn key_that_is_missing_is_asked_for_by_its_variable() {
         assert!(shown.contains(variable), "{shown}");
     }
 }
+
+#[tokio::test]
+async fn headers_of_a_format_join_those_of_the_user_where_they_list_what_is_wanted() {
+    const BETA: &str = "thinking-binding-controls-2026-08-01";
+    let beta = |endpoint: Endpoint, id: &'static str, options: Options| async move {
+        let request = Request::prompt("Hallo").with_options(options);
+        let (received, answer) = exchange(&endpoint, id, request, Reply::sse().piece(MESSAGES)).await;
+        answer.unwrap();
+        assert_eq!(received.header("anthropic-version"), Some("2023-06-01"));
+        received.header("anthropic-beta").map(ToOwned::to_owned)
+    };
+    let own = |value: &str| {
+        Options::default().with_headers([("Anthropic-Beta".to_owned(), value.into())].into_iter().collect())
+    };
+    let (bound, free) = ("claude-opus-5-5", "claude-opus-5");
+    let joined = |more: &str| Some(format!("{more},{BETA}"));
+    assert_eq!(beta(Endpoint::anthropic(), free, Options::default()).await, None);
+    assert_eq!(beta(Endpoint::anthropic(), bound, Options::default()).await.as_deref(), Some(BETA));
+    assert_eq!(beta(Endpoint::opencode(), bound, Options::default()).await.as_deref(), Some(BETA));
+    assert_eq!(beta(Endpoint::anthropic(), bound, own("a, b")).await, joined("a, b"));
+    let twice = format!("a, {BETA}");
+    assert_eq!(beta(Endpoint::anthropic(), bound, own(&twice)).await, Some(twice));
+    assert_eq!(beta(Endpoint::anthropic(), free, own("a")).await.as_deref(), Some("a"));
+    let with_header = Endpoint::anthropic().with_header("anthropic-beta", "c");
+    assert_eq!(beta(with_header, bound, Options::default()).await, joined("c"));
+    // It belongs to what is in the body at last.
+    let without = Endpoint::anthropic().with_body_hook(|body, _| {
+        body.shift_remove("thinking");
+        Ok(())
+    });
+    assert_eq!(beta(without, bound, Options::default()).await, None);
+}

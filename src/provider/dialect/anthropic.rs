@@ -7,6 +7,8 @@ mod encode;
 mod models;
 mod schema;
 
+use serde_json::{Map, Value};
+
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
     output::{self, Reading},
@@ -31,6 +33,11 @@ const NAME: &str = "anthropic_messages";
 /// citations of a text (one JSON value a line), and the caller of a tool use that a server tool made. What
 /// else is private to the service, such as the tools that it runs itself, becomes opaque items.
 ///
+/// Claude 5.1 and later refuse thinking that comes back behind another system prompt, other tools or other messages
+/// than it was thought behind. They are told to drop it instead (`thinking.block_binding`, with its beta header, which
+/// is added to an `anthropic-beta` of yours). For a service without that member, take it out with a body hook of the
+/// endpoint: the header goes with it.
+///
 /// Claude 4.7 and later hide the text of their thinking unless `thinking.display` asks for it; set it through
 /// [`Options::extra`](crate::provider::OptionFields::extra).
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,9 +52,14 @@ impl Dialect for AnthropicMessages {
         "/messages".to_owned()
     }
 
-    fn headers(&self) -> &'static [(&'static str, &'static str)] {
+    fn headers(&self, body: &Map<String, Value>) -> Vec<(&'static str, &'static str)> {
         // https://platform.claude.com/docs/en/api/versioning
-        &[("anthropic-version", "2023-06-01")]
+        let mut headers = vec![("anthropic-version", "2023-06-01")];
+        // The member is refused without it: https://platform.claude.com/docs/en/build-with-claude/preserved-thinking
+        if body.get("thinking").is_some_and(|thinking| thinking.get("block_binding").is_some()) {
+            headers.push(("anthropic-beta", "thinking-binding-controls-2026-08-01"));
+        }
+        headers
     }
 
     fn framing(&self) -> Framing {

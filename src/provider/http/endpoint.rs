@@ -263,10 +263,11 @@ impl Provider for Endpoint {
         let format = self.format(&request);
         let dialect = &*format.dialect;
         let url = self.url(dialect, &request)?;
-        let (headers, secrets) = self.headers(format, &request)?;
+        let (mut headers, secrets) = self.headers(format, &request)?;
         let dress = Dress { secrets, request_id: None };
         let Encoded { body, warnings } =
             self.encode(dialect, &request).map_err(|error| dress.dress(error))?;
+        outgoing::demand(&mut headers, dialect, &body)?;
         let body = serde_json::to_vec(&body).map_err(|error| {
             ProviderError::new(ErrorKind::InvalidRequest, "the request can't be written as JSON")
                 .with_source(error)

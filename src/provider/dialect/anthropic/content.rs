@@ -58,9 +58,13 @@ enum Kind {
     Opaque,
 }
 
-/// The messages; `cache` marks the last block that may carry a cache breakpoint.
-pub(super) fn messages(request: &Request, cache: Option<&Value>) -> Result<Value, ProviderError> {
-    let mut encoder = Encoder { request, ids: ToolUseIds::default() };
+/// The messages, with the thinking in them or without; `cache` marks the last block that may carry a cache breakpoint.
+pub(super) fn messages(
+    request: &Request,
+    cache: Option<&Value>,
+    keeps_thinking: bool,
+) -> Result<Value, ProviderError> {
+    let mut encoder = Encoder { request, keeps_thinking, ids: ToolUseIds::default() };
     let mut turns: Vec<Turn> = Vec::new();
     for message in &request.history {
         let blocks = encoder.message(message)?;
@@ -70,6 +74,7 @@ pub(super) fn messages(request: &Request, cache: Option<&Value>) -> Result<Value
             _ => turns.push(Turn { role: message.role, blocks }),
         }
     }
+    drop_unanswered(&mut turns);
     // An assistant's message can't end in thinking. Where it does, the answer was cut off there.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
         while turn.blocks.last().is_some_and(|block| block.kind == Kind::Thinking) {
@@ -121,8 +126,39 @@ fn trim_end(blocks: &mut [Block]) {
     }
 }
 
+/// Takes out uses of the service's own tools whose results never came, since an answer was cut off there: the service
+/// refuses a conversation that goes on behind one. It goes on itself with those of the last message, and with code
+/// that waits for a tool of the application.
+fn drop_unanswered(turns: &mut [Turn]) {
+    let Some((_, earlier)) = turns.split_last() else {
+        return;
+    };
+    let own_use = |block: &Block| {
+        let kind = block.value.get("type").and_then(Value::as_str);
+        block.kind == Kind::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
+    };
+    if !earlier.iter().flat_map(|turn| &turn.blocks).any(own_use) {
+        return;
+    }
+    let blocks = turns.iter().flat_map(|turn| &turn.blocks);
+    let answered: HashSet<String> = blocks
+        .flat_map(|block| {
+            [block.value.get("tool_use_id"), block.value.get("caller").and_then(|c| c.get("tool_id"))]
+        })
+        .filter_map(|id| id?.as_str().map(ToOwned::to_owned))
+        .collect();
+    let last = turns.len() - 1;
+    for turn in &mut turns[..last] {
+        turn.blocks.retain(|block| {
+            let id = block.value.get("id").and_then(Value::as_str);
+            !own_use(block) || id.is_some_and(|id| answered.contains(id))
+        });
+    }
+}
+
 struct Encoder<'a> {
     request: &'a Request,
+    keeps_thinking: bool,
     ids: ToolUseIds,
 }
 
@@ -145,7 +181,7 @@ impl Encoder<'_> {
                     Block { kind: Kind::Plain, value }
                 })
             }
-            (Content::Thinking(thinking), Role::Assistant) if native => {
+            (Content::Thinking(thinking), Role::Assistant) if native && self.keeps_thinking => {
                 let given = |payload: &Option<String>| payload.clone().filter(|text| !text.is_empty());
                 let value = match (given(&thinking.redacted), given(&thinking.signature)) {
                     (Some(data), _) => Some(json!({"type": "redacted_thinking", "data": data})),

@@ -37,11 +37,12 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     };
     encoder.set("model", &*request.model);
     let thinking = encoder.thinking();
+    let keeps_thinking = encoder.unbind_thinking();
     encoder.set("stream", true);
     encoder.system(request.system.as_deref());
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
-    encoder.set("messages", content::messages(request, encoder.cache)?);
+    encoder.set("messages", content::messages(request, encoder.cache, keeps_thinking)?);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();
     encoder.output(thinking.effort);
@@ -126,6 +127,24 @@ impl Encoder<'_> {
             self.set("thinking", json!({"type": "adaptive"}));
         }
         decided
+    }
+
+    /// Lets the service drop thinking that stands behind something else than when it was thought. It would refuse the
+    /// request, and every later one: what stands there changes with tools, system prompts and answers that were asked
+    /// for again.
+    ///
+    /// Gives whether thinking can go back at all. Where a model is told not to think, nothing lets it be dropped.
+    fn unbind_thinking(&mut self) -> bool {
+        if !self.traits.bound_thinking {
+            return true;
+        }
+        // They think adaptively unless told otherwise.
+        let thinking = self.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
+        let adaptive = thinking["type"] == "adaptive";
+        if adaptive {
+            thinking["block_binding"] = json!({"prefix_mismatch_behavior": "drop_block"});
+        }
+        adaptive
     }
 
     fn is_off(&self) -> bool {

@@ -1,6 +1,7 @@
 //! What a model takes, by its id. Sources: <https://platform.claude.com/docs/en/build-with-claude/extended-thinking>,
 //! <https://platform.claude.com/docs/en/build-with-claude/adaptive-thinking>,
 //! <https://platform.claude.com/docs/en/build-with-claude/effort>,
+//! <https://platform.claude.com/docs/en/build-with-claude/preserved-thinking>,
 //! <https://platform.claude.com/docs/en/build-with-claude/structured-outputs> and the migration guides under
 //! <https://platform.claude.com/docs/en/models>.
 
@@ -20,6 +21,8 @@ pub(super) struct Traits {
     pub(super) forced_tools: bool,
     /// Whether it takes an output schema.
     pub(super) structured: bool,
+    /// Whether its thinking holds only where it was thought: behind the same system prompt, tools and messages.
+    pub(super) bound_thinking: bool,
 }
 
 /// How a request's output schema is said.
@@ -103,6 +106,7 @@ impl Traits {
             sampling: Sampling::Any,
             forced_tools: true,
             structured: false,
+            bound_thinking: false,
         };
         let model = model.to_ascii_lowercase();
         let Some((_, id)) = model.split_once("claude") else {
@@ -110,13 +114,15 @@ impl Traits {
         };
         let family = |name: &str| id.split(|c: char| !c.is_ascii_alphanumeric()).any(|part| part == name);
         let version = version(id);
+        let bound_thinking = version.is_some_and(|version| version >= (5, 1));
         if family("fable") || family("mythos") {
             return Self {
                 thinking: Thinking::Adaptive,
                 off: Off::Never,
                 sampling: Sampling::Fixed,
-                forced_tools: version.is_none_or(|version| version < (5, 1)),
+                forced_tools: !bound_thinking,
                 structured: true,
+                bound_thinking,
             };
         }
         let Some(version) = version else {
@@ -142,6 +148,7 @@ impl Traits {
             },
             forced_tools: version < (5, 5) || !(opus || sonnet),
             structured: version >= (4, 5) || (opus && version == (4, 1)),
+            bound_thinking,
         }
     }
 }

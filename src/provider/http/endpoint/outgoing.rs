@@ -46,7 +46,7 @@ impl Endpoint {
         Ok(url)
     }
 
-    /// The headers of a request, and the values in them that nobody may see.
+    /// The headers of a request but for those that its body demands, and the values in them that nobody may see.
     pub(super) fn headers(
         &self,
         format: &Format,
@@ -59,9 +59,6 @@ impl Endpoint {
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        for (name, value) in format.dialect.headers() {
-            headers.insert(header_name(name)?, HeaderValue::from_static(value));
-        }
         for (name, value) in &self.plain {
             let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| unfit(name))?;
             headers.insert(header_name(name)?, value);
@@ -107,6 +104,37 @@ impl Endpoint {
         }
         Ok(encoded)
     }
+}
+
+/// The one header of a format that is a list: what users want goes together with what the body demands.
+const LIST: &str = "anthropic-beta";
+
+/// Adds the headers that a body demands to those of its request.
+pub(super) fn demand(
+    headers: &mut HeaderMap,
+    dialect: &dyn Dialect,
+    body: &Map<String, Value>,
+) -> Result<(), ProviderError> {
+    for (name, value) in dialect.headers(body) {
+        let key = header_name(name)?;
+        let joined = match headers.get(&key) {
+            None => HeaderValue::from_static(value),
+            Some(own) if name == LIST && !lists(own, value) => {
+                let joined = [own.as_bytes(), b",", value.as_bytes()].concat();
+                let mut joined = HeaderValue::from_bytes(&joined).map_err(|_| unfit(name))?;
+                joined.set_sensitive(own.is_sensitive());
+                joined
+            }
+            Some(_) => continue,
+        };
+        headers.insert(key, joined);
+    }
+    Ok(())
+}
+
+/// Whether a list has this item.
+fn lists(list: &HeaderValue, item: &str) -> bool {
+    list.as_bytes().split(|byte| *byte == b',').any(|one| one.trim_ascii() == item.as_bytes())
 }
 
 /// Whether the last segment of `path` is `version`, or looks like one.

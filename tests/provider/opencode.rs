@@ -25,6 +25,48 @@ const MODELS: [(&str, &str, &str); 4] = [
 ];
 
 #[tokio::test]
+async fn model_is_asked_where_the_service_has_it() {
+    let path = |model: &str| {
+        let mut request = Request::prompt("Hallo");
+        request.model = model.into();
+        let url = Endpoint::opencode().preview(&request).unwrap().url;
+        url.strip_prefix("https://opencode.ai/zen/v1/").unwrap().to_owned()
+    };
+    for (models, expected) in [
+        (&["gpt-5.6-sol", "gpt-6-astra", "grok-4.5", "grok-4.7", "grok-build-0.1"][..], "responses"),
+        (&["muse-spark-1.3", "muse-spark-1.2-contributor-free"], "responses"),
+        (
+            &["claude-opus-5-5", "qwen3.5-plus", "qwen3.6-plus-free", "qwen3.7-max", "qwen3.8-flash"],
+            "messages",
+        ),
+        (&["qwen3-coder", "grok-code", "kimi-k3", "glm-5.3", "minimax-m3", "big-pickle"], "chat/completions"),
+    ] {
+        for model in models {
+            assert_eq!(path(model), expected, "{model}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn refusal_of_a_model_or_for_want_of_money_is_not_laid_to_the_key() {
+    for (kind, message, expected) in [
+        ("ModelError", "Model m is not supported for format oa-compat", ErrorKind::InvalidRequest),
+        ("CreditsError", "No payment method. Add one here", ErrorKind::Quota),
+        ("MonthlyLimitError", "Your workspace has reached its monthly spending limit", ErrorKind::Quota),
+        ("UserLimitError", "You have reached your monthly spending limit", ErrorKind::Quota),
+        ("AuthError", "Missing API key.", ErrorKind::Auth),
+    ] {
+        let body = format!(r#"{{"type":"error","error":{{"type":"{kind}","message":"{message}"}}}}"#);
+        for (model, ..) in MODELS {
+            let reply = Reply::json(401, &body);
+            let (_, answer) = exchange(&Endpoint::opencode(), model, Request::prompt("Hallo"), reply).await;
+            let error = answer.unwrap_err();
+            assert_eq!((error.kind, error.retryable), (expected, false), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn answer_is_read_and_kept_in_the_format_of_its_model() {
     for (model, answer, format) in MODELS {
         let reply = Reply::sse().piece(answer);

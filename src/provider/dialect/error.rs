@@ -195,6 +195,11 @@ impl Report {
             let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
             rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
         };
+        // OpenCode's word, with a 401, for a model that it does not have, or not in this format.
+        let refused = status.is_none_or(|status| status < 500);
+        if refused && self.words.iter().any(|word| word == "modelerror") {
+            return ErrorKind::InvalidRequest;
+        }
         let may_be_request = matches!(status, None | Some(..=400 | 413 | 422 | 500..));
         by_word(TELLING_WORDS)
             .or_else(|| find(PHRASES, message))
@@ -224,6 +229,10 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("currentquota", ErrorKind::Quota),
     ("quotaexceeded", ErrorKind::Quota),
     ("billing", ErrorKind::Quota),
+    // OpenCode's, with a 401.
+    ("creditserror", ErrorKind::Quota),
+    ("monthlylimiterror", ErrorKind::Quota),
+    ("userlimiterror", ErrorKind::Quota),
     ("paymentrequired", ErrorKind::Quota),
     ("arrearage", ErrorKind::Quota),
     ("ratelimit", ErrorKind::RateLimit),

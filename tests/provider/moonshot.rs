@@ -20,11 +20,20 @@ const KIMI: &str = "kimi-k2.5";
 #[tokio::test]
 async fn thinking_is_on_or_off_where_that_can_be_said() {
     let on = || json!({"thinking": {"type": "enabled"}});
-    let cases: [(&str, ThinkingMode, Value, usize); 8] = [
+    let effort = |word: &str| json!({"reasoning_effort": word});
+    let cases: [(&str, ThinkingMode, Value, usize); 16] = [
         (KIMI, Effort::High.into(), on(), 1),
         (KIMI, ThinkingMode::Budget(2000), on(), 1),
         (KIMI, ThinkingMode::Off, json!({"thinking": {"type": "disabled"}}), 0),
-        ("kimi-k3", Effort::Low.into(), on(), 1),
+        ("kimi-k3", Effort::Minimal.into(), effort("low"), 1),
+        ("kimi-k3", Effort::Low.into(), effort("low"), 0),
+        ("kimi-k3.1-pro", Effort::Medium.into(), effort("high"), 1),
+        ("kimi-k3", Effort::High.into(), effort("high"), 0),
+        ("kimi-k3", Effort::Max.into(), effort("max"), 0),
+        ("kimi-k3", ThinkingMode::Budget(2000), effort("low"), 1),
+        ("kimi-k3", ThinkingMode::Off, json!({}), 1),
+        ("kimi-k2.7-code", ThinkingMode::Off, json!({}), 1),
+        ("kimi-k2.7-code-highspeed", Effort::High.into(), json!({}), 1),
         ("kimi-k2-thinking", Effort::High.into(), json!({}), 1),
         ("kimi-k2-thinking-turbo", ThinkingMode::Off, json!({}), 1),
         ("kimi-k2-0905-preview", Effort::High.into(), json!({}), 1),

@@ -1,9 +1,11 @@
 //! <https://platform.kimi.ai/docs/api/chat>, <https://platform.kimi.ai/docs/api/models-overview>,
-//! <https://platform.kimi.ai/docs/guide/use-kimi-k2-thinking-model>
+//! <https://platform.kimi.ai/docs/guide/use-kimi-k2-thinking-model>,
+//! <https://platform.kimi.ai/docs/guide/use-thinking-effort>
 
 use super::Endpoint;
 use crate::provider::dialect::{
-    ChatCompletions, Files, MaxTokensField, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices,
+    ChatCompletions, EffortWords, Files, MaxTokensField, OutputSupport, ReasoningReturn, ThinkingField,
+    ToolChoices,
 };
 
 impl Endpoint {
@@ -22,15 +24,24 @@ impl Endpoint {
     }
 }
 
+/// What Kimi K3 takes. It always thinks.
+const K3: EffortWords =
+    EffortWords { off: None, minimal: "low", low: "low", medium: "high", high: "high", max: "max" };
+
 fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
     if model.contains("thinking") {
         chat.with_thinking(ThinkingField::Always).with_reasoning(ReasoningReturn::ContentWithCalls)
     } else if model.starts_with("moonshot-") || model == "kimi-k2" || model.starts_with("kimi-k2-") {
         chat.with_thinking(ThinkingField::None)
     } else {
-        // Kimi K2.5 and later: thinking can be turned off, temperature and top-p are fixed.
-        chat.with_thinking(ThinkingField::Type(None))
-            .with_reasoning(ReasoningReturn::ContentWithCalls)
-            .with_sampling(false)
+        // Kimi K2.5 and later: temperature and top-p are fixed. Of some, thinking can be turned off.
+        let thinking = if model.starts_with("kimi-k3") {
+            ThinkingField::Effort(K3)
+        } else if model.starts_with("kimi-k2.7-code") {
+            ThinkingField::Always
+        } else {
+            ThinkingField::Type(None)
+        };
+        chat.with_thinking(thinking).with_reasoning(ReasoningReturn::ContentWithCalls).with_sampling(false)
     }
 }

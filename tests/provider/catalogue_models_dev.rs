@@ -163,6 +163,14 @@ fn from_models_dev_maps_providers_and_knows_their_ways() {
     assert_eq!(get("moonshot").price.as_ref().unwrap().rates.cache_write_long, None);
     let price = get("anthropic").price.as_ref().unwrap();
     assert_eq!((price.rates.cache_write_long, price.tiers[0].rates.cache_write_long), (Some(2.0), Some(8.0)));
+    let claude =
+        json!({"models": {"m": model, "claude-opus-4-8": model, "anthropic/claude-opus-4.8": model}});
+    let resold = read(&json!({"opencode": claude, "openrouter": claude})).catalogue;
+    let long =
+        |provider, id| resold.get(provider, id).unwrap().price.as_ref().unwrap().rates.cache_write_long;
+    assert_eq!(long("opencode", "claude-opus-4-8"), Some(2.0));
+    assert_eq!(long("openrouter", "anthropic/claude-opus-4.8"), Some(2.0));
+    assert_eq!(long("opencode", "m"), None);
     assert!(get("openrouter").takes("application/pdf") && !get("openrouter").takes("image/png"));
     assert!(!get("ollama-cloud").takes("application/pdf"));
 }

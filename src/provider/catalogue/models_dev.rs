@@ -99,21 +99,18 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
         knowledge_cutoff: entry.get("knowledge")?,
         release_date: entry.get("release_date")?,
     };
-    match provider {
-        // A cache for an hour costs twice the input: https://platform.claude.com/docs/en/about-claude/pricing
-        "anthropic" => {
-            if let Some(price) = &mut info.price {
-                let tiers = price.tiers.iter_mut().map(|tier| &mut tier.rates);
-                for rates in tiers.chain([&mut price.rates]) {
-                    rates.cache_write_long = Some(rates.input * 2.0);
-                }
-            }
+    // A cache for an hour costs twice the input, whoever sells it: https://platform.claude.com/docs/en/about-claude/pricing
+    if (provider == "anthropic" || id.contains("claude"))
+        && let Some(price) = &mut info.price
+    {
+        let tiers = price.tiers.iter_mut().map(|tier| &mut tier.rates);
+        for rates in tiers.chain([&mut price.rates]) {
+            rates.cache_write_long = Some(rates.input * 2.0);
         }
-        // It reads PDF for models that don't: https://openrouter.ai/docs/features/multimodal/pdfs
-        "openrouter" => {
-            info.input = info.input.map(|input| input.iter().chain([Modality::Pdf]).collect());
-        }
-        _ => {}
+    }
+    // It reads PDF for models that don't: https://openrouter.ai/docs/features/multimodal/pdfs
+    if provider == "openrouter" {
+        info.input = info.input.map(|input| input.iter().chain([Modality::Pdf]).collect());
     }
     Ok(info)
 }

@@ -2,16 +2,18 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use futures_util::StreamExt;
 use omni_agent::{
-    message::{Content, History, Message},
+    message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        CacheHint, Effort, ErrorKind, Options, Request, ThinkingMode,
+        CacheHint, Effort, ErrorKind, Fold, Options, Request, ThinkingMode, ToolChoice,
         http::{Endpoint, OpenRouter, RoutingSort},
     },
 };
 use serde_json::{Value, json};
 
 use crate::{
+    anthropic::tools,
     endpoints::{body, exchange, model, said},
     server::{Reply, Server},
     services::CHAT,
@@ -135,6 +137,71 @@ async fn thinking_is_an_effort_a_budget_or_off() {
             assert_eq!(said, (json!({"reasoning": expected}), Vec::new()));
         }
     }
+}
+
+#[tokio::test]
+async fn thinking_beside_a_demanded_tool_is_reported_where_it_is_dropped() {
+    let weather = || tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]);
+    let asked = |model: &'static str, mode: ThinkingMode, choice: ToolChoice| async move {
+        let options = Options::default().with_thinking(mode).with_tool_choice(choice);
+        let request = Request::prompt("Hallo").with_tools(weather()).with_options(options);
+        let (body, warnings) = body(&Endpoint::openrouter(), model, request).await;
+        (body["tool_choice"].clone(), body["reasoning"].clone(), warnings)
+    };
+    let required = || ToolChoice::Required;
+    let (choice, reasoning, warnings) = asked(CLAUDE, Effort::High.into(), required()).await;
+    assert_eq!((choice, reasoning), (json!("required"), json!({"effort": "high"})));
+    assert_eq!(warnings, ["thinking: models of Anthropic do not think here while a tool is demanded"]);
+    for (model, mode, choice) in [
+        (CLAUDE, ThinkingMode::Off, required()),
+        (CLAUDE, Effort::High.into(), ToolChoice::Auto),
+        ("google/gemini-2.5-flash", Effort::High.into(), required()),
+    ] {
+        assert_eq!(asked(model, mode, choice).await.2, Vec::<String>::new(), "{model}");
+    }
+}
+
+#[tokio::test]
+async fn reasoning_of_an_answer_that_breaks_off_goes_back_with_its_calls() {
+    let piece =
+        |delta: Value| json!({"id": "gen-1", "model": CLAUDE, "choices": [{"index": 0, "delta": delta}]});
+    let detail = |entry: Value| piece(json!({"content": "", "reasoning_details": [entry]}));
+    let call = |id: &str, arguments: &str| {
+        piece(json!({"tool_calls": [{"index": 0, "id": id, "type": "function",
+            "function": {"name": "weather", "arguments": arguments}}]}))
+    };
+    let signed = json!({"type": "reasoning.text", "index": 0, "signature": "sig"});
+    let chunks = [
+        detail(json!({"type": "reasoning.text", "index": 0, "text": "Rain?"})),
+        detail(signed.clone()),
+        call("call_1", "{\"city\":"),
+        call("", "\"Oslo\"}"),
+        // What comes late for an entry that was told, and another one.
+        detail(json!({"type": "reasoning.text", "index": 0, "format": "f"})),
+        detail(json!({"type": "reasoning.encrypted", "index": 1, "data": "xx"})),
+        piece(json!({"content": "and"})),
+    ];
+    let events: Vec<String> = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
+    let server = Server::start([Reply::sse().piece(events.concat())]).await;
+    let request = Request::prompt("Wetter?").with_options(Options::default().with_max_retries(0));
+    let mut stream = model(&Endpoint::openrouter(), CLAUDE, &server).stream(request);
+    let mut fold = Fold::default();
+    while let Some(Ok(delta)) = stream.next().await {
+        fold.apply(delta).unwrap();
+    }
+    let message = fold.salvage(Timestamp::default()).unwrap();
+    let result = ToolResult::ok(message.tool_uses().next().unwrap(), "rain");
+    let history = [Message::user("Wetter?"), message, Message::user(Content::from(result))];
+    let (body, _) = body(&Endpoint::openrouter(), CLAUDE, Request::new(History::from_iter(history))).await;
+    assert_eq!(
+        body["messages"][1],
+        json!({"role": "assistant", "content": "and", "tool_calls": [{"id": "call_1", "type": "function",
+            "function": {"name": "weather", "arguments": "{\"city\":\"Oslo\"}"}}],
+        "reasoning_details": [
+            {"type": "reasoning.text", "index": 0, "text": "Rain?", "signature": "sig", "format": "f"},
+            {"type": "reasoning.encrypted", "index": 1, "data": "xx"},
+        ]})
+    );
 }
 
 #[tokio::test]

@@ -42,6 +42,12 @@ impl Blocks {
         }
     }
 
+    /// The place of a block that comes whole and stands beside what grows, which goes on.
+    pub(super) fn aside(&mut self) -> usize {
+        self.count += 1;
+        self.count - 1
+    }
+
     /// The place of a block that comes whole or by name. What grows behind it makes a block of its own.
     pub(super) fn item(&mut self) -> usize {
         self.open = None;

@@ -125,7 +125,15 @@ impl ChatDecoder {
         if let Some(details) = piece.reasoning_details.filter(|_| self.keep_details) {
             self.details.add(*details)?;
         }
-        if let Some(text) = piece.content.text.into_text() {
+        let text = piece.content.text.into_text();
+        // What was thought is complete when something else begins: should the answer break off, it is kept.
+        let begins = |text: &Cow<'_, str>| !text.is_empty();
+        if text.as_ref().is_some_and(begins)
+            || piece.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
+        {
+            self.tell_details(false, deltas);
+        }
+        if let Some(text) = text {
             self.extend(Kind::Text, text, deltas);
         }
         if let Some(refusal) = piece.refusal.into_text() {
@@ -215,16 +223,22 @@ impl ChatDecoder {
         }
     }
 
+    /// The entries of `reasoning_details` since those told before, as an opaque item.
+    fn tell_details(&mut self, last: bool, deltas: &mut Vec<Delta>) {
+        let Some(entries) = self.details.take(last) else {
+            return;
+        };
+        let item = ProviderItem { format: NAME.to_owned(), data: json!({"reasoning_details": entries}) };
+        let index = self.blocks.aside();
+        deltas.push(Delta::Start { index, block: BlockStart::ProviderItem(item) });
+        deltas.push(Delta::End { index });
+    }
+
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let reason = self.stop.take();
         let cut = matches!(reason, Some(StopReason::Length | StopReason::ContextLength));
         self.calls.finish(cut, &self.id, &mut self.blocks, deltas)?;
-        let details = std::mem::take(&mut self.details.entries);
-        if !details.is_empty() {
-            let item = ProviderItem { format: NAME.to_owned(), data: json!({"reasoning_details": details}) };
-            let index = self.blocks.item();
-            deltas.push(Delta::Start { index, block: BlockStart::ProviderItem(item) });
-        }
+        self.tell_details(true, deltas);
         let wants_tools = !self.calls.is_empty();
         let reason = match reason {
             None if self.blocks.count == 0 => return Err(truncated()),

@@ -10,13 +10,22 @@ use crate::{
 /// Entries that one answer may have; more are a broken server.
 const MAX_ENTRIES: usize = 512;
 
+/// How often they are told before the answer's end. A service may alternate with each token.
+const MAX_TOLD: usize = 16;
+
 /// The entries of `reasoning_details`, put together from their fragments. They have to go back whole,
 /// unchanged and in order:
 /// <https://openrouter.ai/docs/use-cases/reasoning-tokens#preserving-reasoning-blocks>.
+///
+/// They are told in parts, as they are complete. What comes late for an entry that was told is the beginning of the next
+/// part, and put to it when they go back.
 #[derive(Default)]
 pub(super) struct Details {
-    pub(super) entries: Vec<Value>,
+    entries: Vec<Value>,
     weight: usize,
+    /// Entries and parts that were told.
+    told: usize,
+    parts: usize,
 }
 
 impl Details {
@@ -30,18 +39,53 @@ impl Details {
         };
         for fragment in fragments {
             let Value::Object(fragment) = fragment else { continue };
-            let continued = |(at, entry): (usize, &Value)| {
-                let is_last = at + 1 == self.entries.len();
-                entry.as_object().is_some_and(|entry| continues(entry, &fragment, is_last))
-            };
-            let place = self.entries.iter().enumerate().rev().find(|entry| continued(*entry));
-            match place.map(|(at, _)| at) {
-                Some(at) => join(&mut self.entries[at], fragment),
-                None if self.entries.len() == MAX_ENTRIES => return Err(endless()),
-                None => self.entries.push(Value::Object(fragment)),
+            if let Some(fragment) = continued(&mut self.entries, fragment) {
+                if self.told + self.entries.len() == MAX_ENTRIES {
+                    return Err(endless());
+                }
+                self.entries.push(Value::Object(fragment));
             }
         }
         Ok(())
+    }
+
+    /// The entries since those that were taken before, if there are any, and this is the last time or not yet too many.
+    pub(super) fn take(&mut self, last: bool) -> Option<Vec<Value>> {
+        if self.entries.is_empty() || self.parts == MAX_TOLD && !last {
+            return None;
+        }
+        self.parts += 1;
+        self.told += self.entries.len();
+        Some(std::mem::take(&mut self.entries))
+    }
+}
+
+/// Puts a later part of an answer's entries behind an earlier one.
+pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
+    for entry in part {
+        let rest = match entry {
+            // No decoder makes more, and looking for one's beginning costs as many steps.
+            Value::Object(entry) if entries.len() <= MAX_ENTRIES => {
+                continued(entries, entry.clone()).map(Value::Object)
+            }
+            entry => Some(entry.clone()),
+        };
+        entries.extend(rest);
+    }
+}
+
+/// Joins a fragment to the entry that it goes on with; gives it back if there is none.
+fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<String, Value>> {
+    let count = entries.len();
+    let goes_on = |(at, entry): &(usize, &mut Value)| {
+        entry.as_object().is_some_and(|entry| continues(entry, &fragment, at + 1 == count))
+    };
+    match entries.iter_mut().enumerate().rev().find(goes_on) {
+        Some((_, entry)) => {
+            join(entry, fragment);
+            None
+        }
+        None => Some(fragment),
     }
 }
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super::{Files, NAME, ReasoningReturn, SystemRole, encode::Encoder};
+use super::{Files, NAME, ReasoningReturn, SystemRole, details, encode::Encoder};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
@@ -171,6 +171,9 @@ impl<'a> Encoder<'a> {
                 // Written by a service that has them, and refused by those that have not.
                 "reasoning_details" if self.chat.reasoning != ReasoningReturn::Details => {}
                 _ => match (extra.get_mut(key), value) {
+                    (Some(Value::Array(list)), Value::Array(more)) if key == "reasoning_details" => {
+                        details::append(list, more);
+                    }
                     (Some(Value::Array(list)), Value::Array(more)) => list.extend(more.iter().cloned()),
                     _ => {
                         extra.insert(key.clone(), value.clone());

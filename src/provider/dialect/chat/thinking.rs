@@ -4,7 +4,7 @@ use serde_json::{Map, Value, json};
 
 use super::{ThinkingField, encode::Encoder};
 use crate::provider::{
-    ThinkingMode,
+    ThinkingMode, ToolChoice,
     dialect::{
         effort::{budget_of, name},
         openai::{self, Family},
@@ -43,6 +43,13 @@ impl Encoder<'_> {
                     ThinkingMode::Off | ThinkingMode::Budget(_) => json!({"enabled": false}),
                 };
                 body.insert("reasoning".to_owned(), reasoning);
+                // Anthropic refuses the two together, and OpenRouter drops the one without a word.
+                let choice = self.request.options.tool_choice.as_ref();
+                let demanded = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
+                let tools = !self.request.tools.is_empty();
+                if on && demanded && tools && self.request.model.starts_with("anthropic/") {
+                    self.warn("thinking: models of Anthropic do not think here while a tool is demanded");
+                }
             }
             ThinkingField::Type(words) => {
                 let word = if on { "enabled" } else { "disabled" };

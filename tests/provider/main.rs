@@ -9,6 +9,7 @@ mod anthropic_content;
 mod anthropic_decode;
 mod anthropic_encode;
 mod anthropic_errors;
+mod anthropic_irregular;
 mod anthropic_property;
 mod catalogue;
 mod catalogue_models_dev;

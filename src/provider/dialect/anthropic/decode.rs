@@ -23,7 +23,7 @@ const QUOTE: usize = 200;
 
 type Decoded = Result<(), ProviderError>;
 
-/// Decodes one answer.
+/// Decodes one answer: a stream of events, or the whole as one object.
 ///
 /// Unknown events and unknown kinds of delta pass. Everything else has to fit: an event that comes at the
 /// wrong time, or for a block that it can't belong to, is an error.
@@ -113,6 +113,7 @@ impl MessagesDecoder {
             "message_delta" => self.message_delta(&event, data, deltas),
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
+            "message" if self.phase == Phase::Before => self.whole(data, deltas),
             "error" => Err(service_error(data)),
             // Some servers name the event so and send the bare error, whose type is a word of their own.
             _ if name == "error" || event.error.is_some() => Err(service_error(data)),

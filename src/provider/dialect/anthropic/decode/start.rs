@@ -1,15 +1,19 @@
 //! How a message and its blocks start.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::{
     Block, Decoded, Kind, MessagesDecoder, Phase, bad, citation,
     item::Item,
-    wire::{self, Event, MessageStart},
+    wire::{self, Event, MessageStart, Str},
 };
 use crate::{
     message::{ProviderItem, map_weight},
-    provider::{BlockStart, Delta, Fold, MessageDelta, Part, ProviderError, dialect::anthropic::NAME},
+    provider::{
+        BlockStart, Delta, Fold, MessageDelta, Part, ProviderError,
+        dialect::{Decoder, Frame, anthropic::NAME},
+    },
 };
 
 impl MessagesDecoder {
@@ -52,6 +56,23 @@ impl MessagesDecoder {
             deltas.push(Delta::End { index });
         }
         Ok(())
+    }
+
+    /// A message in one object, as services send it that do not stream: one that is whole when it starts.
+    pub(super) fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+        #[derive(Deserialize)]
+        struct Probe<'a> {
+            #[serde(borrow, default)]
+            role: Str<'a>,
+        }
+
+        // An event that is only named a message passes, as all unknown ones do.
+        if !serde_json::from_str::<Probe<'_>>(data).is_ok_and(|message| &*message.role == "assistant") {
+            return Ok(());
+        }
+        let start = format!("{{\"type\":\"message_start\",\"message\":{data}}}");
+        self.decode(Frame { event: "", data: &start }, deltas)?;
+        self.message_stop(data, deltas)
     }
 
     /// Whether this is the start of the same message once more, as gateways send it that make one of their own

@@ -27,6 +27,8 @@ pub use chat::{
     SystemRole, ThinkingField, ToolChoices,
 };
 pub use effort::EffortWords;
+#[cfg(feature = "http")]
+pub(crate) use error::is_error;
 pub use gemini::GoogleGemini;
 pub use ollama::OllamaChat;
 pub use responses::{OpenAiResponses, ReasoningItems};

@@ -15,6 +15,7 @@ mod client;
 mod endpoint;
 mod exchange;
 mod framing;
+mod halves;
 mod key;
 mod meta;
 mod origin;

@@ -11,6 +11,8 @@ mod anthropic_encode;
 mod anthropic_errors;
 mod anthropic_irregular;
 mod anthropic_property;
+#[cfg(feature = "http")]
+mod bodies;
 mod catalogue;
 mod catalogue_models_dev;
 mod chat;

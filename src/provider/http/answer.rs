@@ -13,12 +13,13 @@ use bytes::Bytes;
 use futures_core::Stream;
 use futures_util::StreamExt;
 use serde::{Deserialize, de::IgnoredAny};
+use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::{Framer, endpoint::DeltaHook, exchange::Dress, origin};
+use super::{Framer, endpoint::DeltaHook, exchange::Dress, halves::Halves, origin};
 use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError,
-    dialect::{Decoder, Dialect, Frame, Framing},
+    dialect::{Decoder, Dialect, Frame, Framing, is_error},
 };
 
 /// What is read of a body after its terminal event, so that the connection can serve the next request.
@@ -34,14 +35,12 @@ pub(super) struct Answer<S> {
     body: Option<S>,
     reading: Reading,
     framer: Framer,
-    decoder: Box<dyn Decoder>,
+    decoding: Decoding,
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     dress: Dress,
     /// The service's name, until the answer is marked with it.
     service: Option<String>,
-    /// What the decoder writes into; empty between frames.
-    decoded: Vec<Delta>,
     /// Deltas not given out yet.
     ready: VecDeque<Delta>,
     /// The error that comes after them.
@@ -50,6 +49,28 @@ pub(super) struct Answer<S> {
     content: bool,
     whole_limit: usize,
     silence: Silence,
+}
+
+/// The decoder, and what helps it.
+struct Decoding {
+    decoder: Box<dyn Decoder>,
+    halves: Halves,
+    /// What the decoder writes into; empty between frames.
+    decoded: Vec<Delta>,
+}
+
+impl Decoding {
+    /// Decodes a frame, a second time if the first failed for halves of characters. Only what is no JSON to the
+    /// decoder has them, and that leaves it as it was.
+    fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
+        match self.decoder.decode(frame, &mut self.decoded) {
+            Err(error) if error.kind == ErrorKind::Decoding => match self.halves.mend(frame.data) {
+                Some(data) => self.decoder.decode(Frame { data: &data, ..frame }, &mut self.decoded),
+                None => Err(error),
+            },
+            decoded => decoded,
+        }
+    }
 }
 
 /// What the body turned out to be.
@@ -89,12 +110,11 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
                 Framing::NdJson => Reading::Frames,
             },
             framer: Framer::new(framing, &limits),
-            decoder,
+            decoding: Decoding { decoder, halves: Halves::default(), decoded: Vec::new() },
             dialect,
             hooks,
             dress,
             service: Some(service),
-            decoded: Vec::new(),
             ready: VecDeque::from_iter(warned),
             failed: None,
             content: false,
@@ -113,9 +133,9 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
             if frame.data.is_empty() && frame.event.is_empty() {
                 continue;
             }
-            let decoded = self.decoder.decode(frame, &mut self.decoded);
+            let decoded = self.decoding.decode(frame);
             self.settle(decoded)?;
-            if self.decoder.is_done() {
+            if self.decoding.decoder.is_done() {
                 self.let_go();
             }
             if !self.ready.is_empty() {
@@ -127,12 +147,13 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
 
     /// Makes what was decoded ready, all that came before an error included.
     fn settle(&mut self, decoded: Result<(), ProviderError>) -> Result<(), ProviderError> {
+        let deltas = &mut self.decoding.decoded;
         for hook in &self.hooks {
-            hook(&mut self.decoded)?;
+            hook(deltas)?;
         }
-        self.service.take_if(|service| origin::mark(&mut self.decoded, service));
-        self.content = self.content || self.decoded.iter().any(Delta::is_content);
-        self.ready.extend(self.decoded.drain(..));
+        self.service.take_if(|service| origin::mark(deltas, service));
+        self.content = self.content || deltas.iter().any(Delta::is_content);
+        self.ready.extend(deltas.drain(..));
         decoded
     }
 
@@ -182,23 +203,28 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
         self.body = None;
         match std::mem::replace(&mut self.reading, Reading::Over) {
             Reading::Over => return Ok(()),
-            Reading::Whole(text) => self.end_whole(&text)?,
+            Reading::Whole(text) => return self.end_whole(&text),
             Reading::Undecided | Reading::Frames => self.end_frames()?,
         }
-        if self.decoder.is_done() {
+        self.end_decoding()
+    }
+
+    fn end_decoding(&mut self) -> Result<(), ProviderError> {
+        let Decoding { decoder, decoded, .. } = &mut self.decoding;
+        if decoder.is_done() {
             return Ok(());
         }
-        let ended = self.decoder.end(&mut self.decoded);
+        let ended = decoder.end(decoded);
         self.settle(ended)
     }
 
-    /// Decodes the frame that the end of the body left open. If it does not decode, it was cut off.
+    /// Decodes the frame that the end of the body left open. If it is no JSON, it was cut off.
     fn end_frames(&mut self) -> Result<(), ProviderError> {
         self.framer.finish();
         while let Some(frame) = self.framer.next_frame()? {
-            match self.decoder.decode(frame, &mut self.decoded) {
-                Err(error) if error.kind == ErrorKind::Decoding => {
-                    self.decoded.clear();
+            match self.decoding.decode(frame) {
+                Err(error) if error.kind == ErrorKind::Decoding && !is_json(frame.data) => {
+                    self.decoding.decoded.clear();
                     let message = "the answer ended in the middle of an event";
                     return Err(ProviderError::new(ErrorKind::Truncated, message).with_source(error));
                 }
@@ -212,7 +238,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
     fn end_whole(&mut self, text: &[u8]) -> Result<(), ProviderError> {
         #[derive(Deserialize)]
         struct Probe {
-            error: Option<IgnoredAny>,
+            error: Option<Value>,
         }
 
         let bad = |error: serde_json::Error| {
@@ -229,12 +255,23 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
         serde_json::from_str::<IgnoredAny>(text).map_err(bad)?;
         // A list would be read as a struct without names; what it holds, the format knows.
         let is_object = text.trim_ascii_start().starts_with('{');
-        if let (true, Ok(Probe { error: Some(_) })) = (is_object, serde_json::from_str(text)) {
+        if let (true, Ok(Probe { error: Some(error) })) = (is_object, serde_json::from_str(text))
+            && is_error(&error)
+        {
             return Err(self.dialect.error(200, &self.dress.scrub(text)));
         }
-        let frame = Frame { event: "", data: text };
-        let decoded = self.decoder.decode(frame, &mut self.decoded);
-        self.settle(decoded)
+        let decoded = self.decoding.decode(Frame { event: "", data: text });
+        self.settle(decoded)?;
+        match self.end_decoding() {
+            // Nothing is missing: it is something else.
+            Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
+                let text = self.dress.scrub(text);
+                let said = self.dialect.error(200, &text).message;
+                let message = format!("the answer is none in this format, but says: {said}");
+                Err(ProviderError::new(ErrorKind::Decoding, message).with_body(&text))
+            }
+            ended => ended,
+        }
     }
 
     /// What a failure of the connection means: after content, that the answer is cut off; before it, that
@@ -304,6 +341,10 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream f
         cx.waker().wake_by_ref();
         Poll::Pending
     }
+}
+
+fn is_json(text: &str) -> bool {
+    serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
 /// The between-chunks timeout. It runs while somebody waits, and costs nothing while bytes are there.

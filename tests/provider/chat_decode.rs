@@ -1,7 +1,7 @@
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
 use omni_agent::{
-    message::{Content, Usage},
+    message::{Content, History, ProviderItem, Usage},
     provider::{
         Delta, ErrorKind, Part, Request, StopReason,
         dialect::{ChatCompletions, Dialect, Frame, ReasoningReturn},
@@ -9,7 +9,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-use crate::chat::{answer, delta, deltas_of, finish, fold};
+use crate::chat::{answer, delta, deltas_of, encode, finish, fold};
 
 fn usage(usage: Value) -> Usage {
     let chunk = json!({"choices": [], "usage": usage});
@@ -483,4 +483,35 @@ fn decode_reasoning_details_without_end_are_an_error() {
     let many: Vec<Value> = (0..600).map(|index| json!({"type": "reasoning.text", "index": index})).collect();
     let event = delta(json!({"reasoning_details": many})).to_string();
     assert_eq!(deltas_of(&chat, &[event]).unwrap_err().kind, ErrorKind::Decoding);
+}
+
+#[test]
+fn decode_annotations_are_kept_once_and_go_back_where_they_are_of_use() {
+    let cited = json!({"type": "url_citation", "url_citation": {"url": "https://example.org", "title": "T",
+        "start_index": 0, "end_index": 3}});
+    let file = json!({"type": "file", "file": {"hash": "h", "content": [{"type": "text", "text": "x"}]}});
+    let message = answer(&[
+        delta(json!({"content": "Yes", "annotations": []})),
+        delta(json!({"content": ".", "annotations": [cited, null, 5]})),
+        delta(json!({"annotations": [cited, file]})),
+        finish("stop"),
+        json!("[DONE]"),
+    ])
+    .unwrap()
+    .message;
+    let item = ProviderItem::new("chat_completions", json!({"annotations": [cited, file]}));
+    assert_eq!(message.content[1..], [Content::from(item)]);
+    let request = Request::new(History::from_iter([message]));
+    let sent = |chat: &ChatCompletions| encode(chat, &request)["messages"][0].clone();
+    let plain = json!({"role": "assistant", "content": "Yes."});
+    assert_eq!(sent(&ChatCompletions::default()), plain);
+    let kept = sent(&ChatCompletions::default().with_reasoning(ReasoningReturn::Details));
+    assert_eq!(kept["annotations"], json!([cited, file]));
+}
+
+#[test]
+fn decode_annotations_without_end_are_an_error() {
+    let events: Vec<Value> =
+        (0..600).map(|n| delta(json!({"annotations": [{"type": "url_citation", "n": n}]}))).collect();
+    assert_eq!(answer(&events).unwrap_err().kind, ErrorKind::Decoding);
 }

@@ -429,11 +429,11 @@ fn encode_own_opaque_item_is_laid_over_the_message() {
     let item = |data: Value| Content::from(ProviderItem { format: "chat_completions".to_owned(), data });
     let message = Message::assistant([
         Content::from("Yes"),
-        item(json!({"annotations": [1], "role": "user", "content": "No"})),
-        item(json!({"annotations": [2]})),
+        item(json!({"custom": [1], "role": "user", "content": "No"})),
+        item(json!({"custom": [2]})),
         item(json!("odd")),
     ]);
-    assert_eq!(messages([message]), json!([{"role": "assistant", "content": "Yes", "annotations": [1, 2]}]));
+    assert_eq!(messages([message]), json!([{"role": "assistant", "content": "Yes", "custom": [1, 2]}]));
 }
 
 fn output(chat: &ChatCompletions, schema: &Value) -> (Value, usize) {

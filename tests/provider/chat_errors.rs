@@ -31,6 +31,8 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (400, r#"{"error":{"message":"odd","type":"server_error"}}"#, InvalidRequest, false, "odd"),
     // Azure: the status as a string
     (429, r#"{"error":{"code":"429","message":"Requests have exceeded the call rate limit."}}"#, RateLimit, true, "call rate"),
+    // GitHub's gateway
+    (400, r#"{"error":{"message":"prompt token count of 9 exceeds the limit of 4","code":"model_max_prompt_tokens_exceeded"}}"#, ContextTooLong, false, "9"),
     // Anthropic
     (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 200001 tokens > 200000 maximum"},"request_id":"req_1"}"#, ContextTooLong, false, "too long"),
     (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"input length and `max_tokens` exceed context limit: 1 + 2 > 2"}}"#, ContextTooLong, false, "exceed"),

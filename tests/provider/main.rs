@@ -25,6 +25,7 @@ mod chat_irregular;
 mod chat_properties;
 mod cost;
 mod deltas;
+mod edges;
 #[cfg(feature = "http")]
 mod endpoints;
 mod error;

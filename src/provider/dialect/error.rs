@@ -283,6 +283,7 @@ const TOO_LONG: &[(&str, ErrorKind)] = &[
     ("maximum context length", ErrorKind::ContextTooLong),
     ("maximum prompt length", ErrorKind::ContextTooLong),
     ("prompt is too long", ErrorKind::ContextTooLong),
+    ("prompt token count", ErrorKind::ContextTooLong),
     ("input is too long", ErrorKind::ContextTooLong),
     ("prompt exceeds max length", ErrorKind::ContextTooLong),
     ("context limit", ErrorKind::ContextTooLong),

@@ -9,9 +9,9 @@ pub(super) fn is_text(media_type: &str) -> bool {
     media_type.starts_with("text/") || TEXTS.contains(&media_type)
 }
 
-/// A tool result's text, for formats without a flag for failure.
+/// A tool result's text, for formats without a flag for failure. Services refuse a blank one.
 pub(super) fn of_result(text: String, is_error: bool) -> String {
-    match (is_error, text.is_empty()) {
+    match (is_error, text.trim().is_empty()) {
         (true, true) => "Error: the tool failed without saying why.".to_owned(),
         (true, false) if !text.starts_with("Error") => format!("Error: {text}"),
         (false, true) => "(no output)".to_owned(),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     NAME,
     calls::{Calls, Fragment},
-    details::Details,
+    details::{Annotations, Details},
     wire::{self, Choice, Chunk, Piece, ToolCall, Usage as WireUsage},
 };
 use crate::{
@@ -31,6 +31,7 @@ pub(super) struct ChatDecoder {
     blocks: Blocks,
     calls: Calls,
     details: Details,
+    annotations: Annotations,
     /// The answer's id.
     id: String,
     told: Option<Told>,
@@ -55,6 +56,7 @@ impl ChatDecoder {
             blocks: Blocks::default(),
             calls: Calls::default(),
             details: Details::default(),
+            annotations: Annotations::default(),
             id: String::new(),
             told: None,
             usage: None,
@@ -124,6 +126,9 @@ impl ChatDecoder {
         }
         if let Some(details) = piece.reasoning_details.filter(|_| self.keep_details) {
             self.details.add(*details)?;
+        }
+        if let Some(annotations) = piece.annotations {
+            self.annotations.add(*annotations)?;
         }
         let text = piece.content.text.into_text();
         // What was thought is complete when something else begins: should the answer break off, it is kept.
@@ -228,7 +233,12 @@ impl ChatDecoder {
         let Some(entries) = self.details.take(last) else {
             return;
         };
-        let item = ProviderItem { format: NAME.to_owned(), data: json!({"reasoning_details": entries}) };
+        self.tell_aside(json!({"reasoning_details": entries}), deltas);
+    }
+
+    /// Members of the message that are opaque, as an item.
+    fn tell_aside(&mut self, members: Value, deltas: &mut Vec<Delta>) {
+        let item = ProviderItem { format: NAME.to_owned(), data: members };
         let index = self.blocks.aside();
         deltas.push(Delta::Start { index, block: BlockStart::ProviderItem(item) });
         deltas.push(Delta::End { index });
@@ -239,6 +249,9 @@ impl ChatDecoder {
         let cut = matches!(reason, Some(StopReason::Length | StopReason::ContextLength));
         self.calls.finish(cut, &self.id, &mut self.blocks, deltas)?;
         self.tell_details(true, deltas);
+        if let Some(annotations) = self.annotations.take() {
+            self.tell_aside(json!({"annotations": annotations}), deltas);
+        }
         let wants_tools = !self.calls.is_empty();
         let reason = match reason {
             None if self.blocks.count == 0 => return Err(truncated()),

@@ -60,6 +60,38 @@ impl Details {
     }
 }
 
+/// The annotations of an answer: what it cites, and what the files in the prompt were read as. They come whole,
+/// and may be told again.
+#[derive(Default)]
+pub(super) struct Annotations {
+    list: Vec<Value>,
+    weight: usize,
+}
+
+impl Annotations {
+    pub(super) fn add(&mut self, annotations: Value) -> Result<(), ProviderError> {
+        let Value::Array(annotations) = annotations else {
+            return Ok(());
+        };
+        for annotation in annotations {
+            if !annotation.is_object() || self.list.contains(&annotation) {
+                continue;
+            }
+            self.weight += value_weight(&annotation);
+            if self.weight > Fold::LIMIT || self.list.len() == MAX_ENTRIES {
+                return Err(ProviderError::new(ErrorKind::Decoding, "annotations without end"));
+            }
+            self.list.push(annotation);
+        }
+        Ok(())
+    }
+
+    /// All of them, if there are any.
+    pub(super) fn take(&mut self) -> Option<Vec<Value>> {
+        (!self.list.is_empty()).then(|| std::mem::take(&mut self.list))
+    }
+}
+
 /// Puts a later part of an answer's entries behind an earlier one.
 pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     for entry in part {

@@ -169,7 +169,7 @@ impl<'a> Encoder<'a> {
             match key.as_str() {
                 "role" | "content" | "tool_calls" => {}
                 // Written by a service that has them, and refused by those that have not.
-                "reasoning_details" if self.chat.reasoning != ReasoningReturn::Details => {}
+                "reasoning_details" | "annotations" if self.chat.reasoning != ReasoningReturn::Details => {}
                 _ => match (extra.get_mut(key), value) {
                     (Some(Value::Array(list)), Value::Array(more)) if key == "reasoning_details" => {
                         details::append(list, more);

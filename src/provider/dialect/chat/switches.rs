@@ -100,7 +100,7 @@ pub enum ReasoningReturn {
     /// and DeepSeek refuse a conversation without, even if another service began it.
     ContentWithCalls,
     /// The opaque entries in the member `reasoning_details`, gathered from the answer, as OpenRouter wants
-    /// it.
+    /// it; and the answer's `annotations`, which spare it reading a file again.
     Details,
 }
 

@@ -68,6 +68,9 @@ pub(super) struct Piece<'a> {
     pub(super) reasoning: Text<'a>,
     #[serde(default)]
     pub(super) reasoning_details: Option<Box<Value>>,
+    /// What the answer cites, or what a file in the prompt was read as.
+    #[serde(default)]
+    pub(super) annotations: Option<Box<Value>>,
     #[serde(borrow, default)]
     pub(super) refusal: Text<'a>,
     #[serde(borrow, default)]

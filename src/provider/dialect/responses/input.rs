@@ -94,7 +94,8 @@ impl<'a> Input<'a> {
         let mut unmarked = result.is_error;
         for block in &result.content {
             match block {
-                ResultBlock::Text(text) if text.text.is_empty() => {}
+                // Services refuse blank ones.
+                ResultBlock::Text(text) if text.text.trim().is_empty() => {}
                 ResultBlock::Text(text) if unmarked && !text.text.starts_with("Error") => {
                     unmarked = false;
                     parts.push(input_text(&format!("Error: {}", text.text)));

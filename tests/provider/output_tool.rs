@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{History, Message, Timestamp, ToolUse},
     provider::{
-        Effort, Fold, Folded, Options, OutputSchema, Request, StopReason, ToolChoice,
+        Effort, Fold, Folded, ModelInfo, Options, OutputSchema, Request, StopReason, ToolChoice,
         dialect::{
             AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
             OutputSupport, ToolChoices,
@@ -221,6 +221,22 @@ fn decode_use_of_the_tool_cut_anywhere_is_a_text_of_its_json() {
         let events = messages_answer(vec![messages_block(0, "city", &pieces)], "tool_use");
         assert_plain(&answer(&AnthropicMessages, &haiku, &events), ANSWER);
         assert_plain(&answer(&responses, &request, &responses_answer(&pieces)), ANSWER);
+    }
+}
+
+#[test]
+fn decode_of_a_model_that_the_catalogue_knows_to_hold_no_schema_reads_the_tool() {
+    let mut request = asking("m", city(), Options::default());
+    let mut info = ModelInfo::new("m");
+    info.structured_output = Some(false);
+    request.model_info = Some(info.into());
+    let formats: [(&dyn Dialect, Vec<Value>); 2] = [
+        (&ChatCompletions::openai(), chat_answer("city", &[ANSWER])),
+        (&OpenAiResponses::openai(), responses_answer(&[ANSWER])),
+    ];
+    for (format, events) in formats {
+        assert_eq!(encode(format, &request)["tools"].as_array().map(Vec::len), Some(1), "{}", format.name());
+        assert_plain(&answer(format, &request, &events), ANSWER);
     }
 }
 

@@ -168,7 +168,7 @@ impl Dialect for OpenAiResponses {
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         output::read(
             decode::ResponsesDecoder::default(),
-            openai::reading(self.output, self.output_enforced, request),
+            openai::reading(openai::supported(self.output, request), self.output_enforced, request),
         )
     }
 

@@ -55,6 +55,7 @@ mod ollama;
 mod ollama_decode;
 mod ollama_encode;
 mod ollama_errors;
+mod openai_models;
 #[cfg(feature = "http")]
 mod opencode;
 #[cfg(feature = "http")]

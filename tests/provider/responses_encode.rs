@@ -172,9 +172,9 @@ pub(crate) const OPENAI_WORDS: [(&str, [&str; 6]); 15] = [
     ("gpt-5.2-2025-12-11", ["none", "low", "low", "medium", "high", "xhigh"]),
     ("gpt-5.2-pro", ["", "medium", "medium", "medium", "high", "xhigh"]),
     ("gpt-5.3-codex", ["", "low", "low", "medium", "high", "xhigh"]),
-    ("gpt-5.10", ["none", "low", "low", "medium", "high", "xhigh"]),
-    ("gpt-50", ["none", "minimal", "low", "medium", "high", "xhigh"]),
-    ("o30", ["none", "minimal", "low", "medium", "high", "xhigh"]),
+    ("gpt-5.5", ["none", "low", "low", "medium", "high", "xhigh"]),
+    ("gpt-oss-120b", ["none", "minimal", "low", "medium", "high", "xhigh"]),
+    ("other1", ["none", "minimal", "low", "medium", "high", "xhigh"]),
 ];
 
 #[test]

@@ -65,6 +65,7 @@ pub struct ChatCompletions {
     metadata: bool,
     cache: CacheField,
     max_stop_sequences: usize,
+    tools_beside_effort: bool,
     members: Map<String, Value>,
     rules: Option<ModelRules>,
 }
@@ -90,6 +91,7 @@ impl Default for ChatCompletions {
             metadata: true,
             cache: CacheField::default(),
             max_stop_sequences: 4,
+            tools_beside_effort: true,
             members: Map::new(),
             rules: None,
         }
@@ -106,6 +108,7 @@ impl ChatCompletions {
             .with_enforced_output(true)
             .with_metadata(false)
             .with_cache(CacheField::Retention)
+            .with_tools_beside_effort(false)
     }
 
     /// The same format with the output limit in `field`.
@@ -194,6 +197,15 @@ impl ChatCompletions {
     /// The same format with at most this many stop sequences; 4 by default, as at OpenAI.
     pub fn with_max_stop_sequences(mut self, count: usize) -> Self {
         self.max_stop_sequences = count;
+        self
+    }
+
+    /// The same format, for a service at which any model of OpenAI may reason and use tools, or not. It may by default. At
+    /// OpenAI itself, those since GPT-5.4 use tools in this format only while they do not reason, and some never: with
+    /// tools they are told not to, with a warning, and for those that can't help it the request is an error that names
+    /// the Responses format.
+    pub fn with_tools_beside_effort(mut self, taken: bool) -> Self {
+        self.tools_beside_effort = taken;
         self
     }
 

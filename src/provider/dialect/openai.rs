@@ -2,7 +2,7 @@
 
 mod models;
 
-pub(super) use models::Family;
+pub(super) use models::{Family, ToolsInChat, keeps_long};
 use serde_json::{Map, Number, Value};
 
 use super::{

@@ -131,7 +131,7 @@ impl OpenAiResponses {
     }
 
     /// The same format, saying a hint for a cache or not: as a `prompt_cache_key` that stays the same for a
-    /// conversation, and for a long one as `prompt_cache_retention` too. Caching itself needs no words.
+    /// conversation, and for a long one as `prompt_cache_retention` too, if the model has that. Caching itself needs no words.
     pub fn with_cache_hints(mut self, said: bool) -> Self {
         self.cache_hints = said;
         self

@@ -10,11 +10,11 @@ use super::{
     rows::{Row, rows},
 };
 
-/// Two models for each service, where two are spoken to differently.
+/// Models of each service, where two are spoken to differently.
 const MODELS: [(&str, &[&str]); 12] = [
     ("anthropic", &["claude-opus-4-7", "claude-haiku-4-5"]),
-    ("openai", &["gpt-5.1", "gpt-4.1"]),
-    ("openai_responses", &["gpt-5.1", "gpt-4.1"]),
+    ("openai", &["gpt-5.1", "gpt-6-luna", "gpt-4.1"]),
+    ("openai_responses", &["gpt-5.1", "gpt-6-luna", "gpt-4.1"]),
     ("google", &["gemini-3-pro-preview", "gemini-2.5-flash"]),
     ("ollama", &["qwen3", "gpt-oss:20b"]),
     ("ollama-cloud", &["gpt-oss:120b"]),

@@ -28,7 +28,7 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
         body.insert("stream_options".to_owned(), json!({"include_usage": true}));
     }
     encoder.tools(&mut body);
-    encoder.thinking(&mut body);
+    encoder.thinking(&mut body)?;
     encoder.sampling(&mut body);
     encoder.output(&mut body);
     encoder.labels(&mut body);
@@ -127,6 +127,12 @@ impl Encoder<'_> {
         let taken = self.chat.sampling && self.family.takes_sampling(effort);
         openai::sampling(options, taken, body, &mut self.warnings);
         let sequences = options.stop_sequences.iter().flatten().filter(|stop| !stop.is_empty());
+        if !self.family.takes_stop() {
+            if sequences.count() > 0 {
+                self.warn("stop_sequences: the model takes none, left out");
+            }
+            return;
+        }
         let stop: Vec<Value> =
             sequences.clone().take(self.chat.max_stop_sequences).map(|s| s.as_str().into()).collect();
         let left_out = sequences.count() - stop.len();
@@ -169,10 +175,10 @@ impl Encoder<'_> {
         };
         match (self.chat.cache, hint) {
             (CacheField::Breakpoints, hint) => cache::mark(messages, hint),
-            (CacheField::Retention, CacheHint::Long) => {
+            (CacheField::Retention, CacheHint::Long) if openai::keeps_long(&self.request.model) => {
                 body.insert("prompt_cache_retention".to_owned(), "24h".into());
             }
-            (CacheField::None, CacheHint::Long) => self.warn(words::NO_LONG_CACHE),
+            (CacheField::None | CacheField::Retention, CacheHint::Long) => self.warn(words::NO_LONG_CACHE),
             (CacheField::None | CacheField::Retention, CacheHint::Short) => {}
         }
     }

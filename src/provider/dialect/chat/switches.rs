@@ -112,7 +112,7 @@ pub enum CacheField {
     /// Not at all: it keeps prompts by itself, or not.
     #[default]
     None,
-    /// For a long time as `prompt_cache_retention`; a short one needs no words: OpenAI.
+    /// For a long time as `prompt_cache_retention`, which OpenAI has for some models; a short one needs no words: OpenAI.
     Retention,
     /// By `cache_control` on the system prompt and the last text: OpenRouter, for models of Anthropic.
     Breakpoints,

@@ -4,15 +4,49 @@ use serde_json::{Map, Value, json};
 
 use super::{ThinkingField, encode::Encoder};
 use crate::provider::{
-    ThinkingMode, ToolChoice,
+    Effort, ErrorKind, ProviderError, ThinkingMode, ToolChoice,
     dialect::{
+        EffortWords,
         effort::{budget_of, name},
-        openai::{self, Family},
+        openai::{self, Family, ToolsInChat},
     },
 };
 
+/// Where models of OpenAI take what they refuse here.
+const RESPONSES: &str = "the Responses format (`openai_responses`)";
+
+fn at_rest() -> String {
+    format!("thinking: with tools this model does not think in this format, turned off; {RESPONSES} has both")
+}
+
 impl Encoder<'_> {
-    pub(super) fn thinking(&mut self, body: &mut Map<String, Value>) {
+    /// Comes after the tools, on which it depends.
+    pub(super) fn thinking(&mut self, body: &mut Map<String, Value>) -> Result<(), ProviderError> {
+        let with_tools = !self.chat.tools_beside_effort && body.contains_key("tools");
+        match self.family.tools_in_chat() {
+            ToolsInChat::Refused if with_tools => {
+                let message =
+                    format!("{} takes no tools in this format; {RESPONSES} has them", self.request.model);
+                return Err(ProviderError::new(ErrorKind::Unsupported, message));
+            }
+            ToolsInChat::AtRest if with_tools => {
+                body.insert("reasoning_effort".to_owned(), "none".into());
+                // It would reason unasked.
+                if self.request.options.thinking.is_none_or(ThinkingMode::is_on) {
+                    self.warn(at_rest());
+                }
+            }
+            ToolsInChat::EffortUnsaid if with_tools => {
+                if self.request.options.thinking.is_some_and(ThinkingMode::is_on) {
+                    self.warn(at_rest());
+                }
+            }
+            _ => self.say_thinking(body),
+        }
+        Ok(())
+    }
+
+    fn say_thinking(&mut self, body: &mut Map<String, Value>) {
         let Some(mode) = self.request.options.thinking else {
             return;
         };
@@ -31,6 +65,10 @@ impl Encoder<'_> {
             }
             ThinkingField::Effort(words) => {
                 if let Some(word) = openai::effort(self.family.narrow(words), mode, &mut self.warnings) {
+                    if mode == Effort::Max.into() && self.family.has_max() && word == EffortWords::OPENAI.max
+                    {
+                        self.warn(format!("thinking: max became {word}; {RESPONSES} has more"));
+                    }
                     body.insert("reasoning_effort".to_owned(), word.into());
                 }
             }

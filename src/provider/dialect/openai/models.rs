@@ -1,7 +1,9 @@
-//! What OpenAI's models take, by their ids. Sources: <https://platform.openai.com/docs/guides/reasoning>,
-//! <https://platform.openai.com/docs/guides/latest-model> on the parameters of GPT-5 and later,
-//! `reasoning.effort` in <https://platform.openai.com/docs/api-reference/responses/create>, and the pages of
-//! single models under <https://platform.openai.com/docs/models>.
+//! What OpenAI's models take, by their ids. Sources: <https://developers.openai.com/api/docs/guides/reasoning>,
+//! <https://developers.openai.com/api/docs/guides/latest-model> on the parameters of GPT-5 and later,
+//! <https://developers.openai.com/api/docs/guides/deployment-checklist> on tools in Chat Completions,
+//! <https://developers.openai.com/api/docs/guides/prompt-caching>, `reasoning.effort` in
+//! <https://platform.openai.com/docs/api-reference/responses/create>, and the pages of single models under
+//! <https://platform.openai.com/docs/models>; what these leave open is as the service's errors say.
 
 use crate::provider::dialect::EffortWords;
 
@@ -14,6 +16,8 @@ pub(in crate::provider::dialect) enum Family {
     O,
     /// GPT-5: its minor version and which of its models.
     Gpt5(u8, Variant),
+    /// GPT-6, and what comes after it until more is known: whether it can be told not to reason.
+    Later { rests: bool },
     /// Nobody knows: it is asked for all that is wanted.
     Other,
 }
@@ -28,6 +32,19 @@ pub(in crate::provider::dialect) enum Variant {
     Pro,
 }
 
+/// How a model takes tools in Chat Completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::provider::dialect) enum ToolsInChat {
+    /// As any other does.
+    Freely,
+    /// Where no effort is said, and then it does not reason.
+    EffortUnsaid,
+    /// Where it is told not to reason.
+    AtRest,
+    /// Never.
+    Refused,
+}
+
 impl Family {
     /// Ids come with prefixes and suffixes: `openai/gpt-5.2`, `gpt-5-2025-08-07`, `ft:gpt-4o:acme::1`.
     pub(in crate::provider::dialect) fn of(model: &str) -> Self {
@@ -36,19 +53,27 @@ impl Family {
         if ["gpt-3", "gpt-4", "chatgpt-4", "gpt-5-chat"].iter().any(|start| id.starts_with(start)) {
             return Self::Plain;
         }
-        if ["o1", "o3", "o4"].iter().any(|name| id.strip_prefix(name).is_some_and(ends_name)) {
+        if let Some((Some(_), rest)) = id.strip_prefix('o').map(number)
+            && ends_name(rest)
+        {
             return Self::O;
         }
-        let Some(rest) = id.strip_prefix("gpt-5") else {
+        let Some((Some(major), rest)) = id.strip_prefix("gpt-").map(number) else {
             return Self::Other;
         };
-        if ends_name(rest) {
-            return Self::Gpt5(0, Variant::of(rest));
+        let (minor, rest) = match rest.strip_prefix('.').map(number) {
+            Some((Some(minor), rest)) => (minor, rest),
+            Some(_) => return Self::Other,
+            None => (0, rest),
+        };
+        match major {
+            _ if !ends_name(rest) => Self::Other,
+            5 => Self::Gpt5(minor, Variant::of(rest)),
+            6 => Self::Later {
+                rests: has(rest, "luna") || has(rest, "terra") || (minor == 0 && has(rest, "sol")),
+            },
+            _ => Self::Later { rests: false },
         }
-        let digits = rest.strip_prefix('.').unwrap_or_default();
-        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
-        let (minor, rest) = digits.split_at(end);
-        minor.parse().map_or(Self::Other, |minor| Self::Gpt5(minor, Variant::of(rest)))
     }
 
     /// Its words for levels of reasoning, where they are fewer than all.
@@ -63,8 +88,10 @@ impl Family {
                 EffortWords { off: None, minimal: high, low: high, medium: high, max: high, ..words }
             }
             Self::Gpt5(1, Variant::Base) => EffortWords { minimal: low, max: high, ..words },
-            Self::Gpt5(_, Variant::Base) => EffortWords { minimal: low, ..words },
-            Self::Gpt5(_, Variant::Codex | Variant::CodexMax) => {
+            Self::Gpt5(_, Variant::Base) | Self::Later { rests: true } => {
+                EffortWords { minimal: low, ..words }
+            }
+            Self::Gpt5(_, Variant::Codex | Variant::CodexMax) | Self::Later { rests: false } => {
                 EffortWords { off: None, minimal: low, ..words }
             }
             Self::Gpt5(_, Variant::Pro) => EffortWords { off: None, minimal: medium, low: medium, ..words },
@@ -72,14 +99,36 @@ impl Family {
         }
     }
 
+    /// Whether it knows the effort `max`, above `xhigh`. It does in Responses alone.
+    pub(in crate::provider::dialect) const fn has_max(self) -> bool {
+        matches!(self, Self::Gpt5(6.., _) | Self::Later { .. })
+    }
+
     /// Whether temperature and top-p can be set beside this effort.
     pub(in crate::provider::dialect) fn takes_sampling(self, effort: Option<&str>) -> bool {
         match self {
             Self::O | Self::Gpt5(0, _) => false,
             // Without a word they do not reason.
-            Self::Gpt5(_, Variant::Base) => effort.is_none_or(|effort| effort == "none"),
+            Self::Gpt5(1..=4, Variant::Base) => effort.is_none_or(|effort| effort == "none"),
+            // Without a word they do.
+            Self::Gpt5(_, Variant::Base) | Self::Later { .. } => effort == Some("none"),
             Self::Gpt5(..) => false,
             Self::Plain | Self::Other => true,
+        }
+    }
+
+    /// Whether it can be given sequences to stop at.
+    pub(in crate::provider::dialect) const fn takes_stop(self) -> bool {
+        matches!(self, Self::Plain | Self::Gpt5(5.., _) | Self::Other)
+    }
+
+    /// How it takes tools in Chat Completions.
+    pub(in crate::provider::dialect) const fn tools_in_chat(self) -> ToolsInChat {
+        match self {
+            Self::Gpt5(4, _) => ToolsInChat::EffortUnsaid,
+            Self::Gpt5(5.., Variant::Base) | Self::Later { rests: true } => ToolsInChat::AtRest,
+            Self::Gpt5(5.., _) | Self::Later { rests: false } => ToolsInChat::Refused,
+            Self::Plain | Self::O | Self::Gpt5(..) | Self::Other => ToolsInChat::Freely,
         }
     }
 }
@@ -87,14 +136,55 @@ impl Family {
 impl Variant {
     /// By what follows the version in an id.
     fn of(rest: &str) -> Self {
-        let has = |word: &str| rest.split('-').any(|part| part == word);
-        match (has("codex"), has("max"), has("pro")) {
+        match (has(rest, "codex"), has(rest, "max"), has(rest, "pro")) {
             (true, true, _) => Self::CodexMax,
             (true, false, _) => Self::Codex,
             (false, _, true) => Self::Pro,
             (false, _, false) => Self::Base,
         }
     }
+}
+
+/// Models of OpenAI that can be told to keep a prompt for a day.
+const KEEP_LONG: [&str; 12] = [
+    "gpt-4.1",
+    "gpt-5",
+    "gpt-5-codex",
+    "gpt-5.1",
+    "gpt-5.1-chat-latest",
+    "gpt-5.1-codex",
+    "gpt-5.1-codex-max",
+    "gpt-5.1-codex-mini",
+    "gpt-5.2",
+    "gpt-5.4",
+    "gpt-5.5",
+    "gpt-5.5-pro",
+];
+
+/// Whether `prompt_cache_retention: "24h"` is for this model. Later ones than these keep each prompt for half an hour,
+/// and know no other time.
+pub(in crate::provider::dialect) fn keeps_long(model: &str) -> bool {
+    if Family::of(model) == Family::Other {
+        return true;
+    }
+    let id = model.rsplit('/').next().unwrap_or_default();
+    let is_date = |rest: &str| {
+        let digits = rest.strip_prefix('-').map(|date| date.split('-').map(str::len).collect::<Vec<_>>());
+        digits.is_some_and(|parts| parts == [4, 2, 2]) && !rest.contains(|c: char| c.is_ascii_alphabetic())
+    };
+    KEEP_LONG.iter().any(|name| id.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_date(rest)))
+}
+
+/// The number that a text begins with, and what follows it.
+fn number(text: &str) -> (Option<u8>, &str) {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (digits, rest) = text.split_at(end);
+    (digits.parse().ok(), rest)
+}
+
+/// Whether `word` is a part of what follows the version in an id.
+fn has(rest: &str, word: &str) -> bool {
+    rest.split('-').any(|part| part == word)
 }
 
 /// Whether a model's name ends where `rest` begins.

@@ -6,7 +6,7 @@ use super::{NAME, OpenAiResponses, ReasoningItems, input::Input};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
     dialect::{
-        Encoded, OutputSupport,
+        EffortWords, Encoded, OutputSupport,
         ids::hash,
         openai::{self, Family, Format},
         words,
@@ -126,7 +126,11 @@ impl Encoder<'_> {
             }
             return;
         }
-        let Some(word) = openai::effort(self.family.narrow(words), mode, &mut self.warnings) else {
+        let mut words = self.family.narrow(words);
+        if self.family.has_max() && words.max == EffortWords::OPENAI.max {
+            words.max = "max";
+        }
+        let Some(word) = openai::effort(words, mode, &mut self.warnings) else {
             return;
         };
         let mut reasoning = Map::from_iter([("effort".to_owned(), Value::from(word))]);
@@ -186,8 +190,12 @@ impl Encoder<'_> {
         let beginning = [self.body.get("instructions"), self.body["input"].get(0)];
         let beginning: String = beginning.into_iter().flatten().map(Value::to_string).collect();
         self.set("prompt_cache_key", format!("{NAME}_{:016x}", hash(&beginning)));
-        if hint == CacheHint::Long {
-            self.set("prompt_cache_retention", "24h");
+        match hint {
+            CacheHint::Long if openai::keeps_long(&self.request.model) => {
+                self.set("prompt_cache_retention", "24h");
+            }
+            CacheHint::Long => self.warn(words::NO_LONG_CACHE),
+            CacheHint::Short => {}
         }
     }
 

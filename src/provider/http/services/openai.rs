@@ -8,6 +8,9 @@ const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
 impl Endpoint {
     /// OpenAI by its Chat Completions format, with the key from `OPENAI_API_KEY`.
+    ///
+    /// Models since GPT-5.4 take tools in this format only while they do not reason, and some not at all:
+    /// [`openai_responses`](Self::openai_responses) has both.
     pub fn openai() -> Self {
         Self::custom("openai", BASE_URL, ChatCompletions::openai()).with_key_variable(KEY_VARIABLE)
     }

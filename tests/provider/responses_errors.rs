@@ -170,3 +170,19 @@ fn answer_that_the_service_still_works_on_is_truncated() {
         assert_eq!(decode(&[whole]).unwrap_err().kind, ErrorKind::Truncated, "{status}");
     }
 }
+
+#[test]
+fn error_on_summaries_says_how_to_do_without() {
+    let body =
+        json!({"error": {"message": "Your organization must be verified to generate reasoning summaries.",
+        "type": "invalid_request_error", "param": "reasoning.summary", "code": "unsupported_value"}})
+        .to_string();
+    let error = OpenAiResponses::openai().error(400, &body);
+    assert_eq!(error.kind, ErrorKind::InvalidRequest);
+    assert!(
+        error.message.starts_with("Your organization must")
+            && error.message.contains("with_summaries(false)")
+    );
+    let asks_for_none = OpenAiResponses::openai().with_summaries(false);
+    assert!(!asks_for_none.error(400, &body).message.contains("with_summaries"));
+}

@@ -173,6 +173,13 @@ impl Dialect for OpenAiResponses {
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
-        error::from_body(status, body)
+        let mut error = error::from_body(status, body);
+        if self.summaries && body.contains("reasoning.summary") {
+            // It is for organisations alone that are verified.
+            error.message.push_str(
+                " (OpenAiResponses::with_summaries(false) asks for no summaries; then thinking can't be read)",
+            );
+        }
+        error
     }
 }

@@ -126,14 +126,17 @@ use crate::message::ToolResult;
 /// a tool, so that one can be shared between sets.
 #[async_trait]
 pub trait Tool: Send + Sync + 'static {
-    /// The name that the model calls it by: letters, digits, `_`, `-` and `.`, at most 128 characters.
+    /// The name that the model calls it by: letters, digits, `_`, `-` and `.`, at most 128 characters. Many services
+    /// take less, OpenAI no dots and 64 characters: there the model knows it by the nearest name that fits, and its
+    /// calls come back by this one.
     fn name(&self) -> &str;
 
     /// What the tool does and when to use it, for the model. Asked for at every request, so it may depend on
     /// the tool's own state.
     fn description(&self) -> Cow<'_, str>;
 
-    /// The JSON Schema of the input, an object.
+    /// The JSON Schema of the input, an object. Alternatives at its top, as of an enum, are shown to the model as
+    /// properties that may be absent, since services refuse them there; the input is checked against the schema itself.
     fn schema(&self) -> &Schema;
 
     /// Whether [`call`](Tool::call) does anything. A tool without a handler is declared and offered to the

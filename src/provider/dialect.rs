@@ -18,6 +18,8 @@ mod output_tool;
 mod responses;
 mod strict;
 mod texts;
+mod tool_schema;
+mod unions;
 mod words;
 mod wrapping;
 

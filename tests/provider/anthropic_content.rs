@@ -270,7 +270,7 @@ fn encode_tool_use_names_and_inputs_that_the_service_refuses_are_made_fit() {
     let declared = ToolUse::new("1", "fs.read", json!({}));
     let request = Request::new([Message::assistant(vec![declared])].into_iter().collect())
         .with_tools(tools(&[("fs.read", "", json!({"type": "object"}))]));
-    assert_eq!(encode(request, "m").body["messages"][0]["content"][0]["name"], "fs.read");
+    assert_eq!(encode(request, "m").body["messages"][0]["content"][0]["name"], "fs_read");
 }
 
 #[test]

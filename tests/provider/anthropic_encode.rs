@@ -70,7 +70,7 @@ fn encode_full_request_gives_the_whole_body() {
             "stream": true,
             "system": [{"type": "text", "text": "Add.", "cache_control": {"type": "ephemeral"}}],
             "tools": [
-                {"name": "list", "input_schema": {"type": "object"}},
+                {"name": "list", "input_schema": {"type": "object", "properties": {}}},
                 {"name": "add", "description": "Adds two numbers.", "input_schema": schema,
                     "cache_control": {"type": "ephemeral"}},
             ],

@@ -193,7 +193,7 @@ fn encode_output_schema_beside_tools_is_one_more_tool_of_older_models() {
     let declared = old.body["tools"][0]["functionDeclarations"].as_array().unwrap().last().unwrap();
     assert_eq!(
         (&declared["name"], &declared["parametersJsonSchema"]),
-        (&json!("answer"), &json!({"type": "object"}))
+        (&json!("answer"), &json!({"type": "object", "properties": {}}))
     );
     let alone = encode(&with("gemini-2.5-flash", options));
     assert_eq!(alone.body["generationConfig"]["responseJsonSchema"], json!({"type": "object"}));

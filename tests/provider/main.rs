@@ -87,5 +87,6 @@ mod server;
 mod services;
 mod tool_input;
 mod tool_names;
+mod tool_schemas;
 #[cfg(feature = "http")]
 mod zai;

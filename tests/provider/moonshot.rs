@@ -66,7 +66,7 @@ async fn request_with_everything_says_what_the_service_takes() {
             "stream_options": {"include_usage": true},
             "max_completion_tokens": 100,
             "tools": [{"type": "function", "function": {"name": "weather", "description": "Tells the weather.",
-                "parameters": {"type": "object"}}}],
+                "parameters": {"type": "object", "properties": {}}}}],
             "tool_choice": "auto",
             "response_format": {"type": "json_object"},
         })

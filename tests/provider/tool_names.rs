@@ -1,12 +1,15 @@
 //! Names of tools in a conversation: a model may have called what nobody declared, and each request after that must be
 //! taken all the same.
 
+use std::collections::HashSet;
+
 use omni_agent::{
-    message::{History, Message, ToolResult, ToolUse},
+    message::{History, Message, Timestamp, ToolResult, ToolUse},
     provider::{
-        Request,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OpenAiResponses},
+        Fold, ModelInfo, Options, OutputSchema, Request, ToolChoice,
+        dialect::{AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OpenAiResponses},
     },
+    tool::Schema,
 };
 use serde_json::{Value, json};
 
@@ -93,11 +96,121 @@ fn name_that_a_service_takes_goes_back_as_it_was() {
     }
 }
 
+/// The body of a request that offers these tools and demands the first, after the model has called each.
+fn offered(format: &dyn Dialect, tool_names: &[&'static str]) -> Value {
+    let declared: Vec<_> = tool_names.iter().map(|name| (*name, "", json!({"type": "object"}))).collect();
+    let choice = ToolChoice::Tool(tool_names[0].to_owned());
+    let options = Options::default().with_tool_choice(choice);
+    let request = called(tool_names).with_tools(tools(&declared)).with_options(options);
+    Value::Object(format.encode(&request).unwrap().body)
+}
+
 #[test]
-fn declared_tools_name_goes_back_as_it_was_declared() {
-    let request = called(&["fs.read"]).with_tools(tools(&[("fs.read", "", json!({"type": "object"}))]));
-    for (format, ..) in formats() {
+fn declared_name_that_the_service_refuses_is_sent_as_one_that_it_takes() {
+    let long: &'static str = "l123456789012345678901234567890123456789012345678901234567890123456789";
+    for (format, limit, also) in formats() {
+        let body = offered(&*format, &["fs.read", "Look-up_2", long]);
+        let (dotted, cut) =
+            (if also.contains('.') { "fs.read" } else { "fs_read" }, &long[..limit.min(long.len())]);
+        let mut sent = names(&body);
+        sent.retain(|name| ![dotted, "Look-up_2", cut].contains(name));
+        assert!(sent.is_empty(), "{}: {sent:?}", format.name());
+        let text = body.to_string();
+        assert!(also.contains('.') || !text.contains("fs.read"), "the choice too: {text}");
+    }
+}
+
+#[test]
+fn names_that_would_become_one_stay_apart() {
+    for (format, limit, also) in formats() {
+        let body = offered(&*format, &["a.b", "a_b", "a.b.", "1x", "_1x"]);
+        let distinct: HashSet<&str> = names(&body).into_iter().collect();
+        assert_eq!(distinct.len(), 5, "{}: {distinct:?}", format.name());
+        assert!(distinct.contains("a_b") && distinct.iter().all(|name| name.len() <= limit), "{distinct:?}");
+        assert!(also.is_empty() != distinct.contains("a.b"));
+    }
+}
+
+/// An answer in each format that calls a tool named `NAME`.
+fn answers() -> [Vec<Value>; 4] {
+    let block = json!({"type": "tool_use", "id": "a", "name": "NAME", "input": {}});
+    let messages = vec![
+        json!({"type": "message_start", "message": {"id": "m", "type": "message", "role": "assistant", "model": "m",
+            "content": [], "usage": {"input_tokens": 1, "output_tokens": 1}}}),
+        json!({"type": "content_block_start", "index": 0, "content_block": block}),
+        json!({"type": "content_block_stop", "index": 0}),
+        json!({"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": {"output_tokens": 9}}),
+        json!({"type": "message_stop"}),
+    ];
+    let call = json!({"index": 0, "id": "a", "function": {"name": "NAME", "arguments": "{}"}});
+    let delta = json!({"tool_calls": [call]});
+    let chat = vec![json!({"choices": [{"index": 0, "delta": delta, "finish_reason": "tool_calls"}]})];
+    let item =
+        json!({"type": "function_call", "id": "fc", "call_id": "a", "name": "NAME", "arguments": "{}"});
+    let responses = vec![
+        json!({"type": "response.output_item.added", "output_index": 0, "item": item}),
+        json!({"type": "response.output_item.done", "output_index": 0, "item": item}),
+        json!({"type": "response.completed", "response": {"id": "r", "status": "completed", "output": [item]}}),
+    ];
+    let content = json!({"parts": [{"functionCall": {"name": "NAME", "args": {}}}], "role": "model"});
+    let gemini = vec![json!({"candidates": [{"content": content, "finishReason": "STOP"}]})];
+    [messages, chat, responses, gemini]
+}
+
+/// The tools that such an answer uses, which calls this name, and its text.
+fn used(format: &dyn Dialect, request: &Request, events: &[Value], name: &str) -> (Vec<String>, String) {
+    let (mut decoder, mut deltas, mut fold) = (format.decoder(request), Vec::new(), Fold::default());
+    for event in events {
+        let kind = event["type"].as_str().unwrap_or_default();
+        let data = event.to_string().replace("NAME", name);
+        decoder.decode(Frame { event: kind, data: &data }, &mut deltas).unwrap();
+    }
+    if !decoder.is_done() {
+        decoder.end(&mut deltas).unwrap();
+    }
+    for delta in deltas {
+        fold.apply(delta).unwrap();
+    }
+    let message = fold.finish(Timestamp(1)).unwrap().message;
+    (message.tool_uses().map(|tool_use| tool_use.name.clone()).collect(), message.text())
+}
+
+fn offering(tool_names: &[&'static str]) -> Request {
+    let declared: Vec<_> = tool_names.iter().map(|name| (*name, "", json!({"type": "object"}))).collect();
+    let mut request = Request::prompt("Go").with_tools(tools(&declared));
+    request.model = "m".into();
+    request
+}
+
+#[test]
+fn call_by_the_name_that_was_sent_is_told_by_the_declared_one() {
+    let declared = ["fs.read", "7up", "plain"];
+    for ((format, ..), events) in formats().into_iter().zip(answers()) {
+        let request = offering(&declared);
         let body = Value::Object(format.encode(&request).unwrap().body);
-        assert!(names(&body).iter().all(|name| *name == "fs.read"), "{body}");
+        let sent = names(&body);
+        assert_eq!(sent.len(), 3, "{body}");
+        for (sent, declared) in sent.into_iter().zip(declared) {
+            assert_eq!(used(&*format, &request, &events, sent).0, [declared], "{}", format.name());
+        }
+        // What was not declared stays as it came.
+        assert_eq!(used(&*format, &request, &events, "fs_write").0, ["fs_write"]);
+    }
+}
+
+#[test]
+fn name_stays_apart_from_the_output_tools() {
+    for ((format, ..), events) in formats().into_iter().zip(answers()).take(3) {
+        let schema = Schema::new(json!({"type": "object", "properties": {}})).unwrap();
+        let output = Options::default().with_output(OutputSchema::new("fs_read", schema));
+        let mut request = offering(&["fs.read"]).with_options(output);
+        let mut info = ModelInfo::new("m");
+        info.structured_output = Some(false);
+        request.model_info = Some(info.into());
+        let body = Value::Object(format.encode(&request).unwrap().body);
+        let sent = names(&body);
+        assert!(sent.len() == 2 && sent[0] != sent[1], "{}: {sent:?}", format.name());
+        assert_eq!(used(&*format, &request, &events, sent[0]).0, ["fs.read"]);
+        assert_eq!(used(&*format, &request, &events, sent[1]), (vec![], "{}".to_owned()));
     }
 }

@@ -61,7 +61,7 @@ async fn request_with_everything_says_what_the_service_takes() {
             "stop": ["A"],
             "thinking": {"type": "disabled"},
             "tools": [{"type": "function", "function": {"name": "weather", "description": "Tells the weather.",
-                "parameters": {"type": "object"}}}],
+                "parameters": {"type": "object", "properties": {}}}}],
             "tool_choice": "auto",
             "tool_stream": true,
             "response_format": {"type": "json_object"},

@@ -7,10 +7,13 @@ mod encode;
 mod models;
 mod schema;
 
+use std::borrow::Cow;
+
 use serde_json::{Map, Value};
 
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
+    names::named,
     output::{self, Reading},
     output_tool,
 };
@@ -67,13 +70,7 @@ impl Dialect for AnthropicMessages {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        match models::Output::of(request) {
-            models::Output::Tool { forced } => {
-                let with_tool = output_tool::with_tool(request, forced);
-                encode::encode(with_tool.as_ref().unwrap_or(request))
-            }
-            models::Output::None | models::Output::Native => encode::encode(request),
-        }
+        encode::encode(&asked(request))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
@@ -82,10 +79,20 @@ impl Dialect for AnthropicMessages {
             models::Output::Native => Reading { enforced: true, ..Reading::default() },
             models::Output::Tool { .. } => output_tool::reading(request),
         };
-        output::read(decode::MessagesDecoder::default(), reading)
+        let decoder = named(decode::MessagesDecoder::default(), &asked(request), content::NAME_LIMIT, "");
+        output::read(decoder, reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
         error::from_body(status, body)
     }
+}
+
+/// The request with the output tool, where that stands in for its output schema.
+fn asked(request: &Request) -> Cow<'_, Request> {
+    let tool = match models::Output::of(request) {
+        models::Output::Tool { forced } => Some(forced),
+        models::Output::None | models::Output::Native => None,
+    };
+    output_tool::asked(request, tool)
 }

@@ -20,7 +20,9 @@ pub use switches::{
     CacheField, Files, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole, ThinkingField, ToolChoices,
 };
 
-use super::{Decoder, Dialect, EffortWords, Encoded, Framing, error, openai, output, output_tool};
+use super::{
+    Decoder, Dialect, EffortWords, Encoded, Framing, error, names::named, openai, output, output_tool,
+};
 use crate::provider::{ProviderError, Request};
 
 /// The format's name.
@@ -229,6 +231,13 @@ impl ChatCompletions {
             None => Cow::Borrowed(self),
         }
     }
+
+    /// The request with the output tool, where that stands in for its output schema.
+    fn asked<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
+        let is_tool = encode::output_support(self, request) == OutputSupport::Tool;
+        let forced = encode::tool_choices(self, request) == ToolChoices::All;
+        output_tool::asked(request, is_tool.then_some(forced))
+    }
 }
 
 impl Dialect for ChatCompletions {
@@ -246,21 +255,14 @@ impl Dialect for ChatCompletions {
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
         let chat = self.of(request);
-        let with_tool = match encode::output_support(&chat, request) {
-            OutputSupport::Tool => {
-                let forced = encode::tool_choices(&chat, request) == ToolChoices::All;
-                output_tool::with_tool(request, forced)
-            }
-            _ => None,
-        };
-        encode::encode(&chat, with_tool.as_ref().unwrap_or(request))
+        encode::encode(&chat, &chat.asked(request))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let chat = self.of(request);
         let decoder = decode::ChatDecoder::new(chat.reasoning == ReasoningReturn::Details);
         output::read(
-            decoder,
+            named(decoder, &chat.asked(request), openai::NAME_LIMIT, ""),
             openai::reading(encode::output_support(&chat, request), chat.output_enforced, request),
         )
     }

@@ -10,10 +10,11 @@ mod models;
 mod schema;
 mod wire;
 
-use std::fmt::Write;
+use std::{borrow::Cow, fmt::Write};
 
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
+    names::named,
     output::{self, Reading},
     output_tool,
 };
@@ -67,9 +68,7 @@ impl Dialect for GoogleGemini {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        let with_tool =
-            if models::takes_output(request) { None } else { output_tool::with_tool(request, true) };
-        encode::encode(with_tool.as_ref().unwrap_or(request))
+        encode::encode(&asked(request))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
@@ -78,12 +77,18 @@ impl Dialect for GoogleGemini {
         } else {
             output_tool::reading(request)
         };
-        output::read(decode::GeminiDecoder::default(), reading)
+        let decoder = decode::GeminiDecoder::default();
+        output::read(named(decoder, &asked(request), content::NAME_LIMIT, content::NAME_SIGNS), reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
         refined(error::from_body(status, body), body)
     }
+}
+
+/// The request with the output tool, where that stands in for its output schema.
+fn asked(request: &Request) -> Cow<'_, Request> {
+    output_tool::asked(request, (!models::takes_output(request)).then_some(true))
 }
 
 /// The same error with what `google.rpc.QuotaFailure` tells: a quota of a day is not waited for, whatever delay

@@ -52,8 +52,7 @@ impl Dialect for OllamaChat {
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
         // No choice of tools can be said, so that none is demanded either.
-        let with_tool = if answers_by_tool(request) { output_tool::with_tool(request, false) } else { None };
-        encode::encode(with_tool.as_ref().unwrap_or(request))
+        encode::encode(&output_tool::asked(request, answers_by_tool(request).then_some(false)))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {

@@ -5,6 +5,8 @@
 //! last. An answer that uses both goes on with the application's tools; what it gave as output stays in it as
 //! text, and is asked for again in the next step.
 
+use std::borrow::Cow;
+
 use crate::{
     provider::{
         OutputSchema, Request, ToolChoice,
@@ -15,9 +17,15 @@ use crate::{
 
 const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
 
+/// The request as it is asked for: where the output tool stands in for the output schema, `tool` says whether the service
+/// can be told to have a tool used.
+pub(super) fn asked(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
+    tool.and_then(|forced| with_tool(request, forced)).map_or(Cow::Borrowed(request), Cow::Owned)
+}
+
 /// The request with the output tool in place of its output schema. `forced` says whether the service can be told to
 /// have a tool used. Where no tools may be used, the output tool is the only one. `None` without an output schema, and where that can't be a tool's.
-pub(super) fn with_tool(request: &Request, forced: bool) -> Option<Request> {
+fn with_tool(request: &Request, forced: bool) -> Option<Request> {
     let output = request.options.output.as_ref()?;
     let (name, schema) = (name(request, output), schema(output)?);
     let mut request = request.clone();
@@ -58,7 +66,7 @@ pub(super) fn is_possible(request: &Request) -> bool {
     request.model_info.as_ref().is_none_or(|info| info.tools != Some(false))
 }
 
-/// How an answer to [`with_tool`] is read.
+/// How an answer that the output tool gives is read.
 pub(super) fn reading(request: &Request) -> Reading {
     let Some(output) = request.options.output.as_ref().filter(|output| schema(output).is_some()) else {
         return Reading::default();

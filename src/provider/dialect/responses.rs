@@ -11,8 +11,11 @@ mod input;
 mod item;
 mod wire;
 
+use std::borrow::Cow;
+
 use super::{
-    Decoder, Dialect, EffortWords, Encoded, Framing, OutputSupport, error, openai, output, output_tool,
+    Decoder, Dialect, EffortWords, Encoded, Framing, OutputSupport, error, names::named, openai, output,
+    output_tool,
 };
 use crate::provider::{ProviderError, Request};
 
@@ -142,6 +145,12 @@ impl OpenAiResponses {
         self.min_output_tokens = count;
         self
     }
+
+    /// The request with the output tool, where that stands in for its output schema.
+    fn asked<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
+        let is_tool = openai::supported(self.output, request) == OutputSupport::Tool;
+        output_tool::asked(request, is_tool.then_some(true))
+    }
 }
 
 impl Dialect for OpenAiResponses {
@@ -158,16 +167,12 @@ impl Dialect for OpenAiResponses {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        let with_tool = match openai::supported(self.output, request) {
-            OutputSupport::Tool => output_tool::with_tool(request, true),
-            _ => None,
-        };
-        encode::encode(self, with_tool.as_ref().unwrap_or(request))
+        encode::encode(self, &self.asked(request))
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         output::read(
-            decode::ResponsesDecoder::default(),
+            named(decode::ResponsesDecoder::default(), &self.asked(request), openai::NAME_LIMIT, ""),
             openai::reading(openai::supported(self.output, request), self.output_enforced, request),
         )
     }

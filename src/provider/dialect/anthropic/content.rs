@@ -35,7 +35,7 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 const SILENT_FAILURE: &str = "The tool failed without a message.";
 
 /// Characters of a tool's name that the service takes.
-const NAME_LIMIT: usize = 128;
+pub(super) const NAME_LIMIT: usize = 128;
 
 /// One message on the wire.
 struct Turn {

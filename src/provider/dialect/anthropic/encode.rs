@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    content::{self, object},
+    content::{self, NAME_LIMIT, object},
     models::{Off, Sampling, Thinking, Traits},
     schema,
 };
@@ -12,6 +12,8 @@ use crate::provider::{
     dialect::{
         Encoded,
         effort::{budget_of, nearest},
+        names::tool_name,
+        tool_schema::tool_schema,
     },
 };
 
@@ -192,16 +194,14 @@ impl Encoder<'_> {
             .tools
             .iter()
             .map(|tool| {
-                let mut schema = tool.schema().as_value().clone();
-                if let Value::Object(schema) = &mut schema {
-                    schema.entry("type").or_insert_with(|| "object".into());
-                }
-                let mut value = object(json!({"name": tool.name()}));
+                let name = tool_name(request, tool.name(), NAME_LIMIT, "");
+                let mut value = object(json!({"name": name}));
                 let description = tool.description();
                 if !description.trim().is_empty() {
                     value.insert("description".to_owned(), (*description).into());
                 }
-                value.insert("input_schema".to_owned(), schema);
+                let schema = tool_schema(tool.schema().as_value());
+                value.insert("input_schema".to_owned(), schema.into_owned());
                 value
             })
             .collect();
@@ -237,7 +237,9 @@ impl Encoder<'_> {
             }
             ToolChoice::Auto => json!({"type": "auto"}),
             ToolChoice::Required => json!({"type": "any"}),
-            ToolChoice::Tool(name) => json!({"type": "tool", "name": name}),
+            ToolChoice::Tool(name) => {
+                json!({"type": "tool", "name": tool_name(request, name, NAME_LIMIT, "")})
+            }
         };
         self.set("tool_choice", value);
     }

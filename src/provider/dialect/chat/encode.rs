@@ -5,7 +5,9 @@ use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
     dialect::{
         Encoded,
+        names::tool_name,
         openai::{self, Family, Format},
+        tool_schema::tool_schema,
         words,
     },
 };
@@ -81,12 +83,15 @@ fn thinks(chat: &ChatCompletions, request: &Request) -> bool {
 
 impl Encoder<'_> {
     fn tools(&mut self, body: &mut Map<String, Value>) {
-        let tools: Vec<Value> = self.request.tools.iter().map(|tool| {
+        let name = |name| tool_name(self.request, name, openai::NAME_LIMIT, "");
+        let tools = self.request.tools.iter().map(|tool| {
+            let (name, schema) = (name(tool.name()), tool_schema(tool.schema().as_value()));
             json!({
                 "type": "function",
-                "function": {"name": tool.name(), "description": tool.description(), "parameters": tool.schema()},
+                "function": {"name": name, "description": tool.description(), "parameters": schema},
             })
-        }).collect();
+        });
+        let tools: Vec<Value> = tools.collect();
         let choice = self.request.options.tool_choice.as_ref();
         if tools.is_empty() {
             // A choice without tools is refused.
@@ -109,7 +114,7 @@ impl Encoder<'_> {
             Some(ToolChoice::Auto) => Value::from("auto"),
             Some(ToolChoice::None) => Value::from("none"),
             Some(ToolChoice::Required) => Value::from("required"),
-            Some(ToolChoice::Tool(name)) => json!({"type": "function", "function": {"name": name}}),
+            Some(ToolChoice::Tool(tool)) => json!({"type": "function", "function": {"name": name(tool)}}),
         };
         body.insert("tool_choice".to_owned(), choice);
     }

@@ -23,7 +23,10 @@ const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"];
 
 /// Characters of a tool's name that the service takes: <https://ai.google.dev/api/caching#FunctionDeclaration>.
-const NAME_LIMIT: usize = 64;
+pub(super) const NAME_LIMIT: usize = 64;
+
+/// Characters that it takes there beside letters, digits, `_` and `-`.
+pub(super) const NAME_SIGNS: &str = ".:";
 
 /// One content on the wire.
 struct Turn {
@@ -207,7 +210,7 @@ impl<'a> Encoder<'a> {
     }
 
     fn tool_name(&self, name: &'a str) -> Cow<'a, str> {
-        tool_name(self.request, name, NAME_LIMIT, ".:")
+        tool_name(self.request, name, NAME_LIMIT, NAME_SIGNS)
     }
 
     fn push(&mut self, role: Role, parts: Vec<Object>, results: bool) {

@@ -10,6 +10,8 @@ use crate::provider::{
     dialect::{
         Encoded,
         effort::{budget_of, nearest},
+        names::tool_name,
+        tool_schema::tool_schema,
     },
 };
 
@@ -52,9 +54,11 @@ impl Encoder<'_> {
     }
 
     fn tools(&mut self) {
-        let tools = self.request.tools.iter().map(|tool| {
-            let schema = restricted(tool.schema().as_value());
-            json!({"name": tool.name(), "description": tool.description(), "parametersJsonSchema": schema})
+        let request = self.request;
+        let name = |name| tool_name(request, name, content::NAME_LIMIT, content::NAME_SIGNS);
+        let tools = request.tools.iter().map(|tool| {
+            let schema = restricted(&tool_schema(tool.schema().as_value()));
+            json!({"name": name(tool.name()), "description": tool.description(), "parametersJsonSchema": schema})
         });
         let tools: Vec<Value> = tools.collect();
         let choice = self.request.options.tool_choice.as_ref();
@@ -70,7 +74,7 @@ impl Encoder<'_> {
             Some(ToolChoice::Auto) => json!({"mode": "AUTO"}),
             Some(ToolChoice::None) => json!({"mode": "NONE"}),
             Some(ToolChoice::Required) => json!({"mode": "ANY"}),
-            Some(ToolChoice::Tool(name)) => json!({"mode": "ANY", "allowedFunctionNames": [name]}),
+            Some(ToolChoice::Tool(tool)) => json!({"mode": "ANY", "allowedFunctionNames": [name(tool)]}),
         };
         self.set("toolConfig", json!({"functionCallingConfig": config}));
     }

@@ -7,7 +7,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, ProviderError, Request, ThinkingMode, ToolChoice,
-        dialect::{Encoded, effort::nearest, placeholder, texts},
+        dialect::{Encoded, effort::nearest, placeholder, texts, tool_schema::tool_schema},
     },
 };
 
@@ -173,7 +173,7 @@ impl<'a> Encoder<'a> {
     /// The tools on offer. None are where none may be used: the format knows no other way to say so.
     fn tools(&mut self) -> Vec<Value> {
         let tools = self.request.tools.iter().map(|tool| {
-            let mut schema = tool.schema().as_value().clone();
+            let mut schema = tool_schema(tool.schema().as_value()).into_owned();
             plain_properties(&mut schema);
             json!({
                 "type": "function",

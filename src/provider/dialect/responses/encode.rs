@@ -8,7 +8,9 @@ use crate::provider::{
     dialect::{
         EffortWords, Encoded, OutputSupport,
         ids::hash,
+        names::tool_name,
         openai::{self, Family, Format},
+        tool_schema::tool_schema,
         words,
     },
 };
@@ -61,19 +63,18 @@ impl Encoder<'_> {
     }
 
     fn tools(&mut self) {
-        let tools: Vec<Value> = self
-            .request
-            .tools
-            .iter()
-            .map(|tool| {
-                // Strict is this format's default, and would demand every property.
-                json!({
-                    "type": "function", "name": tool.name(), "description": tool.description(),
-                    "parameters": tool.schema(), "strict": false,
-                })
+        let request = self.request;
+        let name = |name| tool_name(request, name, openai::NAME_LIMIT, "");
+        let tools = request.tools.iter().map(|tool| {
+            let (name, schema) = (name(tool.name()), tool_schema(tool.schema().as_value()));
+            // Strict is this format's default, and would demand every property.
+            json!({
+                "type": "function", "name": name, "description": tool.description(),
+                "parameters": schema, "strict": false,
             })
-            .collect();
-        let choice = self.request.options.tool_choice.as_ref();
+        });
+        let tools: Vec<Value> = tools.collect();
+        let choice = request.options.tool_choice.as_ref();
         if tools.is_empty() {
             // A choice without tools is refused.
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
@@ -87,7 +88,7 @@ impl Encoder<'_> {
             Some(ToolChoice::Auto) => Value::from("auto"),
             Some(ToolChoice::None) => Value::from("none"),
             Some(ToolChoice::Required) => Value::from("required"),
-            Some(ToolChoice::Tool(name)) => json!({"type": "function", "name": name}),
+            Some(ToolChoice::Tool(tool)) => json!({"type": "function", "name": name(tool)}),
         };
         self.set("tool_choice", choice);
     }

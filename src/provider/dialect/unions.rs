@@ -1,0 +1,163 @@
+//! Several schemas as one that takes whatever any of them does.
+
+use serde_json::{Map, Value, json};
+
+/// What schemas say of an object's members.
+#[derive(Default)]
+pub(super) struct Members {
+    pub(super) properties: Map<String, Value>,
+    pub(super) required: Vec<String>,
+}
+
+impl Members {
+    /// What a schema itself says, without its parts.
+    pub(super) fn of(schema: &Map<String, Value>) -> Self {
+        let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        Self {
+            properties: schema.get("properties").and_then(Value::as_object).cloned().unwrap_or_default(),
+            required: required.filter_map(Value::as_str).map(ToOwned::to_owned).collect(),
+        }
+    }
+
+    /// Takes what another schema says of the same object.
+    pub(super) fn and(&mut self, other: Self) {
+        for (name, schema) in other.properties {
+            let both = match self.properties.get_mut(&name) {
+                Some(own) => both(own.take(), schema),
+                None => schema,
+            };
+            self.properties.insert(name, both);
+        }
+        for name in other.required {
+            if !self.required.contains(&name) {
+                self.required.push(name);
+            }
+        }
+    }
+
+    /// What one of two schemas says. It may be either.
+    pub(super) fn or(mut self, other: Self) -> Self {
+        for (name, schema) in other.properties {
+            let either = match self.properties.get_mut(&name) {
+                Some(own) => either(own.take(), schema),
+                None => schema,
+            };
+            self.properties.insert(name, either);
+        }
+        self.required.retain(|name| other.required.contains(name));
+        self
+    }
+}
+
+/// The one value that a schema takes.
+pub(super) fn constant(schema: &Value) -> Option<&Value> {
+    match (schema.get("const"), schema.get("enum").and_then(Value::as_array).map(Vec::as_slice)) {
+        (Some(value), _) | (None, Some([value])) => Some(value),
+        _ => None,
+    }
+}
+
+/// A schema for what fits both; where both restrict by the same keyword, for what fits either.
+fn both(mut first: Value, second: Value) -> Value {
+    let (Value::Object(own), Value::Object(more)) = (&mut first, &second) else {
+        return if first.is_object() { first } else { second };
+    };
+    let disagree =
+        more.iter().any(|(key, value)| !is_words(key) && own.get(key).is_some_and(|own| own != value));
+    if disagree {
+        return either(first, second);
+    }
+    for (key, value) in more {
+        own.entry(key.clone()).or_insert_with(|| value.clone());
+    }
+    first
+}
+
+/// A schema for what fits either.
+fn either(first: Value, second: Value) -> Value {
+    let mut parts = alternatives(first);
+    for other in alternatives(second) {
+        let joined = parts.iter_mut().any(|part| match join(part, &other) {
+            Some(joined) => {
+                *part = joined;
+                true
+            }
+            None => false,
+        });
+        if !joined {
+            parts.push(other);
+        }
+    }
+    match parts.len() {
+        1 => parts.remove(0),
+        _ => json!({"anyOf": parts}),
+    }
+}
+
+/// The schemas that one stands for that has nothing but alternatives.
+fn alternatives(mut schema: Value) -> Vec<Value> {
+    match schema.as_object_mut() {
+        Some(map) if map.len() == 1 => match map.get_mut("anyOf").map(Value::take) {
+            Some(Value::Array(parts)) => parts,
+            Some(other) => vec![json!({"anyOf": other})],
+            None => vec![schema],
+        },
+        _ => vec![schema],
+    }
+}
+
+/// Two schemas as one without alternatives: they differ in words alone, or are lists of values of one type.
+fn join(first: &Value, second: &Value) -> Option<Value> {
+    if first == second {
+        return Some(first.clone());
+    }
+    let (own, more) = (first.as_object()?, second.as_object()?);
+    let is_values = |key: &str| matches!(key, "const" | "enum");
+    let says = |map: &Map<String, Value>| map.keys().any(|key| is_values(key));
+    let same = |one: &Map<String, Value>, other: &Map<String, Value>, free: &dyn Fn(&str) -> bool| {
+        one.iter().all(|(key, value)| free(key) || other.get(key) == Some(value))
+    };
+    let joins = |free: &dyn Fn(&str) -> bool| same(own, more, free) && same(more, own, free);
+    let mut joined = own.clone();
+    if says(own) && says(more) {
+        let mut values: Vec<Value> = values(own).cloned().collect();
+        for value in self::values(more) {
+            if !values.contains(value) {
+                values.push(value.clone());
+            }
+        }
+        let texts = values.iter().all(Value::is_string);
+        let free = |key: &str| is_words(key) || is_values(key) || (texts && key == "type");
+        if !joins(&free) {
+            return None;
+        }
+        joined.shift_remove("const");
+        if texts {
+            joined.insert("type".to_owned(), "string".into());
+        }
+        joined.insert("enum".to_owned(), values.into());
+    } else if !joins(&is_words) {
+        return None;
+    }
+    let text =
+        |map: &Map<String, Value>| map.get("description").and_then(Value::as_str).map(ToOwned::to_owned);
+    match (text(own), text(more)) {
+        (Some(before), Some(after)) if !before.contains(&after) => {
+            joined.insert("description".to_owned(), format!("{before}\n{after}").into());
+        }
+        (None, Some(after)) => {
+            joined.insert("description".to_owned(), after.into());
+        }
+        _ => {}
+    }
+    Some(joined.into())
+}
+
+fn values(schema: &Map<String, Value>) -> impl Iterator<Item = &Value> {
+    let listed = schema.get("enum").and_then(Value::as_array).into_iter().flatten();
+    schema.get("const").into_iter().chain(listed)
+}
+
+fn is_words(key: &str) -> bool {
+    matches!(key, "title" | "description" | "default" | "examples")
+}

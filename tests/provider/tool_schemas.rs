@@ -1,0 +1,200 @@
+//! Schemas of tools' inputs: services take an object with its properties at the top, and refuse each request that offers
+//! a tool of another kind.
+
+use omni_agent::{
+    provider::{
+        Request,
+        dialect::{AnthropicMessages, ChatCompletions, Dialect, OllamaChat, OpenAiResponses},
+    },
+    tool::Schema,
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::anthropic::tools;
+
+/// The schema that a tool with this one is offered with. The formats agree on it.
+#[track_caller]
+fn offered(schema: &Value) -> Value {
+    let formats: [(&dyn Dialect, &str); 4] = [
+        (&ChatCompletions::openai(), "/tools/0/function/parameters"),
+        (&OpenAiResponses::openai(), "/tools/0/parameters"),
+        (&AnthropicMessages, "/tools/0/input_schema"),
+        (&OllamaChat, "/tools/0/function/parameters"),
+    ];
+    let mut request = Request::prompt("Hi").with_tools(tools(&[("draw", "", schema.clone())]));
+    request.model = "m".into();
+    let offered = formats.map(|(format, place)| {
+        let body = Value::Object(format.encode(&request).unwrap().body);
+        let again = Value::Object(format.encode(&request).unwrap().body);
+        assert_eq!(body.to_string(), again.to_string());
+        body.pointer(place).unwrap().clone()
+    });
+    for other in &offered[1..] {
+        assert_eq!(other, &offered[0]);
+    }
+    // Whoever reads it finds what it refers to.
+    Schema::new(offered[0].clone()).unwrap();
+    offered[0].clone()
+}
+
+#[test]
+fn object_with_properties_is_offered_as_it_is() {
+    let schema = json!({"properties": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/y"}]}}, "type": "object",
+        "$defs": {"y": {"oneOf": [{"type": "integer"}]}}, "required": ["x"], "additionalProperties": false});
+    assert_eq!(offered(&schema).to_string(), schema.to_string());
+}
+
+#[test]
+fn object_that_says_little_gets_a_type_and_properties() {
+    let empty = json!({"type": "object", "properties": {}});
+    for schema in
+        [json!({}), json!({"type": "object"}), json!({"properties": {}}), json!({"not": {"type": "null"}})]
+    {
+        assert_eq!(offered(&schema), empty, "{schema}");
+    }
+}
+
+/// What to draw.
+#[derive(Deserialize, JsonSchema)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+#[expect(dead_code, reason = "its schema alone is of interest")]
+enum Shape {
+    /// A circle.
+    Circle { radius: f64, label: Option<String> },
+    /// Four equal sides.
+    Square { side: f64, label: Option<String> },
+}
+
+#[test]
+fn tagged_alternatives_become_properties_that_may_be_absent() {
+    let label = json!({"type": ["string", "null"]});
+    let number = json!({"type": "number", "format": "double"});
+    assert_eq!(
+        offered(Schema::of::<Shape>().as_value()),
+        json!({
+            "description": "What to draw.\n\nExactly one of these:\n- {kind: \"circle\", radius, label?}: A circle.\n\
+                - {kind: \"square\", side, label?}: Four equal sides.",
+            "type": "object",
+            "properties": {
+                "kind": {"type": "string", "enum": ["circle", "square"]},
+                "radius": number,
+                "label": label,
+                "side": number,
+            },
+            "required": ["kind"],
+        })
+    );
+}
+
+#[test]
+fn alternatives_that_disagree_on_a_property_leave_both_to_choose() {
+    let part = |x: Value| json!({"type": "object", "properties": {"x": x}, "required": ["x"]});
+    let schema = json!({"anyOf": [
+        part(json!({"type": "string", "description": "A name."})), part(json!({"type": "integer"})),
+        part(json!({"type": "string", "description": "An id."})), {"type": "null"}, part(json!({"const": 1})),
+        part(json!({"const": "a"})), part(json!({"enum": ["b", "a"]})),
+    ]});
+    let offered = offered(&schema);
+    assert_eq!(
+        offered["properties"]["x"],
+        json!({"anyOf": [{"type": "string", "description": "A name.\nAn id."}, {"type": "integer"},
+            {"enum": [1, "a", "b"]}]})
+    );
+    assert_eq!((&offered["required"], offered.get("anyOf")), (&json!(["x"]), None));
+}
+
+#[test]
+fn alternatives_beside_properties_and_parts_are_gathered() {
+    let schema = json!({
+        "$ref": "#/$defs/base", "description": "Both.",
+        "$defs": {
+            "base": {
+                "title": "Base", "type": "object", "properties": {"id": {"type": "integer"}, "kind": {"type": "string",
+                    "description": "Which."}},
+                "required": ["id"], "additionalProperties": false,
+                "allOf": [{"properties": {"at": {"type": "string"}}, "required": ["at"]}],
+                "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "array"}],
+            },
+            "a": {"properties": {"kind": {"const": "a"}, "next": {"$ref": "#/$defs/base"}}, "required": ["kind"]},
+            "b": {"title": "The other", "required": ["kind", "id"], "properties": {"kind": {"const": "b"}}},
+        },
+    });
+    let offered = offered(&schema);
+    assert_eq!(
+        offered,
+        json!({
+            "title": "Base", "type": "object",
+            "properties": {
+                "id": {"type": "integer"},
+                "kind": {"type": "string", "description": "Which.", "enum": ["a", "b"]},
+                "at": {"type": "string"},
+                "next": {"$ref": "#/$defs/base"},
+            },
+            "required": ["id", "at", "kind"],
+            "additionalProperties": false,
+            "description": "Both.\n\nExactly one of these:\n- {kind: \"a\", next?}\n- {kind: \"b\", id}: The other",
+            "$defs": schema["$defs"],
+        })
+    );
+}
+
+#[test]
+fn reference_into_what_is_gone_leads_to_a_copy() {
+    let schema = json!({
+        "$defs": {"original": {"type": "integer"}},
+        "oneOf": [
+            {"properties": {"a": {"type": "object", "properties": {"deep": {"$ref": "#/oneOf/0"}}}}, "required": ["a"]},
+            {"properties": {"b": {"$ref": "#/oneOf/0/properties/a"}, "n": {"$ref": "#/$defs/original"}}},
+        ],
+    });
+    let offered = offered(&schema);
+    assert_eq!(offered["properties"]["b"], json!({"$ref": "#/$defs/original_/oneOf/0/properties/a"}));
+    assert_eq!(offered["properties"]["n"], json!({"$ref": "#/$defs/original"}));
+    let a = "/$defs/original_/oneOf/0/properties/a/properties/deep";
+    assert_eq!(offered.pointer(a), Some(&json!({"$ref": "#/$defs/original_/oneOf/0"})));
+}
+
+#[test]
+fn alternatives_that_only_demand_something_are_told_in_words() {
+    let schema = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+        "anyOf": [{"required": ["a"]}, {"required": ["b"]}]});
+    assert_eq!(
+        offered(&schema),
+        json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
+            "description": "At least one of these:\n- {a}\n- {b}"})
+    );
+}
+
+#[test]
+fn input_that_fits_the_schema_fits_what_is_offered() {
+    let shape = Schema::of::<Shape>();
+    let loose = Schema::new(offered(shape.as_value())).unwrap();
+    for input in [
+        json!({"kind": "circle", "radius": 1.5, "label": null}),
+        json!({"kind": "square", "side": 2.0, "label": "x"}),
+    ] {
+        assert_eq!((shape.validate(&input), loose.validate(&input)), (Ok(()), Ok(())));
+    }
+    assert!(
+        shape.validate(&json!({"kind": "square", "radius": 1.0})).is_err(),
+        "a mixture is told to the model"
+    );
+}
+
+#[test]
+fn schema_with_hundreds_of_alternatives_is_offered_with_all_of_them_in_bounded_size() {
+    let long = "x".repeat(100);
+    let part = |number: usize| {
+        let properties = json!({"kind": {"const": format!("kind {number}")}, "at": {"$ref": "#/$defs/at"}});
+        json!({"properties": properties, "required": ["kind"], "description": long})
+    };
+    let parts: Vec<Value> = (0..300).map(part).collect();
+    let schema = json!({"oneOf": parts, "$defs": {"at": {"type": "string"}}});
+    let offered = offered(&schema);
+    assert_eq!(offered["properties"]["kind"]["enum"].as_array().map(Vec::len), Some(300));
+    assert_eq!(offered["properties"]["at"], json!({"$ref": "#/$defs/at"}));
+    let words = offered["description"].as_str().unwrap();
+    assert!(words.len() < 5000 && words.ends_with("\n- …") && words.contains(&long), "{words}");
+}

@@ -86,6 +86,17 @@ fn calls_without_index_are_told_apart_by_id() {
 }
 
 #[test]
+fn calls_without_index_go_on_by_their_places_in_the_chunk() {
+    let made = made(&[
+        json!([{"id": "a", "function": {"name": "f", "arguments": ""}},
+            {"id": "b", "function": {"name": "g", "arguments": ""}}]),
+        json!([{"function": {"arguments": "{\"x\""}}, {"function": {"arguments": "{\"y\""}}]),
+        json!([{"function": {"arguments": ":1}"}}, {"function": {"arguments": ":2}"}}]),
+    ]);
+    assert_eq!(made, two());
+}
+
+#[test]
 fn calls_with_id_and_name_on_each_fragment_are_put_together() {
     let made = made(&[
         json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]),

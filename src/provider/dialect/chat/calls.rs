@@ -36,6 +36,8 @@ pub(super) struct Calls {
 /// A piece of a call; what is absent is empty.
 pub(super) struct Fragment<'a> {
     pub(super) index: Option<u64>,
+    /// Its place among the fragments of its chunk, if there are several.
+    pub(super) place: Option<usize>,
     pub(super) id: Cow<'a, str>,
     pub(super) name: Cow<'a, str>,
     pub(super) arguments: Cow<'a, str>,
@@ -45,6 +47,7 @@ pub(super) struct Fragment<'a> {
 
 struct Call {
     index: Option<u64>,
+    place: Option<usize>,
     /// As the service gave it.
     id: String,
     name: String,
@@ -84,7 +87,7 @@ impl Calls {
             }
             // Calls keep their order, as far as they can be told.
             self.start_named(answer, blocks, deltas);
-            self.list.push(Call::new(fragment.index));
+            self.list.push(Call::new(fragment.index, fragment.place));
             self.list.len() - 1
         };
         let chunk = self.chunk;
@@ -153,6 +156,10 @@ impl Calls {
             let candidate = match (fragment.index, by_index) {
                 (Some(_), Some(at)) => at,
                 // Only a first fragment has a name: without one this continues whatever is not complete.
+                (None, None) if !named && fragment.place.is_some() => {
+                    let placed = self.list.iter().rposition(|call| call.place == fragment.place);
+                    return placed.or(Some(last));
+                }
                 (_, None) if !named => {
                     return (fragment.index.is_none() || !self.list[last].json.is_complete()).then_some(last);
                 }
@@ -234,9 +241,10 @@ impl Calls {
 }
 
 impl Call {
-    fn new(index: Option<u64>) -> Self {
+    fn new(index: Option<u64>, place: Option<usize>) -> Self {
         Self {
             index,
+            place,
             id: String::new(),
             name: String::new(),
             block: None,

@@ -146,26 +146,35 @@ impl ChatDecoder {
             self.extend(Kind::Text, refusal, deltas);
         }
         self.calls.next_chunk();
-        let calls = piece.tool_calls.into_iter().flatten().flatten();
-        let mut none = true;
-        for call in calls {
-            none = false;
-            self.call(call, deltas)?;
+        let calls = piece.tool_calls.unwrap_or_default();
+        let none = calls.iter().all(Option::is_none);
+        // Where nothing else tells several fragments apart, their places do.
+        let several = calls.len() > 1;
+        for (place, call) in calls.into_iter().enumerate() {
+            if let Some(call) = call {
+                self.call(call, several.then_some(place), deltas)?;
+            }
         }
         match piece.function_call {
             Some(function) if none => {
                 let index = Count(Some(0));
-                self.call(ToolCall { index, function: Some(*function), ..ToolCall::default() }, deltas)
+                self.call(ToolCall { index, function: Some(*function), ..ToolCall::default() }, None, deltas)
             }
             _ => Ok(()),
         }
     }
 
-    fn call(&mut self, call: ToolCall<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+    fn call(
+        &mut self,
+        call: ToolCall<'_>,
+        place: Option<usize>,
+        deltas: &mut Vec<Delta>,
+    ) -> Result<(), ProviderError> {
         let function = call.function.unwrap_or_default();
         let extra = call.extra_content.filter(|extra| extra.as_object().is_some_and(|it| !it.is_empty()));
         let fragment = Fragment {
             index: call.index.0,
+            place,
             id: call.id.into_text().unwrap_or_default(),
             name: function.name.into_text().unwrap_or_default(),
             arguments: function.arguments.into_text().unwrap_or_default(),

@@ -76,7 +76,10 @@ scenarios! {
     options::image_by_url { Ollama: Unsupported, "images are sent as base64 alone"; }
     options::pdf { Ollama: Unsupported, "images are the only files"; }
     options::output_schema
-    options::stop_sequences { Responses: Unsupported, "the format has none"; }
+    options::stop_sequences {
+        Chat: Unsupported, "OpenAI's models that reason take none";
+        Responses: Unsupported, "the format has none";
+    }
     options::limit_of_tokens
     options::refusal { Ollama: Absent, "the format has no word for it"; }
     options::usage

@@ -195,8 +195,9 @@ pub trait Store: Send + Sync + 'static {
     /// Conversations by their last write, newest first, and by id where that is the same. Conversations are
     /// not read whole for it.
     ///
-    /// A page is taken from the list as it is at that moment: what is written to between two pages moves to the
-    /// front, and pushes others to a later place, but none that is left alone is missed.
+    /// A page is taken from the list as it is at that moment. What is written to between two pages moves to the front, and
+    /// pushes others to a later place, where they may be seen again; what is deleted makes room, and as many that move up
+    /// from the next page are not seen. So whoever needs all asks for one page, of `usize::MAX`.
     ///
     /// # Errors
     ///

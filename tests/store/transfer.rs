@@ -2,9 +2,10 @@
 
 use std::path::Path;
 
+use async_trait::async_trait;
 use omni_agent::store::{
-    FileSystemStore, MemoryStore, StateChange, Store, StoreError, Stored, StoredState, Write, WriteId, copy,
-    copy_one, export_json, import_json,
+    Commit, ConversationId, FileSystemStore, MemoryStore, Page, StateChange, Store, StoreError, Stored,
+    StoredState, Summary, Version, Write, WriteId, copy, copy_one, export_json, import_json,
 };
 
 use crate::support::{Folder, commit, create, id, says};
@@ -59,6 +60,71 @@ async fn copy_from_store_to_store_keeps_all() {
     }
     let back = Folder::new();
     copies(&*last, &back.quick_store().await).await;
+}
+
+/// A store in which somebody deletes the newest conversation after each list.
+struct Shrinking(MemoryStore);
+
+#[async_trait]
+impl Store for Shrinking {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.0.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        self.0.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.0.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.0.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.0.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        let listed = self.0.list(page).await;
+        if let Some(newest) = self.0.list(Page::first(1)).await?.first() {
+            self.0.delete(&newest.id).await?;
+        }
+        listed
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.0.delete(id).await
+    }
+}
+
+#[tokio::test]
+async fn copy_while_others_delete_misses_none_left_alone() {
+    let (from, to) = (Shrinking(MemoryStore::new()), MemoryStore::new());
+    for number in 0..2500 {
+        create(&from, &id(&format!("n{number}"))).await;
+    }
+    copy(&from, &to, |_, _| {}).await;
+    for Summary { id, .. } in from.0.list(Page::first(usize::MAX)).await.unwrap() {
+        assert!(to.exists(&id).await.unwrap(), "{id} was left alone");
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Several hosts, of which one takes writes.
 
-use std::time::Duration;
+use std::{net::IpAddr, time::Duration};
 
 use deadpool_postgres::Connect;
 use futures_util::future::BoxFuture;
@@ -8,7 +8,7 @@ use rand::seq::SliceRandom;
 use tokio::{task::JoinHandle, time::timeout};
 use tokio_postgres::{
     Client, Config, Error,
-    config::{Host, LoadBalanceHosts},
+    config::{Host, LoadBalanceHosts, SslMode},
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
@@ -24,9 +24,8 @@ pub(super) struct InTurn {
 impl InTurn {
     /// `limit` is for each host.
     pub(super) fn new(config: &Config, tls: MakeRustlsConnect, limit: Duration) -> Self {
-        let number = config.get_hosts().len().max(config.get_hostaddrs().len());
         Self {
-            hosts: (0..number).map(|at| single(config, at)).collect(),
+            hosts: (0..number(config)).map(|at| single(config, at)).collect(),
             tls,
             limit,
             in_any_order: config.get_load_balance_hosts() == LoadBalanceHosts::Random,
@@ -71,20 +70,56 @@ async fn connect(host: &Config, tls: MakeRustlsConnect) -> Result<(Client, JoinH
     Ok((client, served))
 }
 
+/// How many hosts there are, by name, by address or by both.
+pub(super) fn number(config: &Config) -> usize {
+    config.get_hosts().len().max(config.get_hostaddrs().len())
+}
+
+/// What people call the host in this place.
+pub(super) fn name(config: &Config, at: usize) -> String {
+    let host = match (config.get_hosts().get(at), config.get_hostaddrs().get(at)) {
+        (Some(Host::Tcp(name)), _) => name.clone(),
+        #[cfg(unix)]
+        (Some(Host::Unix(folder)), _) => folder.display().to_string(),
+        (None, address) => address.map(ToString::to_string).unwrap_or_default(),
+    };
+    format!("{host}:{}", port(config, at).unwrap_or(5432))
+}
+
+fn port(config: &Config, at: usize) -> Option<u16> {
+    config.get_ports().get(at).or(config.get_ports().first()).copied()
+}
+
+/// Whether the host in this place is this machine. What is connected to is the address, where there is one, whatever its
+/// name.
+fn is_local(config: &Config, at: usize) -> bool {
+    match (config.get_hosts().get(at), config.get_hostaddrs().get(at)) {
+        (_, Some(address)) => address.is_loopback(),
+        (Some(Host::Tcp(name)), None) => {
+            name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+        }
+        #[cfg(unix)]
+        (Some(Host::Unix(_)), None) => true,
+        (None, None) => false,
+    }
+}
+
 /// The settings for the host in this place.
 fn single(config: &Config, at: usize) -> Config {
     let mut single = Config::new();
-    match config.get_hosts().get(at) {
-        Some(Host::Tcp(name)) => drop(single.host(name)),
+    match (config.get_hosts().get(at), config.get_hostaddrs().get(at)) {
+        (Some(Host::Tcp(name)), _) => drop(single.host(name)),
         #[cfg(unix)]
-        Some(Host::Unix(folder)) => drop(single.host_path(folder)),
-        None => {}
+        (Some(Host::Unix(folder)), _) => drop(single.host_path(folder)),
+        // The name that its certificate has to be for.
+        (None, Some(address)) => drop(single.host(address.to_string())),
+        (None, None) => {}
     }
     if let Some(address) = config.get_hostaddrs().get(at) {
         single.hostaddr(*address);
     }
-    if let Some(port) = config.get_ports().get(at).or(config.get_ports().first()) {
-        single.port(*port);
+    if let Some(port) = port(config, at) {
+        single.port(port);
     }
     if let Some(user) = config.get_user() {
         single.user(user);
@@ -113,12 +148,64 @@ fn single(config: &Config, at: usize) -> Config {
     if let Some(number) = config.get_keepalives_retries() {
         single.keepalives_retries(number);
     }
+    // Nobody listens between this machine and itself, and databases that are set up there have no certificate that
+    // could be checked.
+    let encryption = match config.get_ssl_mode() {
+        SslMode::Prefer if is_local(config, at) => SslMode::Disable,
+        mode => mode,
+    };
     single
-        .ssl_mode(config.get_ssl_mode())
+        .ssl_mode(encryption)
         .ssl_negotiation(config.get_ssl_negotiation())
         .channel_binding(config.get_channel_binding())
         .target_session_attrs(config.get_target_session_attrs())
         .keepalives(config.get_keepalives())
         .keepalives_idle(config.get_keepalives_idle());
     single
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The mode for each host of these settings.
+    fn modes(settings: &str) -> Vec<SslMode> {
+        let config: Config = settings.parse().expect("settings");
+        (0..number(&config)).map(|at| single(&config, at).get_ssl_mode()).collect()
+    }
+
+    #[test]
+    fn encryption_is_left_out_within_the_machine_alone() {
+        use SslMode::{Disable, Prefer, Require};
+
+        for (settings, expected) in [
+            ("host=localhost", vec![Disable]),
+            ("host=127.0.0.2", vec![Disable]),
+            ("host=::1", vec![Disable]),
+            ("host=/tmp", vec![Disable]),
+            ("host=db", vec![Prefer]),
+            ("host=localhost,db", vec![Disable, Prefer]),
+            ("hostaddr=10.1.2.3", vec![Prefer]),
+            ("hostaddr=127.0.0.1,10.1.2.3", vec![Disable, Prefer]),
+            ("host=localhost hostaddr=10.1.2.3", vec![Prefer]),
+            ("host=/tmp hostaddr=10.1.2.3", vec![Prefer]),
+            ("host=db hostaddr=127.0.0.1", vec![Disable]),
+            ("host=localhost,db sslmode=require", vec![Require, Require]),
+            ("host=db sslmode=disable", vec![Disable]),
+            ("user=ada", vec![]),
+        ] {
+            assert_eq!(modes(settings), expected, "{settings}");
+        }
+    }
+
+    #[test]
+    fn host_that_has_an_address_alone_is_called_by_it() {
+        let config: Config = "hostaddr=10.1.2.3,10.1.2.4 port=1,2".parse().expect("settings");
+        assert_eq!([name(&config, 0), name(&config, 1)], ["10.1.2.3:1", "10.1.2.4:2"]);
+        // A certificate is checked for it.
+        assert_eq!(single(&config, 1).get_hosts(), [Host::Tcp("10.1.2.4".to_owned())]);
+        let config: Config = "host=db hostaddr=10.1.2.3".parse().expect("settings");
+        assert_eq!(name(&config, 0), "db:5432");
+        assert_eq!(single(&config, 0).get_hosts(), [Host::Tcp("db".to_owned())]);
+    }
 }

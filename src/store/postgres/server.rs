@@ -5,12 +5,12 @@ use std::time::Duration;
 use deadpool_postgres::{Hook, HookError, Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
 use futures_util::future::BoxFuture;
 use tokio::{runtime, time::timeout};
-use tokio_postgres::config::{Host, SslMode, TargetSessionAttrs};
+use tokio_postgres::config::TargetSessionAttrs;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
     error::{Fault, Remedy, failed, no_connection, remedy, silent},
-    hosts::InTurn,
+    hosts::{self, InTurn},
     migrate::{is_current, migrate},
     sql::Sql,
     url::Settings,
@@ -230,45 +230,21 @@ fn complete(settings: Settings, limits: Limits) -> tokio_postgres::Config {
         config.keepalives_idle(Duration::from_secs(30));
     }
     // Of several hosts, the one that takes writes.
-    if config.get_hosts().len() > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
+    if hosts::number(&config) > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
-    }
-    // Nobody listens between this machine and itself, and databases that are set up there have no certificate that
-    // could be checked.
-    if config.get_ssl_mode() == SslMode::Prefer && config.get_hosts().iter().all(is_local) {
-        config.ssl_mode(SslMode::Disable);
     }
     config
 }
 
 /// How long connecting may take: the time that each host has, for all of them.
 fn connecting(config: &tokio_postgres::Config, limits: Limits) -> Duration {
-    let hosts = u32::try_from(config.get_hosts().len()).unwrap_or(u32::MAX).max(1);
+    let hosts = u32::try_from(hosts::number(config)).unwrap_or(u32::MAX).max(1);
     config.get_connect_timeout().copied().unwrap_or(limits.connect).saturating_mul(hosts)
-}
-
-fn is_local(host: &Host) -> bool {
-    match host {
-        Host::Tcp(name) => {
-            name == "localhost" || name.parse().is_ok_and(|address: std::net::IpAddr| address.is_loopback())
-        }
-        #[cfg(unix)]
-        Host::Unix(_) => true,
-    }
 }
 
 /// Where the database is, for errors: never with the password.
 fn place(config: &tokio_postgres::Config) -> String {
-    let ports = config.get_ports();
-    let hosts = config.get_hosts().iter().enumerate().map(|(at, host)| {
-        let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432);
-        match host {
-            Host::Tcp(name) => format!("{name}:{port}"),
-            #[cfg(unix)]
-            Host::Unix(folder) => format!("{}:{port}", folder.display()),
-        }
-    });
-    let hosts: Vec<_> = hosts.collect();
+    let hosts: Vec<_> = (0..hosts::number(config)).map(|at| hosts::name(config, at)).collect();
     let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
     format!("the PostgreSQL database {database:?} at {}", hosts.join(", "))
 }
@@ -333,9 +309,32 @@ mod tests {
             ("postgres://a,b/db", 10),
             ("postgres://a,b,c/db?connect_timeout=7", 21),
             ("postgres://a/db?connect_timeout=0", 5),
+            ("hostaddr=10.1.2.3,10.1.2.4", 10),
+            ("host=a,b hostaddr=10.1.2.3,10.1.2.4", 10),
         ] {
             let config = complete(Settings::parse(url).expect("a URL"), limits);
             assert_eq!(connecting(&config, limits), second * seconds, "{url}");
+        }
+    }
+
+    #[test]
+    fn several_hosts_are_asked_for_the_one_that_takes_writes() {
+        let limits = Limits {
+            connections: 1,
+            connect: Duration::ZERO,
+            pool_wait: Duration::ZERO,
+            lock_wait: Duration::ZERO,
+            statement: Duration::ZERO,
+            lease: Duration::ZERO,
+        };
+        for (url, wanted) in [
+            ("host=a", TargetSessionAttrs::Any),
+            ("host=a,b", TargetSessionAttrs::ReadWrite),
+            ("hostaddr=10.1.2.3", TargetSessionAttrs::Any),
+            ("hostaddr=10.1.2.3,10.1.2.4", TargetSessionAttrs::ReadWrite),
+        ] {
+            let config = complete(Settings::parse(url).expect("settings"), limits);
+            assert_eq!(config.get_target_session_attrs(), wanted, "{url}");
         }
     }
 }

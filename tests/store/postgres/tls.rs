@@ -68,3 +68,15 @@ async fn open_with_tls_trusts_the_certificates_named_and_no_others() {
         assert!(error.to_string().contains("trusted certificates"), "{error}");
     }
 }
+
+#[tokio::test]
+async fn open_of_several_hosts_needs_no_certificate_of_the_one_on_this_machine() {
+    let Some((_server, address, _)) = with_certificate().await else { return };
+    // Its certificate is trusted by nobody. The other host is elsewhere, and never asked.
+    let url = format!("postgres://postgres@{address},db.invalid:5432/postgres");
+    let store = PostgresStore::open(url).await.unwrap();
+    create(&store, &id("a")).await;
+    // By its address, whatever it is called.
+    let url = format!("host=db.invalid,localhost hostaddr={0},{0} port={1}", address.ip(), address.port());
+    PostgresStore::open(format!("{url} user=postgres dbname=postgres")).await.unwrap();
+}

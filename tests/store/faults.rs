@@ -165,6 +165,51 @@ async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
     sees_all(unshared);
 }
 
+/// The child: a file system that locks nothing which is open for reading alone.
+#[tokio::test]
+async fn child_cannot_lock_what_it_reads() {
+    let Some(folder) = child_folder() else {
+        return;
+    };
+    let store = FileSystemStore::open(&folder).await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let file = fs::File::open(folder.join("a.jsonl")).unwrap();
+    assert!(file.try_lock().is_err(), "it can be locked");
+    let version = commit(&store, &id("a"), version, 1, "Hi").await;
+    // The commit left the summary behind; a list would like to bring it up to date.
+    assert_eq!(store.list(Page::default()).await.unwrap()[0].version, version);
+    assert_eq!(store.summary(&id("a")).await.unwrap().version, version);
+    assert_eq!(store.load(&id("a")).await.unwrap().version, version);
+    println!("\nall seen");
+}
+
+/// As NFS does it on Linux, where `flock` becomes a lock that wants the file open for writing.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+#[allow(clippy::print_stdout, reason = "who skips a test says so")]
+async fn list_where_what_is_read_cannot_be_locked_shows_all() {
+    const FLOCK: &str = "
+        #include <errno.h>
+        #include <fcntl.h>
+        int flock(int file, int operation) {
+            if ((fcntl(file, F_GETFL) & O_ACCMODE) != O_RDONLY) return 0;
+            errno = EBADF;
+            return -1;
+        }";
+
+    let folder = Folder::new();
+    let (source, library) = (folder.path().join("flock.c"), folder.path().join("flock.so"));
+    fs::write(&source, FLOCK).unwrap();
+    let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+    if !made.is_ok_and(|made| made.success()) {
+        println!("skipped: there is no C compiler");
+        return;
+    }
+    let mut child = child("faults::child_cannot_lock_what_it_reads", folder.path());
+    child.env("LD_PRELOAD", library);
+    sees_all(child);
+}
+
 #[tokio::test]
 async fn operations_in_a_folder_that_vanished_say_so() {
     let folder = Folder::new();

@@ -199,3 +199,40 @@ async fn list_with_a_log_that_the_disk_cannot_read_says_so_and_shows_the_others(
     assert_eq!(damage("folder"), None, "a folder is no log");
     assert!(store.load(&id("unreadable")).await.is_err());
 }
+
+/// What is no file is no conversation. Opening some of it would wait for ever.
+#[cfg(unix)]
+#[tokio::test]
+async fn operations_beside_what_is_no_file_leave_it_alone() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = create(&store, &id("a")).await;
+    fs::create_dir(folder.path().join("elsewhere")).unwrap();
+    std::os::unix::fs::symlink(folder.path().join("elsewhere"), folder.log(&id("link"))).unwrap();
+    let _socket = std::os::unix::net::UnixListener::bind(folder.log(&id("socket"))).unwrap();
+    fs::remove_file(folder.summary(&id("a"))).unwrap();
+    for pipe in [folder.log(&id("pipe")), folder.summary(&id("a"))] {
+        assert!(std::process::Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    }
+
+    let listed = store.list(Page::default()).await.unwrap();
+    assert_eq!(listed.iter().map(|summary| summary.id.as_str()).collect::<Vec<_>>(), ["a"]);
+    let write = Write::on(version);
+    for name in ["link", "socket", "pipe"] {
+        assert!(!store.exists(&id(name)).await.unwrap(), "{name}");
+        let refused = [
+            store.load(&id(name)).await.map(drop),
+            store.summary(&id(name)).await.map(drop),
+            store.commit(&id(name), &write, &says(1, "Hi")).await.map(drop),
+        ];
+        for refused in refused {
+            assert!(matches!(refused, Err(StoreError::NotFound { .. })), "{name}: {refused:?}");
+        }
+        let created = store.create(&id(name), write.id, &StoredState::default()).await;
+        assert!(matches!(created, Err(StoreError::Failed { .. })), "{name}: {created:?}");
+        store.delete(&id(name)).await.unwrap();
+        assert!(fs::symlink_metadata(folder.log(&id(name))).is_ok(), "{name} is not the store's");
+    }
+    store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
+    assert_eq!(store.list(Page::default()).await.unwrap()[0].version, version.next());
+}

@@ -51,6 +51,13 @@ const MOVES: usize = 16;
 /// Opens and locks the log, without waiting; with `create`, an empty one if there is none.
 pub(super) fn lock(place: &Place<'_>, create: bool) -> Result<Lock, StoreError> {
     for _ in 0..MOVES {
+        if place.has_other_than_log()? {
+            if create {
+                let error = io::Error::new(io::ErrorKind::InvalidInput, "something else has its name");
+                return Err(place.failed("creating", error));
+            }
+            return Ok(Lock::Missing);
+        }
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(create);
         private(&mut options);
@@ -75,6 +82,9 @@ pub(super) fn lock(place: &Place<'_>, create: bool) -> Result<Lock, StoreError> 
 
 /// Opens the log to read it, if there is one.
 pub(super) fn open(place: &Place<'_>) -> Result<Option<File>, StoreError> {
+    if place.has_other_than_log()? {
+        return Ok(None);
+    }
     match File::open(place.log()) {
         Ok(file) => Ok(Some(file)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -101,7 +111,12 @@ impl<'a> Log<'a> {
         let name = place.line(1);
         let header = match line::record(&first, 0) {
             Ok(record) => Header::parse(record, &name)?,
-            Err(Fault { torn: true, .. }) if len(place, file)? == first.len() as u64 => return Ok(None),
+            // All that there was, however much has come since.
+            Err(Fault { torn: true, .. })
+                if !first.ends_with(b"\n") || len(place, file)? == first.len() as u64 =>
+            {
+                return Ok(None);
+            }
             Err(Fault { problem, .. }) => return Err(StoreError::damaged(name, problem)),
         };
         let (id, other) = (place.id(), &header.id);

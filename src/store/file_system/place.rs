@@ -63,6 +63,16 @@ impl<'a> Place<'a> {
         check_folder(self.folder)
     }
 
+    /// Whether the log's name is that of something which is no file. Opening a pipe would wait for whoever writes to it, for
+    /// ever.
+    pub(super) fn has_other_than_log(&self) -> Result<bool, StoreError> {
+        match fs::metadata(self.log()) {
+            Ok(found) => Ok(!found.is_file()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(self.failed("reading", error)),
+        }
+    }
+
     /// Makes the folder's entries last.
     pub(super) fn sync_folder(&self, durability: Durability) -> Result<(), StoreError> {
         sync_folder(self.folder, durability)

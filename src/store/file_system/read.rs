@@ -21,6 +21,9 @@ struct Lines<'a> {
     /// What was read and not given out is from `at` on.
     buffer: Vec<u8>,
     at: usize,
+    /// Bytes of the log that are still to be read. It ends where it did at first: what is appended meanwhile is no part of
+    /// it, so that a line is whole or torn for good.
+    left: u64,
     /// Of the line last given, counted from 1.
     number: usize,
     /// Where the line last given begins and ends in the file.
@@ -31,7 +34,8 @@ impl<'a> Lines<'a> {
     fn of(log: &'a Log<'a>) -> Result<Self, StoreError> {
         let mut file = log.file;
         file.seek(SeekFrom::Start(log.start)).map_err(|error| log.place.failed("reading", error))?;
-        Ok(Self { log, buffer: Vec::new(), at: 0, number: 1, span: log.start..log.start })
+        let left = log.len()?.saturating_sub(log.start);
+        Ok(Self { log, buffer: Vec::new(), at: 0, left, number: 1, span: log.start..log.start })
     }
 
     /// The record of the next line; `None` at the end, or where a write broke off.
@@ -52,7 +56,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Bytes of the next line, which is in the buffer then: up to its line feed, or the end of the file.
+    /// Bytes of the next line, which is in the buffer then: up to its line feed, or the end of the log.
     fn len_of_next(&mut self) -> Result<usize, StoreError> {
         let mut seen = 0;
         loop {
@@ -73,7 +77,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Reads on; `false` at the end of the file. What has been given out goes.
+    /// Reads on; `false` at the end of the log. What has been given out goes.
     fn fill(&mut self) -> Result<bool, StoreError> {
         self.buffer.drain(..self.at);
         self.at = 0;
@@ -81,8 +85,10 @@ impl<'a> Lines<'a> {
         // A line that does not fit makes the buffer twice as long each time.
         let wanted = CHUNK.max(before);
         self.buffer.reserve(wanted);
-        let read = self.log.file.take(wanted as u64).read_to_end(&mut self.buffer);
-        read.map_err(|error| self.log.place.failed("reading", error))?;
+        let wanted = self.left.min(wanted as u64);
+        let read = self.log.file.take(wanted).read_to_end(&mut self.buffer);
+        let read = read.map_err(|error| self.log.place.failed("reading", error))?;
+        self.left -= read as u64;
         Ok(self.buffer.len() > before)
     }
 
@@ -314,5 +320,65 @@ pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
             Some(Change::Commit(commit)) => title = commit.state.map_or(title, |state| state.title),
             None => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        fs::{self, File, OpenOptions},
+        io::Write as _,
+        sync::atomic::{AtomicBool, Ordering},
+        thread,
+    };
+
+    use super::*;
+    use crate::{
+        message::Timestamp,
+        store::{
+            ConversationId,
+            file_system::{format::Header, place::Place},
+        },
+    };
+
+    #[test]
+    fn replay_of_a_log_whose_last_line_grows_finds_no_damage() {
+        let id = ConversationId::generate();
+        let folder = std::env::temp_dir().join(format!("omni-agent-{id}"));
+        fs::create_dir(&folder).expect("a folder");
+        let place = Place::new(&folder, &id);
+        let header = Header::new(id.clone(), Timestamp(7));
+        let line = |version, change: &Change| {
+            let version = Version::new(version);
+            let stamp =
+                Stamp { version, write: WriteId::generate(), time: header.created, state_version: version };
+            Record::new(stamp, change).encode(&id).expect("a line")
+        };
+        let mut text = header.encode();
+        text.extend(line(1, &Change::Create(Box::default())));
+        let grown = line(2, &Change::Title(Some("x".repeat(100_000))));
+        fs::write(place.log(), &text).expect("a log");
+        let (begun, rest) = grown.split_at(grown.len() / 2);
+
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut file = OpenOptions::new().append(true).open(place.log()).expect("the log");
+                while !is_over.load(Ordering::Relaxed) {
+                    file.write_all(begun).and_then(|()| file.write_all(rest)).expect("a line");
+                    file.set_len(text.len() as u64).expect("the line is gone again");
+                }
+            });
+            let replayed: Vec<_> = (0..3000)
+                .map(|_| {
+                    let file = File::open(place.log()).expect("the log");
+                    let log = Log::open(&place, &file).expect("a sound line").expect("a first line");
+                    replay(&log).map(|replay| replay.is_some())
+                })
+                .collect();
+            is_over.store(true, Ordering::Relaxed);
+            assert!(replayed.iter().all(|found| matches!(found, Ok(true))), "{replayed:?}");
+        });
+        fs::remove_dir_all(&folder).expect("the folder goes");
     }
 }

@@ -22,7 +22,11 @@ use crate::{
 
 /// The summary as it was last saved, up to date or not.
 pub(super) fn read(place: &Place<'_>) -> Option<SummaryFile> {
-    // `fs::read` would ask for the length first, and for more at the end: lists read many of these.
+    // Opening a pipe would wait for whoever writes to it.
+    if !fs::metadata(place.summary()).ok()?.is_file() {
+        return None;
+    }
+    // `fs::read` would ask for the length, and for more at the end: lists read many of these.
     let mut file = File::open(place.summary()).ok()?;
     let mut text = vec![0; 1024];
     let mut len = 0;
@@ -48,7 +52,9 @@ pub(super) fn save(place: &Place<'_>, summary: &SummaryFile) {
 /// long as `refresh` is not used up.
 pub(super) fn summarise(place: &Place<'_>, refresh: &mut usize) -> Result<Option<Summary>, StoreError> {
     let len = match fs::metadata(place.log()) {
-        Ok(log) => log.len(),
+        Ok(log) if log.is_file() => log.len(),
+        // No conversation of this store's.
+        Ok(_) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             place.check_folder()?;
             return Ok(None);
@@ -107,7 +113,13 @@ fn from_log(
     // Without the right title it takes reading the log, which is dear enough to spare the next one.
     let wanted = known.is_none() || *refresh > 0;
     *refresh = refresh.saturating_sub(1);
-    if wanted && try_lock(place, &file)? && !place.is_gone(&file)? && log.len()? == tail.end {
+    // Whatever keeps it from being saved keeps nobody from seeing it: not every file system locks what is open for reading.
+    let is_current = || {
+        matches!(try_lock(place, &file), Ok(true))
+            && matches!(place.is_gone(&file), Ok(false))
+            && matches!(log.len(), Ok(len) if len == tail.end)
+    };
+    if wanted && is_current() {
         save(place, &summary);
     }
     Ok(Some(summary.into_summary()))
@@ -154,7 +166,7 @@ fn summarise_all(folder: &Path, ids: &[ConversationId]) -> Result<Vec<Summary>, 
     let mut refresh = REFRESHED;
     let summaries = ids.iter().map(|id| {
         let place = Place::new(folder, id);
-        summarise(&place, &mut refresh).or_else(|error| match problem(&error) {
+        summarise(&place, &mut refresh).or_else(|error| match problem(&place, &error) {
             Some(problem) => Ok(Some(Summary { damage: Some(problem), ..unknown(&place) })),
             None => Err(error),
         })
@@ -162,20 +174,19 @@ fn summarise_all(folder: &Path, ids: &[ConversationId]) -> Result<Vec<Summary>, 
     summaries.filter_map(Result::transpose).collect()
 }
 
-/// What is wrong with this one conversation, if that is all that is wrong: not with the folder, say, or for want of
-/// descriptors.
-fn problem(error: &StoreError) -> Option<String> {
-    // What has no stable kind yet: an input or output error, links in a circle (Linux and others), a file system that
-    // needs repair.
-    const OF_ONE_FILE: [i32; 4] = [5, 40, 62, 117];
+/// What is wrong with this one conversation, if that is all that is wrong: not for want of descriptors or memory, or of the
+/// folder, which has an error of its own.
+fn problem(place: &Place<'_>, error: &StoreError) -> Option<String> {
+    // What has no stable kind yet: too many open files, in this process or in all.
+    const OF_ALL: [i32; 2] = if cfg!(unix) { [24, 23] } else { [4, 4] };
 
     let (StoreError::Failed { source, .. } | StoreError::Denied { source, .. }) = error else {
         return None;
     };
     let system = source.downcast_ref::<io::Error>()?;
-    let own = system.kind() == io::ErrorKind::PermissionDenied
-        || (cfg!(unix) && system.raw_os_error().is_some_and(|code| OF_ONE_FILE.contains(&code)));
-    own.then(|| format!("{error}: {system}"))
+    let of_all = system.kind() == io::ErrorKind::OutOfMemory
+        || system.raw_os_error().is_some_and(|code| OF_ALL.contains(&code));
+    (!of_all && place.check_folder().is_ok()).then(|| format!("{error}: {system}"))
 }
 
 /// The conversations in the folder, in no order. Files with other names are not the store's.

@@ -4,6 +4,7 @@ mod damage;
 mod golden;
 mod hostile;
 mod queue;
+mod room;
 
 use std::{
     fs,
@@ -202,7 +203,7 @@ async fn write_while_another_writes_is_busy_after_the_wait() {
         match refused {
             Err(error @ StoreError::Busy { waited, .. }) => {
                 assert!(error.is_transient());
-                assert_eq!(waited, Duration::from_millis(50));
+                assert!(waited >= Duration::from_millis(50), "{waited:?}");
             }
             other => panic!("{other:?}"),
         }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use futures_util::{FutureExt, future::join3};
+use futures_util::{
+    FutureExt,
+    future::{join3, join4},
+};
 use omni_agent::{
     message::Message,
     store::{Commit, Owner, Store, Write},
@@ -53,6 +56,44 @@ async fn renewal_behind_writes_is_made_before_them() {
     let seen: Vec<String> = seen.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
     let place = |what: &str| seen.iter().position(|seen| seen == what).unwrap();
     assert!(place("renewed") < place("b"), "{seen:?}");
+}
+
+#[tokio::test]
+async fn write_before_others_come_and_go_is_made_before_them() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    let mut other = raw(&folder);
+    other
+        .execute_batch(
+            "CREATE TABLE seen (what TEXT);
+             CREATE TRIGGER writes AFTER INSERT ON nodes BEGIN
+                 INSERT INTO seen SELECT id FROM conversations WHERE key = new.conversation;
+             END;
+             CREATE TRIGGER owners AFTER UPDATE OF owner ON conversations BEGIN
+                 INSERT INTO seen VALUES (iif(new.owner IS NULL, 'released', 'acquired'));
+             END",
+        )
+        .unwrap();
+    let transaction = hold(&mut other);
+    let (turn, id_a, id_b, ben) = (says(1, "Hi"), id("a"), id("b"), Owner::new("ben"));
+    let (on_first, on_second) = (Write::on(first), Write::on(second));
+    let mut begun = store.commit(&id_a, &on_first, &turn);
+    let mut waiting = store.commit(&id_b, &on_second, &turn);
+    let mut acquired = store.acquire(&id_b, &ben);
+    let mut released = store.release(&id_a, &lease);
+    assert!((&mut begun).now_or_never().is_none() && (&mut waiting).now_or_never().is_none());
+    assert!((&mut acquired).now_or_never().is_none() && (&mut released).now_or_never().is_none());
+    transaction.rollback().unwrap();
+
+    let (begun, waiting, acquired, released) = join4(begun, waiting, acquired, released).await;
+    begun.and(waiting).unwrap();
+    acquired.unwrap();
+    released.unwrap();
+    let mut seen = other.prepare("SELECT what FROM seen ORDER BY rowid").unwrap();
+    let seen: Vec<String> = seen.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(seen, ["a", "b", "acquired", "released"]);
 }
 
 #[tokio::test]

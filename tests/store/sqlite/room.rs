@@ -1,0 +1,84 @@
+//! The room that the file and its log take.
+
+use futures_util::FutureExt;
+use omni_agent::store::Store;
+use rusqlite::Connection;
+
+use super::{file, quick, raw};
+use crate::support::{Folder, commit, create, id};
+
+fn free_pages(file: &Connection) -> i64 {
+    file.pragma_query_value(None, "freelist_count", |row| row.get(0)).unwrap()
+}
+
+#[tokio::test]
+async fn delete_of_a_large_conversation_gives_its_room_back_between_writes() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let version = create(&store, &id("large")).await;
+    commit(&store, &id("large"), version, 1, "Hi").await;
+    let other = raw(&folder);
+    // 80 MiB, about five times of what is given back at once.
+    other.execute("UPDATE nodes SET message = hex(zeroblob(40 << 20))", []).unwrap();
+    store.delete(&id("large")).await.unwrap();
+    assert!(free_pages(&other) > 8192, "{}", free_pages(&other));
+    // One step is made before each write at least.
+    for number in 0..8 {
+        create(&store, &id(&format!("small{number}"))).await;
+    }
+    assert!(free_pages(&other) <= 1024, "{}", free_pages(&other));
+}
+
+/// Somebody who reads, and is never caught without a transaction.
+struct Reader {
+    reading: Connection,
+    next: Connection,
+}
+
+impl Reader {
+    fn begin(folder: &Folder) -> Self {
+        let reader = Self { reading: raw(folder), next: raw(folder) };
+        read(&reader.reading);
+        reader
+    }
+
+    /// Begins to read anew, and ends what was read before.
+    fn go_on(&mut self) {
+        read(&self.next);
+        self.reading.execute_batch("COMMIT").unwrap();
+        std::mem::swap(&mut self.reading, &mut self.next);
+    }
+}
+
+fn read(connection: &Connection) {
+    connection.execute_batch("BEGIN; SELECT count(*) FROM conversations").unwrap();
+}
+
+#[tokio::test]
+async fn log_while_readers_overlap_does_not_grow_for_ever() {
+    const MIB: u64 = 1024 * 1024;
+
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let mut log = file(&folder).into_os_string();
+    log.push("-wal");
+    let len = || std::fs::metadata(&log).unwrap().len();
+    let other = raw(&folder);
+    other.execute_batch("CREATE TABLE ballast (content BLOB)").unwrap();
+    let mut reader = Reader::begin(&folder);
+    for number in 0..20 {
+        // Whenever something is written, somebody reads who began before that: what SQLite does by itself leaves the log.
+        reader.go_on();
+        other.execute("INSERT INTO ballast VALUES (zeroblob(16 << 20))", []).unwrap();
+        create(&store, &id(&format!("n{number}"))).await;
+        // This comes behind what that write had done to the log, which waits for those who read.
+        let mut behind = store.renew_all(&[]);
+        while (&mut behind).now_or_never().is_none() {
+            reader.go_on();
+        }
+        if len() <= 17 * MIB && number > 4 {
+            return;
+        }
+    }
+    panic!("the log has {} MiB", len() / MIB);
+}

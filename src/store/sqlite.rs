@@ -31,19 +31,21 @@
 //!
 //! A write is one transaction, synced before it is acknowledged (`synchronous = FULL`). One connection writes, others
 //! read beside it and never wait for it. Processes may share the file: one writes at a time, and another waits for
-//! it, by default for five seconds; then the error is [`StoreError::Busy`]. All of it is done on threads of the
+//! it, by default for five seconds; then the error is [`StoreError::Busy`], also for the writes behind that one, which have
+//! waited beside it. All of it is done on threads of the
 //! store's own, in which no runtime takes part. A write that nobody waits for any more is made if it was begun, else not.
 //!
 //! A file that is removed or replaced while a store has it open takes no more writes, and gives nothing to read:
 //! [`StoreError::Unreachable`] (where another is in its place, on Unix alone) until it is back, or opened anew.
 //!
 //! Room of deleted conversations is used again, and given back to the file system when it comes to more than a quarter of
-//! the file.
+//! the file: 4096 pages at a time, between writes. A write-ahead log of more than 64 MiB, to which it grows while some
+//! reader is always there, is brought back to 16 MiB by waiting for the readers, for a fifth of a second at a time.
 //!
 //! # Ownership
 //!
-//! Leases are kept in the file and measured by the machine's clock. What concerns them goes before the writes that wait. A process that is frozen in the middle of a
-//! transaction makes the others wait, and then get [`StoreError::Busy`]; none can write before it.
+//! Leases are kept in the file and measured by the machine's clock. Renewing them goes before the writes that wait. A
+//! process that is frozen in the middle of a transaction makes the others wait, and then get [`StoreError::Busy`]; none can write before it.
 //!
 //! # Where it works
 //!
@@ -54,6 +56,7 @@
 mod database;
 mod read;
 mod row;
+mod upkeep;
 mod workers;
 mod write;
 
@@ -69,6 +72,7 @@ use rusqlite::Connection;
 
 use self::{
     database::{Database, Fault},
+    upkeep::Upkeep,
     workers::{Urgency, Workers},
 };
 use super::{
@@ -104,6 +108,7 @@ struct Inner {
     database: Arc<Database>,
     writer: Workers,
     readers: Workers,
+    upkeep: Arc<Upkeep>,
 }
 
 /// Opens a [`SqliteStore`] with settings of its own.
@@ -157,11 +162,13 @@ impl SqliteStoreBuilder {
             let mut database = Database::new(database::absolute(&file)?, durability, busy, lease);
             let (writer, readers) = database.open(readers)?;
             let start = |name, connections| {
-                Workers::start(name, connections)
+                Workers::start(name, connections, busy)
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))
             };
+            let writer = start("sqlite-writer", vec![writer])?;
             Ok(SqliteStore(Arc::new(Inner {
-                writer: start("sqlite-writer", vec![writer])?,
+                upkeep: Upkeep::new(&database.file, writer.behind()),
+                writer,
                 readers: start("sqlite-reader", readers)?,
                 database: Arc::new(database),
             })))
@@ -210,7 +217,7 @@ impl SqliteStore {
         id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.readers, Urgency::Conversation, id, "reading", action).await
+        self.run(&self.0.readers, Urgency::Other, id, "reading", action).await
     }
 
     async fn write<T: Send + 'static>(
@@ -218,16 +225,32 @@ impl SqliteStore {
         id: &ConversationId,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.writer, Urgency::Conversation, Some(id), "writing to", action).await
+        self.write_by(Urgency::Other, Some(id), action).await
     }
 
-    /// Before all writes that wait: their number must cost no lease.
-    async fn lease<T: Send + 'static>(
+    async fn write_by<T: Send + 'static>(
         &self,
+        urgency: Urgency,
         id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.run(&self.0.writer, Urgency::Lease, id, "writing to", action).await
+        let upkeep = Arc::clone(&self.0.upkeep);
+        let write = move |connection: &mut Connection, database: &Database| {
+            let done = action(connection, database);
+            upkeep.look_at_log();
+            done
+        };
+        self.run(&self.0.writer, urgency, id, "writing to", write).await
+    }
+
+    async fn remove(&self, id: &ConversationId, lease: Option<Lease>) -> Result<(), StoreError> {
+        let (named, upkeep) = (id.clone(), Arc::clone(&self.0.upkeep));
+        self.write(id, move |connection, _| {
+            write::delete(connection, &named, lease.as_ref())?;
+            upkeep.give_back(connection);
+            Ok(())
+        })
+        .await
     }
 
     async fn run<T: Send + 'static>(
@@ -305,19 +328,16 @@ impl Store for SqliteStore {
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
-        let named = id.clone();
-        self.write(id, move |connection, _| write::delete(connection, &named, None)).await
+        self.remove(id, None).await
     }
 
     async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
-        let (named, lease) = (id.clone(), lease.clone());
-        self.write(id, move |connection, _| write::delete(connection, &named, Some(&lease))).await
+        self.remove(id, Some(lease.clone())).await
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let (named, owner) = (id.clone(), owner.clone());
-        self.lease(Some(id), move |connection, database| write::acquire(connection, database, &named, &owner))
-            .await
+        self.write(id, move |connection, database| write::acquire(connection, database, &named, &owner)).await
     }
 
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
@@ -327,12 +347,16 @@ impl Store for SqliteStore {
 
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
-        self.lease(None, move |connection, database| write::renew(connection, database, &leases)).await
+        // Before all writes that wait: their number must cost no lease.
+        let renew = move |connection: &mut Connection, database: &Database| {
+            write::renew(connection, database, &leases)
+        };
+        self.write_by(Urgency::Renewal, None, renew).await
     }
 
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let (named, lease) = (id.clone(), lease.clone());
-        self.lease(Some(id), move |connection, _| write::release(connection, &named, &lease)).await
+        self.write(id, move |connection, _| write::release(connection, &named, &lease)).await
     }
 }
 

@@ -21,7 +21,7 @@ const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
 /// Each takes the schema from the version of its place to the next.
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
 /// What stays of the log's file after a checkpoint.
-const LOG_LIMIT: u32 = 16 * 1024 * 1024;
+pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
 
 /// What is known of the database without asking it.
 pub(super) struct Database {

@@ -5,8 +5,9 @@ use std::{
     collections::BTreeMap,
     io,
     panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak},
     thread,
+    time::{Duration, Instant},
 };
 
 use rusqlite::Connection;
@@ -14,15 +15,16 @@ use tokio::sync::oneshot;
 
 use crate::store::StoreError;
 
-type Job = Box<dyn FnOnce(&mut Connection) + Send>;
+/// Says whether others kept the file busy for as long as it may wait.
+type Job = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
 type Done<T> = Result<Result<T, StoreError>, Box<dyn Any + Send>>;
 
 /// Which jobs are done first; of those alike, the one that came first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Urgency {
-    /// Leases run out while their renewal waits. Such jobs are few and short: the others get their turn.
-    Lease,
-    Conversation,
+    /// Leases run out while their renewal waits. Such jobs are few, since one is for all leases: the others get their turn.
+    Renewal,
+    Other,
 }
 
 /// They end when this is dropped and the jobs that it was given are done.
@@ -44,7 +46,8 @@ struct Queue {
 
 #[derive(Default)]
 struct Jobs {
-    waiting: BTreeMap<Place, Job>,
+    /// With the time since when.
+    waiting: BTreeMap<Place, (Instant, Job)>,
     given: u64,
     is_over: bool,
 }
@@ -62,18 +65,31 @@ impl Queue {
         let mut jobs = self.jobs();
         jobs.given += 1;
         let place = (urgency, jobs.given);
-        jobs.waiting.insert(place, job);
+        jobs.waiting.insert(place, (Instant::now(), job));
         drop(jobs);
         self.changed.notify_one();
         place
     }
 
-    /// The next job, waited for; `None` once there will be none.
-    fn next(&self) -> Option<Job> {
+    /// The next job, waited for, and since when it is there; `None` once there will be none.
+    fn next(&self) -> Option<(Instant, Job)> {
         let idle = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.is_over;
         let jobs = self.changed.wait_while(self.jobs(), idle);
-        let (_, job) = jobs.unwrap_or_else(PoisonError::into_inner).waiting.pop_first()?;
-        Some(job)
+        let (_, next) = jobs.unwrap_or_else(PoisonError::into_inner).waiting.pop_first()?;
+        Some(next)
+    }
+
+    /// Does all jobs that there will be. None waits for longer than `busy` for others to let go of the file.
+    fn work(&self, connection: &mut Connection, busy: Duration) {
+        let mut is_held = false;
+        while let Some((given, job)) = self.next() {
+            // While one waited in vain, those behind it waited too.
+            let wait = if is_held { busy.saturating_sub(given.elapsed()) } else { busy };
+            if let Err(error) = connection.busy_timeout(wait) {
+                tracing::debug!(%error, "SQLite waits for the file as long as before");
+            }
+            is_held = job(connection);
+        }
     }
 }
 
@@ -91,20 +107,40 @@ impl Drop for Waiting<'_> {
     }
 }
 
+/// Where a job leaves others to be done.
+#[derive(Clone)]
+pub(super) struct Behind(Weak<Queue>);
+
+impl Behind {
+    /// Has a job done that nobody waits for, after all that wait now; not at all once the workers are to end.
+    pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
+        if let Some(queue) = self.0.upgrade()
+            && !queue.jobs().is_over
+        {
+            // It is in nobody's hands who would see a panic, and is not to end the worker.
+            let job = |connection: &mut Connection| {
+                catch_unwind(AssertUnwindSafe(|| job(connection))).unwrap_or_default()
+            };
+            queue.push(Urgency::Other, Box::new(job));
+        }
+    }
+}
+
 impl Workers {
-    /// A thread for each of the connections. They share the jobs.
-    pub(super) fn start(name: &str, connections: Vec<Connection>) -> io::Result<Self> {
+    /// A thread for each of the connections. They share the jobs, which wait this long for others to let go of the file.
+    pub(super) fn start(name: &str, connections: Vec<Connection>, busy: Duration) -> io::Result<Self> {
         // Dropped on a failure, it ends the threads that were started.
         let workers = Self(Arc::default());
         for mut connection in connections {
             let queue = Arc::clone(&workers.0);
-            thread::Builder::new().name(name.to_owned()).spawn(move || {
-                while let Some(job) = queue.next() {
-                    job(&mut connection);
-                }
-            })?;
+            thread::Builder::new().name(name.to_owned()).spawn(move || queue.work(&mut connection, busy))?;
         }
         Ok(workers)
+    }
+
+    /// Where jobs leave others to be done.
+    pub(super) fn behind(&self) -> Behind {
+        Behind(Arc::downgrade(&self.0))
     }
 
     /// Has a job done. Once begun, it is done to its end; if nobody waits for it any more, it is not begun.
@@ -114,10 +150,18 @@ impl Workers {
         job: impl FnOnce(&mut Connection) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel::<Done<T>>();
+        let given = Instant::now();
         let job: Job = Box::new(move |connection| {
             // A transaction that a panic leaves is rolled back on its way.
-            let done = catch_unwind(AssertUnwindSafe(|| job(connection)));
+            let mut done = catch_unwind(AssertUnwindSafe(|| job(connection)));
+            let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
+                *waited = given.elapsed();
+                true
+            } else {
+                false
+            };
             let _ = answer.send(done);
+            is_busy
         });
         let _waiting = Waiting { place: self.0.push(urgency, job), queue: &self.0 };
         match answered.await.expect("every job that somebody waits for is answered") {
@@ -131,5 +175,61 @@ impl Drop for Workers {
     fn drop(&mut self) {
         self.0.jobs().is_over = true;
         self.0.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use futures_util::future::join4;
+
+    use super::*;
+
+    /// Longer than any test.
+    const BUSY: Duration = Duration::from_hours(1);
+
+    fn waits(connection: &Connection) -> Duration {
+        let millis = connection.pragma_query_value(None, "busy_timeout", |row| row.get(0));
+        Duration::from_millis(millis.expect("a number"))
+    }
+
+    fn busy<T>() -> Result<T, StoreError> {
+        Err(StoreError::Busy { place: "the file".to_owned(), waited: BUSY })
+    }
+
+    #[tokio::test]
+    async fn jobs_behind_one_that_waited_in_vain_have_waited_too() {
+        let connection = Connection::open_in_memory().expect("a database");
+        let workers = Workers::start("test", vec![connection], BUSY).expect("a thread");
+        let (all_wait, waited) = mpsc::channel();
+        let first = workers.run(Urgency::Other, move |connection| {
+            waited.recv().expect("the others wait");
+            assert_eq!(waits(connection), BUSY);
+            busy::<()>()
+        });
+        let second = workers.run(Urgency::Other, |connection| {
+            assert!(waits(connection) < BUSY);
+            busy::<()>()
+        });
+        let third = workers.run(Urgency::Other, |connection| {
+            assert!(waits(connection) < BUSY, "nobody has had the file yet");
+            Ok(())
+        });
+        let fourth = workers.run(Urgency::Other, |connection| Ok(waits(connection)));
+        let start = async {
+            // They are given in this order, and this comes last.
+            all_wait.send(()).expect("the first one waits for it");
+        };
+        let (first, second, third, (fourth, ())) =
+            join4(first, second, third, futures_util::future::join(fourth, start)).await;
+        for error in [first.expect_err("it is busy"), second.expect_err("it is busy")] {
+            match error {
+                StoreError::Busy { waited, .. } => assert!(waited < BUSY, "it is told how long it was"),
+                other => panic!("{other:?}"),
+            }
+        }
+        third.expect("the file is free again");
+        assert_eq!(fourth.expect("it is free"), BUSY);
     }
 }

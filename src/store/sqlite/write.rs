@@ -140,11 +140,6 @@ fn apply(
     Ok(())
 }
 
-/// Pages that a delete gives back to the file system at most: it costs as much as writing them.
-const FREED: u32 = 4096;
-/// Pages that may stay in the file for the next conversations.
-const SPARE: i64 = 1024;
-
 /// Removes a conversation; under a lease, if one is given.
 pub(super) fn delete(
     connection: &mut Connection,
@@ -159,22 +154,6 @@ pub(super) fn delete(
     }
     transaction.prepare_cached("DELETE FROM conversations WHERE id = ?")?.execute([id.as_str()])?;
     transaction.commit()?;
-    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
-    let (free, all) = (pragma("freelist_count")?, pragma("page_count")?);
-    if free > SPARE.max(all / 4) {
-        // The conversation is gone already: that room is not given back is no error.
-        if let Err(error) = free_pages(connection) {
-            tracing::debug!(%error, "the file of conversations could not be made smaller");
-        }
-    }
-    Ok(())
-}
-
-fn free_pages(connection: &Connection) -> Result<(), rusqlite::Error> {
-    let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({FREED})"))?;
-    // A step a page.
-    let mut steps = vacuum.query([])?;
-    while steps.next()?.is_some() {}
     Ok(())
 }
 

@@ -121,7 +121,8 @@ use async_trait::async_trait;
 /// that leaves them out leaves ownership to versions. One that has them gives a [`Lease`] with an [`Epoch`] to one
 /// owner at a time, for a limited time, by its own clock. It refuses every write that carries the epoch of a lease
 /// that ran out or passed to another, with [`StoreError::LeaseLost`], in the same transaction that would write it.
-/// A write without an epoch is not checked. Each acquisition raises the epoch by one. So a lease that ran out still
+/// A write without an epoch is not checked. Each acquisition raises the epoch: by one, or by chance where a
+/// store may forget the last one, as a database that fails over to a replica. So a lease that ran out still
 /// has its epoch as long as nobody else came, and can be renewed.
 ///
 /// Sessions acquire what they open, and have a thread of the crate renew it, however busy the application's own threads

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! The store owns one schema of the database, by default `omni_agent`. It creates it and brings it up to date when it is
-//! opened; several processes may be started at once. The table `migrations` has the versions that were applied, now 1.
+//! opened; several processes may be started at once. The table `migrations` has the versions that were applied, now 2.
 //! A schema of a version yet to come is refused with [`StoreError::UnknownFormat`]. The user needs the right to create
 //! schemas in the database, or, where the schema is up to date, to use it and its tables.
 //!
@@ -42,8 +42,9 @@
 //!
 //! # Ownership
 //!
-//! Leases stand in the conversation's row and are measured by the database's clock. A write and a take-over lock the same
-//! row, so none slips past the other.
+//! Leases stand in the conversation's row and are measured by the database's clock. One that would last for more than twice its
+//! time, since that clock was set back, has ended. A write and a take-over lock the same row, so none slips past the other.
+//! Epochs rise by chance: a server that takes over from another, and lacks its last transactions, gives none of them again.
 
 mod error;
 mod hosts;
@@ -110,8 +111,8 @@ pub struct PostgresStoreBuilder {
 }
 
 impl PostgresStoreBuilder {
-    /// The schema that holds the conversations; `omni_agent` if unset. Any name that PostgreSQL takes, up to 63 bytes; upper
-    /// and lower case are different.
+    /// The schema that holds the conversations; `omni_agent` if unset. Any name that PostgreSQL takes: up to 63 bytes, and not
+    /// beginning with `pg_`. Upper and lower case are different.
     pub fn schema(mut self, name: impl Into<String>) -> Self {
         self.schema = name.into();
         self
@@ -203,10 +204,13 @@ fn check_schema(name: &str) -> Result<(), StoreError> {
     const LONGEST: usize = 63;
 
     #[derive(Debug, thiserror::Error)]
-    #[error("{0:?} can't be a schema's name: it has 1 to {LONGEST} bytes, none of them zero")]
+    #[error(
+        "{0:?} can't be a schema's name: it has 1 to {LONGEST} bytes, none of them zero, and does not begin with pg_"
+    )]
     struct Unusable(String);
 
-    if name.is_empty() || name.len() > LONGEST || name.contains('\0') {
+    // Names that begin so are the system's own.
+    if name.is_empty() || name.len() > LONGEST || name.contains('\0') || name.starts_with("pg_") {
         return Err(StoreError::misconfigured("the schema's name", Unusable(name.to_owned())));
     }
     Ok(())

@@ -4,6 +4,7 @@
 mod faults;
 mod golden;
 mod hangs;
+mod leases;
 pub(crate) mod server;
 mod tls;
 
@@ -94,14 +95,14 @@ async fn open_of_a_later_schema_is_refused() {
     let later = format!("INSERT INTO {}.migrations (version) VALUES (7)", schema(&store));
     raw(url).await.batch_execute(&later).await.unwrap();
     match builder.open().await {
-        Err(error @ StoreError::UnknownFormat { found: 7, known: 1, .. }) => assert!(!error.is_transient()),
+        Err(error @ StoreError::UnknownFormat { found: 7, known: 2, .. }) => assert!(!error.is_transient()),
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
 async fn open_with_names_that_are_no_schema_says_so() {
-    for name in ["", "a\0b", &"x".repeat(64)] {
+    for name in ["", "a\0b", &"x".repeat(64), "pg_chat"] {
         let error =
             PostgresStore::builder("postgres://localhost/none").schema(name).open().await.unwrap_err();
         assert!(matches!(error, StoreError::Misconfigured { .. }) && !error.is_transient(), "{error:?}");
@@ -282,7 +283,7 @@ async fn queries_among_many_conversations_use_indexes() {
     let _ = store.commit(&id("n7"), &Write::on(omni_agent::store::Version::new(3)), &says(1, "Hi")).await;
     plans.push(("examine", plan(&observer, "'n7', 1, 1").await));
     let lease = store.acquire(&id("n7"), &Owner::new("ann")).await.unwrap();
-    plans.push(("acquire", plan(&observer, "'n7', 'ann', null, 30, 1").await));
+    plans.push(("acquire", plan(&observer, "'n7', 'ann', null, 30, 1, 1").await));
     store.renew(&id("n7"), &lease).await.unwrap();
     plans.push(("renew", plan(&observer, "'n7', 1, 30").await));
     store.renew_all(&[(id("n7"), lease.clone())]).await.unwrap();

@@ -1,5 +1,7 @@
 //! Leases, by the database's clock.
 
+use std::time::Duration;
+
 use deadpool_postgres::Object;
 
 use super::{
@@ -9,6 +11,20 @@ use super::{
     write::{TRIES, restless},
 };
 use crate::store::{ConversationId, Epoch, Lease, Owner, StoreError};
+
+/// As the database takes it: not for so long that no date is that far away.
+fn seconds(lasts: Duration) -> f64 {
+    /// 30 years.
+    const LONGEST: f64 = 1e9;
+
+    lasts.as_secs_f64().min(LONGEST)
+}
+
+/// How much higher the next epoch is. A server that takes over from another may lack the last of its transactions: so the
+/// owner that it has never heard of is not to have the epoch that it gives next.
+fn step() -> i64 {
+    1 + i64::from(rand::random::<u32>())
+}
 
 pub(super) async fn acquire(
     connection: &Object,
@@ -31,9 +47,10 @@ pub(super) async fn acquire(
             return Err(StoreError::Owned { id: id.clone(), owner: other }.into());
         }
         let acquire = connection.prepare_cached(&server.sql.acquire).await?;
-        let (name, address, lasts_secs) = (&owner.name, &owner.address, lasts.as_secs_f64());
-        let acquired =
-            connection.query_opt(&acquire, &[&id.as_str(), name, address, &lasts_secs, &epoch]).await?;
+        let (name, address, lasts_secs) = (&owner.name, &owner.address, seconds(lasts));
+        let acquired = connection
+            .query_opt(&acquire, &[&id.as_str(), name, address, &lasts_secs, &epoch, &step()])
+            .await?;
         if let Some(row) = acquired {
             return Ok(Lease::lasting(Epoch(row.try_get::<_, i64>(0)?.cast_unsigned()), lasts));
         }
@@ -50,7 +67,7 @@ pub(super) async fn renew(
     let lasts = lease.lasts.unwrap_or(server.limits.lease);
     let renew = connection.prepare_cached(&server.sql.renew).await?;
     let epoch = lease.epoch.0.cast_signed();
-    match connection.execute(&renew, &[&id.as_str(), &epoch, &lasts.as_secs_f64()]).await? {
+    match connection.execute(&renew, &[&id.as_str(), &epoch, &seconds(lasts)]).await? {
         0 => Err(StoreError::LeaseLost { id: id.clone() }.into()),
         _ => Ok(()),
     }
@@ -64,7 +81,7 @@ pub(super) async fn renew_all(
     let ids: Vec<_> = leases.iter().map(|(id, _)| id.as_str()).collect();
     let epochs: Vec<_> = leases.iter().map(|(_, lease)| lease.epoch.0.cast_signed()).collect();
     let lasts: Vec<_> =
-        leases.iter().map(|(_, lease)| lease.lasts.unwrap_or(server.limits.lease).as_secs_f64()).collect();
+        leases.iter().map(|(_, lease)| seconds(lease.lasts.unwrap_or(server.limits.lease))).collect();
     let renew = connection.prepare_cached(&server.sql.renew_all).await?;
     let lost = connection.query(&renew, &[&ids, &epochs, &lasts]).await?;
     let lost = lost.iter().map(|row| row.try_get::<_, &str>(0)).collect::<Result<Vec<_>, _>>()?;

@@ -6,7 +6,7 @@ use super::{error::Fault, sql::quote};
 use crate::store::StoreError;
 
 /// Each takes the schema from the version of its place to the next.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 
 /// Whether there is nothing to do. Who may not create anything can still use what is there.
 pub(super) async fn is_current(connection: &Object, schema: &str, place: &str) -> Result<bool, Fault> {

@@ -21,6 +21,11 @@ pub(super) struct Sql {
     pub(super) release: String,
 }
 
+/// Whether somebody has the conversation. A clock that is set back makes no lease last for that long; by less than a lease,
+/// it is just a clock.
+const HELD: &str = "owner IS NOT NULL AND expires > clock_timestamp()
+        AND coalesce(expires <= clock_timestamp() + 2 * lasts, true)";
+
 const CREATE: &str = "
 WITH created AS (
     INSERT INTO {schema}.conversations (id, version, created, updated, title, state, epoch)
@@ -46,7 +51,7 @@ WITH written AS (
         title = CASE WHEN $8 THEN $9 ELSE title END,
         state = coalesce($10, state)
     WHERE id = $1 AND version = $2
-        AND ($5::bigint IS NULL OR epoch = $5 AND owner IS NOT NULL AND expires > clock_timestamp())
+        AND ($5::bigint IS NULL OR epoch = $5 AND {held})
     RETURNING key
 ), named AS (
     INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
@@ -64,7 +69,7 @@ SELECT key FROM written";
 
 /// Why a write found nothing to write to.
 const EXAMINE: &str = "
-SELECT version, epoch = $3 AND owner IS NOT NULL AND expires > clock_timestamp(),
+SELECT version, epoch = $3 AND {held},
     (SELECT write FROM {schema}.writes WHERE conversation = key AND writes.version = $2)
 FROM {schema}.conversations WHERE id = $1";
 
@@ -81,23 +86,24 @@ WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)";
 
 const SUMMARY: &str = "
 SELECT id, version, created, updated, title,
-    CASE WHEN expires > clock_timestamp() THEN owner END, owner_address
+    CASE WHEN {held} THEN owner END, owner_address
 FROM {schema}.conversations";
 
 /// Only from the epoch that was found: a statement that stood still somewhere takes nothing from whoever came meanwhile.
 const ACQUIRE: &str = "
-UPDATE {schema}.conversations SET epoch = epoch + 1, owner = $2, owner_address = $3,
-    expires = clock_timestamp() + make_interval(secs => $4)
-WHERE id = $1 AND epoch = $5 AND (owner IS NULL OR owner = $2 OR expires <= clock_timestamp())
+UPDATE {schema}.conversations SET epoch = epoch + $6, owner = $2, owner_address = $3,
+    expires = clock_timestamp() + make_interval(secs => $4), lasts = make_interval(secs => $4)
+WHERE id = $1 AND epoch = $5 AND (owner = $2 OR NOT ({held}))
 RETURNING epoch";
 
 const OWNER: &str = "
-SELECT epoch, CASE WHEN expires > clock_timestamp() THEN owner END, owner_address
+SELECT epoch, CASE WHEN {held} THEN owner END, owner_address
 FROM {schema}.conversations WHERE id = $1";
 
 /// A lease that ran out while nobody else came goes on: its epoch says so.
 const RENEW: &str = "
-UPDATE {schema}.conversations SET expires = clock_timestamp() + make_interval(secs => $3)
+UPDATE {schema}.conversations
+SET expires = clock_timestamp() + make_interval(secs => $3), lasts = make_interval(secs => $3)
 WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL";
 
 /// A row that is locked is left for the next time: one transaction that hangs must not cost all other leases.
@@ -105,11 +111,13 @@ const RENEW_ALL: &str = "
 WITH wanted AS (
     SELECT id, epoch, lasts FROM unnest($1::text[], $2::bigint[], $3::float8[]) AS lease (id, epoch, lasts)
 ), held AS (
-    SELECT key, lasts FROM wanted JOIN {schema}.conversations AS held USING (id)
+    SELECT key, wanted.lasts FROM wanted JOIN {schema}.conversations AS held USING (id)
     WHERE held.epoch = wanted.epoch AND owner IS NOT NULL
     ORDER BY key FOR NO KEY UPDATE OF held SKIP LOCKED
 ), renewed AS (
-    UPDATE {schema}.conversations AS renewed SET expires = clock_timestamp() + make_interval(secs => lasts)
+    UPDATE {schema}.conversations AS renewed
+    SET expires = clock_timestamp() + make_interval(secs => held.lasts),
+        lasts = make_interval(secs => held.lasts)
     FROM held WHERE renewed.key = held.key
 )
 SELECT id FROM wanted WHERE NOT EXISTS (
@@ -119,7 +127,7 @@ SELECT id FROM wanted WHERE NOT EXISTS (
 
 const DELETE_UNDER: &str = "
 DELETE FROM {schema}.conversations
-WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL AND expires > clock_timestamp()";
+WHERE id = $1 AND epoch = $2 AND {held}";
 
 const RELEASE: &str = "
 UPDATE {schema}.conversations SET owner = NULL, owner_address = NULL, expires = '-infinity'
@@ -129,7 +137,7 @@ impl Sql {
     /// The statements for the schema of this name.
     pub(super) fn new(schema: &str) -> Self {
         let quoted = quote(schema);
-        let sql = |template: &str| template.replace("{schema}", &quoted);
+        let sql = |template: &str| template.replace("{held}", HELD).replace("{schema}", &quoted);
         Self {
             create: sql(CREATE),
             created_by: sql(CREATED_BY),

@@ -1,0 +1,85 @@
+//! Leases, where the database is not what it was when they were given.
+
+use omni_agent::store::{Owner, Store, StoreError, Write};
+
+use super::{
+    schema,
+    server::{fresh, raw, url},
+};
+use crate::support::{create, id, says};
+
+#[tokio::test]
+async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    let other = raw(url).await;
+    let set_back = async |by: &str| {
+        let later =
+            format!("UPDATE {}.conversations SET expires = expires + interval '{by}'", schema(&store));
+        assert_eq!(other.execute(&later, &[]).await.unwrap(), 1);
+    };
+    let (write, turn) = (Write::on(version).under(&lease), says(1, "Hi"));
+
+    // By a little: it holds.
+    set_back("15 s").await;
+    let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
+    assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
+    // By an hour: its owner renews it, if nobody else comes before.
+    for together in [false, true] {
+        set_back("1 hour").await;
+        assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
+        let refused = store.commit(&id("a"), &write, &turn).await;
+        assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
+        let refused = store.delete_under(&id("a"), &lease).await;
+        assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
+        if together {
+            assert_eq!(store.renew_all(&[(id("a"), lease.clone())]).await.unwrap(), []);
+        } else {
+            store.renew(&id("a"), &lease).await.unwrap();
+        }
+        assert_eq!(store.summary(&id("a")).await.unwrap().owner, Some(Owner::new("ann")));
+    }
+    store.commit(&id("a"), &write, &turn).await.unwrap();
+    set_back("1 hour").await;
+    store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
+}
+
+#[tokio::test]
+async fn lease_that_lasts_longer_than_dates_go_is_given_and_kept() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).lease(std::time::Duration::MAX).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    store.renew(&id("a"), &lease).await.unwrap();
+    assert_eq!(store.renew_all(&[(id("a"), lease.clone())]).await.unwrap(), []);
+    store.commit(&id("a"), &Write::on(version).under(&lease), &says(1, "Hi")).await.unwrap();
+    assert_eq!(store.summary(&id("a")).await.unwrap().owner, Some(Owner::new("ann")));
+}
+
+/// A replica that takes over may lack the last transactions of the server before it.
+#[tokio::test]
+async fn lease_that_a_failover_forgot_is_not_the_next_owners() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    let other = raw(url).await;
+    let row = format!("SELECT epoch FROM {}.conversations", schema(&store));
+    let before: i64 = other.query_one(&row, &[]).await.unwrap().get(0);
+    let forgotten = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    let replica = format!("UPDATE {}.conversations SET epoch = $1, owner = NULL", schema(&store));
+    other.execute(&replica, &[&before]).await.unwrap();
+
+    let next = store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
+    let refused = [
+        store.renew(&id("a"), &forgotten).await.map(drop),
+        store.delete_under(&id("a"), &forgotten).await,
+        store.commit(&id("a"), &Write::on(version).under(&forgotten), &says(1, "Hi")).await.map(drop),
+    ];
+    for refused in refused {
+        assert!(matches!(refused, Err(StoreError::LeaseLost { .. })), "{refused:?}");
+    }
+    store.release(&id("a"), &forgotten).await.unwrap();
+    store.commit(&id("a"), &Write::on(version).under(&next), &says(1, "Hi")).await.unwrap();
+}

@@ -288,6 +288,21 @@ async fn lease_ran_out_before_a_write_the_write_is_made_once_it_goes_on() {
     assert_eq!(tree_in(&store, session.id()).await.len(), 2);
 }
 
+#[tokio::test]
+async fn lease_ran_out_again_before_the_write_was_repeated_the_session_goes_on() {
+    let refused = || Act::Refuse(StoreError::LeaseLost { id: id("talk") });
+    let scripted_store = ScriptedStore::new([Act::Work, refused(), refused()]);
+    let store = LeasingStore::over(scripted_store.as_dyn());
+    let session = created(&store, "talk", ann()).await;
+    let mut events = watch(&session).await;
+    within(session.ask("One")).await.unwrap();
+    // It could be renewed, so it is nobody else's.
+    let StoreReport::Failed { .. } = within(report(&mut events)).await else { panic!() };
+    within(session.flush(secs(30))).await.unwrap();
+    assert_eq!(store.owner(session.id()), Some(ann()));
+    assert_eq!(tree_in(&store, session.id()).await.len(), 2);
+}
+
 // ---- how it is lost ----
 
 #[tokio::test]

@@ -111,7 +111,13 @@ async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ground:
             match attempt(&**store, id, job, Some(&lease)).await {
                 Err(StoreError::LeaseLost { .. }) => {
                     let lease = held.lease_after(lease.epoch).await?;
-                    attempt(&**store, id, job, Some(&lease)).await?
+                    attempt(&**store, id, job, Some(&lease)).await.map_err(|error| match error {
+                        // Nobody had come a moment ago. Whether somebody has since, the next attempt tells.
+                        StoreError::LeaseLost { id } => {
+                            StoreError::failed(format!("writing conversation {id}"), RanOutAgain)
+                        }
+                        error => error,
+                    })?
                 }
                 written => written?,
             }
@@ -145,3 +151,7 @@ pub(super) async fn outcome(write: &mut Option<UnderWay>) -> Written {
 #[derive(Debug, thiserror::Error)]
 #[error("the store did not answer within {0:?}")]
 struct TookTooLong(Duration);
+
+#[derive(Debug, thiserror::Error)]
+#[error("its lease ran out again as soon as it was renewed")]
+struct RanOutAgain;

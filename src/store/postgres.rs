@@ -172,7 +172,7 @@ impl PostgresStoreBuilder {
     /// Dropping the future may leave the schema, whole.
     pub async fn open(self) -> Result<PostgresStore, StoreError> {
         let Self { url, schema, certificates, limits } = self;
-        check_schema(&schema)?;
+        sql::check_schema(&schema)?;
         let config = Settings::parse(&url)
             .map_err(|error| StoreError::misconfigured("the PostgreSQL URL", InUrl(error)))?;
         let tls = tls::connector(certificates.as_deref())?;
@@ -198,23 +198,6 @@ impl fmt::Debug for PostgresStoreBuilder {
 #[derive(Debug, thiserror::Error)]
 #[error("it is no `postgres://user:password@host:port/database` that can be understood")]
 struct InUrl(#[source] tokio_postgres::Error);
-
-fn check_schema(name: &str) -> Result<(), StoreError> {
-    /// Bytes that PostgreSQL keeps of a name; it cuts off the rest (its documentation, 4.1.1).
-    const LONGEST: usize = 63;
-
-    #[derive(Debug, thiserror::Error)]
-    #[error(
-        "{0:?} can't be a schema's name: it has 1 to {LONGEST} bytes, none of them zero, and does not begin with pg_"
-    )]
-    struct Unusable(String);
-
-    // Names that begin so are the system's own.
-    if name.is_empty() || name.len() > LONGEST || name.contains('\0') || name.starts_with("pg_") {
-        return Err(StoreError::misconfigured("the schema's name", Unusable(name.to_owned())));
-    }
-    Ok(())
-}
 
 impl PostgresStore {
     /// The store in this database, in the schema `omni_agent`.

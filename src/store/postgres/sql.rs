@@ -1,5 +1,7 @@
 //! The statements. Times are the database's, to the millisecond where they are shown.
 
+use crate::store::StoreError;
+
 /// The statements for one schema.
 pub(super) struct Sql {
     pub(super) create: String,
@@ -163,4 +165,22 @@ impl Sql {
 /// The name as an identifier: in quotes, which are doubled inside (PostgreSQL's documentation, 4.1.1).
 pub(super) fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
+}
+
+/// Refuses what no schema can be called.
+pub(super) fn check_schema(name: &str) -> Result<(), StoreError> {
+    /// Bytes that PostgreSQL keeps of a name; it cuts off the rest (its documentation, 4.1.1).
+    const LONGEST: usize = 63;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error(
+        "{0:?} can't be a schema's name: it has 1 to {LONGEST} bytes, none zero, and no pg_ at its beginning"
+    )]
+    struct Unusable(String);
+
+    // Names that begin so are the system's own.
+    if name.is_empty() || name.len() > LONGEST || name.contains('\0') || name.starts_with("pg_") {
+        return Err(StoreError::misconfigured("the schema's name", Unusable(name.to_owned())));
+    }
+    Ok(())
 }

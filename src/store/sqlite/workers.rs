@@ -190,8 +190,8 @@ mod tests {
     const BUSY: Duration = Duration::from_hours(1);
 
     fn waits(connection: &Connection) -> Duration {
-        let millis = connection.pragma_query_value(None, "busy_timeout", |row| row.get(0));
-        Duration::from_millis(millis.expect("a number"))
+        let millis = connection.pragma_query_value(None, "busy_timeout", |row| row.get::<_, u32>(0));
+        Duration::from_millis(millis.expect("a number").into())
     }
 
     fn busy<T>() -> Result<T, StoreError> {

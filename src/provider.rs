@@ -12,6 +12,8 @@ pub mod dialect;
 mod error;
 mod fit;
 mod fold;
+#[cfg(any(feature = "http", feature = "acp"))]
+mod halves;
 #[cfg(feature = "http")]
 pub mod http;
 mod key;

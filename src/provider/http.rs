@@ -15,7 +15,6 @@ mod client;
 mod endpoint;
 mod exchange;
 mod framing;
-mod halves;
 mod key;
 mod meta;
 mod origin;

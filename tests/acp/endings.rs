@@ -105,7 +105,7 @@ async fn program_that_was_killed_between_two_turns_is_started_again() {
 
 /// A program that starts a session, for which it needs nothing but a shell.
 const HANDSHAKE: &str = r#"
-id() { sed 's/.*"id":\("[^"]*"\).*/\1/'; }
+id() { sed 's/.*"id":\([0-9]*\),.*/\1/'; }
 answer() { read -r line; printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$(printf %s "$line" | id)" "$1"; }
 answer '{"protocolVersion":1}'
 answer '{"sessionId":"s"}'
@@ -132,6 +132,34 @@ async fn program_that_ends_takes_along_what_it_started() {
     let ended = asked(&*session, "Hello").await.result;
     assert!(matches!(&ended, Err(BackendError::Ended(why)) if why.contains("exit status: 0")), "{ended:?}");
     place.is_left().await;
+}
+
+/// Agents put their tools into groups of their own.
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn program_that_was_killed_takes_along_what_left_its_group() {
+    let tools =
+        "echo $$ >> pids; setsid sh -c 'echo $$ >> pids; exec sleep 600' & read -r line; exec sleep 600";
+    for killed in [false, true] {
+        let place = Place::new();
+        let backend = script(&format!("{HANDSHAKE}{tools}")).with_folder(place.path());
+        let session = soon(backend.start(&SessionOptions::default())).await.unwrap();
+        until("it runs", || place.pids().len() == 2).await;
+        if killed {
+            kill_process(place.pids()[0], Signal::KILL).unwrap();
+            asked_in_vain(&*session).await;
+        } else {
+            drop(session);
+        }
+        place.is_left().await;
+    }
+}
+
+#[cfg(target_os = "linux")]
+async fn asked_in_vain(session: &dyn omni_agent::provider::backend::BackendSession) {
+    if let Ok(stream) = soon(session.prompt(prompt("Hello"))).await {
+        read(stream).await.result.unwrap_err();
+    }
 }
 
 #[tokio::test]

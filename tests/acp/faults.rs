@@ -65,7 +65,7 @@ async fn start_of_an_echo_is_an_error() {
 fn agent(version: &str, body: &str) -> AcpBackend {
     script(&format!(
         r#"
-        id() {{ sed 's/.*"id":\("[^"]*"\).*/\1/'; }}
+        id() {{ sed 's/.*"id":\([0-9]*\),.*/\1/'; }}
         answer() {{ read -r line; printf '{{"jsonrpc":"2.0","id":%s,%s}}\n' "$(printf %s "$line" | id)" "$1"; }}
         told() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"%s","update":%s}}}}\n' "$1" "$2"; }}
         say() {{ told s "{{\"sessionUpdate\":\"agent_message_chunk\",\"content\":{{\"type\":\"text\",\"text\":\"$1\"}}}}"; }}

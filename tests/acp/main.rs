@@ -9,6 +9,7 @@ mod conformance;
 mod conversations;
 mod endings;
 mod faults;
+mod forms;
 mod permissions;
 mod sdk;
 mod support;

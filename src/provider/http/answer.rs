@@ -16,10 +16,11 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::{Framer, endpoint::DeltaHook, exchange::Dress, halves::Halves, origin};
+use super::{Framer, endpoint::DeltaHook, exchange::Dress, origin};
 use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError,
     dialect::{Decoder, Dialect, Frame, Framing, is_error},
+    halves::Halves,
 };
 
 /// What is read of a body after its terminal event, so that the connection can serve the next request.

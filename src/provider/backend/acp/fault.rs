@@ -32,11 +32,13 @@ pub(super) fn not_resumed(
     // Agents say this in many ways, of which the protocol has one.
     let text = words(error).to_lowercase();
     let unknown = ["not found", "no such", "unknown", "not exist", "no session", "invalid session"];
+    let is_unknown =
+        unknown.iter().any(|words| text.contains(words)) || (text.contains("no ") && text.contains(" found"));
     match error.code {
         ErrorCode::AUTH_REQUIRED => refused(method, error, sign_in),
         ErrorCode::RESOURCE_NOT_FOUND => BackendError::UnknownSession(id.clone()),
         ErrorCode::METHOD_NOT_FOUND => BackendError::NotResumable(words(error)),
-        _ if unknown.iter().any(|words| text.contains(words)) => BackendError::UnknownSession(id.clone()),
+        _ if is_unknown => BackendError::UnknownSession(id.clone()),
         _ => refused(method, error, sign_in),
     }
 }
@@ -88,4 +90,32 @@ pub(super) fn broken(broken: &Broken) -> String {
 /// It took too long.
 pub(super) fn slow(call: &'static str, limit: Duration) -> BackendError {
     BackendError::Timeout { call, limit }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn session_that_is_not_there_is_told_as_such_however_the_agent_says_it() {
+        let id = SessionId::new("s");
+        let told = |code: i32, message: &str, detail: &str| {
+            let error = Error::new(code, message).data(serde_json::json!({ "details": detail }));
+            not_resumed("session/load", &error, &id, &[])
+        };
+        for detail in [
+            "Session not found: s",
+            "Invalid session identifier \"s\".",
+            "no rollout found for thread id s",
+            "No conversation found with session ID: s",
+        ] {
+            assert_eq!(
+                told(-32603, "Internal error", detail),
+                BackendError::UnknownSession(id.clone()),
+                "{detail}"
+            );
+        }
+        assert_eq!(told(-32002, "Resource not found", ""), BackendError::UnknownSession(id.clone()));
+        assert!(matches!(told(-32603, "Internal error", "the disk is full"), BackendError::Failed(_)));
+    }
 }

@@ -2,10 +2,10 @@
 
 use std::{
     io,
-    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{sync::watch, time::timeout};
@@ -13,6 +13,11 @@ use tokio::{sync::watch, time::timeout};
 /// How often the end of a program is looked for where nothing tells of it.
 #[cfg(any(not(unix), target_os = "openbsd"))]
 const LOOK: Duration = Duration::from_millis(20);
+
+/// How long what was killed may take to be gone: by then it is, or nobody takes notice of it, as in a container without an
+/// init.
+#[cfg(unix)]
+const GOING: Duration = Duration::from_millis(200);
 
 /// A program that runs, or has ended. Dropped, it is killed.
 ///
@@ -41,6 +46,8 @@ impl Process {
         // A group of its own: a Ctrl-C at the terminal is the application's, and what the program starts ends with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
+        #[cfg(target_os = "linux")]
+        let mark = super::leftovers::Mark::set(&mut command);
         let mut child = command.spawn()?;
         let (Some(stdin), Some(stdout), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())
@@ -51,7 +58,13 @@ impl Process {
         let (tell, ended) = watch::channel(None);
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
-            let how = reap(&held);
+            let status = reap(&held);
+            // One that ends in order has seen to what it started.
+            #[cfg(target_os = "linux")]
+            if !status.as_ref().is_ok_and(ExitStatus::success) {
+                mark.kill_all();
+            }
+            let how = status.map_or_else(|error| format!("how is unknown: {error}"), |how| how.to_string());
             tell.send_replace(Some(how));
         })?;
         Ok((process, Pipes { stdin, stdout, stderr }))
@@ -126,16 +139,23 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
 }
 
 /// Waits for the program's end, and ends what it left behind.
-fn reap(held: &Mutex<Held>) -> String {
+fn reap(held: &Mutex<Held>) -> io::Result<ExitStatus> {
     wait(held);
     let mut held = lock(held);
     // Its id is still its own, so that nobody else's group can be hit.
     held.kill();
     held.ended = true;
-    match held.child.wait() {
-        Ok(status) => status.to_string(),
-        Err(error) => format!("how is unknown: {error}"),
+    let status = held.child.wait();
+    #[cfg(unix)]
+    {
+        let group = rustix::process::Pid::from_child(&held.child);
+        drop(held);
+        let killed = Instant::now();
+        while rustix::process::test_kill_process_group(group).is_ok() && killed.elapsed() < GOING {
+            thread::sleep(Duration::from_millis(2));
+        }
     }
+    status
 }
 
 /// Waits without taking the program's id away, and without keeping others from killing it.

@@ -17,6 +17,7 @@ use agent_client_protocol::{
 };
 use async_trait::async_trait;
 use futures_util::stream;
+use tokio::time::timeout;
 
 use super::{
     Config,
@@ -26,6 +27,9 @@ use super::{
 use crate::provider::backend::{
     BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt,
 };
+
+/// How long nothing of what was said before has to come for all of it to have come.
+const SILENCE: Duration = Duration::from_millis(100);
 
 pub(super) struct AcpSession {
     connection: Connection,
@@ -154,6 +158,12 @@ impl Opening<'_> {
         } else if can.load_session {
             let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
             let answer = self.answer("session/load", request).await;
+            if answer.is_ok() {
+                // It is to tell of before and then to answer; some agents go on with it behind the answer, and the next
+                // turn must not have it.
+                let left = self.until.saturating_duration_since(Instant::now());
+                let _ = timeout(left, self.connection.shared.quiet(SILENCE)).await;
+            }
             ("session/load", answer.map(|session| session.config_options))
         } else {
             return Err(BackendError::NotResumable(format!(

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use agent_client_protocol::{
@@ -10,7 +11,10 @@ use agent_client_protocol::{
     is_incoming_transport_closed, v1::schema::AuthMethod,
 };
 use serde_json::Value;
-use tokio::sync::{mpsc, watch};
+use tokio::{
+    sync::{mpsc, watch},
+    time::timeout,
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -36,6 +40,8 @@ pub(super) struct Shared {
     /// Set once, with the state locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
+    /// Counts what was told of turns while none was in flight.
+    told: watch::Sender<u64>,
 }
 
 #[derive(Default)]
@@ -74,7 +80,7 @@ impl Turn {
 impl Shared {
     pub(super) fn new(traffic: Arc<Traffic>) -> Arc<Self> {
         let (ended, idle) = (watch::Sender::new(None), watch::Sender::new(true));
-        Arc::new(Self { traffic, state: Mutex::default(), ended, idle })
+        Arc::new(Self { traffic, state: Mutex::default(), ended, idle, told: watch::Sender::new(0) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -131,6 +137,12 @@ impl Shared {
     pub(super) async fn idle(&self) {
         // The sender is here.
         let _ = self.idle.subscribe().wait_for(|idle| *idle).await;
+    }
+
+    /// Done when nothing has been told of turns for so long, while none is in flight.
+    pub(super) async fn quiet(&self, silence: Duration) {
+        let mut told = self.told.subscribe();
+        while timeout(silence, told.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
     }
 
     /// Ends all, for the first reason given.
@@ -197,20 +209,19 @@ impl Shared {
         let Some(update) = params.get_mut("update").map(Value::take) else {
             return;
         };
-        match &mut state.turn {
-            Some(turn) => {
-                for event in turn.translator.update(update) {
-                    turn.tell(event, room);
-                }
+        if let Some(turn) = &mut state.turn {
+            for event in turn.translator.update(update) {
+                turn.tell(event, room);
             }
-            // What was said before, which a loaded session says again, or what comes too late.
-            None => {
-                if let Some((name, data)) = status(&update)
-                    && (state.standing.len() < MOST_STANDING || state.standing.contains_key(&name))
-                {
-                    state.standing.insert(name, data);
-                }
-            }
+            return;
+        }
+        // What was said before, which a loaded session says again, or what comes too late.
+        let Some((name, data)) = status(&update) else {
+            self.told.send_modify(|told| *told = told.wrapping_add(1));
+            return;
+        };
+        if state.standing.len() < MOST_STANDING || state.standing.contains_key(&name) {
+            state.standing.insert(name, data);
         }
     }
 

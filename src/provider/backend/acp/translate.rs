@@ -36,6 +36,12 @@ impl Translator {
         if let Some((name, data)) = status(&update) {
             return vec![BackendEvent::Status { name, data }];
         }
+        if update.get("sessionUpdate").is_some_and(|kind| kind == "plan")
+            && let Some(entries) = update.get("entries").filter(|entries| entries.is_array())
+        {
+            // As it is: agents have priorities of their own.
+            return vec![BackendEvent::Plan(entries.clone())];
+        }
         let update = match serde_json::from_value::<SessionUpdate>(update) {
             Ok(update) => update,
             Err(error) => {
@@ -52,7 +58,6 @@ impl Translator {
                 self.tool(call.into(), again)
             }
             SessionUpdate::ToolCallUpdate(update) => self.tool(update, false),
-            SessionUpdate::Plan(plan) => vec![BackendEvent::Plan(json!(plan.entries))],
             // What the user said is known.
             _ => Vec::new(),
         }

@@ -2,12 +2,12 @@
 //! longest length, what is not the protocol stays out, and only so much waits at once.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::VecDeque,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
-use agent_client_protocol::{Channel, RawJsonRpcId, RawJsonRpcMessage, RawJsonRpcResponse, TransportFrame};
+use agent_client_protocol::{Channel, RawJsonRpcMessage, TransportFrame};
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender};
 use futures_util::StreamExt;
 use tokio::{
@@ -16,7 +16,11 @@ use tokio::{
     time::timeout,
 };
 
-use super::lines::{Line, Lines, shown};
+use super::{
+    lines::{Line, Lines, shown},
+    message::{Asked, Heard, hear},
+};
+use crate::provider::halves::Halves;
 
 /// The longest message.
 const LONGEST: usize = 32 * 1024 * 1024;
@@ -58,8 +62,8 @@ struct Inner {
     arrived: VecDeque<OwnedSemaphorePermit>,
     /// Of the requests whose answers have not been written.
     owed: VecDeque<Room>,
-    /// Our requests that wait for their answers.
-    asked: HashSet<RawJsonRpcId>,
+    asked: Asked,
+    halves: Halves,
     /// Lines that were no messages, since the last that was.
     noise: u32,
 }
@@ -122,17 +126,16 @@ impl Traffic {
         Err(Broken::Noise(self.noise.borrow().clone().unwrap_or_default()))
     }
 
-    /// Takes a message; whether it is wanted.
-    fn take(&self, message: &RawJsonRpcMessage) -> bool {
+    /// What a line says.
+    fn hear(&self, line: &[u8]) -> Heard {
         let mut inner = self.lock();
-        inner.noise = 0;
-        self.noise.send_if_modified(|noise| noise.take().is_some());
-        match message {
-            RawJsonRpcMessage::Response(
-                RawJsonRpcResponse::Result { id, .. } | RawJsonRpcResponse::Error { id, .. },
-            ) => inner.asked.remove(id),
-            _ => true,
+        let Inner { asked, halves, .. } = &mut *inner;
+        let heard = hear(line, asked, halves);
+        if matches!(heard, Heard::Messages(_)) {
+            inner.noise = 0;
+            self.noise.send_if_modified(|noise| noise.take().is_some());
         }
+        heard
     }
 }
 
@@ -153,29 +156,26 @@ pub(super) async fn read(
         if messages.is_closed() || line.iter().all(u8::is_ascii_whitespace) {
             continue;
         }
-        let frame = std::str::from_utf8(&line).ok().map(TransportFrame::parse_json);
-        let Some(TransportFrame::Single(message)) = frame else {
-            // Programs talk on their standard output though they must not. Of a message, nothing may be lost.
-            if memchr::memmem::find(&line, b"\"jsonrpc\"").is_some() {
-                return Broken::Damaged(shown(&line, 200));
-            }
-            match traffic.pass_over(&line) {
+        let heard = match traffic.hear(&line) {
+            Heard::Messages(heard) => heard,
+            Heard::Damaged => return Broken::Damaged(shown(&line, 200)),
+            // Programs talk on their standard output though they must not.
+            Heard::Noise => match traffic.pass_over(&line) {
                 Ok(()) => continue,
                 Err(broken) => return broken,
-            }
+            },
         };
-        if !traffic.take(&message) {
-            tracing::warn!("an agent answered what nobody asked");
-            continue;
-        }
-        let size = u32::try_from(line.len()).unwrap_or(BUDGET).clamp(64, BUDGET);
+        let size = line.len() / heard.len().max(1);
+        let size = u32::try_from(size).unwrap_or(BUDGET).clamp(64, BUDGET);
         drop(line);
-        let Ok(room) = Arc::clone(&traffic.budget).acquire_many_owned(size).await else {
-            continue;
-        };
-        traffic.lock().arrived.push_back(room);
-        // Where nobody takes it any more, the rest is read to the end for the program to see its pipe work.
-        let _ = messages.unbounded_send(TransportFrame::Single(message));
+        for message in heard {
+            let Ok(room) = Arc::clone(&traffic.budget).acquire_many_owned(size).await else {
+                break;
+            };
+            traffic.lock().arrived.push_back(room);
+            // Where nobody takes it any more, the rest is read to the end for the program to see its pipe work.
+            let _ = messages.unbounded_send(TransportFrame::Single(message));
+        }
     }
 }
 
@@ -185,11 +185,11 @@ pub(super) async fn write(
     mut messages: UnboundedReceiver<TransportFrame>,
     traffic: &Traffic,
 ) -> std::io::Result<()> {
-    while let Some(frame) = messages.next().await {
+    while let Some(mut frame) = messages.next().await {
         let mut is_answer = false;
-        match &frame {
+        match &mut frame {
             TransportFrame::Single(RawJsonRpcMessage::Request(request)) => {
-                traffic.lock().asked.insert(request.id.clone());
+                request.id = traffic.lock().asked.ask(request.id.clone());
             }
             TransportFrame::Single(RawJsonRpcMessage::Response(_)) => is_answer = true,
             _ => {}

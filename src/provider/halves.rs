@@ -1,4 +1,4 @@
-//! Halves of characters: services written in languages whose strings are UTF-16 cut a text between the two halves
+//! Halves of characters: services and programs in languages whose strings are UTF-16 cut a text between the two halves
 //! of a character, and so send in two events, as an escape each, what is no text in either.
 
 use std::ops::Range;
@@ -8,9 +8,9 @@ const REPLACEMENT: &str = "\\ufffd";
 /// Bytes of an escape: `\uXXXX`.
 const ESCAPE: usize = 6;
 
-/// Puts the halves together again, over all events of an answer.
+/// Puts the halves together again, over all events of one.
 #[derive(Debug, Default)]
-pub(super) struct Halves {
+pub(in crate::provider) struct Halves {
     /// The escape that a text ended with; the other half begins another event.
     first: Option<String>,
 }
@@ -18,7 +18,7 @@ pub(super) struct Halves {
 impl Halves {
     /// The JSON text in which each half is joined with the other, waits for it, or is replaced. `None` if there is
     /// none alone.
-    pub(super) fn mend(&mut self, json: &str) -> Option<String> {
+    pub(in crate::provider) fn mend(&mut self, json: &str) -> Option<String> {
         let mut mended = String::new();
         let mut copied = 0;
         let mut at = 0;

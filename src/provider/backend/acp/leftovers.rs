@@ -1,0 +1,56 @@
+//! What a program started and put into groups of their own, as agents do with their tools: found by a mark in its
+//! environment.
+
+use std::{
+    fs,
+    path::Path,
+    process::{self, Command},
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::{Duration, SystemTime},
+};
+
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+const VARIABLE: &str = "OMNI_AGENT_PROGRAM";
+
+/// How often it is looked for what was started meanwhile.
+const ROUNDS: usize = 20;
+
+/// What all that a program starts has in its environment, and nothing else.
+pub(super) struct Mark(String);
+
+impl Mark {
+    /// Marks a program that is to be started.
+    pub(super) fn set(command: &mut Command) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let value = format!("{}-{}-{number}", process::id(), since.as_nanos());
+        command.env(VARIABLE, &value);
+        Self(format!("{VARIABLE}={value}"))
+    }
+
+    /// Kills what is left.
+    pub(super) fn kill_all(&self) {
+        for _ in 0..ROUNDS {
+            let Ok(processes) = fs::read_dir("/proc") else { return };
+            let killed = processes.flatten().filter(|process| self.kill(&process.path())).count();
+            if killed == 0 {
+                return;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Kills a process if it has the mark; whether it did.
+    fn kill(&self, process: &Path) -> bool {
+        let id = process.file_name().and_then(|name| name.to_str()?.parse().ok());
+        let Some(id) = id.and_then(Pid::from_raw) else { return false };
+        // Held before it is looked at, so that its id can't come to be another's.
+        let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else { return false };
+        let Ok(environment) = fs::read(process.join("environ")) else { return false };
+        let is_marked = environment.split(|byte| *byte == 0).any(|variable| variable == self.0.as_bytes());
+        is_marked && pidfd_send_signal(held, Signal::KILL).is_ok()
+    }
+}

@@ -1,0 +1,238 @@
+//! What a line of a program's output is taken for. Pure.
+//!
+//! Programs are exact in different things. What can be meant in one way only is taken so; what can't be anything that is
+//! waited for is passed over.
+
+use std::{collections::HashMap, sync::Arc};
+
+use agent_client_protocol::{
+    Error, RawJsonRpcError, RawJsonRpcId, RawJsonRpcMessage, RawJsonRpcNotification, RawJsonRpcParams,
+    RawJsonRpcRequest, RawJsonRpcResponse,
+};
+use memchr::memmem;
+use serde_json::{Map, Value};
+
+use crate::provider::halves::Halves;
+
+/// What a line says.
+#[derive(Debug, PartialEq)]
+pub(super) enum Heard {
+    /// The protocol's; what there is in it to be taken, in order.
+    Messages(Vec<RawJsonRpcMessage>),
+    /// Something else.
+    Noise,
+    /// The beginning of a message, or what is left of one: it may have been an answer.
+    Damaged,
+}
+
+/// Our requests that wait for their answers, by the numbers that they go under: not every program takes other ids.
+#[derive(Default)]
+pub(super) struct Asked {
+    last: i64,
+    waiting: HashMap<i64, RawJsonRpcId>,
+}
+
+impl Asked {
+    /// Takes in a request; gives the id that it is to go under.
+    pub(super) fn ask(&mut self, id: RawJsonRpcId) -> RawJsonRpcId {
+        self.last += 1;
+        self.waiting.insert(self.last, id);
+        self.last.into()
+    }
+
+    /// The request that an answer with this id is for.
+    fn answered(&mut self, id: &Value) -> Option<RawJsonRpcId> {
+        let number = match id {
+            Value::Number(number) => number.as_i64()?,
+            Value::String(number) => number.parse().ok()?,
+            _ => return None,
+        };
+        self.waiting.remove(&number)
+    }
+
+    /// The request that could not be read, if it can be told which.
+    fn unread(&mut self) -> Option<RawJsonRpcId> {
+        let mut waiting = self.waiting.keys();
+        let (Some(&number), None) = (waiting.next(), waiting.next()) else { return None };
+        self.waiting.remove(&number)
+    }
+}
+
+/// What a line says.
+pub(super) fn hear(line: &[u8], asked: &mut Asked, halves: &mut Halves) -> Heard {
+    if !begins_like_a_message(line) {
+        // Behind what a program wrote without ending the line stands the message; a log that quotes one looks the same.
+        // An answer that is taken twice does no harm.
+        let rest = memmem::find(line, b"{\"jsonrpc\"").map_or(&[][..], |at| &line[at..]);
+        return match serde_json::from_slice(rest) {
+            Ok(Value::Object(object)) if !object.contains_key("method") => heard([object.into()], asked),
+            _ => Heard::Noise,
+        };
+    }
+    let read =
+        |line: &[u8]| serde_json::Deserializer::from_slice(line).into_iter().collect::<Result<Vec<_>, _>>();
+    let mended = |error| {
+        let mended = std::str::from_utf8(line).ok().and_then(|line| halves.mend(line)).ok_or(error)?;
+        read(mended.as_bytes())
+    };
+    match read(line).or_else(mended) {
+        Ok(values) => heard(values, asked),
+        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => Heard::Damaged,
+        Err(_) => Heard::Noise,
+    }
+}
+
+fn begins_like_a_message(line: &[u8]) -> bool {
+    let line = line.trim_ascii_start();
+    let first = line.strip_prefix(b"[").map_or(line, <[u8]>::trim_ascii_start);
+    first.starts_with(b"{")
+}
+
+fn heard(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> Heard {
+    let (mut messages, mut is_protocol) = (Vec::new(), false);
+    let objects = values.into_iter().flat_map(|value| match value {
+        // Together in one message, which the protocol does not have, but what it is built on.
+        Value::Array(values) => values,
+        value => vec![value],
+    });
+    for object in objects {
+        let Value::Object(object) = object else { continue };
+        let says_so = object.contains_key("jsonrpc");
+        is_protocol |= says_so;
+        match message(object, says_so, asked) {
+            Some(message) => messages.push(message),
+            None if says_so => {
+                tracing::warn!("an agent's message is not right, or answers what nobody asked");
+            }
+            None => {}
+        }
+    }
+    if is_protocol || !messages.is_empty() { Heard::Messages(messages) } else { Heard::Noise }
+}
+
+fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> Option<RawJsonRpcMessage> {
+    let (id, params) = (object.remove("id"), object.remove("params"));
+    if let Some(method) = object.get("method") {
+        let method = method.as_str()?;
+        // Logs have methods too.
+        if !says_so && !matches!(method, "session/update" | "session/request_permission") {
+            return None;
+        }
+        let method = Arc::from(method);
+        let params = params.and_then(|params| RawJsonRpcParams::from_value(params).ok().flatten());
+        return Some(match id {
+            None => RawJsonRpcNotification { method, params }.into(),
+            Some(id) => RawJsonRpcRequest { id: serde_json::from_value(id).ok()?, method, params }.into(),
+        });
+    }
+    let has_result = object.contains_key("result");
+    let error = object.remove("error").filter(|error| !error.is_null());
+    if !says_so && !has_result && error.is_none() {
+        return None;
+    }
+    let id = match id {
+        Some(Value::Null) | None if error.is_some() => asked.unread()?,
+        id => asked.answered(&id?)?,
+    };
+    Some(RawJsonRpcMessage::Response(match error {
+        Some(error) => RawJsonRpcResponse::Error { id, error: Box::new(failure(error)) },
+        None => RawJsonRpcResponse::Result { id, result: object.remove("result").unwrap_or_default() },
+    }))
+}
+
+fn failure(error: Value) -> RawJsonRpcError {
+    let said = match error.get("message").unwrap_or(&error) {
+        Value::String(said) => said.clone(),
+        other => other.to_string(),
+    };
+    serde_json::from_value(error).unwrap_or_else(|_| Error::new(-32603, said).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn asking() -> Asked {
+        let mut asked = Asked::default();
+        assert_eq!(asked.ask("one".to_owned().into()), 1.into());
+        asked
+    }
+
+    /// What is taken of a line, written again.
+    fn taken(line: &str) -> Value {
+        match hear(line.as_bytes(), &mut asking(), &mut Halves::default()) {
+            Heard::Messages(messages) => json!(messages),
+            other => json!(format!("{other:?}")),
+        }
+    }
+
+    #[test]
+    fn answers_have_the_ids_of_what_they_answer() {
+        let answer = json!([{ "jsonrpc": "2.0", "id": "one", "result": 7 }]);
+        for line in [
+            r#"{"jsonrpc":"2.0","id":1,"result":7}"#,
+            r#" {"id":"1","result":7,"error":null}"#,
+            r#"[{"jsonrpc":"1.0","id":1,"result":7}, 7, {"jsonrpc":"2.0","id":1,"result":8}]"#,
+            r#"{"jsonrpc":"2.0","id":1,"result":7} {"jsonrpc":"2.0","id":2,"result":8}"#,
+            r#"[info] sent {"jsonrpc":"2.0","id":1,"result":7}"#,
+        ] {
+            assert_eq!(taken(line), answer, "{line}");
+        }
+        assert_eq!(taken(r#"{"jsonrpc":"2.0","id":1}"#)[0]["result"], json!(null));
+        let failed = |line| taken(line)[0]["error"].clone();
+        assert_eq!(failed(r#"{"id":null,"error":{"code":-32700,"message":"no"}}"#)["code"], -32700);
+        assert_eq!(
+            failed(r#"{"jsonrpc":"2.0","id":1,"result":{},"error":{"code":"X","message":"no"}}"#)["message"],
+            "no"
+        );
+        assert_eq!(failed(r#"{"jsonrpc":"2.0","id":1,"error":"no"}"#)["message"], "no");
+        assert_eq!(taken(r#"{"jsonrpc":"2.0","id":9,"result":7}"#), json!([]), "nobody asked");
+    }
+
+    #[test]
+    fn what_could_not_be_read_is_told_only_if_it_can_be_told_which() {
+        let line = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}"#;
+        let mut asked = asking();
+        asked.ask("two".to_owned().into());
+        assert_eq!(hear(line, &mut asked, &mut Halves::default()), Heard::Messages(Vec::new()));
+        assert_eq!(hear(line, &mut Asked::default(), &mut Halves::default()), Heard::Messages(Vec::new()));
+    }
+
+    #[test]
+    fn requests_keep_their_ids_and_lose_what_is_no_params() {
+        let request = r#"{"jsonrpc":"2.0","id":"x","method":"_m","params":{"a":1}}"#;
+        assert_eq!(taken(request), json!([serde_json::from_str::<Value>(request).unwrap()]));
+        let request = r#"{"jsonrpc":"2.0","id":0,"method":"_m","params":"odd"}"#;
+        assert_eq!(taken(request), json!([{ "jsonrpc": "2.0", "id": 0, "method": "_m" }]));
+        assert_eq!(taken(r#"{"jsonrpc":"2.0","id":[],"method":"_m"}"#), json!([]));
+        assert_eq!(taken(r#"{"method":"session/update","params":null}"#)[0]["method"], "session/update");
+    }
+
+    #[test]
+    fn logs_are_noise_and_what_is_broken_off_is_not() {
+        for line in [
+            "hello",
+            "[1]",
+            "[]",
+            r#"{"level":30,"id":1,"msg":"x"}"#,
+            r#"{"method":"GET","id":1}"#,
+            r#"{"level":"#,
+            r#"[debug] got {"jsonrpc":"2.0","method":"session/update","params":{}}"#,
+            r#"[debug] got {"jsonrpc":"2.0","meth"#,
+            "\u{fffd}",
+        ] {
+            assert_eq!(hear(line.as_bytes(), &mut asking(), &mut Halves::default()), Heard::Noise, "{line}");
+        }
+        for line in
+            [r#"{"jsonrpc":"2.0","id":"#, r#"[{"jsonrpc":"2.0","id":1}"#, r#"{"jsonrpc":"2.0","id":1} x"#]
+        {
+            assert_eq!(
+                hear(line.as_bytes(), &mut asking(), &mut Halves::default()),
+                Heard::Damaged,
+                "{line}"
+            );
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! Agents that write the protocol in forms of their own: what can be meant in one way only is taken so.
+
+use omni_agent::provider::{
+    StopReason,
+    backend::{Backend, BackendError, SessionId, SessionOptions, acp::AcpBackend},
+};
+
+use crate::support::{asked, script, soon};
+
+/// A script with `next`, which reads a message and its id, and `answer`, which writes what it is given for `ID` as that.
+fn agent(body: &str) -> AcpBackend {
+    script(&format!(
+        r#"
+        next() {{ read -r line || exit 0; id=$(printf %s "$line" | sed 's/.*"id":\([0-9]*\),.*/\1/'); }}
+        answer() {{ printf '%s\n' "$1" | sed "s/ID/$id/"; }}
+        told() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"s","update":%s}}}}\n' "$1"; }}
+        chunk() {{ told "{{\"sessionUpdate\":\"$1\",\"content\":{{\"type\":\"text\",\"text\":\"$2\"}}}}"; }}
+        say() {{ chunk agent_message_chunk "$1"; }}
+        ended() {{ answer '{{"jsonrpc":"2.0","id":ID,"result":{{"stopReason":"end_turn"}}}}'; }}
+        opened() {{
+            next; answer '{{"jsonrpc":"2.0","id":ID,"result":{{"protocolVersion":1,"agentCapabilities":{{"loadSession":true}}}}}}'
+        }}
+        {body}
+        "#
+    ))
+}
+
+/// One whose session is there.
+fn started(body: &str) -> AcpBackend {
+    agent(&format!(
+        r#"opened; next; answer '{{"jsonrpc":"2.0","id":ID,"result":{{"sessionId":"s"}}}}'; {body}"#
+    ))
+}
+
+#[tokio::test]
+async fn answers_in_every_form_are_taken() {
+    let forms = [
+        r#"{"jsonrpc":"2.0","id":ID,"result":RESULT}"#,
+        r#"{"jsonrpc":"2.0","id":"ID","result":RESULT}"#,
+        r#"{"jsonrpc":"2.0","id":ID,"result":RESULT,"error":null}"#,
+        r#"{"id":ID,"result":RESULT}"#,
+        r#"[{"jsonrpc":"2.0","id":ID,"result":RESULT}]"#,
+        r#"[{"jsonrpc":"2.0","method":"_x"},7,{"jsonrpc":"2.0","id":ID,"result":RESULT}]"#,
+        r#"Loading... {"jsonrpc":"2.0","id":ID,"result":RESULT}"#,
+    ];
+    let results = [r#"{"protocolVersion":1}"#, r#"{"sessionId":"s"}"#, r#"{"stopReason":"end_turn"}"#];
+    for form in forms {
+        let answers = results.map(|result| format!("next; answer '{}'", form.replace("RESULT", result)));
+        let body = answers.join("; ");
+        let session = soon(agent(&body).start(&SessionOptions::default())).await.unwrap_or_else(|error| {
+            panic!("{form}: {error}");
+        });
+        let turn = asked(&*session, "Hello").await;
+        assert_eq!(turn.result.unwrap().stop_reason, StopReason::Stop, "{form}");
+    }
+}
+
+#[tokio::test]
+async fn messages_that_are_not_right_are_passed_over_if_they_answer_nothing() {
+    let wrong = r#"
+        next
+        cat <<'END'
+        {"jsonrpc":"2.0"}
+        {"jsonrpc":"2.0","method":5}
+        {"jsonrpc":"2.0","id":1.5,"method":"x"}
+        {"jsonrpc":"2.0","id":{},"result":1}
+        {"jsonrpc":"2.0","id":null,"result":1}
+        []
+        [[],{}]
+        [debug] sent {"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"quoted"}}}}
+        {"method":"GET","path":"/","id":"a"}
+END
+        printf '%s\n' '{"jsonrpc":"2.0","id":77,"method":"x","params":"odd"}'
+        kept=$id; next; case "$line" in *'"id":77,'*-32601*) say one;; *) say "$line";; esac; id=$kept
+        ended
+        sleep 600
+    "#;
+    let session = soon(started(wrong).start(&SessionOptions::default())).await.unwrap();
+    let turn = asked(&*session, "Hello").await;
+    assert_eq!((turn.text.as_str(), turn.result.unwrap().stop_reason), ("one", StopReason::Stop));
+}
+
+#[tokio::test]
+async fn answer_whose_error_is_not_right_fails_its_turn_alone() {
+    let errors = [
+        r#"{"jsonrpc":"2.0","id":ID,"error":{"code":"E_QUOTA","message":"no more"}}"#,
+        r#"{"jsonrpc":"2.0","id":ID,"error":"no more"}"#,
+        r#"{"jsonrpc":"2.0","id":ID}"#,
+        // It could not read what it was sent, and so does not know the id.
+        r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no more"}}"#,
+    ];
+    for error in errors {
+        let body = format!("next; answer '{error}'; next; say on; ended; sleep 600");
+        let session = soon(started(&body).start(&SessionOptions::default())).await.unwrap();
+        let failed = asked(&*session, "Hello").await.result.unwrap_err();
+        assert!(!matches!(failed, BackendError::Ended(_)), "{error}: {failed}");
+        assert!(failed.to_string().contains("no more") || !error.contains("no more"), "{error}: {failed}");
+        assert_eq!(asked(&*session, "Hello").await.text, "on", "{error}");
+    }
+}
+
+/// Some agents go on with what was said before when they have answered that the session is loaded.
+#[tokio::test]
+async fn what_is_said_again_after_the_session_was_loaded_is_no_part_of_the_next_turn() {
+    let late = r#"
+        opened
+        next; chunk user_message_chunk 'Before?'; answer '{"jsonrpc":"2.0","id":ID,"result":null}'
+        count=0; while [ $count -lt 200 ]; do chunk agent_message_chunk 'Before.'; count=$((count + 1)); done
+        next; say Now.; ended; sleep 600
+    "#;
+    let session = soon(agent(late).resume(&SessionId::new("s"), &SessionOptions::default())).await.unwrap();
+    assert_eq!(asked(&*session, "Hello").await.text, "Now.");
+}
+
+#[tokio::test]
+async fn text_that_was_cut_within_a_character_is_told() {
+    let cut = r#"
+        next
+        cat <<'END'
+{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"Cut \ud83d"}}}}
+{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"\ude00 in \ud83d two"}}}}
+END
+        ended; sleep 600
+    "#;
+    let session = soon(started(cut).start(&SessionOptions::default())).await.unwrap();
+    assert_eq!(asked(&*session, "Hello").await.text, "Cut \u{1f600} in \u{fffd} two");
+}
+
+#[tokio::test]
+async fn plan_with_words_of_the_agents_own_is_told_as_it_is() {
+    let planned = r#"
+        next
+        told '{"sessionUpdate":"plan","entries":[{"content":"Look","priority":"urgent","status":"begun"}]}'
+        ended; sleep 600
+    "#;
+    let session = soon(started(planned).start(&SessionOptions::default())).await.unwrap();
+    assert_eq!(asked(&*session, "Hello").await.events, [r#"plan "Look""#]);
+}

@@ -67,6 +67,9 @@ pub trait Provider: Send + Sync + 'static {
     /// before the conversation's first request. `None`, the default, says that the provider has no such
     /// state and serves everyone itself.
     ///
+    /// It is not repeated like a request, and a request's timeout does not bound it: an instance that takes a connection
+    /// had better make it when it is first asked.
+    ///
     /// # Errors
     ///
     /// The instance could not be made; the request that needed it fails with this.

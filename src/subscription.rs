@@ -148,6 +148,7 @@ pub(crate) struct Attachment<S, E> {
 }
 
 /// A snapshot and the events that follow it.
+#[must_use = "a subscription that nobody reads tells nothing"]
 pub struct Subscription<S, E> {
     source: Box<dyn Source<S, E>>,
     snapshot: Option<Arc<S>>,

@@ -6,7 +6,7 @@ use async_trait::async_trait;
 
 use crate::{
     message::{History, Message, Role},
-    provider::{Model, Options, Request},
+    provider::{Model, Options, Request, StopReason},
 };
 
 /// How untitled conversations get their titles, after the first turn that is finished.
@@ -43,6 +43,8 @@ pub trait TitleGenerator: Send + Sync + 'static {
 const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an application's own code may.
 const OWN_TIMEOUT: Duration = Duration::from_mins(1);
+/// The tokens that a model may take. Some think about it first.
+const MODEL_TOKENS: u32 = 1024;
 /// How much of each message a model gets to see, in characters.
 const EXCERPT: usize = 2000;
 /// Characters of a heuristic title, at most, its ellipsis apart.
@@ -119,8 +121,11 @@ async fn by_model(
     let asked = History::from_iter([Message::user(format!("{question}\n\n{answer}"))]);
     let request = Request::new(asked)
         .with_system(system)
-        .with_options(Options::default().with_max_tokens(64).with_timeout(MODEL_TIMEOUT));
+        .with_options(Options::default().with_max_tokens(MODEL_TOKENS).with_timeout(MODEL_TIMEOUT));
     let generated = model.generate(request).await?;
+    if generated.stop_reason == StopReason::Length {
+        return Err(format!("the model came to no end within {MODEL_TOKENS} tokens").into());
+    }
     Ok(tidy(&generated.message.text()))
 }
 

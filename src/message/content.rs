@@ -161,6 +161,7 @@ impl Attachment {
 /// Where an attachment's bytes are.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Source {
     /// In the message, as base64.
     Base64 {

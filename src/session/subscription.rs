@@ -51,6 +51,7 @@ pub enum Mode {
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
+#[must_use = "a subscriber that is dropped has left, and a session without controllers may end"]
 pub struct SessionSubscription {
     events: Subscription<SessionSnapshot, SessionEvent>,
     guard: Guard,
@@ -120,6 +121,7 @@ impl fmt::Debug for SessionSubscription {
 
 /// Keeps a session alive as a [`Mode::Controller`], or stands by as an observer. The last controller that goes starts the
 /// session's idle shutdown.
+#[must_use = "a controller that is dropped has left, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,
     /// What keeps the session alive, for a controller.

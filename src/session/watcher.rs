@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Event, Response, Status, TurnOutcome},
+    agent::{Event, Response, Status},
     session::SessionEvent,
     subscription::EndReason,
 };
@@ -26,7 +26,7 @@ pub enum Notice<'a> {
     Status(Status),
     /// The conversation has this title now.
     Title(Option<&'a Arc<str>>),
-    /// A run ended in this turn.
+    /// A turn was finished: the conversation has it, whether or not the run goes on.
     Finished(&'a Arc<Response>),
     /// The last controller has left.
     Left,
@@ -40,7 +40,7 @@ pub(super) fn tell(watcher: &dyn Watcher, event: &SessionEvent) {
         SessionEvent::Title { title } => Notice::Title(title.as_ref()),
         SessionEvent::Agent(event) => match &**event {
             Event::Status { status } => Notice::Status(*status),
-            Event::Turn(TurnOutcome::Stop { response, .. }) => Notice::Finished(response),
+            Event::Turn(outcome) => Notice::Finished(outcome.response()),
             _ => return,
         },
         _ => return,

@@ -13,6 +13,7 @@ type TimeoutByName = Arc<dyn Fn(&str) -> Option<Duration> + Send + Sync>;
 
 /// How long a tool may take.
 #[derive(Clone)]
+#[non_exhaustive]
 pub enum ToolTimeout {
     /// The same for every tool.
     Fixed(Duration),

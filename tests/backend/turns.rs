@@ -147,6 +147,21 @@ async fn prompt_after_answers_of_others_brings_them_where_the_backend_takes_hist
 }
 
 #[tokio::test(start_paused = true)]
+async fn prompt_after_answers_of_others_is_cancelled_they_are_brought_to_a_new_session() {
+    let turn = Turn::new().step(crate::scripted::Step::Hang);
+    let backend = ScriptedBackend::able(Capabilities::default().with_history(), [turn]);
+    let agent = backend.agent().history(foreign()).start().await.unwrap();
+    agent.prompt("Go").await.unwrap();
+    backend.until("prompt s1: Before\n\nFrom elsewhere\n\nGo").await;
+    agent.cancel().await.unwrap();
+    agent.wait_until_idle().await.unwrap();
+    // A session hears of them once.
+    assert_eq!(agent.ask("On").await.unwrap().text(), "Before\n\nFrom elsewhere\n\nOn");
+    assert_eq!(agent.ask("And on").await.unwrap().text(), "Before\n\nFrom elsewhere\n\nOn | And on");
+    assert_eq!((backend.count("start"), backend.count("terminate s1")), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
 async fn request_outside_an_agent_has_a_session_for_itself() {
     let backend = ScriptedBackend::new([]);
     let answer = backend.model().generate(Request::prompt("Hi")).await.unwrap();

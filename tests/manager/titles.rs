@@ -8,10 +8,10 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, Prompt},
+    agent::{Agent, AgentCallbacks, Prompt, Response, State, TurnDecision},
     manager::{Manager, Start, TitleGenerator, Titles},
     message::{Attachment, Content, History, Message},
-    provider::{ErrorKind, ProviderError},
+    provider::{ErrorKind, ProviderError, StopReason},
     session::Session,
     store::{MemoryStore, Store},
     testing::{Gate, ScriptedProvider, Step},
@@ -77,6 +77,30 @@ async fn heuristic_without_a_text_waits_for_the_next_turn() {
     assert_eq!(title(&session).await.unwrap(), "What is it?");
 }
 
+/// Goes on after its first turn, and waits in the second.
+struct GoesOn;
+
+#[async_trait]
+impl AgentCallbacks for GoesOn {
+    async fn handle_turn(&mut self, response: &Response, _: &mut State) -> TurnDecision {
+        if response.text() == "One." { TurnDecision::Continue("Go on".into()) } else { TurnDecision::Stop }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_is_made_after_the_first_turn_though_the_run_goes_on() {
+    let gate = Gate::new();
+    let provider =
+        ScriptedProvider::new([Step::text("One."), Step::new().gate(&gate).then_text(["Two."]).stop()]);
+    let manager = with(Titles::Heuristic);
+    let agent = Agent::builder().model(provider.model()).callbacks(GoesOn);
+    let session = create(&manager, "talk", agent).await;
+    session.prompt("Where to?").await.unwrap();
+    gate.reached().await;
+    assert_eq!(title(&session).await.unwrap(), "Where to?");
+    session.cancel().await.unwrap();
+}
+
 // ---- by a model ----
 
 /// The title that is made of what a model answers.
@@ -130,6 +154,8 @@ async fn model_gives_nothing_of_use_no_title() {
     }
     let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
     assert_eq!(by_model(Step::error(error)).await, None);
+    let cut_off = Step::new().then_text(["A Trip to"]).stop_with(StopReason::Length);
+    assert_eq!(by_model(cut_off).await, None);
     assert_eq!(by_model(Step::new().then_text(["Half"]).panic("mid-stream")).await, None);
     assert_eq!(by_model(Step::new().then_text(["Half"]).hang()).await, None);
     assert_eq!(by_model(Step::new().hang()).await, None);

@@ -87,13 +87,13 @@ async fn watcher_is_told_of_everything_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn continued_turns_are_not_finished_until_the_run_stops() {
+async fn turns_are_told_of_as_they_finish_though_the_run_goes_on() {
     let agent =
         scripted([Step::text("One."), Step::text("Two.")]).callbacks(Hooks::new().continuing(["And?"]));
     let (session, notes) = noted(agent).await;
     session.ask("Hi").await.unwrap();
     settle().await;
-    assert_eq!(notes.all(), ["busy", "idle", "finished Two."]);
+    assert_eq!(notes.all(), ["busy", "finished One.", "idle", "finished Two."]);
 }
 
 #[tokio::test(start_paused = true)]

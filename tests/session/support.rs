@@ -398,6 +398,6 @@ pub(crate) async fn assert_answers(session: &Session) {
     session.tree().await.unwrap();
     session.title().await.unwrap();
     session.snapshot().await.unwrap();
-    watch(session).await;
+    drop(watch(session).await);
     assert_eq!(start.elapsed(), Duration::ZERO);
 }

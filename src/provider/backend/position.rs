@@ -153,7 +153,8 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            Some(heard) if heard.kept == 0 => Route::Stay(heard.given),
+            // A session that was told of others' answers once is not told again.
+            Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });
     };

@@ -173,7 +173,7 @@ async fn every_operation_handle_event_never_returns_answered() {
     assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "no run is on");
     answered(agent.state()).await.unwrap();
     answered(agent.snapshot()).await.unwrap();
-    answered(agent.subscribe()).await.unwrap();
+    drop(answered(agent.subscribe()).await.unwrap());
     assert!(matches!(
         answered(agent.resume("t1", Decision::Execute)).await,
         Err(AgentError::NotPaused(Status::Idle))

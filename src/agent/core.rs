@@ -217,7 +217,7 @@ impl Core {
         if let Some((origin, step)) = self.phase.origin_mut()
             && origin.prompt.max_steps.is_none()
         {
-            // What was sent is sent.
+            // What was sent is sent, and what was announced follows.
             origin.max_steps = max_steps.map(|max| max.max(step));
         }
     }

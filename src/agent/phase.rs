@@ -378,10 +378,11 @@ impl Phase {
         origin.asked.as_deref()
     }
 
-    /// Where the run comes from, and the requests made for it so far.
+    /// Where the run comes from, and the requests made for it so far, or announced: a turn that follows the
+    /// committed one has been told.
     pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
         if let Self::Noticing { then: Then::GoOn(between), .. } = self {
-            return Some((&mut between.origin, between.step));
+            return Some((&mut between.origin, between.step + 1));
         }
         let turn = self.turn_mut()?;
         Some((&mut turn.origin, turn.step))

@@ -223,3 +223,22 @@ async fn limit_of_a_prompt_is_not_changed_by_callbacks() {
     let response = stopped(&agent.run(Prompt::new("Go").with_max_steps(2)).await);
     assert_eq!((response.text().as_str(), response.step), ("Done", 2));
 }
+
+#[tokio::test(start_paused = true)]
+async fn limit_lowered_between_two_turns_lets_the_announced_one_happen() {
+    let gate = Gate::new();
+    let first = Step::new().gate(&gate).then_text(["One"]).stop();
+    let (provider, builder) = scripted([first, Step::text("Two"), Step::text("Three")]);
+    let hooks = Hooks::new().on_turn(|_, _| TurnDecision::continue_with("More")).on_event(|_, state| {
+        state.config_mut().max_steps = Some(1);
+        None
+    });
+    let mut agent = Watched::start(builder.callbacks(hooks)).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    agent.agent.notify(()).await.unwrap();
+    gate.open();
+    let response = stopped(&agent.end().await);
+    assert_eq!((&response.stop_reason, response.step), (&StopReason::MaxSteps, 2));
+    assert_eq!((response.text().as_str(), provider.steps_left()), ("Two", 1));
+}

@@ -20,6 +20,11 @@ impl Kept {
         Self(snapshot(core, config))
     }
 
+    /// A callback edited the configuration, which no event tells.
+    pub(super) fn configured(&mut self, config: &Config) {
+        self.0.state.max_steps = config.max_steps;
+    }
+
     pub(super) fn apply(&mut self, event: &Event) {
         self.0.apply(event);
     }

@@ -64,8 +64,9 @@ impl Model {
         };
         let limited = self.input == Input::Ignored && self.staged.is_none();
         let expected = if limited { StopReason::MaxSteps } else { own };
-        let fits = *reason == expected
-            && (expected != StopReason::MaxSteps || self.limit.is_some_and(|limit| self.step == limit));
+        // A callback may have changed the limit since.
+        let met = self.met || self.limit == Some(self.step);
+        let fits = *reason == expected && (expected != StopReason::MaxSteps || met);
         ensure!(fits, "a turn at {:?} ends as {reason} after a step that ended as {step}", turn.place);
         Ok(())
     }

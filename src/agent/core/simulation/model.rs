@@ -33,6 +33,10 @@ pub(super) struct Model {
     /// Requests that were sent for the prompt.
     requests: u32,
     pub(super) limit: Option<u32>,
+    /// Whether the limit is the prompt's own.
+    brought: bool,
+    /// Whether the limit was met when `handle_turn` was called.
+    pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
     /// What `handle_error` was called for.
     pub(super) failure: Option<Failure>,
@@ -160,6 +164,15 @@ impl Model {
 
     // ---- what the world tells ----
 
+    /// The agent's own limit is another from now on. What was sent is sent, and what was announced follows.
+    pub(super) fn limited(&mut self, limit: Option<u32>) {
+        self.own_limit = limit;
+        if self.run && !self.brought {
+            let made = self.step + u32::from(self.turn.is_none());
+            self.limit = limit.map(|limit| limit.max(made));
+        }
+    }
+
     pub(super) fn opened(&mut self) -> Check {
         self.requests += 1;
         let (requests, limit) = (self.requests, self.limit);
@@ -198,6 +211,7 @@ impl Model {
 
     pub(super) fn concludes(&mut self, response: &Response) -> Check {
         ensure!(!self.interrupting(), "handle_turn is called on an interrupt");
+        self.met = self.limit == Some(self.step);
         let turn = self.turn()?;
         ensure!(matches!(turn.place, Place::Complete | Place::Deciding | Place::Closed), "handle_turn early");
         ensure!(response.messages == turn.pending, "handle_turn sees other messages than the turn's");
@@ -341,6 +355,7 @@ impl Model {
     fn take(&mut self, prompt: &Prompt) -> Blocks {
         (self.step, self.requests) = (0, 0);
         self.limit = prompt.max_steps.or(self.own_limit);
+        self.brought = prompt.max_steps.is_some();
         self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
         prompt.content.clone()
     }

@@ -78,6 +78,7 @@ impl World {
             return self
                 .input(|core, env, effects| core.call_failed(op, call.name(), "boom".into(), env, effects));
         }
+        self.edit();
         match call {
             Call::PrepareStep => {
                 self.note(|| "prepared".to_owned());
@@ -118,6 +119,22 @@ impl World {
                 self.event_handled(op, prompt)
             }
         }
+    }
+
+    /// A callback edits the configuration, as the shell adopts it.
+    fn edit(&mut self) {
+        if self.friendly || !self.rng.percent(8) {
+            return;
+        }
+        let max_steps = self.rng.pick(&[None, Some(1), Some(2), Some(3), Some(5)]);
+        if max_steps == self.config.max_steps {
+            return;
+        }
+        self.note(|| format!("max_steps: {max_steps:?}"));
+        self.core.set_max_steps(max_steps);
+        self.config.max_steps = max_steps;
+        self.model.limited(max_steps);
+        self.kept.configured(&self.config);
     }
 
     fn tool_decided(&mut self, op: Op) -> Check {

@@ -130,7 +130,7 @@ impl Agent {
     }
 
     /// Sends a prompt and awaits what comes of it: the last turn's response, with the messages and usage of
-    /// all its turns. An interrupted run gives the response so far.
+    /// all its turns. An interrupted run gives the response so far, if a turn is complete or anything of it is kept.
     ///
     /// # Errors
     ///
@@ -195,7 +195,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Idle`] if no run is on.
+    /// [`AgentError::Idle`] if no run is on and `handle_event` does not run. While it runs between two runs, it is
+    /// dropped, and no event tells of that.
     pub async fn cancel(&self) -> Result<(), AgentError> {
         self.call(Command::Cancel).await?
     }
@@ -206,7 +207,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Idle`] if no run is on.
+    /// As [`cancel`](Agent::cancel).
     pub async fn interrupt(&self) -> Result<(), AgentError> {
         self.call(Command::Interrupt).await?
     }

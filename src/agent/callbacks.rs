@@ -47,9 +47,10 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// A request is about to be sent. May change it — trim, compact, add context — without changing the
-    /// history. An answer that is asked for again, since it did not fit the output schema, is at the request's end, with a
-    /// note on what is wrong. A trimmed history that breaks the history law is repaired before it is sent. Edits of the state
-    /// do not show in this request, but in those after it.
+    /// history. An answer that is asked for again, since it did not fit the output schema, is at the request's
+    /// end, with a note on what is wrong. A trimmed history that breaks the history law is repaired before it is
+    /// sent. The answer is read by the output schema that the request carries then. Edits of the state do not
+    /// show in this request, but in those after it.
     async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
         let _ = (request, state);
     }

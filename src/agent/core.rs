@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::{
     AgentError, Config, Event, Failure, Pause, Prompt, Response, Snapshot, StateView, Status,
-    phase::{Between, Op, Origin, Phase, Then, ToolCall, Turn, Working},
+    phase::{Asked, Between, Op, Origin, Phase, Then, ToolCall, Turn, Wanted, Working},
 };
 use crate::{
     message::{
@@ -311,6 +311,7 @@ impl Core {
             model: None,
             warnings: Vec::new(),
             corrections: Corrections::default(),
+            wanted: Wanted::default(),
             output_enforced: false,
         });
         self.tell(Status::Busy, effects);
@@ -335,10 +336,11 @@ impl Core {
         effects.push(Effect::Call(op, Call::PrepareStep));
     }
 
-    /// `prepare_step` is done; the shell holds the request.
-    pub(super) fn prepared(&mut self, op: Op, effects: &mut Effects) {
+    /// `prepare_step` is done; the shell holds the request, and its answer is `wanted` like this.
+    pub(super) fn prepared(&mut self, op: Op, wanted: Wanted, effects: &mut Effects) {
         match std::mem::take(&mut self.phase) {
-            Phase::Preparing { op: waiting, turn } if waiting == op => {
+            Phase::Preparing { op: waiting, mut turn } if waiting == op => {
+                turn.wanted = wanted;
                 let op = self.next_op();
                 self.phase = Phase::Streaming { op, turn, fold: Box::default(), question: None };
                 effects.push(Effect::Open(op));
@@ -401,8 +403,8 @@ impl Core {
     /// application events that wait are handled.
     fn go_on(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
         if let Some(staged) = self.staged.take() {
-            if let Some(asked) = between.origin.asked.as_deref() {
-                effects.push(Effect::Resolve(Ok(asked.response())));
+            if let Some(response) = between.origin.asked.as_deref().and_then(Asked::response) {
+                effects.push(Effect::Resolve(Ok(response)));
             }
             let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, env, effects);
             debug_assert!(begun.is_ok(), "a staged prompt holds no tool results that could not fit");

@@ -11,7 +11,7 @@ use super::Status;
 use super::{Failure, Prompt, Response};
 use crate::{
     message::{Blocks, History, Message, ToolResult, ToolUse, Usage},
-    provider::{Corrections, Fold},
+    provider::{Corrections, Fold, Options, OutputSchema},
     tool::Decision,
 };
 
@@ -152,17 +152,17 @@ impl Asked {
         self.turns.push(Arc::clone(response));
     }
 
-    /// The last turn's response, with the messages and the usage of all.
-    pub(crate) fn response(&self) -> Arc<Response> {
-        match &*self.turns {
-            [] => unreachable!("an ask is answered when a turn is complete"),
+    /// The last turn's response, with the messages and the usage of all; none before a turn is complete.
+    pub(crate) fn response(&self) -> Option<Arc<Response>> {
+        Some(match &*self.turns {
+            [] => return None,
             [only] => Arc::clone(only),
             [.., last] => Arc::new(Response {
                 messages: self.turns.iter().flat_map(|turn| turn.messages.iter().cloned()).collect(),
                 usage: self.turns.iter().map(|turn| turn.usage).sum(),
                 ..Response::clone(last)
             }),
-        }
+        })
     }
 }
 
@@ -186,9 +186,32 @@ pub(crate) struct Turn {
     /// Answers that did not fit the output schema.
     #[serde(default, skip_serializing_if = "Corrections::is_empty")]
     pub(crate) corrections: Corrections,
+    /// What the last request's answer has to be like.
+    #[serde(default, skip_serializing_if = "Wanted::is_nothing")]
+    pub(crate) wanted: Wanted,
     /// Whether the service held the last answer to the output schema.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) output_enforced: bool,
+}
+
+/// What an answer has to be like, as its request said.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Wanted {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) output: Option<OutputSchema>,
+    /// How often it may be asked for again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) retries: Option<u32>,
+}
+
+impl Wanted {
+    pub(crate) fn of(options: &Options) -> Self {
+        Self { output: options.output.clone(), retries: options.output_retries }
+    }
+
+    fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A number as text: JSON readers round or refuse one of this size.

@@ -117,6 +117,21 @@ async fn ask_interrupted_gives_what_was_kept() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn ask_interrupted_with_nothing_new_to_keep_gives_the_turns_before() {
+    let gate = Gate::new();
+    let first = Step::new().usage(tokens(10)).then_text(["One"]).stop();
+    let (_, builder) = scripted([first, Step::new().gate(&gate).hang()]);
+    let agent = builder.callbacks(Hooks::new().continuing(["More"])).start().await.unwrap();
+    let handle = agent.clone();
+    let asked = tokio::spawn(async move { handle.ask("Hi").await });
+    reached(&gate).await;
+    agent.interrupt().await.unwrap();
+    let response = in_time(asked).await.unwrap().unwrap();
+    assert_eq!((response.text().as_str(), response.usage), ("One", tokens(10)));
+    assert_eq!(agent.state().await.unwrap().history().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
 async fn ask_failed_is_an_error_with_its_cause() {
     let down = || ProviderError::new(ErrorKind::Service, "down");
     let broken = || Step::new().then_text(["A"]).fail(down());

@@ -1,14 +1,17 @@
 //! The commit channel: every event, in order, and the agent serves commands while it has no room.
 
 use std::{
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
     },
+    task::{Context, Poll},
     time::Duration,
 };
 
 use async_trait::async_trait;
+use futures_sink::Sink;
 use omni_agent::{
     agent::{
         Agent, AgentCallbacks, AgentError, Delivery, Event, Response, State, Status, TurnDecision,
@@ -155,6 +158,48 @@ async fn run_receiver_dropped_agent_goes_on_without_it() {
 }
 
 /// Edits the configuration when the turn is complete.
+/// A commit channel that breaks when this is called.
+struct Broken(&'static str);
+
+impl Broken {
+    fn call(&self, name: &str) {
+        assert!(self.0 != name, "the commit channel broke");
+    }
+}
+
+impl Sink<Delivery> for Broken {
+    type Error = ();
+
+    fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        self.call("ready");
+        Poll::Ready(Ok(()))
+    }
+
+    fn start_send(self: Pin<&mut Self>, _: Delivery) -> Result<(), ()> {
+        self.call("send");
+        Ok(())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        self.call("flush");
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_channel_panics_agent_goes_on_without_it() {
+    for call in ["ready", "send", "flush"] {
+        let agent = echoing([Step::text("One")]).commit_channel(Broken(call)).start().await.unwrap();
+        let response = answered(agent.ask("Hi")).await.unwrap();
+        assert_eq!(response.text(), "One", "{call}");
+        agent.stop(Duration::from_secs(1)).await.unwrap();
+    }
+}
+
 struct Editing;
 
 #[async_trait]

@@ -296,3 +296,35 @@ async fn null_for_what_may_be_absent_is_taken_off() {
     let response = builder.options(options).start().await.unwrap().ask("Who?").await.unwrap();
     assert_eq!(response.output, Some(json!({ "name": "Ada", "born": null, "home": { "city": "London" } })));
 }
+
+#[tokio::test(start_paused = true)]
+async fn schema_set_while_a_request_is_prepared_is_for_those_after_it() {
+    let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO)]);
+    let hooks = Hooks::new().on_prepare(|_, state| state.config_mut().options = with_schema());
+    let agent = builder.callbacks(hooks).start().await.unwrap();
+    let plain = agent.ask("Hi").await.unwrap();
+    assert_eq!((plain.output.as_ref(), plain.output_error.as_ref()), (None, None));
+    assert_eq!(provider.requests().len(), 1, "nothing had to fit");
+    assert!(agent.ask("A city?").await.unwrap().output.is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_is_judged_by_the_schema_that_its_request_carried() {
+    let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO)]);
+    let hooks = Hooks::new().on_prepare(|request, _| request.options.output = None);
+    let agent = builder.options(with_schema()).callbacks(hooks).start().await.unwrap();
+    let response = agent.ask("Hi").await.unwrap();
+    assert_eq!((response.text().as_str(), response.output_error.as_ref()), ("Plain", None));
+    assert_eq!(provider.requests().len(), 1, "it was asked for without a schema");
+
+    let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO), Step::text("Plain")]);
+    let mut retries = [1, 0].into_iter();
+    let hooks = Hooks::new().on_prepare(move |request, _| {
+        request.options = with_schema();
+        request.options.output_retries = retries.next().or(Some(0));
+    });
+    let agent = builder.callbacks(hooks).start().await.unwrap();
+    assert!(agent.ask("A city?").await.unwrap().output.is_some());
+    assert!(agent.ask("A city?").await.unwrap().output_error.is_some());
+    assert_eq!(provider.requests().len(), 3, "as often as the request allows");
+}

@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentCallbacks, AgentError, ErrorDecision, Event, Failure, State, Status, TurnOutcome},
-    provider::{ErrorKind, Request},
+    provider::{DeltaStream, ErrorKind, Model, Provider, ProviderError, Request, RequestContext},
     subscription::EndReason,
     testing::{Gate, Step},
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput},
@@ -120,6 +120,35 @@ async fn run_provider_fails_handle_error_is_told_and_agent_lives_on() {
         let answer = answered(agent.ask("Hello?")).await.unwrap();
         assert_eq!(answer.text(), "Half");
     }
+}
+
+/// A provider whose name breaks, once armed.
+#[derive(Default)]
+struct Nameless(AtomicBool);
+
+#[async_trait]
+impl Provider for Nameless {
+    fn name(&self) -> &str {
+        assert!(!self.0.swap(false, Ordering::Relaxed), "the name broke");
+        "nameless"
+    }
+
+    async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
+        Err(ProviderError::new(ErrorKind::Auth, "nobody is here"))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_providers_name_panics_error_event_and_agent_lives_on() {
+    let provider = Arc::new(Nameless::default());
+    let model = Model::new(Arc::<Nameless>::clone(&provider), "model");
+    let agent = Agent::builder().model(model).start().await.unwrap();
+    provider.0.store(true, Ordering::Relaxed);
+    let error = answered(agent.ask("Hi")).await.unwrap_err();
+    let AgentError::Failed(Failure::ProviderPanicked { message }, _) = error else { panic!("{error:?}") };
+    assert_eq!(message, "the name broke");
+    let error = answered(agent.ask("Hi")).await.unwrap_err();
+    assert!(matches!(error, AgentError::Failed(Failure::Provider { .. }, _)), "{error:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -9,11 +9,14 @@ use super::{
 use crate::{
     agent::{
         AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
-        phase::{Between, Op, Phase, Remains, Then, Turn},
+        phase::{Asked, Between, Op, Phase, Remains, Then, Turn},
     },
     message::{Message, ToolResult, answer_open_tool_uses},
     provider::{Fold, StopReason},
 };
+
+/// What whoever asked is told.
+type Answer = Result<Arc<Response>, AgentError>;
 
 impl Core {
     /// The model needs no more tools; `read` is what its last answer says under the output schema.
@@ -102,8 +105,8 @@ impl Core {
         let staged = self.staged.take();
         self.tell(Status::Idle, effects);
         effects.push(Effect::Emit(Event::Turn(TurnOutcome::Stop { response, staged })));
-        if let Some(asked) = &turn.origin.asked {
-            effects.push(Effect::Resolve(Ok(asked.response())));
+        if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
+            effects.push(Effect::Resolve(Ok(response)));
         }
         self.settle(effects);
     }
@@ -222,7 +225,7 @@ impl Core {
     fn end_in_error(&mut self, failure: Failure, env: &Env<'_>, effects: &mut Effects) {
         self.discard(StopReason::Other("error".into()), env, effects, |response, staged| {
             let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
-            (Event::Error { failure, response, staged }, error)
+            (Event::Error { failure, response, staged }, Err(error))
         });
     }
 
@@ -240,24 +243,27 @@ impl Core {
                 self.phase = Phase::Idle;
                 self.settle(effects);
             }
-            _ => {
-                effects.push(Effect::Abort);
-                self.discard(StopReason::Cancelled, env, effects, |response, staged| {
-                    let error = AgentError::Cancelled(Arc::clone(&response));
-                    (Event::Cancelled { response, staged }, error)
-                });
-            }
+            _ => self.cancel_run(None, env, effects),
         }
         Ok(())
     }
 
-    /// Ends whatever goes on without a commit: tells the event that `end` makes, and its error to who asked.
+    /// Cancels the run that is on. Whoever asked gets `kept`, if anything is.
+    fn cancel_run(&mut self, kept: Option<Arc<Response>>, env: &Env<'_>, effects: &mut Effects) {
+        effects.push(Effect::Abort);
+        self.discard(StopReason::Cancelled, env, effects, |response, staged| {
+            let answer = kept.ok_or_else(|| AgentError::Cancelled(Arc::clone(&response)));
+            (Event::Cancelled { response, staged }, answer)
+        });
+    }
+
+    /// Ends whatever goes on without a commit: tells the event that `end` makes, and its answer to who asked.
     fn discard(
         &mut self,
         reason: StopReason,
         env: &Env<'_>,
         effects: &mut Effects,
-        end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, AgentError),
+        end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, Answer),
     ) {
         let asked = self.phase.asked().is_some();
         let partial = self.phase.take_remains().partial;
@@ -266,11 +272,11 @@ impl Core {
         self.phase = Phase::Idle;
         effects.push(Effect::Watch(None));
         self.tell(Status::Idle, effects);
-        let (event, error) = end(response, self.staged.take());
+        let (event, answer) = end(response, self.staged.take());
         effects.push(Effect::Emit(event));
         self.fall_back(env, effects);
         if asked {
-            effects.push(Effect::Resolve(Err(error)));
+            effects.push(Effect::Resolve(answer));
         }
         self.settle(effects);
     }
@@ -312,7 +318,12 @@ impl Core {
         let worth_keeping =
             self.phase.turn().is_some_and(|turn| turn.working.pending_len() > 1) || salvaged.is_some();
         if !worth_keeping {
-            return self.cancel(env, effects);
+            if self.is_at_rest() {
+                return self.cancel(env, effects);
+            }
+            let kept = self.phase.asked().and_then(Asked::response);
+            self.cancel_run(kept, env, effects);
+            return Ok(());
         }
         effects.extend([Effect::Abort, Effect::Watch(None)]);
         let Remains { partial, slots, reviewed } = self.phase.take_remains();
@@ -340,7 +351,7 @@ impl Core {
         }
         self.commit(&turn);
         let mut response = respond(&turn, StopReason::Interrupted, env);
-        parse_output(&mut response, &turn, env);
+        parse_output(&mut response, &turn);
         let response = Arc::new(response);
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);

@@ -104,10 +104,10 @@ impl Core {
         }
         // What the service pauses is not finished.
         let finished = stop_reason != StopReason::Pause;
-        let read = if finished { read_answer(&message, &turn, env) } else { None };
+        let read = if finished { read_answer(&message, &turn) } else { None };
         if let Some(Err(problem)) = &read
             && !turn.is_exhausted()
-            && turn.corrections.allow_another(&stop_reason, output_retries(&turn, env))
+            && turn.corrections.allow_another(&stop_reason, turn.wanted.retries)
         {
             return self.ask_again(turn, message, problem, env, effects);
         }
@@ -186,9 +186,12 @@ impl Core {
         self.decide(turn, uses, env, effects);
     }
 
-    /// The request failed, or the stream did.
+    /// The request failed, or could not be made, or the stream did.
     pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, effects: &mut Effects) {
         match std::mem::take(&mut self.phase) {
+            Phase::Preparing { op: waiting, turn } if waiting == op => {
+                self.recover(turn, failure, Remains::default(), effects);
+            }
             Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
                 effects.push(Effect::Abort);
                 if question.is_some() {
@@ -258,21 +261,16 @@ fn respond_with(
 }
 
 /// Reads the response's answer if a schema was set and the model is done with it.
-pub(super) fn parse_output(response: &mut Response, turn: &Turn, env: &Env<'_>) {
-    let read = response.message.as_ref().and_then(|message| read_answer(message, turn, env));
+pub(super) fn parse_output(response: &mut Response, turn: &Turn) {
+    let read = response.message.as_ref().and_then(|message| read_answer(message, turn));
     response.set_output(read);
 }
 
-/// What an answer says under the output schema, if one was set and the answer uses no tools.
-fn read_answer(answer: &Message, turn: &Turn, env: &Env<'_>) -> Option<Output> {
-    let schema = turn.origin.prompt.options.output.as_ref().or(env.config.options.output.as_ref())?;
+/// What an answer says under the output schema, if its request carried one and the answer uses no tools.
+fn read_answer(answer: &Message, turn: &Turn) -> Option<Output> {
+    let schema = turn.wanted.output.as_ref()?;
     let done = answer.tool_uses().next().is_none();
     done.then(|| read_output(answer, schema, turn.output_enforced))
-}
-
-/// How often an answer may be asked for again.
-fn output_retries(turn: &Turn, env: &Env<'_>) -> Option<u32> {
-    turn.origin.prompt.options.output_retries.or(env.config.options.output_retries)
 }
 
 /// What subscribers see of a delta that `fold` has taken in.

@@ -3,21 +3,26 @@
 use std::{
     future::{Future, poll_fn},
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
 };
 
 use tokio::sync::mpsc;
 
 use super::{
-    Exit, Task,
+    Commit, Exit, Task,
     calls::{Outcome, Returned, Running, guard, let_go},
 };
 use crate::{
     actor::Breath,
-    agent::{Event, Failure, command::Command, phase::Op},
+    agent::{
+        Event, Failure,
+        command::Command,
+        phase::{Op, Wanted},
+    },
     message::ToolResult,
     provider::ProviderError,
     subscription::EndReason,
+    tool::Progress,
 };
 
 /// Commands served in a row before everything else gets its turn.
@@ -35,6 +40,22 @@ enum Served {
     Some,
     /// The agent is to end.
     End(Exit),
+}
+
+impl Commit {
+    /// Sends what waits, and hands it on; an error if nobody receives it.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        while !self.outbox.is_empty() {
+            ready!(self.sink.as_mut().poll_ready(cx))?;
+            if let Some(delivery) = self.outbox.pop_front() {
+                // There is room, and a receiver that left in between wants nothing.
+                let _ = self.sink.as_mut().start_send(delivery);
+            }
+        }
+        // A channel has nothing to flush; another sink may do it in its own time.
+        let _ = self.sink.as_mut().poll_flush(cx);
+        Poll::Ready(Ok(()))
+    }
 }
 
 impl Task {
@@ -144,24 +165,14 @@ impl Task {
         let Some(commit) = &mut self.commit else {
             return Poll::Ready(());
         };
-        while !commit.outbox.is_empty() {
-            match commit.sink.as_mut().poll_ready(cx) {
-                Poll::Pending => return Poll::Pending,
-                Poll::Ready(Ok(())) => {
-                    if let Some(delivery) = commit.outbox.pop_front() {
-                        // There is room, and a receiver that left in between wants nothing.
-                        let _ = commit.sink.as_mut().start_send(delivery);
-                    }
-                }
-                Poll::Ready(Err(())) => {
-                    let_go(self.commit.take());
-                    return Poll::Ready(());
-                }
-            }
-            if commit.outbox.is_empty() {
-                // A channel has nothing to flush; another sink may do it in its own time.
-                let _ = commit.sink.as_mut().poll_flush(cx);
-            }
+        if commit.outbox.is_empty() {
+            return Poll::Ready(());
+        }
+        match guard("the commit channel", || commit.poll(cx)) {
+            Ok(Poll::Pending) => return Poll::Pending,
+            Ok(Poll::Ready(Ok(()))) => {}
+            // Gone, or broken, which comes to the same.
+            Ok(Poll::Ready(Err(()))) | Err(_) => let_go(self.commit.take()),
         }
         Poll::Ready(())
     }
@@ -293,7 +304,7 @@ impl Task {
             return Poll::Pending;
         };
         if let Poll::Ready(Some(progress)) = tasks.progress.poll_recv(cx) {
-            self.emit(Event::ToolProgress { tool_use_id: progress.tool_use_id, data: progress.data });
+            self.tell_progress(progress);
             return Poll::Ready(());
         }
         let op = tasks.op;
@@ -314,8 +325,17 @@ impl Task {
                 )
             }
         };
+        // What the tool told before it was done may have come since.
+        let told: Vec<_> = (0..tasks.progress.len()).map_while(|_| tasks.progress.try_recv().ok()).collect();
+        for progress in told {
+            self.tell_progress(progress);
+        }
         self.step(|core, env, effects| core.tool_done(op, slot, result, env, effects));
         Poll::Ready(())
+    }
+
+    fn tell_progress(&mut self, Progress { tool_use_id, data }: Progress) {
+        self.emit(Event::ToolProgress { tool_use_id, data });
     }
 
     /// A callback is done.
@@ -333,11 +353,16 @@ impl Task {
         let_go(before);
         match outcome {
             Outcome::Prepared(mut request) => {
-                model.complete(&mut request);
+                if let Err(message) = guard("provider", || model.complete(&mut request)) {
+                    let_go(request);
+                    let failure = Failure::ProviderPanicked { message };
+                    return self.step(|core, _, effects| core.stream_failed(op, failure, effects));
+                }
+                let wanted = Wanted::of(&request.options);
                 let work = self.work();
                 let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
                 work.request = Some((request, Arc::clone(model.provider())));
-                self.step(|core, _, effects| core.prepared(op, effects));
+                self.step(|core, _, effects| core.prepared(op, wanted, effects));
             }
             Outcome::ToolUse(decision) => {
                 self.step(|core, env, effects| core.tool_decided(op, decision, env, effects));

@@ -34,10 +34,17 @@ impl Asks {
     }
 
     /// The answer comes. `over` says whether the question's turns are.
-    pub(super) fn resolve(&mut self, answer: Result<Arc<Response>, AgentError>, over: bool) -> Check {
+    pub(super) fn resolve(
+        &mut self,
+        answer: Result<Arc<Response>, AgentError>,
+        over: bool,
+        interrupting: bool,
+    ) -> Check {
         let turns = self.waiting.take().ok_or("an answer, and nobody asked")?;
         ensure!(over, "an answer before the run is over");
-        match (answer, self.discarded.take()) {
+        // An interrupt keeps the turns before one that has nothing to keep.
+        let discarded = self.discarded.take().filter(|_| !interrupting || turns.is_empty());
+        match (answer, discarded) {
             (Err(AgentError::Cancelled(told) | AgentError::Failed(_, told)), Some(discarded)) => {
                 ensure!(Arc::ptr_eq(&told, &discarded), "the answer is not what was discarded");
             }

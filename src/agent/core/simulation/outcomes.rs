@@ -80,9 +80,16 @@ impl World {
         }
         self.edit();
         match call {
+            Call::PrepareStep if !self.friendly && self.rng.percent(3) => {
+                self.note(|| "no request can be made".to_owned());
+                let failure = Failure::ProviderPanicked { message: "boom".into() };
+                self.input(|core, _, effects| core.stream_failed(op, failure, effects))
+            }
             Call::PrepareStep => {
-                self.note(|| "prepared".to_owned());
-                self.input(|core, _, effects| core.prepared(op, effects))
+                let wanted = self.random_wanted();
+                self.note(|| format!("prepared, wanted: {wanted:?}"));
+                self.model.prepared(wanted.clone());
+                self.input(|core, _, effects| core.prepared(op, wanted, effects))
             }
             Call::HandleToolUse(_) => self.tool_decided(op),
             Call::HandleToolResult(result) => self.result_reviewed(op, result),

@@ -5,9 +5,10 @@ use serde_json::json;
 use super::{
     Check, ensure,
     model::{Input, Model},
+    world::{OUTPUT, World},
 };
 use crate::{
-    agent::{Config, Response},
+    agent::{Response, phase::Wanted},
     message::{History, Role},
     provider::{Options, OutputSchema, StopReason},
     tool::Schema,
@@ -30,6 +31,8 @@ pub(super) fn options() -> Options {
 pub(super) struct Outputs {
     /// Whether the current stream told that the service enforces the schema.
     pub(super) enforced: bool,
+    /// What the current request's answer has to be like.
+    wanted: Wanted,
     /// Whether the answer fits, if it has to.
     fits: Option<bool>,
     /// How often an answer was asked for again.
@@ -38,16 +41,35 @@ pub(super) struct Outputs {
     carried: usize,
 }
 
+impl World {
+    /// The configuration's schema, and sometimes what `prepare_step` has put into the request instead.
+    pub(super) fn random_wanted(&mut self) -> Wanted {
+        let options = match self.rng.below(10) {
+            0 => Options::default(),
+            1 => OUTPUT.with(Options::clone),
+            _ => self.config.options.clone(),
+        };
+        Wanted { retries: self.rng.pick(&[options.output_retries, Some(0), None]), ..Wanted::of(&options) }
+    }
+}
+
 impl Model {
+    /// A request is prepared whose answer has to be like this.
+    pub(super) fn prepared(&mut self, wanted: Wanted) {
+        if let Some(turn) = &mut self.turn {
+            turn.outputs.wanted = wanted;
+        }
+    }
+
     /// The stream has ended: does the answer have to be given again?
-    pub(super) fn stream_ends(&mut self, config: &Config) {
+    pub(super) fn stream_ends(&mut self) {
         let exhausted = self.exhausted();
         let Some(turn) = &mut self.turn else { return };
         turn.outputs.fits = None;
         let uses_tools = turn.blocks.iter().any(super::blocks::Block::is_tool_use);
         // A pause with no request left is the answer's end.
         let paused = turn.told == Some(StopReason::Pause) && !exhausted;
-        if config.options.output.is_none() || uses_tools || paused || turn.told.is_none() {
+        if turn.outputs.wanted.output.is_none() || uses_tools || paused || turn.told.is_none() {
             return;
         }
         let texts: Vec<&str> = turn.blocks.iter().filter_map(super::blocks::Block::text).collect();
@@ -55,7 +77,7 @@ impl Model {
         let fits = texts.concat().trim() == FITS || alone;
         turn.outputs.fits = Some(fits);
         let whole = matches!(turn.told, Some(StopReason::Stop | StopReason::ToolUse));
-        let left = turn.outputs.count < config.options.output_retries.unwrap_or(RETRIES);
+        let left = turn.outputs.count < turn.outputs.wanted.retries.unwrap_or(RETRIES);
         if !fits && whole && left && !exhausted {
             self.input = Input::Misfit;
         }

@@ -9,7 +9,7 @@ use crate::{
     agent::{
         AgentError, Config, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
         core::{Core, Effect, Env},
-        phase::{Op, Phase},
+        phase::{Op, Phase, Wanted},
     },
     message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, Usage},
     provider::{BlockStart, Delta, MessageDelta, Part, StopReason},
@@ -58,7 +58,7 @@ impl Bench {
     /// The request goes out, and the answer begins with these.
     fn answer(&mut self, deltas: impl IntoIterator<Item = Delta>) {
         let call = self.call;
-        self.feed(|core, _, effects| core.prepared(call, effects));
+        self.feed(|core, _, effects| core.prepared(call, Wanted::default(), effects));
         for delta in deltas {
             let op = self.op();
             self.feed(|core, _, effects| core.delta(op, delta, effects));

@@ -163,7 +163,7 @@ impl World {
             }
             Next::End => {
                 self.note(|| "end of stream".to_owned());
-                self.model.stream_ends(&self.config);
+                self.model.stream_ends();
                 (self.stream, self.question) = (None, None);
                 self.input(|core, env, effects| core.stream_ended(op, env, effects))
             }

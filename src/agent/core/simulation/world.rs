@@ -96,7 +96,7 @@ thread_local! {
     /// Schemas are compiled once: it takes longer than a schedule.
     static TOOLS: ToolSet = tools();
     static CONFIG: Config = config();
-    static OUTPUT: Options = super::outputs::options();
+    pub(super) static OUTPUT: Options = super::outputs::options();
 }
 
 impl World {
@@ -273,7 +273,7 @@ impl World {
             }
             Effect::Resolve(answer) => {
                 let over = !self.model.is_running() || self.model.staged.is_some();
-                self.asks.resolve(answer, over)?;
+                self.asks.resolve(answer, over, self.model.interrupting())?;
             }
         }
         Ok(())

@@ -85,7 +85,12 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// The application sent an event with [`notify`](super::Agent::notify). While a turn is on it waits for
-    /// the turn's end. A prompt that is returned starts a run, or takes over the next turn.
+    /// the turn's end. A prompt that is returned starts a run, or takes over the next turn. If
+    /// the application has staged one meanwhile, that one goes first, and this one after it; an event that
+    /// carries the staged prompt back then has the contents of both, with the options of the first.
+    ///
+    /// A prompt that can't be taken, such as a blank one or one with tool results while a run is on, ends the
+    /// run in an error event.
     async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None

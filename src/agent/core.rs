@@ -121,6 +121,8 @@ pub(super) struct Core {
     fallback: Option<Box<History>>,
     phase: Phase,
     staged: Option<Arc<Prompt>>,
+    /// A prompt that `handle_event` returned while another was staged, behind which it waits.
+    behind: Option<Arc<Prompt>>,
     /// Application events that wait for `handle_event`.
     notices: u32,
     /// The status last told.
@@ -386,23 +388,36 @@ impl Core {
     }
 
     /// A prompt that `handle_event` returned waits for its turn like any other, but never pushes out one that
-    /// the application staged meanwhile: nobody could be told.
+    /// the application staged meanwhile: nobody could be told. It waits behind that one, alone: the next
+    /// application event comes when both are taken.
     fn prompt_from_event(
         &mut self,
         prompt: Prompt,
         env: &Env<'_>,
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
-        if self.staged.is_some() {
-            return Err(AgentError::Busy(self.told));
+        let ahead = self.staged.take();
+        let taken = self.prompt(prompt, false, env, effects);
+        if let Some(ahead) = ahead {
+            self.behind = self.staged.replace(ahead);
         }
-        self.prompt(prompt, false, env, effects).map(|_| ())
+        taken.map(|_| ())
+    }
+
+    /// Takes out what is staged, to be carried back as one prompt.
+    fn unstage(&mut self) -> Option<Arc<Prompt>> {
+        let mut staged = self.staged.take()?;
+        if let Some(behind) = self.behind.take() {
+            Arc::make_mut(&mut staged).content.0.extend(Arc::unwrap_or_clone(behind).content.0);
+        }
+        Some(staged)
     }
 
     /// Goes on after a turn that was committed: with the staged prompt, else with the continuation, once the
     /// application events that wait are handled.
     fn go_on(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
         if let Some(staged) = self.staged.take() {
+            self.staged = self.behind.take();
             if let Some(response) = between.origin.asked.as_deref().and_then(Asked::response) {
                 effects.push(Effect::Resolve(Ok(response)));
             }

@@ -158,6 +158,43 @@ async fn prompt_while_handle_event_runs_is_taken_at_once_and_goes_on_after_it() 
     assert_eq!(history, ["user: Hi", "assistant: One", "user: !Mail", "assistant: Two"]);
 }
 
+/// An agent whose `handle_event` returns a prompt while a run is on and another prompt is staged.
+async fn crowded(steps: impl IntoIterator<Item = Step>) -> Watched {
+    let (_, builder) = scripted(steps);
+    let gate = Gate::new();
+    let agent = Watched::start(builder.callbacks(Held(gate.clone(), Log::default()))).await;
+    agent.agent.notify("!Mail").await.unwrap();
+    reached(&gate).await;
+    agent.agent.prompt("Hi").await.unwrap();
+    agent.agent.prompt(Prompt::new("And this").with_max_steps(7)).await.unwrap();
+    gate.open();
+    agent
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_prompt_while_another_is_staged_goes_after_it() {
+    let mut agent = crowded([Step::text("One"), Step::text("Two"), Step::text("Three")]).await;
+    let events = agent.end().await;
+    assert_eq!(turns(&events).len(), 3);
+    let history = agent.history().await;
+    let said = ["user: Hi", "assistant: One", "user: And this", "assistant: Two", "user: !Mail"];
+    assert_eq!((&history[..5], history.len()), (&said.map(String::from)[..], 6));
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_event_prompt_behind_a_staged_one_is_carried_back_with_it() {
+    let gate = Gate::new();
+    let mut agent = crowded([Step::new().gate(&gate).hang()]).await;
+    reached(&gate).await;
+    agent.agent.cancel().await.unwrap();
+    let events = agent.end().await;
+    let Some(Event::Cancelled { staged: Some(staged), .. }) = events.last().map(|event| &**event) else {
+        panic!("{events:?}");
+    };
+    let both = ["And this", "!Mail"].map(omni_agent::message::Text::new);
+    assert_eq!((&staged.content, staged.max_steps), (&both.into_iter().collect(), Some(7)));
+}
+
 #[tokio::test(start_paused = true)]
 async fn cancel_while_handle_event_runs_drops_it_and_handles_the_next() {
     let (_, builder) = scripted([]);

@@ -15,6 +15,9 @@ impl Core {
         if idle && (self.staged.is_some() || self.notices > 0) {
             return Err("something waits although nothing goes on".into());
         }
+        if self.behind.is_some() && self.staged.is_none() {
+            return Err("a prompt waits behind none".into());
+        }
         if self.fallback.is_some() && self.phase.turn().is_none() {
             return Err("a history to fall back to, and no turn that could fail".into());
         }

@@ -102,7 +102,7 @@ impl Core {
     }
 
     fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, effects: &mut Effects) {
-        let staged = self.staged.take();
+        let staged = self.unstage();
         self.tell(Status::Idle, effects);
         effects.push(Effect::Emit(Event::Turn(TurnOutcome::Stop { response, staged })));
         if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
@@ -272,7 +272,7 @@ impl Core {
         self.phase = Phase::Idle;
         effects.push(Effect::Watch(None));
         self.tell(Status::Idle, effects);
-        let (event, answer) = end(response, self.staged.take());
+        let (event, answer) = end(response, self.unstage());
         effects.push(Effect::Emit(event));
         self.fall_back(env, effects);
         if asked {

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{Prompt, Response, Status, TurnOutcome},
-    message::Usage,
+    message::{Blocks, Usage},
     provider::StopReason,
 };
 
@@ -100,7 +100,11 @@ impl Model {
     fn run_ends(&mut self, staged: Option<&Arc<Prompt>>) -> Check {
         ensure!(self.status == Status::Idle, "the run ends, told {:?}", self.status);
         let lost = self.staged.take();
-        ensure!(staged == lost.as_ref(), "{lost:?} was staged, {staged:?} is carried back");
+        let options = |prompt: &Arc<Prompt>| Prompt { content: Blocks::default(), ..Prompt::clone(prompt) };
+        ensure!(staged.map(options) == lost.as_ref().map(options), "{lost:?} was staged, not {staged:?}");
+        let lost = lost.into_iter().chain(self.behind.take()).flat_map(|prompt| prompt.content.0.clone());
+        let carried = staged.into_iter().flat_map(|prompt| prompt.content.0.clone());
+        ensure!(carried.eq(lost), "less was staged than {staged:?}, or more");
         self.run = false;
         Ok(())
     }

@@ -47,6 +47,8 @@ pub(super) struct Model {
     own_limit: Option<u32>,
     own_timeout: Option<Duration>,
     pub(super) staged: Option<Arc<Prompt>>,
+    /// A prompt of `handle_event` that goes after the staged one.
+    pub(super) behind: Option<Arc<Prompt>>,
     /// A prompt that was accepted, and must begin its turn at once.
     pub(super) starting: Option<Arc<Prompt>>,
     /// A message that is to be answered anew, and must begin its turn at once.
@@ -336,6 +338,7 @@ impl Model {
         } else if let Some(prompt) = self.staged.take() {
             ensure!(self.run, "a staged prompt begins a run");
             (self.took_staged, self.continuation) = (true, None);
+            self.staged = self.behind.take();
             self.take(&prompt)
         } else {
             ensure!(self.run, "a turn begins from nothing");
@@ -430,6 +433,7 @@ impl Model {
         ensure!(self.status == core.status(), "{:?} was told, it is {:?}", self.status, core.status());
         ensure!(self.committed == *core.history(), "the history is not what turns committed");
         ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
+        ensure!(self.behind == core.behind, "behind it is {:?}, not {:?}", core.behind, self.behind);
         ensure!(self.step == core.step(), "step {} is told as {}", core.step(), self.step);
         let waiting = core.phase().waiting().map(|(tool_use, _)| &tool_use.id);
         ensure!(self.waiting.as_ref() == waiting, "it waits for {waiting:?}, told was {:?}", self.waiting);
@@ -443,7 +447,7 @@ impl Model {
 
     pub(super) fn check_end(&self) -> Check {
         ensure!(!self.run && self.turn.is_none(), "a run has no end");
-        ensure!(self.staged.is_none(), "a staged prompt is lost");
+        ensure!(self.staged.is_none() && self.behind.is_none(), "a staged prompt is lost");
         let (told, spent) = (self.told_usage, self.spent_usage);
         ensure!(told == spent, "{spent:?} was used, {told:?} told");
         Ok(())

@@ -1,6 +1,6 @@
 //! Random outcomes of what goes on.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
@@ -198,8 +198,15 @@ impl World {
         self.note(|| format!("handle_event: {prompt:?}"));
         if let Some(prompt) = &prompt {
             match self.expect(prompt, false) {
-                // Nobody could be told what was replaced.
-                Ok(Accepted::Staged { replaced: Some(_) }) | Err(_) => self.model.input = Input::EventFails,
+                Err(_) => self.model.input = Input::EventFails,
+                // Nobody could be told what was replaced: it waits behind that.
+                Ok(Accepted::Staged { replaced: Some(_) }) => {
+                    ensure!(
+                        self.model.behind.is_none(),
+                        "handle_event was called before its last prompt was taken"
+                    );
+                    self.model.behind = Some(Arc::new(prompt.clone()));
+                }
                 Ok(accepted) => self.accepted(prompt.clone(), &accepted),
             }
         }

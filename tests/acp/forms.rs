@@ -104,8 +104,9 @@ async fn answer_whose_error_is_not_right_fails_its_turn_alone() {
 async fn what_is_said_again_after_the_session_was_loaded_is_no_part_of_the_next_turn() {
     let late = r#"
         opened
+        said=$(count=0; while [ $count -lt 200 ]; do chunk agent_message_chunk 'Before.'; count=$((count + 1)); done)
         next; chunk user_message_chunk 'Before?'; answer '{"jsonrpc":"2.0","id":ID,"result":null}'
-        count=0; while [ $count -lt 200 ]; do chunk agent_message_chunk 'Before.'; count=$((count + 1)); done
+        printf '%s\n' "$said"
         next; say Now.; ended; sleep 600
     "#;
     let session = soon(agent(late).resume(&SessionId::new("s"), &SessionOptions::default())).await.unwrap();

@@ -31,9 +31,11 @@ pub(super) fn not_resumed(
 ) -> BackendError {
     // Agents say this in many ways, of which the protocol has one.
     let text = words(error).to_lowercase();
-    let unknown = ["not found", "no such", "unknown", "not exist", "no session", "invalid session"];
-    let is_unknown =
-        unknown.iter().any(|words| text.contains(words)) || (text.contains("no ") && text.contains(" found"));
+    let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    let is_missing = has(&["not found", "no such", "unknown", "not exist", "no session", "invalid session"])
+        || (has(&["no "]) && has(&[" found"]));
+    // Keys, models and files of settings are not found either.
+    let is_unknown = is_missing && has(&["session", "thread", "conversation", "rollout"]);
     match error.code {
         ErrorCode::AUTH_REQUIRED => refused(method, error, sign_in),
         ErrorCode::RESOURCE_NOT_FOUND => BackendError::UnknownSession(id.clone()),
@@ -116,6 +118,10 @@ mod tests {
             );
         }
         assert_eq!(told(-32002, "Resource not found", ""), BackendError::UnknownSession(id.clone()));
-        assert!(matches!(told(-32603, "Internal error", "the disk is full"), BackendError::Failed(_)));
+        for detail in
+            ["the disk is full", "No API key found", "model not found: x", "no such file: settings.json"]
+        {
+            assert!(matches!(told(-32603, "Internal error", detail), BackendError::Failed(_)), "{detail}");
+        }
     }
 }

@@ -10,6 +10,7 @@ use agent_client_protocol::{
     RawJsonRpcRequest, RawJsonRpcResponse,
 };
 use memchr::memmem;
+use rand::RngExt;
 use serde_json::{Map, Value};
 
 use crate::provider::halves::Halves;
@@ -26,10 +27,16 @@ pub(super) enum Heard {
 }
 
 /// Our requests that wait for their answers, by the numbers that they go under: not every program takes other ids.
-#[derive(Default)]
 pub(super) struct Asked {
     last: i64,
     waiting: HashMap<i64, RawJsonRpcId>,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        // Programs count their own requests from 0 or 1, and logs may quote our answers to them: those are no answers to us.
+        Self { last: rand::rng().random_range(1 << 20..1 << 30), waiting: HashMap::new() }
+    }
 }
 
 impl Asked {
@@ -155,7 +162,7 @@ mod tests {
     use super::*;
 
     fn asking() -> Asked {
-        let mut asked = Asked::default();
+        let mut asked = Asked { last: 0, waiting: HashMap::new() };
         assert_eq!(asked.ask("one".to_owned().into()), 1.into());
         asked
     }
@@ -189,6 +196,17 @@ mod tests {
         );
         assert_eq!(failed(r#"{"jsonrpc":"2.0","id":1,"error":"no"}"#)["message"], "no");
         assert_eq!(taken(r#"{"jsonrpc":"2.0","id":9,"result":7}"#), json!([]), "nobody asked");
+    }
+
+    #[test]
+    fn answer_to_a_request_of_the_agents_own_that_a_log_quotes_is_noise_or_nothing() {
+        let mut asked = Asked::default();
+        asked.ask("one".to_owned().into());
+        for id in 0..1000 {
+            let line = format!(r#"[debug] got {{"jsonrpc":"2.0","id":{id},"result":7}}"#);
+            let heard = hear(line.as_bytes(), &mut asked, &mut Halves::default());
+            assert_eq!(heard, Heard::Messages(Vec::new()), "{line}");
+        }
     }
 
     #[test]

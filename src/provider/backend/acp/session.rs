@@ -161,8 +161,9 @@ impl Opening<'_> {
             if answer.is_ok() {
                 // It is to tell of before and then to answer; some agents go on with it behind the answer, and the next
                 // turn must not have it.
+                // One that never comes to rest leaves time for what is still to be asked.
                 let left = self.until.saturating_duration_since(Instant::now());
-                let _ = timeout(left, self.connection.shared.quiet(SILENCE)).await;
+                let _ = timeout(left / 2, self.connection.shared.quiet(SILENCE)).await;
             }
             ("session/load", answer.map(|session| session.config_options))
         } else {

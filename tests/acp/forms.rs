@@ -1,11 +1,12 @@
 //! Agents that write the protocol in forms of their own: what can be meant in one way only is taken so.
 
+use futures_util::StreamExt;
 use omni_agent::provider::{
     StopReason,
     backend::{Backend, BackendError, SessionId, SessionOptions, acp::AcpBackend},
 };
 
-use crate::support::{asked, script, soon};
+use crate::support::{asked, prompt, read, script, soon};
 
 /// A script with `next`, which reads a message and its id, and `answer`, which writes what it is given for `ID` as that.
 fn agent(body: &str) -> AcpBackend {
@@ -125,6 +126,21 @@ END
     "#;
     let session = soon(started(cut).start(&SessionOptions::default())).await.unwrap();
     assert_eq!(asked(&*session, "Hello").await.text, "Cut \u{1f600} in \u{fffd} two");
+}
+
+/// Some agents pass over what comes while they begin.
+#[tokio::test]
+async fn cancel_that_an_agent_misses_is_said_again() {
+    let missing = r#"
+        next; say begun; kept=$id; next; next
+        case "$line" in *session/cancel*) id=$kept;; esac
+        answer '{"jsonrpc":"2.0","id":ID,"result":{"stopReason":"cancelled"}}'; sleep 600
+    "#;
+    let session = soon(started(missing).start(&SessionOptions::default())).await.unwrap();
+    let mut stream = soon(session.prompt(prompt("Hello"))).await.unwrap();
+    soon(stream.next()).await.unwrap();
+    soon(session.cancel()).await.unwrap();
+    assert_eq!(read(stream).await.result.unwrap().stop_reason, StopReason::Cancelled);
 }
 
 #[tokio::test]

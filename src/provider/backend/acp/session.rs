@@ -31,6 +31,9 @@ use crate::provider::backend::{
 /// How long nothing of what was said before has to come for all of it to have come.
 const SILENCE: Duration = Duration::from_millis(100);
 
+/// When a cancel is said again: some agents pass over one that comes while they begin a turn.
+const AGAIN: Duration = Duration::from_secs(1);
+
 pub(super) struct AcpSession {
     connection: Connection,
     id: SessionId,
@@ -237,12 +240,15 @@ impl BackendSession for AcpSession {
 
     async fn cancel(&self) -> Result<(), BackendError> {
         let shared = &self.connection.shared;
-        if shared.cancel() {
+        let turn = shared.cancel();
+        while turn.is_some_and(|turn| shared.is_in_flight(turn)) {
             let notification = CancelNotification::new(self.id.as_str().to_owned());
             // A connection that is gone has ended the turn.
             let _ = self.connection.agent.send_notification(notification);
+            if timeout(AGAIN, shared.idle()).await.is_ok() {
+                break;
+            }
         }
-        shared.idle().await;
         shared.has_ended().map_or(Ok(()), Err)
     }
 

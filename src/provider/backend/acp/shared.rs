@@ -49,6 +49,8 @@ struct State {
     session: Option<String>,
     sign_in: Vec<AuthMethod>,
     turn: Option<Turn>,
+    /// How many there were.
+    turns: u64,
     /// What was told of the session while no turn was in flight, by name.
     standing: BTreeMap<String, Value>,
 }
@@ -57,6 +59,7 @@ struct State {
 pub(super) type Told = (BackendEvent, Option<Room>);
 
 struct Turn {
+    number: u64,
     events: mpsc::UnboundedSender<Told>,
     translator: Translator,
     warnings: Vec<String>,
@@ -107,7 +110,9 @@ impl Shared {
         }
         // Its room is bounded by that of the messages.
         let (events, told) = mpsc::unbounded_channel();
+        state.turns += 1;
         let turn = Turn {
+            number: state.turns,
             events,
             translator: Translator::default(),
             warnings,
@@ -122,15 +127,17 @@ impl Shared {
         Ok(told)
     }
 
-    /// Cancels the turn in flight, if there is one; its end is still to come.
-    pub(super) fn cancel(&self) -> bool {
+    /// Cancels the turn in flight, if there is one, and gives its number; its end is still to come.
+    pub(super) fn cancel(&self) -> Option<u64> {
         let mut state = self.lock();
-        let Some(turn) = &mut state.turn else {
-            return false;
-        };
+        let turn = state.turn.as_mut()?;
         turn.cancelled = true;
         turn.over.cancel();
-        true
+        Some(turn.number)
+    }
+
+    pub(super) fn is_in_flight(&self, turn: u64) -> bool {
+        self.lock().turn.as_ref().is_some_and(|in_flight| in_flight.number == turn)
     }
 
     /// Done when no turn is in flight.

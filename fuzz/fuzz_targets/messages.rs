@@ -4,4 +4,4 @@
 use libfuzzer_sys::fuzz_target;
 use omni_agent::provider::dialect::AnthropicMessages;
 
-fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(&AnthropicMessages, body));
+fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(&AnthropicMessages::default(), body));

@@ -15,7 +15,7 @@ use serde_json::Value;
 /// Every format, those that quirks change in more than one shape.
 fn formats() -> [Box<dyn Dialect>; 7] {
     [
-        Box::new(AnthropicMessages),
+        Box::new(AnthropicMessages::default()),
         Box::new(ChatCompletions::default()),
         Box::new(ChatCompletions::openai()),
         Box::new(OpenAiResponses::default()),

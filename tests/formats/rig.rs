@@ -58,7 +58,7 @@ impl Format {
     /// The format itself.
     pub(crate) fn dialect(self) -> Box<dyn Dialect> {
         match self {
-            Self::Messages => Box::new(AnthropicMessages),
+            Self::Messages => Box::new(AnthropicMessages::default()),
             Self::Chat => Box::new(ChatCompletions::openai().with_reasoning(ReasoningReturn::Details)),
             Self::Responses => Box::new(OpenAiResponses::openai()),
             Self::Gemini => Box::new(GoogleGemini),

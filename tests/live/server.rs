@@ -57,7 +57,7 @@ impl Format {
         match self {
             Self::ChatCompletions => ChatCompletions::default().name(),
             Self::Responses => OpenAiResponses::default().name(),
-            Self::Messages => AnthropicMessages.name(),
+            Self::Messages => AnthropicMessages::default().name(),
         }
     }
 

@@ -55,7 +55,8 @@ pub(crate) fn tools(tools: &[(&'static str, &'static str, Value)]) -> ToolSet {
 
 pub(crate) fn encode(mut request: Request, model: &str) -> Encoded {
     request.model = model.into();
-    AnthropicMessages.encode(&request).unwrap()
+    // As Anthropic itself is spoken to.
+    AnthropicMessages::default().with_block_binding(true).encode(&request).unwrap()
 }
 
 /// The messages of the body for this conversation.
@@ -66,7 +67,7 @@ pub(crate) fn messages(history: impl IntoIterator<Item = Message>) -> Value {
 
 /// Decodes events named as their `type` says.
 pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = AnthropicMessages.decoder(&Request::default());
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     for event in events {
         let data = event.to_string();
@@ -120,7 +121,7 @@ pub(crate) fn answer(events: impl IntoIterator<Item = Value>, stop_reason: &str)
 
 #[test]
 fn dialect_names_its_path_and_framing() {
-    let dialect = AnthropicMessages;
+    let dialect = AnthropicMessages::default();
     assert_eq!(dialect.name(), "anthropic_messages");
     assert_eq!(dialect.path(&Request::prompt("Hi")), "/messages");
     assert_eq!(dialect.framing(), Framing::Sse);

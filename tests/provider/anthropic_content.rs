@@ -105,25 +105,44 @@ fn encode_thinking_goes_back_signed_and_to_its_own_format_alone() {
 
 #[test]
 fn encode_bound_thinking_stays_behind_where_nothing_lets_it_be_dropped() {
-    let answer = written_by(
-        "anthropic_messages",
-        Message::assistant(vec![thinking("Hm.", Some("sig"), None), Content::from("b")]),
-    );
-    let sent = |model: &str, mode: Option<ThinkingMode>| {
-        let history = [Message::user("a"), answer.clone(), Message::user("c")];
-        let mut request = Request::new(History::from_iter(history));
-        request.options.thinking = mode;
-        encode(request, model).body["messages"][1]["content"].clone()
+    let answer = |content: Content| {
+        let content = vec![thinking("Hm.", Some("sig"), None), content];
+        written_by("anthropic_messages", Message::assistant(content))
     };
-    let whole = json!([{"type": "thinking", "thinking": "Hm.", "signature": "sig"}, text("b")]);
-    for (model, mode, expected) in [
-        ("claude-sonnet-5-5", Some(ThinkingMode::Off), json!([text("b")])),
-        ("claude-haiku-5-5", Some(ThinkingMode::Budget(0)), json!([text("b")])),
-        ("claude-sonnet-5-5", None, whole.clone()),
-        ("claude-opus-5-5", Some(ThinkingMode::Off), whole.clone()),
-        ("claude-sonnet-5", Some(ThinkingMode::Off), whole),
+    let call = |id: &str| answer(Content::from(tool_use(id)));
+    let result = |id: &str| Message::user(vec![ToolResult::ok(&tool_use(id), "ok")]);
+    let history = [
+        Message::user("a"),
+        answer(Content::from("b")),
+        Message::user("c"),
+        call("t1"),
+        result("t1"),
+        call("t2"),
+        result("t2"),
+    ];
+    let disabled = json!({"type": "disabled"});
+    let (off, none) = (Some(ThinkingMode::Off), None);
+    for (model, mode, extra, expected) in [
+        // It still thinks between tools: in the turn that is open, the service wants that back.
+        ("claude-sonnet-5-5", off, None, [false, true, true]),
+        ("claude-haiku-5-5", Some(ThinkingMode::Budget(0)), None, [false; 3]),
+        ("claude-haiku-5-5", none, Some(disabled), [false; 3]),
+        ("claude-sonnet-5-5", none, Some(json!({"type": "between_tools"})), [false, true, true]),
+        ("claude-sonnet-5-5", none, None, [true; 3]),
+        ("claude-opus-5-5", off, None, [true; 3]),
+        ("claude-sonnet-5", off, None, [true; 3]),
     ] {
-        assert_eq!(sent(model, mode), expected, "{model} {mode:?}");
+        let mut request = Request::new(History::from_iter(history.clone()));
+        request.options.thinking = mode;
+        request.options.extra =
+            extra.map(|thinking| [("thinking".to_owned(), thinking)].into_iter().collect());
+        let body = encode(request, model).body;
+        let sent = [1, 3, 5].map(|at| {
+            let content = body["messages"][at]["content"].as_array().unwrap();
+            assert!(content.len() <= 2);
+            content[0]["type"] == "thinking"
+        });
+        assert_eq!(sent, expected, "{model} {mode:?}");
     }
 }
 
@@ -363,7 +382,7 @@ fn encode_attachment_that_the_format_refuses_is_an_error_or_a_placeholder() {
         Attachment::base64("text/plain", ""),
     ] {
         let request = Request::prompt(Content::from(attachment.named("it")));
-        let error = AnthropicMessages.encode(&request).unwrap_err();
+        let error = AnthropicMessages::default().encode(&request).unwrap_err();
         assert_eq!(error.kind, ErrorKind::Unsupported);
 
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);

@@ -20,7 +20,7 @@ fn feed(decoder: &mut dyn Decoder, event: &str, data: &str) -> Vec<Delta> {
 
 /// A decoder that has seen the beginning of an answer.
 fn begun() -> Box<dyn Decoder> {
-    let mut decoder = AnthropicMessages.decoder(&Request::default());
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     feed(&mut *decoder, "message_start", &start().to_string());
     decoder
 }
@@ -42,7 +42,7 @@ fn decode_plain_answer_gives_one_delta_an_event() {
     let [opened, grown, ended] = text_block();
     let [reason, last] = end("end_turn");
     let usage = Usage { input: 10, output: 1, ..Usage::default() };
-    let mut decoder = AnthropicMessages.decoder(&Request::default());
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut next = |event: &Value| feed(&mut *decoder, event["type"].as_str().unwrap(), &event.to_string());
     let message = MessageDelta {
         model: Some("claude-sonnet-4-5".into()),
@@ -392,7 +392,7 @@ fn decode_after_message_stop_reads_nothing() {
 
 #[test]
 fn end_before_message_stop_is_truncated_even_after_a_stop_reason() {
-    let mut decoder = AnthropicMessages.decoder(&Request::default());
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ErrorKind::Truncated);
     let mut decoder = begun();
     let [reason, _] = end("end_turn");

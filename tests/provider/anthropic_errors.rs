@@ -11,7 +11,7 @@ use crate::anthropic::{block, decode, delta, start, stop};
 
 /// The error that this event gives after the beginning of an answer with one open text block.
 fn failure(event: &str, data: &str) -> ProviderError {
-    let mut decoder = AnthropicMessages.decoder(&Request::default());
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     for event in [start(), block(0, json!({"type": "text"}))] {
         decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
@@ -137,7 +137,7 @@ fn decode_events_before_message_start_are_decoding_errors() {
 
 #[test]
 fn decode_more_blocks_than_the_limit_is_a_decoding_error() {
-    let mut decoder = AnthropicMessages.decoder(&Request::default());
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut fold = Fold::default();
     let mut feed = |event: Value| {
         let mut deltas = Vec::new();
@@ -191,7 +191,7 @@ fn error_bodies_are_told_apart_before_and_inside_of_an_answer() {
     for &(status, word, message, kind, retryable) in DOCUMENTED {
         let error = json!({"type": word, "message": message});
         let body = json!({"type": "error", "error": error, "request_id": "req_1"}).to_string();
-        let error = AnthropicMessages.error(status, &body);
+        let error = AnthropicMessages::default().error(status, &body);
         assert_eq!((error.kind, error.retryable, error.status), (kind, retryable, Some(status)), "{error:?}");
         assert_eq!((&*error.message, error.request_id.as_deref()), (message, Some("req_1")));
         assert_eq!(error.body.as_deref(), Some(&*body));

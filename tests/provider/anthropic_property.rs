@@ -60,7 +60,7 @@ proptest! {
         events in vec(any_event(), 0..60),
         named in any::<bool>(),
     ) {
-        let mut decoder = AnthropicMessages.decoder(&Request::default());
+        let mut decoder = AnthropicMessages::default().decoder(&Request::default());
         let mut fold = Fold::default();
         let mut sent = 0;
         for event in [start()].iter().chain(&events) {
@@ -85,7 +85,7 @@ proptest! {
         prop_assert!(weight <= sent + 64, "{weight} bytes out of {sent}");
         let history: History = [Message::user("a")].into_iter().chain(message).collect();
         let request = Request::new(history.repair());
-        let encode = || serde_json::to_string(&AnthropicMessages.encode(&request).unwrap().body).unwrap();
+        let encode = || serde_json::to_string(&AnthropicMessages::default().encode(&request).unwrap().body).unwrap();
         prop_assert_eq!(encode(), encode());
     }
 
@@ -93,7 +93,7 @@ proptest! {
     fn decode_any_text_does_not_panic(
         frames in vec((select(vec!["", "message_stop", "error", "x"]), "\\PC{0,40}"), 0..20),
     ) {
-        let mut decoder = AnthropicMessages.decoder(&Request::default());
+        let mut decoder = AnthropicMessages::default().decoder(&Request::default());
         for (event, data) in frames {
             let _ = decoder.decode(Frame { event, data: &data }, &mut Vec::new());
         }

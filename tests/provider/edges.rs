@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 fn dialects() -> [Box<dyn Dialect>; 5] {
     [
-        Box::new(AnthropicMessages),
+        Box::new(AnthropicMessages::default()),
         Box::new(ChatCompletions::default()),
         Box::new(OpenAiResponses::default()),
         Box::new(GoogleGemini),

@@ -138,7 +138,7 @@ fn anthropic_asks_for_no_more_than_the_model_can_give() {
             .with_options(options)
             .with_model_info(ModelInfo::new("m").with_output_limit(limit));
         request.model = "claude-sonnet-4-5".into();
-        AnthropicMessages.encode(&request).unwrap().body
+        AnthropicMessages::default().encode(&request).unwrap().body
     };
     assert_eq!(body(64_000, Options::default())["max_tokens"], 4096);
     assert_eq!(body(2_000, Options::default())["max_tokens"], 2_000);
@@ -184,7 +184,7 @@ fn schema_for_a_model_that_is_held_to_none_is_a_tools_input_or_said() {
         request
     };
     let openai: [&dyn Dialect; 2] = [&ChatCompletions::openai(), &OpenAiResponses::openai()];
-    let others: [&dyn Dialect; 2] = [&AnthropicMessages, &GoogleGemini];
+    let others: [&dyn Dialect; 2] = [&AnthropicMessages::default(), &GoogleGemini];
     let native = ["response_format", "text", "output_config"];
     let unheld = ModelInfo::new("m").with_structured_output(false);
     for format in openai.into_iter().chain(others) {

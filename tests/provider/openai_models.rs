@@ -92,6 +92,8 @@ fn encode_sampling_goes_to_later_models_only_while_they_do_not_reason() {
         ("gpt-6-luna", low().with_thinking(Effort::Low), false),
         ("gpt-6-astra", low(), false),
         ("gpt-8", low(), false),
+        ("gpt-2", low(), true),
+        ("gpt-1", low(), true),
     ] {
         for format in formats {
             let (body, warnings) = said(format, &request(model, options.clone()));

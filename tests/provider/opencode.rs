@@ -111,7 +111,7 @@ async fn refusal_is_an_error_of_its_kind_in_each_format() {
 async fn formats_are_tried_in_order_and_shown() {
     let header = || Auth::Header("x-key".to_owned());
     let endpoint = Endpoint::openai_compatible("mine", "http://localhost")
-        .with_format_for(|model| model.starts_with('a'), AnthropicMessages, header())
+        .with_format_for(|model| model.starts_with('a'), AnthropicMessages::default(), header())
         .with_format_for(|model| model.len() == 2, OpenAiResponses::default(), Auth::None);
     for (model, line, header) in [
         ("ab", "POST /v1/messages", Some("x-key")),

@@ -26,7 +26,11 @@ fn of<T: JsonSchema>() -> Value {
 }
 
 fn formats() -> [Box<dyn Dialect>; 3] {
-    [Box::new(ChatCompletions::openai()), Box::new(OpenAiResponses::openai()), Box::new(AnthropicMessages)]
+    [
+        Box::new(ChatCompletions::openai()),
+        Box::new(OpenAiResponses::openai()),
+        Box::new(AnthropicMessages::default()),
+    ]
 }
 
 /// The schema that an answer is held to: in the service's own words, or as a tool's.
@@ -137,12 +141,15 @@ fn schema_that_a_service_has_no_word_for_can_be_answered() {
 fn schema_beyond_structured_outputs_becomes_a_tools() {
     for (schema, _) in awkward() {
         let request = asking(schema.clone());
-        let encoded = AnthropicMessages.encode(&request).unwrap();
+        let encoded = AnthropicMessages::default().encode(&request).unwrap();
         assert!(!held_to(&encoded).1, "{schema}");
     }
     let plain = json!({"type": "object", "properties": {"at": {"$ref": "#/$defs/p"}, "to": {"$ref": "#/$defs/p"},
         "default": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/p"}]}}, "$defs": {"p": {"type": "string"}}});
-    assert!(held_to(&AnthropicMessages.encode(&asking(plain)).unwrap()).1, "used twice is not recursive");
+    assert!(
+        held_to(&AnthropicMessages::default().encode(&asking(plain)).unwrap()).1,
+        "used twice is not recursive"
+    );
 }
 
 #[test]

@@ -65,7 +65,7 @@ fn encode_messages_of_a_model_without_structured_outputs_demands_the_tool() {
     let request = asking("claude-3-5-haiku-latest", city(), Options::default());
     let tool = json!({"name": "city", "description": DESCRIPTION, "input_schema": city()});
     assert_eq!(
-        encode(&AnthropicMessages, &request),
+        encode(&AnthropicMessages::default(), &request),
         json!({
             "model": "claude-3-5-haiku-latest", "max_tokens": 4096, "stream": true, "tools": [tool],
             "tool_choice": {"type": "tool", "name": "city"},
@@ -73,11 +73,11 @@ fn encode_messages_of_a_model_without_structured_outputs_demands_the_tool() {
         })
     );
     for model in ["claude-opus-4-1", "claude-sonnet-4-5", "claude-haiku-4-5", "claude-opus-4-6"] {
-        let body = encode(&AnthropicMessages, &asking(model, city(), Options::default()));
+        let body = encode(&AnthropicMessages::default(), &asking(model, city(), Options::default()));
         assert!(body["output_config"]["format"].is_object() && body.get("tools").is_none(), "{model}");
     }
     for model in ["claude-opus-4-0", "claude-sonnet-4-20250514", "glm-4.6"] {
-        let body = encode(&AnthropicMessages, &asking(model, city(), Options::default()));
+        let body = encode(&AnthropicMessages::default(), &asking(model, city(), Options::default()));
         assert!(body.get("output_config").is_none() && body["tools"].is_array(), "{model}");
     }
 }
@@ -85,7 +85,7 @@ fn encode_messages_of_a_model_without_structured_outputs_demands_the_tool() {
 #[test]
 fn encode_messages_of_a_model_that_thinks_says_it_in_the_system_prompt() {
     let options = Options::default().with_thinking(Effort::Low);
-    let body = encode(&AnthropicMessages, &asking("claude-3-7-sonnet-latest", city(), options));
+    let body = encode(&AnthropicMessages::default(), &asking("claude-3-7-sonnet-latest", city(), options));
     assert_eq!((body.get("tool_choice"), &body["system"]), (None, &json!(SYSTEM)));
     assert_eq!(body["tools"][0]["name"], "city");
 }
@@ -94,7 +94,7 @@ fn encode_messages_of_a_model_that_thinks_says_it_in_the_system_prompt() {
 fn encode_beside_other_tools_demands_any_of_them() {
     let options = Options::default();
     let request = asking("claude-3-5-haiku-latest", city(), options).with_tools(look()).with_system("Hi.");
-    let body = encode(&AnthropicMessages, &request);
+    let body = encode(&AnthropicMessages::default(), &request);
     assert_eq!(body["tool_choice"], json!({"type": "any"}));
     assert_eq!(body["system"], format!("Hi.\n\n{SYSTEM}"));
     assert_eq!((&body["tools"][0]["name"], &body["tools"][1]["name"]), (&json!("look"), &json!("city")));
@@ -117,7 +117,7 @@ fn encode_where_none_can_be_forced_and_no_other_tool_may_be_used_offers_the_tool
     let request = asking("claude-3-7-sonnet-latest", city(), options()).with_tools(look());
     let chat = by_tool().with_tool_choices(ToolChoices::Unforced);
     let bodies = [
-        (encode(&AnthropicMessages, &request), "/tools/0/name"),
+        (encode(&AnthropicMessages::default(), &request), "/tools/0/name"),
         (encode(&chat, &request), "/tools/0/function/name"),
     ];
     for (body, name) in bodies {
@@ -219,7 +219,7 @@ fn decode_use_of_the_tool_cut_anywhere_is_a_text_of_its_json() {
     for pieces in splits(ANSWER) {
         assert_plain(&answer(&by_tool(), &request, &chat_answer("city", &pieces)), ANSWER);
         let events = messages_answer(vec![messages_block(0, "city", &pieces)], "tool_use");
-        assert_plain(&answer(&AnthropicMessages, &haiku, &events), ANSWER);
+        assert_plain(&answer(&AnthropicMessages::default(), &haiku, &events), ANSWER);
         assert_plain(&answer(&responses, &request, &responses_answer(&pieces)), ANSWER);
     }
 }
@@ -289,7 +289,8 @@ fn decode_value_that_is_no_object_cut_anywhere_is_taken_out_of_its_object() {
 fn decode_beside_the_use_of_another_tool_lets_that_one_be_run() {
     let request = asking("claude-3-haiku", city(), Options::default()).with_tools(look());
     let (output, other) = (messages_block(0, "city", &[ANSWER]), messages_block(1, "look", &["{}"]));
-    let folded = answer(&AnthropicMessages, &request, &messages_answer(vec![output, other], "tool_use"));
+    let folded =
+        answer(&AnthropicMessages::default(), &request, &messages_answer(vec![output, other], "tool_use"));
     assert_eq!(folded.stop_reason, StopReason::ToolUse);
     assert_eq!(folded.message.text(), ANSWER);
     let uses: Vec<&ToolUse> = folded.message.tool_uses().collect();
@@ -302,8 +303,8 @@ fn decode_beside_the_use_of_another_tool_lets_that_one_be_run() {
 fn decode_input_that_never_came_is_empty_unless_it_was_cut() {
     let request = asking("claude-3-haiku", city(), Options::default());
     let events = |reason| messages_answer(vec![messages_block(0, "city", &[])], reason);
-    assert_plain(&answer(&AnthropicMessages, &request, &events("tool_use")), "{}");
-    let cut = answer(&AnthropicMessages, &request, &events("max_tokens"));
+    assert_plain(&answer(&AnthropicMessages::default(), &request, &events("tool_use")), "{}");
+    let cut = answer(&AnthropicMessages::default(), &request, &events("max_tokens"));
     assert_eq!((cut.message.text().as_str(), cut.stop_reason), ("", StopReason::Length));
 }
 
@@ -311,12 +312,12 @@ fn decode_input_that_never_came_is_empty_unless_it_was_cut() {
 fn answer_by_tool_goes_on_as_a_plain_text_in_every_format() {
     let request = asking("claude-3-haiku", city(), Options::default());
     let events = messages_answer(vec![messages_block(0, "city", &[ANSWER])], "tool_use");
-    let answered = answer(&AnthropicMessages, &request, &events).message;
+    let answered = answer(&AnthropicMessages::default(), &request, &events).message;
     let stored: Message = serde_json::from_str(&serde_json::to_string(&answered).unwrap()).unwrap();
     let history: History =
         [Message::user("A city?"), stored, Message::user("Another?")].into_iter().collect();
     let formats: [&dyn Dialect; 5] = [
-        &AnthropicMessages,
+        &AnthropicMessages::default(),
         &ChatCompletions::default(),
         &OpenAiResponses::default(),
         &GoogleGemini,

@@ -196,7 +196,7 @@ fn answer_carried_to_other_formats_leaves_what_is_private_behind() {
     let request = Request::new(history);
     for body in [
         ChatCompletions::default().encode(&request).unwrap().body,
-        AnthropicMessages.encode(&request).unwrap().body,
+        AnthropicMessages::default().encode(&request).unwrap().body,
     ] {
         let text = Value::Object(body).to_string();
         assert!(text.contains("call_a") && !text.contains("c2VjcmV0") && !text.contains("rs_1"), "{text}");

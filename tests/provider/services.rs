@@ -167,7 +167,7 @@ fn deltas_of(dialect: &dyn Dialect, pieces: &[&[u8]]) -> Vec<Delta> {
 #[test]
 fn answer_split_at_any_byte_decodes_the_same() {
     let dialects: [(Box<dyn Dialect>, &str); 3] = [
-        (Box::new(AnthropicMessages), MESSAGES),
+        (Box::new(AnthropicMessages::default()), MESSAGES),
         (Box::new(ChatCompletions::openai()), CHAT),
         (Box::new(OpenAiResponses::openai()), RESPONSES),
     ];

@@ -18,7 +18,7 @@ use crate::anthropic::tools;
 /// Formats that hold names to rules: how many characters they take, and which beside letters, digits, `_` and `-`.
 fn formats() -> [(Box<dyn Dialect>, usize, &'static str); 4] {
     [
-        (Box::new(AnthropicMessages), 128, ""),
+        (Box::new(AnthropicMessages::default()), 128, ""),
         (Box::new(ChatCompletions::openai()), 64, ""),
         (Box::new(OpenAiResponses::openai()), 64, ""),
         (Box::new(GoogleGemini), 64, ".:"),

@@ -20,7 +20,7 @@ fn offered(schema: &Value) -> Value {
     let formats: [(&dyn Dialect, &str); 4] = [
         (&ChatCompletions::openai(), "/tools/0/function/parameters"),
         (&OpenAiResponses::openai(), "/tools/0/parameters"),
-        (&AnthropicMessages, "/tools/0/input_schema"),
+        (&AnthropicMessages::default(), "/tools/0/input_schema"),
         (&OllamaChat, "/tools/0/function/parameters"),
     ];
     let mut request = Request::prompt("Hi").with_tools(tools(&[("draw", "", schema.clone())]));

@@ -37,14 +37,28 @@ const NAME: &str = "anthropic_messages";
 /// else is private to the service, such as the tools that it runs itself, becomes opaque items.
 ///
 /// Claude 5.1 and later refuse thinking that comes back behind another system prompt, other tools or other messages
-/// than it was thought behind. They are told to drop it instead (`thinking.block_binding`, with its beta header, which
-/// is added to an `anthropic-beta` of yours). For a service without that member, take it out with a body hook of the
-/// endpoint: the header goes with it.
+/// than it was thought behind. [`with_block_binding`](Self::with_block_binding) lets them drop it instead.
 ///
 /// Claude 4.7 and later hide the text of their thinking unless `thinking.display` asks for it; set it through
 /// [`Options::extra`](crate::provider::OptionFields::extra).
+///
+/// The default is what compatible services understand.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct AnthropicMessages;
+pub struct AnthropicMessages {
+    block_binding: bool,
+}
+
+impl AnthropicMessages {
+    /// The same format, telling Claude 5.1 and later to drop thinking that no longer stands behind what it was thought
+    /// behind, or not (`thinking.block_binding`, with its beta header, which is added to an `anthropic-beta` of yours).
+    /// Anthropic and OpenCode take that member; gateways to other clouds may refuse each request that has it, so it is
+    /// not said by default. Nor is it beside a way of thinking that it can't stand beside, wherever that is asked for:
+    /// in the options or in [`Options::extra`](crate::provider::OptionFields::extra).
+    pub fn with_block_binding(mut self, said: bool) -> Self {
+        self.block_binding = said;
+        self
+    }
+}
 
 impl Dialect for AnthropicMessages {
     fn name(&self) -> &'static str {
@@ -70,7 +84,7 @@ impl Dialect for AnthropicMessages {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        encode::encode(&asked(request))
+        encode::encode(&asked(request), self.block_binding)
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 
 use super::NAME;
 use crate::{
-    message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
+    message::{
+        Attachment, Content, History, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
+    },
     provider::{
         ProviderError, Request,
         dialect::{names::tool_name, placeholder, texts::is_text},
@@ -58,15 +60,37 @@ enum Kind {
     Opaque,
 }
 
-/// The messages, with the thinking in them or without; `cache` marks the last block that may carry a cache breakpoint.
-pub(super) fn messages(
-    request: &Request,
-    cache: Option<&Value>,
-    keeps_thinking: bool,
-) -> Result<Value, ProviderError> {
-    let mut encoder = Encoder { request, keeps_thinking, ids: ToolUseIds::default() };
+/// Which of a conversation's thinking goes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kept {
+    All,
+    /// That of the turn that is open, where tools were used.
+    Open,
+    None,
+}
+
+impl Kept {
+    /// The first message whose thinking goes back.
+    fn start(self, history: &History) -> usize {
+        let is_prompt = |message: &Message| {
+            let is_result = |content: &Content| matches!(content, Content::ToolResult(_));
+            message.role == Role::User && !message.content.iter().any(is_result)
+        };
+        match self {
+            Self::All => 0,
+            Self::Open => history.iter().rposition(|message| is_prompt(message)).unwrap_or(0),
+            Self::None => usize::MAX,
+        }
+    }
+}
+
+/// The messages, with the thinking in them that is kept; `cache` marks the last block that may carry a cache breakpoint.
+pub(super) fn messages(request: &Request, cache: Option<&Value>, kept: Kept) -> Result<Value, ProviderError> {
+    let start = kept.start(&request.history);
+    let mut encoder = Encoder { request, keeps_thinking: true, ids: ToolUseIds::default() };
     let mut turns: Vec<Turn> = Vec::new();
-    for message in &request.history {
+    for (number, message) in request.history.iter().enumerate() {
+        encoder.keeps_thinking = number >= start;
         let blocks = encoder.message(message)?;
         match turns.last_mut() {
             _ if blocks.is_empty() => {}

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    content::{self, NAME_LIMIT, object},
+    content::{self, Kept, NAME_LIMIT, object},
     models::{Off, Sampling, Thinking, Traits},
     schema,
 };
@@ -23,7 +23,8 @@ const MAX_TOKENS: u32 = 4096;
 /// The smallest thinking budget that the service takes.
 const MIN_BUDGET: u32 = 1024;
 
-pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
+/// `block_binding`: whether the service knows that word.
+pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, ProviderError> {
     let options = &request.options;
     let cache = options.cache.map(|hint| match hint {
         CacheHint::Short => json!({"type": "ephemeral"}),
@@ -39,12 +40,12 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
     };
     encoder.set("model", &*request.model);
     let thinking = encoder.thinking();
-    let keeps_thinking = encoder.unbind_thinking();
+    let kept = encoder.unbind_thinking(block_binding);
     encoder.set("stream", true);
     encoder.system(request.system.as_deref());
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
-    encoder.set("messages", content::messages(request, encoder.cache, keeps_thinking)?);
+    encoder.set("messages", content::messages(request, encoder.cache, kept)?);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();
     encoder.output(thinking.effort);
@@ -135,18 +136,32 @@ impl Encoder<'_> {
     /// request, and every later one: what stands there changes with tools, system prompts and answers that were asked
     /// for again.
     ///
-    /// Gives whether thinking can go back at all. Where a model is told not to think, nothing lets it be dropped.
-    fn unbind_thinking(&mut self) -> bool {
+    /// Gives which thinking can go back. Where a model is told to think in another way, or not to, nothing lets it be
+    /// dropped.
+    fn unbind_thinking(&mut self, block_binding: bool) -> Kept {
         if !self.traits.bound_thinking {
-            return true;
+            return Kept::All;
         }
+        // What the user says of it is laid over this body.
+        let extra = self.options.extra.as_ref().and_then(|extra| extra.get("thinking"));
+        let said = match extra {
+            Some(Value::Object(extra)) => {
+                extra.get("type").or_else(|| self.body.get("thinking")?.get("type"))
+            }
+            Some(_) => extra,
+            None => self.body.get("thinking").and_then(|thinking| thinking.get("type")),
+        };
         // They think adaptively unless told otherwise.
-        let thinking = self.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
-        let adaptive = thinking["type"] == "adaptive";
-        if adaptive {
+        match said.map(Value::as_str) {
+            None | Some(Some("adaptive")) => {}
+            Some(Some("disabled")) => return Kept::None,
+            Some(_) => return Kept::Open,
+        }
+        if block_binding {
+            let thinking = self.body.entry("thinking").or_insert_with(|| json!({"type": "adaptive"}));
             thinking["block_binding"] = json!({"prefix_mismatch_behavior": "drop_block"});
         }
-        adaptive
+        Kept::All
     }
 
     fn is_off(&self) -> bool {

@@ -72,7 +72,8 @@ impl Family {
             6 => Self::Later {
                 rests: has(rest, "luna") || has(rest, "terra") || (minor == 0 && has(rest, "sol")),
             },
-            _ => Self::Later { rests: false },
+            7.. => Self::Later { rests: false },
+            _ => Self::Other,
         }
     }
 

@@ -8,9 +8,9 @@ use crate::provider::dialect::{
 impl Endpoint {
     /// OpenCode Zen, with the key from `OPENCODE_API_KEY`.
     ///
-    /// Each model is spoken to in the format that the service has it in: `claude-…` and Qwen from 3.5 on in Messages,
-    /// `gpt-…`, Grok from 4 on and `muse-…` in Responses, `gemini-…` in Gemini, all others in Chat Completions; the key
-    /// goes where that format has it.
+    /// Each model is spoken to in the format that the service has it in: `claude-…` and `qwen3.…` in Messages,
+    /// `gpt-…`, `grok-4…`, `grok-build…` and `muse-…` in Responses, `gemini-…` in Gemini, all others in Chat Completions;
+    /// the key goes where that format has it.
     pub fn opencode() -> Self {
         let chat =
             ChatCompletions::default().with_files(Files::Images).with_metadata(false).with_model_rules(rules);
@@ -18,7 +18,7 @@ impl Endpoint {
             .with_key_variable("OPENCODE_API_KEY")
             .with_format_for(
                 |model| model.starts_with("claude-") || model.starts_with("qwen3."),
-                AnthropicMessages,
+                AnthropicMessages::default().with_block_binding(true),
                 Auth::Header("x-api-key".to_owned()),
             )
             .with_format_for(|model| model.starts_with("gpt-"), OpenAiResponses::openai(), Auth::Bearer)

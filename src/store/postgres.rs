@@ -7,6 +7,10 @@
 //! A schema of a version yet to come is refused with [`StoreError::UnknownFormat`]. The user needs the right to create
 //! schemas in the database, or, where the schema is up to date, to use it and its tables.
 //!
+//! Bringing it up to date waits for those who use its tables, such as a dump, for up to five minutes, and then the error is
+//! [`StoreError::Busy`]. Meanwhile it keeps others from their tables for two seconds at a time. Processes that opened the schema
+//! when it had version 1 go on beside later ones; until the last of them has ended, the leases of all should last equally long.
+//!
 //! | table | a row for each |
 //! | --- | --- |
 //! | `conversations` | conversation: id, version, times, title (a JSON string), state (JSON text), head, owner |
@@ -204,7 +208,8 @@ impl PostgresStore {
     ///
     /// The URL is as for `libpq`: `postgres://user:password@host:port/database?sslmode=require`, or pairs of keys and values.
     /// Several hosts may be named; the first that can be reached and takes writes is used. With TLS, certificate and
-    /// host name are always checked; without `sslmode`, it is used wherever the server has it, but not within the machine.
+    /// host name are always checked; without `sslmode`, it is used wherever the server has it, but not within the machine:
+    /// where the host, and its `hostaddr` if there is one, is a loopback address, `localhost` or a socket.
     ///
     /// # Errors
     ///

@@ -5,6 +5,7 @@ mod faults;
 mod golden;
 mod hangs;
 mod leases;
+mod migration;
 pub(crate) mod server;
 mod tls;
 

@@ -90,18 +90,18 @@ fn port(config: &Config, at: usize) -> Option<u16> {
     config.get_ports().get(at).or(config.get_ports().first()).copied()
 }
 
-/// Whether the host in this place is this machine. What is connected to is the address, where there is one, whatever its
-/// name.
+/// Whether the host in this place is this machine, by its name and by its address. A name of elsewhere with an address
+/// here is one to which something on this machine passes on what it gets, over a network.
 fn is_local(config: &Config, at: usize) -> bool {
-    match (config.get_hosts().get(at), config.get_hostaddrs().get(at)) {
-        (_, Some(address)) => address.is_loopback(),
-        (Some(Host::Tcp(name)), None) => {
+    let by_name = config.get_hosts().get(at).map(|host| match host {
+        Host::Tcp(name) => {
             name == "localhost" || name.parse().is_ok_and(|address: IpAddr| address.is_loopback())
         }
         #[cfg(unix)]
-        (Some(Host::Unix(_)), None) => true,
-        (None, None) => false,
-    }
+        Host::Unix(_) => true,
+    });
+    let by_address = config.get_hostaddrs().get(at).map(IpAddr::is_loopback);
+    by_name.or(by_address).is_some() && by_name.unwrap_or(true) && by_address.unwrap_or(true)
 }
 
 /// The settings for the host in this place.
@@ -189,7 +189,11 @@ mod tests {
             ("hostaddr=127.0.0.1,10.1.2.3", vec![Disable, Prefer]),
             ("host=localhost hostaddr=10.1.2.3", vec![Prefer]),
             ("host=/tmp hostaddr=10.1.2.3", vec![Prefer]),
-            ("host=db hostaddr=127.0.0.1", vec![Disable]),
+            ("host=db hostaddr=127.0.0.1", vec![Prefer]),
+            ("host=127.0.0.1 hostaddr=10.1.2.3", vec![Prefer]),
+            ("host=localhost hostaddr=127.0.0.1", vec![Disable]),
+            ("host=/tmp hostaddr=::1", vec![Disable]),
+            ("host=localhost,db hostaddr=127.0.0.1,127.0.0.1", vec![Disable, Prefer]),
             ("host=localhost,db sslmode=require", vec![Require, Require]),
             ("host=db sslmode=disable", vec![Disable]),
             ("user=ada", vec![]),

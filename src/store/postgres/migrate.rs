@@ -1,12 +1,18 @@
 //! Bringing the schema up to date.
 
+use std::time::{Duration, Instant};
+
 use deadpool_postgres::Object;
+use tokio_postgres::{Error, error::SqlState};
 
 use super::{error::Fault, sql::quote};
 use crate::store::StoreError;
 
 /// Each takes the schema from the version of its place to the next.
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
+
+/// How long others are waited for in all: those that migrate too, and those that use the tables.
+const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Whether there is nothing to do. Who may not create anything can still use what is there.
 pub(super) async fn is_current(connection: &Object, schema: &str, place: &str) -> Result<bool, Fault> {
@@ -24,12 +30,45 @@ pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> R
 }
 
 async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Result<(), Fault> {
+    let begun = Instant::now();
+    let failed = |error: Error| match error.code() {
+        // Limits of operations have nothing to do with how long this was.
+        code if is_in_use(&error) || code == Some(&SqlState::QUERY_CANCELED) => {
+            Fault::Store(StoreError::Busy { place: place.to_owned(), waited: begun.elapsed() })
+        }
+        _ => Fault::Database(error),
+    };
     // Others may have a good deal to migrate; and creating an index takes its time.
-    connection.batch_execute("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = '5min'").await?;
+    let patience = PATIENCE.as_millis();
+    let limits = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {patience}");
+    connection.batch_execute(&limits).await?;
     let lock = format!("omni-agent {schema}");
-    connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock]).await?;
-    let quoted = quote(schema);
+    connection
+        .execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", &[&lock])
+        .await
+        .map_err(failed)?;
     let found = found(connection, schema, place).await?;
+    // While a change waits for those who use a table, all who come to use it wait behind the change. So it waits for a
+    // moment only, and leaves them time before it comes again.
+    connection.batch_execute("SET LOCAL lock_timeout = '2s'; SAVEPOINT before").await?;
+    loop {
+        match apply(connection, &quote(schema), found).await {
+            Err(error) if is_in_use(&error) && begun.elapsed() < PATIENCE => {
+                tracing::debug!(%error, %place, "the schema is in use: bringing it up to date is tried again");
+            }
+            done => return done.map_err(failed),
+        }
+        connection.batch_execute("ROLLBACK TO before; SELECT pg_sleep(2)").await.map_err(failed)?;
+    }
+}
+
+/// Whether others had what was to be changed.
+fn is_in_use(error: &Error) -> bool {
+    matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED))
+}
+
+/// Applies the migrations that come after these many.
+async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Error> {
     if found == 0 {
         let versions = format!(
             "CREATE SCHEMA IF NOT EXISTS {quoted};
@@ -40,7 +79,7 @@ async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Resul
         connection.batch_execute(&versions).await?;
     }
     for (migration, version) in MIGRATIONS.iter().zip(1_i32..).skip(found) {
-        connection.batch_execute(&migration.replace("{schema}", &quoted)).await?;
+        connection.batch_execute(&migration.replace("{schema}", quoted)).await?;
         let applied = format!("INSERT INTO {quoted}.migrations (version) VALUES ($1)");
         connection.execute(&applied, &[&version]).await?;
     }

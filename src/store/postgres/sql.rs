@@ -131,8 +131,10 @@ const DELETE_UNDER: &str = "
 DELETE FROM {schema}.conversations
 WHERE id = $1 AND epoch = $2 AND {held}";
 
+/// Without how long it lasted: processes of before that column leave it as it is when they acquire.
 const RELEASE: &str = "
-UPDATE {schema}.conversations SET owner = NULL, owner_address = NULL, expires = '-infinity'
+UPDATE {schema}.conversations
+SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL
 WHERE id = $1 AND epoch = $2";
 
 impl Sql {

@@ -15,7 +15,7 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// A schema with this dump in it.
-async fn restored(url: &str, dump: &str) -> String {
+pub(super) async fn restored(url: &str, dump: &str) -> String {
     let schema = format!("golden {}", ConversationId::generate());
     let dump = fs::read_to_string(golden(dump)).unwrap();
     raw(url).await.batch_execute(&dump.replace(DUMPED, &format!("\"{schema}\""))).await.unwrap();

@@ -46,6 +46,25 @@ async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long()
     store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
 }
 
+/// A process of before `lasts` leaves what it finds there.
+#[tokio::test]
+async fn acquire_by_schema_version_1_after_a_release_is_held_for_as_long_as_it_says() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).lease(std::time::Duration::from_millis(10)).open().await.unwrap();
+    create(&store, &id("a")).await;
+    let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+    store.release(&id("a"), &lease).await.unwrap();
+    let acquire = format!(
+        "UPDATE {}.conversations SET epoch = epoch + 1, owner = 'ben', expires = now() + interval '1 hour'",
+        schema(&store)
+    );
+    raw(url).await.batch_execute(&acquire).await.unwrap();
+    match store.acquire(&id("a"), &Owner::new("ann")).await {
+        Err(StoreError::Owned { owner, .. }) => assert_eq!(owner.name, "ben"),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[tokio::test]
 async fn lease_that_lasts_longer_than_dates_go_is_given_and_kept() {
     let Some(url) = url() else { return };

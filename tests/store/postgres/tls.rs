@@ -76,7 +76,14 @@ async fn open_of_several_hosts_needs_no_certificate_of_the_one_on_this_machine()
     let url = format!("postgres://postgres@{address},db.invalid:5432/postgres");
     let store = PostgresStore::open(url).await.unwrap();
     create(&store, &id("a")).await;
-    // By its address, whatever it is called.
-    let url = format!("host=db.invalid,localhost hostaddr={0},{0} port={1}", address.ip(), address.port());
-    PostgresStore::open(format!("{url} user=postgres dbname=postgres")).await.unwrap();
+    // By its name and its address.
+    let of = |host: &str| {
+        let (ip, port) = (address.ip(), address.port());
+        PostgresStore::open(format!("host={host} hostaddr={ip} port={port} user=postgres dbname=postgres"))
+    };
+    of("localhost").await.unwrap();
+    // Something here may stand for a host elsewhere.
+    let error = of("db.invalid").await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    assert!(format!("{error:?}").contains("UnknownIssuer"), "{error:?}");
 }

@@ -1,0 +1,71 @@
+//! Bringing a schema up to date that others use.
+
+use std::{thread, time::Duration};
+
+use omni_agent::store::{Page, PostgresStore, Store, StoreError};
+use tokio_postgres::Client;
+
+use super::{
+    golden::restored,
+    server::{raw, url},
+};
+
+/// Waits until the change of the schema's table waits for somebody; gives the process of the server that it waits in.
+async fn waiting(observer: &Client, schema: &str) -> i32 {
+    let waits = "SELECT pid FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND query LIKE '%ADD COLUMN%' AND strpos(query, $1) > 0";
+    loop {
+        if let Some(row) = observer.query_opt(waits, &[&schema]).await.unwrap() {
+            return row.get(0);
+        }
+        thread::yield_now();
+    }
+}
+
+#[tokio::test]
+async fn open_of_an_earlier_schema_that_somebody_reads_lets_others_work_meanwhile() {
+    let Some(url) = url() else { return };
+    let schema = restored(url, "postgres-1.sql").await;
+    // As a dump, or an application that forgot its transaction.
+    let mut reader = raw(url).await;
+    let reading = reader.transaction().await.unwrap();
+    reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
+    let opened = tokio::spawn(PostgresStore::builder(url).schema(&schema).open());
+    let observer = raw(url).await;
+    waiting(&observer, &schema).await;
+
+    // A process that runs: it stands behind the change, which waits for as long as there is the reader.
+    let write = format!("SET lock_timeout = '30s'; UPDATE \"{schema}\".conversations SET owner = owner");
+    observer.batch_execute(&write).await.unwrap();
+    waiting(&observer, &schema).await;
+    reading.rollback().await.unwrap();
+    let store = opened.await.unwrap().unwrap();
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), 2);
+    let changed = format!("SELECT lasts FROM \"{schema}\".conversations");
+    assert_eq!(observer.query(&changed, &[]).await.unwrap().len(), 2);
+}
+
+#[tokio::test]
+async fn open_of_an_earlier_schema_that_is_given_up_says_how_long_it_waited() {
+    let Some(url) = url() else { return };
+    let schema = restored(url, "postgres-1.sql").await;
+    let mut reader = raw(url).await;
+    let reading = reader.transaction().await.unwrap();
+    reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
+    // What it waited is none of these.
+    let limit = Duration::from_hours(1);
+    let builder = PostgresStore::builder(url).schema(&schema).statement_timeout(limit).lock_wait(limit);
+    let opened = tokio::spawn(builder.open());
+    let observer = raw(url).await;
+    let pid = waiting(&observer, &schema).await;
+    observer.execute("SELECT pg_cancel_backend($1)", &[&pid]).await.unwrap();
+    match opened.await.unwrap() {
+        Err(error @ StoreError::Busy { waited, .. }) => {
+            assert!(error.is_transient());
+            assert!(waited < limit, "{waited:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    let versions = format!("SELECT FROM \"{schema}\".migrations");
+    assert_eq!(observer.query(&versions, &[]).await.unwrap().len(), 1, "nothing is changed");
+}

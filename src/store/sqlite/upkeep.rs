@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -30,15 +30,23 @@ pub(super) struct Upkeep {
     log: PathBuf,
     /// How long the log is when its readers are waited for next.
     due: AtomicU64,
+    /// There is a job that gives room back.
+    gives_back: AtomicBool,
     behind: Behind,
 }
 
 impl Upkeep {
-    /// For the file; by the one that writes to it.
+    /// For the file, which is there; by the one that writes to it.
     pub(super) fn new(file: &Path, behind: Behind) -> Arc<Self> {
-        let mut log = OsString::from(file);
+        // Links lead SQLite to the folder where the file itself is, and that is where it has the log.
+        let mut log = fs::canonicalize(file).map_or_else(|_| OsString::from(file), OsString::from);
         log.push("-wal");
-        Arc::new(Self { log: log.into(), due: AtomicU64::new(LONG), behind })
+        Arc::new(Self {
+            log: log.into(),
+            due: AtomicU64::new(LONG),
+            gives_back: AtomicBool::new(false),
+            behind,
+        })
     }
 
     fn log_len(&self) -> u64 {
@@ -54,28 +62,37 @@ impl Upkeep {
         self.due.store(u64::MAX, Ordering::Relaxed);
         let upkeep = Arc::clone(self);
         self.behind.leave(move |connection| {
-            let restarted = restart_log(connection);
-            let is_busy = match &restarted {
-                Ok(is_busy) => *is_busy,
-                Err(error) => is_busy(error),
-            };
-            let due = match restarted {
+            let due = match restart_log(connection) {
                 Ok(false) => LONG,
                 // They read for longer than that: once more when that much has come to it.
                 _ => LONG.max(upkeep.log_len().saturating_add(LOG_LIMIT.into())),
             };
             upkeep.due.store(due, Ordering::Relaxed);
-            is_busy
+            // Readers keep nobody from writing, and nobody was waited for as long as those behind this may wait.
+            false
         });
     }
 
     /// After a delete: gives room that is not needed back to the file system, some of it now and the rest in turn with what
     /// others wait for.
-    pub(super) fn give_back(self: &Arc<Self>, connection: &Connection) -> bool {
+    pub(super) fn give_back(self: &Arc<Self>, connection: &Connection) {
+        // What one delete left to be done is done for all: each in turn would be as many steps between two writes.
+        if !self.gives_back.swap(true, Ordering::Relaxed) {
+            GivingBack(Arc::clone(self)).go_on(connection);
+        }
+    }
+}
+
+/// Held by the one job that gives room back, and handed to the next; dropped when there is none, whyever.
+struct GivingBack(Arc<Upkeep>);
+
+impl GivingBack {
+    /// Says whether others kept the file.
+    fn go_on(self, connection: &Connection) -> bool {
         match free_pages(connection) {
             Ok(true) => {
-                let upkeep = Arc::clone(self);
-                self.behind.leave(move |connection| upkeep.give_back(connection));
+                let behind = self.0.behind.clone();
+                behind.leave(move |connection| self.go_on(connection));
                 false
             }
             Ok(false) => false,
@@ -85,6 +102,12 @@ impl Upkeep {
                 is_busy(&error)
             }
         }
+    }
+}
+
+impl Drop for GivingBack {
+    fn drop(&mut self) {
+        self.0.gives_back.store(false, Ordering::Relaxed);
     }
 }
 
@@ -114,4 +137,123 @@ fn free_pages(connection: &Connection) -> Result<bool, rusqlite::Error> {
 
 fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{env, sync::mpsc};
+
+    use futures_util::future::join3;
+
+    use super::*;
+    use crate::store::{
+        ConversationId,
+        sqlite::workers::{Urgency, Workers},
+    };
+
+    /// Longer than any test.
+    const BUSY: Duration = Duration::from_hours(1);
+
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new() -> Self {
+            let folder = env::temp_dir().join(format!("upkeep-{}", ConversationId::generate()));
+            fs::create_dir(&folder).expect("a folder");
+            Self(folder)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.0.join("file")
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn free(connection: &Connection) -> u32 {
+        connection.pragma_query_value(None, "freelist_count", |row| row.get(0)).expect("a number")
+    }
+
+    #[tokio::test]
+    async fn deletes_one_after_another_give_room_back_in_one_chain_of_steps() {
+        let connection = Connection::open_in_memory().expect("a database");
+        connection
+            .execute_batch(
+                "PRAGMA page_size = 512; PRAGMA auto_vacuum = INCREMENTAL;
+                 CREATE TABLE ballast (content BLOB); INSERT INTO ballast VALUES (zeroblob(16 << 20));
+                 DELETE FROM ballast",
+            )
+            .expect("many free pages");
+        let all = free(&connection);
+        assert!(all > 5 * FREED);
+        let workers = Workers::start("test", vec![connection], BUSY).expect("a thread");
+        let upkeep = Upkeep::new(Path::new("nowhere"), workers.behind());
+        let (all_wait, waited) = mpsc::channel();
+        let begun = Arc::clone(&upkeep);
+        let deletes = workers.run(Urgency::Other, move |connection| {
+            waited.recv().expect("the next one waits");
+            for _ in 0..3 {
+                begun.give_back(connection);
+            }
+            Ok(free(connection))
+        });
+        // In line before what the first one leaves, and that comes before what is left here.
+        let next = Arc::clone(&upkeep);
+        let next = workers.run(Urgency::Other, move |connection| {
+            next.give_back(connection);
+            Ok(free(connection))
+        });
+        let start = async { all_wait.send(()).expect("the first one waits for it") };
+        let (after, next, ()) = join3(deletes, next, start).await;
+        assert_eq!(after.expect("a number"), all - FREED);
+        assert_eq!(next.expect("a number"), all - FREED);
+        while workers.run(Urgency::Other, |connection| Ok(free(connection))).await.expect("a number")
+            > SPARE.try_into().expect("a small number")
+        {}
+        // It has come to its end, and the next delete begins anew.
+        assert!(!upkeep.gives_back.load(Ordering::Relaxed));
+    }
+
+    #[test]
+    fn giving_back_that_fails_is_begun_anew_by_the_next_delete() {
+        let folder = Folder::new();
+        fs::write(folder.file(), "no database, and nothing like it").expect("a file");
+        let connection = Connection::open(folder.file()).expect("it is not read yet");
+        let workers = Workers::start("test", Vec::new(), BUSY).expect("no threads");
+        let upkeep = Upkeep::new(&folder.file(), workers.behind());
+        free_pages(&connection).expect_err("it is no database");
+        upkeep.give_back(&connection);
+        assert!(!upkeep.gives_back.load(Ordering::Relaxed));
+    }
+
+    #[tokio::test]
+    async fn job_behind_a_log_that_readers_held_up_waits_for_as_long_as_any() {
+        let folder = Folder::new();
+        let open = || Connection::open(folder.file()).expect("a database");
+        let (writer, reader) = (open(), open());
+        writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
+        reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
+        assert!(restart_log(&writer).expect("it is waited for"), "the reader is in the way");
+        let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
+        let upkeep = Upkeep::new(&folder.file(), workers.behind());
+        upkeep.due.store(0, Ordering::Relaxed);
+        let restart = Arc::clone(&upkeep);
+        let left = workers.run(Urgency::Other, move |_| {
+            restart.look_at_log();
+            Ok(restart.due.load(Ordering::Relaxed))
+        });
+        assert_eq!(left.await.expect("it is done"), u64::MAX, "a restart is left to be done");
+        let waits = |connection: &mut Connection| {
+            Ok(connection
+                .pragma_query_value(None, "busy_timeout", |row| row.get::<_, u32>(0))
+                .expect("a number"))
+        };
+        let waits = workers.run(Urgency::Other, waits).await.expect("it is done");
+        assert_eq!(upkeep.due.load(Ordering::Relaxed), LONG, "that is done");
+        assert_eq!(Duration::from_millis(waits.into()), BUSY);
+    }
 }

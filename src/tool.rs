@@ -114,6 +114,7 @@ pub(crate) use contain::panic_message;
 pub use context::{Extensions, Progress, ToolContext};
 pub use output::{ToolError, ToolOutput};
 pub use run::{ToolLimits, ToolTimeout};
+pub(crate) use schema::resolve as resolve_reference;
 pub use schema::{Schema, SchemaError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

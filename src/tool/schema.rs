@@ -4,12 +4,13 @@ mod cost;
 mod pattern;
 mod prepare;
 mod problem;
+mod reference;
 
 use std::{
     error::Error,
     fmt,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use boon::{CompileError, Compiler, Draft, SchemaIndex, Schemas, UrlLoader};
@@ -18,6 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
 use self::cost::{CostModel, Verdict};
+pub(crate) use self::reference::resolve;
 use super::cap::clip;
 
 /// How deep a schema or a checked value may nest; what `serde_json` reads from text nests no deeper.
@@ -67,6 +69,8 @@ struct Inner {
     value: Value,
     /// The error is for [`Schema::of`], which must not fail: whoever uses the schema learns of it then.
     compiled: Result<Compiled, SchemaError>,
+    /// As it is offered, if that is another than itself.
+    offered: OnceLock<Option<Value>>,
 }
 
 struct Compiled {
@@ -99,7 +103,7 @@ impl Schema {
         } else {
             on_large_stack(|| Compiled::new(&value)).unwrap_or_else(|error| Err(SchemaError(error)))
         }?;
-        Ok(Self(Arc::new(Inner { value, compiled: Ok(compiled) })))
+        Ok(Self(Arc::new(Inner { value, compiled: Ok(compiled), offered: OnceLock::new() })))
     }
 
     /// The schema of a Rust type, without `$schema`, and with what it refers to written in place where
@@ -126,13 +130,20 @@ impl Schema {
             // Writing everything in place may take it over a limit; references keep it small.
             .or_else(|_| Self::new(adapt(derive(false))))
             .unwrap_or_else(|error| {
-                Self(Arc::new(Inner { value: Value::Object(Map::new()), compiled: Err(error) }))
+                let value = Value::Object(Map::new());
+                Self(Arc::new(Inner { value, compiled: Err(error), offered: OnceLock::new() }))
             })
     }
 
     /// The schema itself, as it was given.
     pub fn as_value(&self) -> &Value {
         &self.0.value
+    }
+
+    /// The schema as services are offered it, as `make` has it; `None` is the schema itself. Each request asks, and what
+    /// is made takes work: it is made once.
+    pub(crate) fn offered(&self, make: impl FnOnce(&Value) -> Option<Value>) -> &Value {
+        self.0.offered.get_or_init(|| make(&self.0.value)).as_ref().unwrap_or(&self.0.value)
     }
 
     /// Why the schema can't be used, if it can't; only one that [`Schema::of`] made can be so.

@@ -1,15 +1,23 @@
 //! Names of tools in a conversation: a model may have called what nobody declared, and each request after that must be
 //! taken all the same.
 
-use std::collections::HashSet;
+use std::{
+    borrow::Cow,
+    collections::HashSet,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
+use async_trait::async_trait;
 use omni_agent::{
     message::{History, Message, Timestamp, ToolResult, ToolUse},
     provider::{
         Fold, ModelInfo, Options, OutputSchema, Request, ToolChoice,
         dialect::{AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OpenAiResponses},
     },
-    tool::Schema,
+    tool::{Schema, Tool, ToolContext, ToolError, ToolOutput},
 };
 use serde_json::{Value, json};
 
@@ -112,9 +120,8 @@ fn declared_name_that_the_service_refuses_is_sent_as_one_that_it_takes() {
         let body = offered(&*format, &["fs.read", "Look-up_2", long]);
         let (dotted, cut) =
             (if also.contains('.') { "fs.read" } else { "fs_read" }, &long[..limit.min(long.len())]);
-        let mut sent = names(&body);
-        sent.retain(|name| ![dotted, "Look-up_2", cut].contains(name));
-        assert!(sent.is_empty(), "{}: {sent:?}", format.name());
+        let sent: HashSet<&str> = names(&body).into_iter().collect();
+        assert_eq!(sent, HashSet::from([dotted, "Look-up_2", cut]), "{}", format.name());
         let text = body.to_string();
         assert!(also.contains('.') || !text.contains("fs.read"), "the choice too: {text}");
     }
@@ -128,6 +135,49 @@ fn names_that_would_become_one_stay_apart() {
         assert_eq!(distinct.len(), 5, "{}: {distinct:?}", format.name());
         assert!(distinct.contains("a_b") && distinct.iter().all(|name| name.len() <= limit), "{distinct:?}");
         assert!(also.is_empty() != distinct.contains("a.b"));
+    }
+}
+
+/// A tool that counts how often it is asked for its name.
+struct Counted {
+    schema: Schema,
+    asked: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl Tool for Counted {
+    fn name(&self) -> &str {
+        self.asked.fetch_add(1, Ordering::Relaxed);
+        "fs.read"
+    }
+
+    fn description(&self) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    async fn call(&self, _input: Value, _context: ToolContext) -> Result<ToolOutput, ToolError> {
+        Err(ToolError::new("never run"))
+    }
+}
+
+#[test]
+fn calls_in_a_conversation_do_not_look_through_all_tools_each() {
+    let asked = Arc::new(AtomicUsize::new(0));
+    let counted = Counted { schema: Schema::new(json!({"type": "object"})).unwrap(), asked: asked.clone() };
+    let mut declared = tools(&[("fs.write", "", json!({"type": "object"}))]);
+    declared.insert(Arc::new(counted)).unwrap();
+    for (format, ..) in formats() {
+        let [once, often] = [1, 100].map(|calls| {
+            let request = called(&vec!["fs.write"; calls]).with_tools(declared.clone());
+            let before = asked.load(Ordering::Relaxed);
+            format.encode(&request).unwrap();
+            asked.load(Ordering::Relaxed) - before
+        });
+        assert_eq!(once, often, "{}", format.name());
     }
 }
 

@@ -4,7 +4,7 @@
 use omni_agent::{
     provider::{
         Request,
-        dialect::{AnthropicMessages, ChatCompletions, Dialect, OllamaChat, OpenAiResponses},
+        dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OllamaChat, OpenAiResponses},
     },
     tool::Schema,
 };
@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 
 use crate::anthropic::tools;
 
-/// The schema that a tool with this one is offered with. The formats agree on it.
+/// The schema that a tool with this one is offered with. The formats agree on it, but for Gemini, which says the same in
+/// fewer words.
 #[track_caller]
 fn offered(schema: &Value) -> Value {
     let formats: [(&dyn Dialect, &str); 4] = [
@@ -34,8 +35,16 @@ fn offered(schema: &Value) -> Value {
     for other in &offered[1..] {
         assert_eq!(other, &offered[0]);
     }
+    let body = Value::Object(GoogleGemini.encode(&request).unwrap().body);
+    let gemini = &body["tools"][0]["functionDeclarations"][0]["parametersJsonSchema"];
+    let names =
+        |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    assert_eq!(names(gemini), names(&offered[0]));
+    assert_eq!(gemini.get("required"), offered[0].get("required"));
     // Whoever reads it finds what it refers to.
-    Schema::new(offered[0].clone()).unwrap();
+    for schema in [&offered[0], gemini] {
+        Schema::new(schema.clone()).unwrap();
+    }
     offered[0].clone()
 }
 
@@ -154,6 +163,72 @@ fn reference_into_what_is_gone_leads_to_a_copy() {
     assert_eq!(offered["properties"]["n"], json!({"$ref": "#/$defs/original"}));
     let a = "/$defs/original_/oneOf/0/properties/a/properties/deep";
     assert_eq!(offered.pointer(a), Some(&json!({"$ref": "#/$defs/original_/oneOf/0"})));
+}
+
+#[test]
+fn reference_in_any_spelling_is_followed() {
+    let city = json!({"properties": {"city": {"type": "string"}}, "required": ["city"]});
+    let day = json!({"properties": {"day": {"type": "integer"}}, "required": ["day"]});
+    let defs = json!({"a city": city, "day": day, "~/é": {"type": "object"}});
+    let schema = json!({"$id": "trip", "$ref": "#/$defs/a%20city", "$defs": defs, "allOf": [{"$ref": "trip#/$defs/day"}],
+        "properties": {"more": {"$ref": "#/%24defs/~0~1%C3%A9", "description": "More."}}});
+    let offered = offered(&schema);
+    let more = json!({"$ref": "#/%24defs/~0~1%C3%A9", "description": "More."});
+    assert_eq!(
+        offered["properties"],
+        json!({"more": more, "city": {"type": "string"}, "day": {"type": "integer"}})
+    );
+    assert_eq!((&offered["required"], offered.get("$ref")), (&json!(["city", "day"]), None));
+}
+
+#[test]
+fn reference_by_the_schemas_name_into_what_is_gone_leads_to_a_copy() {
+    let schema = json!({
+        "$id": "tree",
+        "oneOf": [
+            {"properties": {"a node": {"type": "object", "properties": {"deep": {"$ref": "tree#/oneOf/0"}}}}},
+            {"properties": {"b": {"$ref": "tree#/oneOf/0/properties/a%20node"}, "whole": {"$ref": "tree"}}},
+        ],
+    });
+    let offered = offered(&schema);
+    let b = json!({"$ref": "#/$defs/original/oneOf/0/properties/a%20node"});
+    assert_eq!((&offered["properties"]["b"], &offered["properties"]["whole"]["$ref"]), (&b, &json!("tree")));
+    let deep = "/$defs/original/oneOf/0/properties/a node/properties/deep/$ref";
+    assert_eq!(offered.pointer(deep), Some(&json!("#/$defs/original/oneOf/0")));
+}
+
+#[test]
+fn alternatives_in_parts_and_what_is_forbidden_are_told_in_words() {
+    let either = json!({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]});
+    let kind = |kind: &str| json!({"properties": {"kind": {"const": kind}}, "required": ["kind"]});
+    let schema = json!({
+        "allOf": [either, {"$ref": "#/$defs/kinds"}, {"allOf": [{"not": {"required": ["a", "c"]}}]}],
+        "not": {"required": ["a", "b"]},
+        "$defs": {"kinds": {"oneOf": [kind("x"), kind("y")]}},
+    });
+    assert_eq!(
+        offered(&schema)["description"],
+        "Nothing that fits this JSON Schema:\n- {\"required\":[\"a\",\"b\"]}\n\
+        At least one of these:\n- {a}\n- {b}\n\
+        Exactly one of these:\n- {kind: \"x\"}\n- {kind: \"y\"}\n\
+        Nothing that fits this JSON Schema:\n- {\"required\":[\"a\",\"c\"]}"
+    );
+}
+
+#[test]
+fn schema_with_very_many_values_and_names_is_offered_with_all_of_them() {
+    const MANY: usize = 30_000;
+    let part = |side: &str| {
+        let values: Vec<String> = (0..MANY).map(|number| format!("{side} {number}")).collect();
+        json!({"properties": {"x": {"enum": values}}})
+    };
+    let required: Vec<String> = (0..MANY).map(|number| format!("name {number}")).collect();
+    let demand = |more: &str| json!({"required": required.iter().map(|name| format!("{more}{name}")).collect::<Vec<_>>()});
+    let schema =
+        json!({"oneOf": [part("left"), part("right")], "allOf": [demand("a "), demand("b "), demand("a ")]});
+    let offered = offered(&schema);
+    assert_eq!(offered["properties"]["x"]["enum"].as_array().map(Vec::len), Some(2 * MANY));
+    assert_eq!(offered["required"].as_array().map(Vec::len), Some(2 * MANY));
 }
 
 #[test]

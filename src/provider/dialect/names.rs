@@ -9,22 +9,42 @@ use crate::provider::{
     dialect::{Decoder, Frame, ids::hash},
 };
 
-/// The name of a tool, in letters, digits, `_`, `-` and what is `also` taken, at most `limit` of them, the first a
-/// letter or `_`. No two tools that the request declares have the same. What was called and is not declared may share one:
-/// calls and results are matched by their ids.
-pub(super) fn tool_name<'a>(request: &Request, name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {
-    let clean = cleaned(name, limit, also);
-    let is_taken = |clean: &str| {
-        let mut others = request.tools.iter().map(|tool| tool.name()).filter(|other| *other != name);
-        others.any(|other| cleaned(other, limit, also) == clean)
-    };
-    if matches!(clean, Cow::Borrowed(_)) || request.tools.get(name).is_none() || !is_taken(&clean) {
-        return clean;
+/// The names of a request's tools, in letters, digits, `_`, `-` and what is `also` taken, at most `limit` of them, the first
+/// a letter or `_`. No two tools that the request declares have the same. What was called and is not declared may share
+/// one: calls and results are matched by their ids.
+pub(super) struct ToolNames<'a> {
+    limit: usize,
+    also: &'static str,
+    /// Names of declared tools that would become one with others.
+    apart: HashMap<&'a str, String>,
+}
+
+impl<'a> ToolNames<'a> {
+    pub(super) fn of(request: &'a Request, limit: usize, also: &'static str) -> Self {
+        let names = request.tools.iter().map(|tool| tool.name());
+        let names: Vec<_> = names.map(|name| (name, cleaned(name, limit, also))).collect();
+        let mut uses: HashMap<&str, usize> = HashMap::new();
+        for (_, clean) in &names {
+            *uses.entry(clean).or_default() += 1;
+        }
+        let shared =
+            |(_, clean): &&(&str, Cow<'_, str>)| matches!(clean, Cow::Owned(_)) && uses[&**clean] > 1;
+        let apart = names.iter().filter(shared).map(|(name, clean)| {
+            let mark = format!("_{:016x}", hash(name));
+            let mut distinct: String = clean.chars().take(limit.saturating_sub(mark.len())).collect();
+            distinct.push_str(&mark);
+            (*name, distinct)
+        });
+        Self { limit, also, apart: apart.collect() }
     }
-    let mark = format!("_{:016x}", hash(name));
-    let mut distinct: String = clean.chars().take(limit.saturating_sub(mark.len())).collect();
-    distinct.push_str(&mark);
-    distinct.into()
+
+    /// What the service knows this tool by.
+    pub(super) fn get<'n>(&self, name: &'n str) -> Cow<'n, str> {
+        match self.apart.get(name) {
+            Some(distinct) => distinct.clone().into(),
+            None => cleaned(name, self.limit, self.also),
+        }
+    }
 }
 
 fn cleaned<'a>(name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {
@@ -51,9 +71,10 @@ pub(super) struct Named<D> {
     declared: HashMap<String, String>,
 }
 
-/// The decoder `inner` of an answer to `request`, whose tools are named to the service as by [`tool_name`].
-pub(super) fn named<D: Decoder>(inner: D, request: &Request, limit: usize, also: &str) -> Named<D> {
-    let names = request.tools.iter().map(|tool| (tool_name(request, tool.name(), limit, also), tool.name()));
+/// The decoder `inner` of an answer to `request`, whose tools are named to the service as by [`ToolNames`].
+pub(super) fn named<D: Decoder>(inner: D, request: &Request, limit: usize, also: &'static str) -> Named<D> {
+    let wire = ToolNames::of(request, limit, also);
+    let names = request.tools.iter().map(|tool| (wire.get(tool.name()), tool.name()));
     let others = names.filter(|(wire, name)| wire != name);
     Named { inner, declared: others.map(|(wire, name)| (wire.into_owned(), name.to_owned())).collect() }
 }

@@ -2,11 +2,12 @@
 //! or a reference, OpenAI and Anthropic refuse every request that offers the tool, and servers of open models show
 //! their models nothing of it.
 
-use std::{borrow::Cow, fmt::Write as _};
+use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
 use super::unions::{Members, constant};
+use crate::tool::{Schema, resolve_reference as target};
 
 /// Keywords that can't be at the top. `properties`, `required` and the description say what is to be said of them.
 const REFUSED: [&str; 7] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "const", "not"];
@@ -17,22 +18,27 @@ const MAX_WORDS: usize = 4000;
 /// The schema with the properties of its alternatives side by side at the top, and demanded where all demand them. Every
 /// input that fits the schema fits this one; the description says what belongs together, and what does not is found
 /// when the input is checked. A schema that is so already stays as it is, to the byte.
-pub(super) fn tool_schema(schema: &Value) -> Cow<'_, Value> {
+pub(super) fn tool_schema(schema: &Schema) -> &Value {
+    schema.offered(as_object)
+}
+
+fn as_object(schema: &Value) -> Option<Value> {
     let is_plain = |map: &Map<String, Value>| {
         map.get("type").is_some_and(|kind| kind == "object")
             && map.get("properties").is_some_and(Value::is_object)
             && !REFUSED.iter().any(|key| map.contains_key(*key))
     };
     match schema {
-        Value::Object(map) if !is_plain(map) => Cow::Owned(Value::Object(flat(schema, map))),
-        _ => Cow::Borrowed(schema),
+        Value::Object(map) if !is_plain(map) => flat(schema, map).map(Value::Object),
+        _ => None,
     }
 }
 
-fn flat(root: &Value, map: &Map<String, Value>) -> Map<String, Value> {
+/// `None` where a reference leads nowhere: what it stands for can't be gathered.
+fn flat(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
     let members = members(root, root).unwrap_or_default();
-    let mut out = resolved(root, map);
-    let words = words(root, &out);
+    let mut out = resolved(root, map)?;
+    let words = Words::on(root, &out);
     out.retain(|key, _| !REFUSED.contains(&key.as_str()));
     out.insert("type".to_owned(), "object".into());
     if !words.is_empty() {
@@ -46,28 +52,23 @@ fn flat(root: &Value, map: &Map<String, Value>) -> Map<String, Value> {
     } else {
         out.insert("required".to_owned(), members.required.into());
     }
-    with_targets(root, out)
+    Some(with_targets(root, out))
 }
 
 /// The schema, or what its reference leads to with what stands beside that.
-fn resolved(root: &Value, map: &Map<String, Value>) -> Map<String, Value> {
+fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
     let mut out = map.clone();
     while let Some(Value::String(reference)) = out.shift_remove("$ref") {
-        let Some(Value::Object(target)) = target(root, &reference) else { break };
+        let Value::Object(target) = target(root, &reference)? else { break };
         let mut merged = target.clone();
         merged.extend(out);
         out = merged;
     }
-    out
+    Some(out)
 }
 
-/// What a reference leads to. It is never what it stands in, and a schema has few that apply to one value:
-/// [`Schema::new`](crate::tool::Schema::new) refuses others.
-fn target<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
-    root.pointer(reference.strip_prefix('#')?)
-}
-
-/// What a schema says of an object's members; `None` if no object fits it.
+/// What a schema says of an object's members; `None` if no object fits it. A reference never leads to what it stands in,
+/// and a schema has few parts that apply to one value: [`Schema::new`] refuses others.
 fn members(root: &Value, schema: &Value) -> Option<Members> {
     let map = match schema {
         Value::Object(map) => map,
@@ -100,28 +101,59 @@ fn parts<'a>(schema: &'a Map<String, Value>, key: &str) -> &'a [Value] {
     schema.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// The alternatives at the top, in words: nothing else says what belongs together.
-fn words(root: &Value, top: &Map<String, Value>) -> String {
-    let mut words = String::new();
-    for (key, head) in [("oneOf", "Exactly one of these:"), ("anyOf", "At least one of these:")] {
-        let said = |part| Some(line(&members(root, part)?, description(root, part)));
-        let lines: Vec<String> = parts(top, key).iter().filter_map(said).collect();
-        if lines.len() < 2 {
-            continue;
-        }
-        if !words.is_empty() {
-            words.push('\n');
-        }
-        words.push_str(head);
-        for line in lines {
-            if words.len() + line.len() > MAX_WORDS {
-                words.push_str("\n- …");
-                break;
+/// What can't stand at the top, in words: nothing else says what belongs together.
+#[derive(Default)]
+struct Words {
+    text: String,
+    full: bool,
+}
+
+impl Words {
+    fn on(root: &Value, top: &Map<String, Value>) -> String {
+        let mut words = Self::default();
+        words.add(root, top);
+        words.text
+    }
+
+    /// Takes the alternatives of a schema and of its parts, and what it forbids.
+    fn add(&mut self, root: &Value, schema: &Map<String, Value>) {
+        for (key, head) in [("oneOf", "Exactly one of these:"), ("anyOf", "At least one of these:")] {
+            let said = |part| Some(line(&members(root, part)?, description(root, part)));
+            let lines: Vec<String> = parts(schema, key).iter().filter_map(said).collect();
+            if lines.len() >= 2 {
+                self.say(head, &lines);
             }
-            words.push_str(&line);
+        }
+        if let Some(not) = schema.get("not")
+            && members(root, not).is_some()
+        {
+            self.say("Nothing that fits this JSON Schema:", &[format!("\n- {not}")]);
+        }
+        for part in parts(schema, "allOf") {
+            let part = part.as_object().and_then(|part| resolved(root, part));
+            if let Some(part) = part {
+                self.add(root, &part);
+            }
         }
     }
-    words
+
+    fn say(&mut self, head: &str, lines: &[String]) {
+        if self.full {
+            return;
+        }
+        if !self.text.is_empty() {
+            self.text.push('\n');
+        }
+        self.text.push_str(head);
+        for line in lines {
+            if self.text.len() + line.len() > MAX_WORDS {
+                self.text.push_str("\n- …");
+                self.full = true;
+                return;
+            }
+            self.text.push_str(line);
+        }
+    }
 }
 
 /// An alternative: its members, with a mark on those that may be absent and the value of those that have but one.
@@ -131,7 +163,7 @@ fn line(members: &Members, description: Option<&str>) -> String {
     let names = members.properties.iter().map(|(name, schema)| (name, constant(schema)));
     for (number, (name, value)) in names.chain(unsaid.map(|name| (name, None))).enumerate() {
         let gap = if number == 0 { "" } else { ", " };
-        let mark = if members.required.contains(name) { "" } else { "?" };
+        let mark = if members.demands(name) { "" } else { "?" };
         let _ = write!(line, "{gap}{name}{mark}");
         if let Some(value) = value {
             let _ = write!(line, ": {value}");
@@ -164,14 +196,16 @@ fn with_targets(root: &Value, out: Map<String, Value>) -> Map<String, Value> {
     if refers(&out, &is_lost) {
         let mut copy = root.clone();
         if let Value::Object(copy) = &mut copy {
-            copy.retain(|key, _| key != "$defs" && key != "definitions");
+            // What it is called by is understood at the top alone.
+            copy.retain(|key, _| !["$defs", "definitions", "$id", "id", "$schema"].contains(&key.as_str()));
         }
         let mut name = "original".to_owned();
         while out["$defs"].get(&name).is_some() {
             name.push('_');
         }
+        let place = |reference: &str| reference.split_once('#').map_or("", |(_, place)| place).to_owned();
         let moved =
-            |reference: &str| is_lost(reference).then(|| format!("#/$defs/{name}{}", &reference[1..]));
+            |reference: &str| is_lost(reference).then(|| format!("#/$defs/{name}{}", place(reference)));
         repoint(&mut copy, &moved);
         repoint(&mut kept, &moved);
         if !kept["$defs"].is_object() {

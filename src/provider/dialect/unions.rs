@@ -1,5 +1,7 @@
 //! Several schemas as one that takes whatever any of them does.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 /// What schemas say of an object's members.
@@ -7,16 +9,25 @@ use serde_json::{Map, Value, json};
 pub(super) struct Members {
     pub(super) properties: Map<String, Value>,
     pub(super) required: Vec<String>,
+    /// The same, for looking up: there may be very many.
+    demanded: HashSet<String>,
 }
 
 impl Members {
     /// What a schema itself says, without its parts.
     pub(super) fn of(schema: &Map<String, Value>) -> Self {
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
+        let required: Vec<String> = required.filter_map(Value::as_str).map(ToOwned::to_owned).collect();
         Self {
             properties: schema.get("properties").and_then(Value::as_object).cloned().unwrap_or_default(),
-            required: required.filter_map(Value::as_str).map(ToOwned::to_owned).collect(),
+            demanded: required.iter().cloned().collect(),
+            required,
         }
+    }
+
+    /// Whether an object must have this member.
+    pub(super) fn demands(&self, name: &str) -> bool {
+        self.demanded.contains(name)
     }
 
     /// Takes what another schema says of the same object.
@@ -29,7 +40,7 @@ impl Members {
             self.properties.insert(name, both);
         }
         for name in other.required {
-            if !self.required.contains(&name) {
+            if self.demanded.insert(name.clone()) {
                 self.required.push(name);
             }
         }
@@ -44,7 +55,8 @@ impl Members {
             };
             self.properties.insert(name, either);
         }
-        self.required.retain(|name| other.required.contains(name));
+        self.required.retain(|name| other.demanded.contains(name));
+        self.demanded.retain(|name| other.demanded.contains(name));
         self
     }
 }
@@ -118,25 +130,25 @@ fn join(first: &Value, second: &Value) -> Option<Value> {
         one.iter().all(|(key, value)| free(key) || other.get(key) == Some(value))
     };
     let joins = |free: &dyn Fn(&str) -> bool| same(own, more, free) && same(more, own, free);
-    let mut joined = own.clone();
+    let mut joined;
     if says(own) && says(more) {
-        let mut values: Vec<Value> = values(own).cloned().collect();
-        for value in self::values(more) {
-            if !values.contains(value) {
-                values.push(value.clone());
-            }
-        }
-        let texts = values.iter().all(Value::is_string);
+        let texts = values(own).chain(values(more)).all(Value::is_string);
         let free = |key: &str| is_words(key) || is_values(key) || (texts && key == "type");
         if !joins(&free) {
             return None;
         }
+        let mut known: HashSet<&Value> = values(own).collect();
+        let others = values(more).filter(|value| known.insert(value));
+        let values: Vec<Value> = values(own).chain(others).cloned().collect();
+        joined = own.clone();
         joined.shift_remove("const");
         if texts {
             joined.insert("type".to_owned(), "string".into());
         }
         joined.insert("enum".to_owned(), values.into());
-    } else if !joins(&is_words) {
+    } else if joins(&is_words) {
+        joined = own.clone();
+    } else {
         return None;
     }
     let text =

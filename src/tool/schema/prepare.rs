@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::{
     SchemaError,
     cost::{CostModel, Edge},
-    pattern,
+    pattern, reference,
 };
 use crate::tool::cap::clip;
 
@@ -35,11 +35,8 @@ pub(super) struct Prepared {
 /// `schema` has been found to nest within limits.
 pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
     let mut document = schema.clone();
-    let draft = document.get("$schema").and_then(Value::as_str).unwrap_or_default();
-    let id_keywords: &[&str] = if draft.contains("draft-04") { &["$id", "id"] } else { &["$id"] };
-    let root_id = id_keywords.iter().find_map(|keyword| document.get(*keyword)?.as_str());
-    let root_id = root_id.map(|id| id.trim_end_matches('#').to_owned()).filter(|id| !id.is_empty());
-    let mut work = Work { id_keywords, root_id, ..Work::default() };
+    let root_id = reference::root_id(&document).map(ToOwned::to_owned);
+    let mut work = Work { id_keywords: reference::id_keywords(&document), root_id, ..Work::default() };
     work.node(String::new())?;
     while let Some((index, path)) = work.open.pop() {
         match document.pointer_mut(&path) {
@@ -133,7 +130,7 @@ impl Work {
             }
         }
         if let Some(Value::String(reference)) = schema.get_mut("$ref") {
-            let target = self.local_pointer(reference)?;
+            let target = reference::pointer(self.root_id.as_deref(), reference)?;
             let fragment = reference.split_once('#').map_or("", |(_, fragment)| fragment);
             *reference = format!("#{fragment}");
             let to = self.node(target)?;
@@ -161,24 +158,6 @@ impl Work {
             return refuse("its regular expressions are too large");
         }
         Ok(true)
-    }
-
-    /// Where in this document a reference points to.
-    fn local_pointer(&self, reference: &str) -> Result<String, SchemaError> {
-        let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));
-        if !document.is_empty() && self.root_id.as_deref() != Some(document) {
-            return refuse(format!("`$ref` to another document: {:?}", clip(reference, 200)));
-        }
-        let Some(pointer) = percent_decoded(fragment) else {
-            return refuse(format!("`$ref` is no valid reference: {:?}", clip(reference, 200)));
-        };
-        if !pointer.is_empty() && !pointer.starts_with('/') {
-            return refuse(format!(
-                "`$ref` to an anchor: {:?}; refer to a place, such as `#/$defs/name`",
-                clip(reference, 200)
-            ));
-        }
-        Ok(pointer)
     }
 }
 
@@ -233,26 +212,4 @@ fn subschemas(keyword: &str, value: &Value) -> Vec<(Edge, String)> {
 
 fn is_schema(value: &Value) -> bool {
     matches!(value, Value::Object(_) | Value::Bool(_))
-}
-
-fn percent_decoded(text: &str) -> Option<String> {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [first, after @ ..] = rest {
-        rest = after;
-        if *first == b'%'
-            && let [high, low, after @ ..] = rest
-            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
-        {
-            bytes.push(high << 4 | low);
-            rest = after;
-        } else {
-            bytes.push(*first);
-        }
-    }
-    String::from_utf8(bytes).ok()
-}
-
-fn hex(digit: u8) -> Option<u8> {
-    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
 }

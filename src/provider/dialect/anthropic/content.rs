@@ -16,7 +16,7 @@ use crate::{
     },
     provider::{
         ProviderError, Request,
-        dialect::{names::tool_name, placeholder, texts::is_text},
+        dialect::{names::ToolNames, placeholder, texts::is_text},
     },
 };
 
@@ -85,9 +85,14 @@ impl Kept {
 }
 
 /// The messages, with the thinking in them that is kept; `cache` marks the last block that may carry a cache breakpoint.
-pub(super) fn messages(request: &Request, cache: Option<&Value>, kept: Kept) -> Result<Value, ProviderError> {
+pub(super) fn messages(
+    request: &Request,
+    names: &ToolNames<'_>,
+    cache: Option<&Value>,
+    kept: Kept,
+) -> Result<Value, ProviderError> {
     let start = kept.start(&request.history);
-    let mut encoder = Encoder { request, keeps_thinking: true, ids: ToolUseIds::default() };
+    let mut encoder = Encoder { request, names, keeps_thinking: true, ids: ToolUseIds::default() };
     let mut turns: Vec<Turn> = Vec::new();
     for (number, message) in request.history.iter().enumerate() {
         encoder.keeps_thinking = number >= start;
@@ -182,6 +187,7 @@ fn drop_unanswered(turns: &mut [Turn]) {
 
 struct Encoder<'a> {
     request: &'a Request,
+    names: &'a ToolNames<'a>,
     keeps_thinking: bool,
     ids: ToolUseIds,
 }
@@ -243,7 +249,7 @@ impl Encoder<'_> {
             other => json!({"value": other}),
         };
         let id = self.ids.assign(&tool_use.id);
-        let name = tool_name(self.request, &tool_use.name, NAME_LIMIT, "");
+        let name = self.names.get(&tool_use.name);
         let mut value = object(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
         let caller = tool_use.signature.as_deref().filter(|_| native);
         if let Some(Ok(caller @ Value::Object(_))) = caller.map(serde_json::from_str) {

@@ -12,7 +12,7 @@ use crate::provider::{
     dialect::{
         Encoded,
         effort::{budget_of, nearest},
-        names::tool_name,
+        names::ToolNames,
         tool_schema::tool_schema,
     },
 };
@@ -30,8 +30,10 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
         CacheHint::Short => json!({"type": "ephemeral"}),
         CacheHint::Long => json!({"type": "ephemeral", "ttl": "1h"}),
     });
+    let names = ToolNames::of(request, NAME_LIMIT, "");
     let mut encoder = Encoder {
         options,
+        names: &names,
         traits: Traits::of(&request.model),
         output_limit: request.model_info.as_ref().and_then(|info| u32::try_from(info.output_limit?).ok()),
         cache: cache.as_ref(),
@@ -45,7 +47,7 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     encoder.system(request.system.as_deref());
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
-    encoder.set("messages", content::messages(request, encoder.cache, kept)?);
+    encoder.set("messages", content::messages(request, &names, encoder.cache, kept)?);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();
     encoder.output(thinking.effort);
@@ -55,6 +57,7 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
 
 struct Encoder<'a> {
     options: &'a Options,
+    names: &'a ToolNames<'a>,
     traits: Traits,
     /// The most that the model can give, where that is known.
     output_limit: Option<u32>,
@@ -209,14 +212,14 @@ impl Encoder<'_> {
             .tools
             .iter()
             .map(|tool| {
-                let name = tool_name(request, tool.name(), NAME_LIMIT, "");
+                let name = self.names.get(tool.name());
                 let mut value = object(json!({"name": name}));
                 let description = tool.description();
                 if !description.trim().is_empty() {
                     value.insert("description".to_owned(), (*description).into());
                 }
-                let schema = tool_schema(tool.schema().as_value());
-                value.insert("input_schema".to_owned(), schema.into_owned());
+                let schema = tool_schema(tool.schema());
+                value.insert("input_schema".to_owned(), schema.clone());
                 value
             })
             .collect();
@@ -253,7 +256,7 @@ impl Encoder<'_> {
             ToolChoice::Auto => json!({"type": "auto"}),
             ToolChoice::Required => json!({"type": "any"}),
             ToolChoice::Tool(name) => {
-                json!({"type": "tool", "name": tool_name(request, name, NAME_LIMIT, "")})
+                json!({"type": "tool", "name": self.names.get(name)})
             }
         };
         self.set("tool_choice", value);

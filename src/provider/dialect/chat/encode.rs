@@ -5,7 +5,7 @@ use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
     dialect::{
         Encoded,
-        names::tool_name,
+        names::ToolNames,
         openai::{self, Family, Format},
         tool_schema::tool_schema,
         words,
@@ -19,7 +19,9 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
         _ => Family::Other,
     };
     let output = output_support(chat, request);
-    let mut encoder = Encoder { chat, request, family, output, messages: Vec::new(), warnings: Vec::new() };
+    let names = ToolNames::of(request, openai::NAME_LIMIT, "");
+    let mut encoder =
+        Encoder { chat, request, names, family, output, messages: Vec::new(), warnings: Vec::new() };
     let mut messages = encoder.messages()?;
     let mut body = Map::new();
     encoder.cache(&mut messages, &mut body);
@@ -41,6 +43,7 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
 pub(super) struct Encoder<'a> {
     pub(super) chat: &'a ChatCompletions,
     pub(super) request: &'a Request,
+    pub(super) names: ToolNames<'a>,
     pub(super) family: Family,
     /// How an output schema is said in this request.
     pub(super) output: OutputSupport,
@@ -83,9 +86,9 @@ fn thinks(chat: &ChatCompletions, request: &Request) -> bool {
 
 impl Encoder<'_> {
     fn tools(&mut self, body: &mut Map<String, Value>) {
-        let name = |name| tool_name(self.request, name, openai::NAME_LIMIT, "");
+        let names = &self.names;
         let tools = self.request.tools.iter().map(|tool| {
-            let (name, schema) = (name(tool.name()), tool_schema(tool.schema().as_value()));
+            let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
             json!({
                 "type": "function",
                 "function": {"name": name, "description": tool.description(), "parameters": schema},
@@ -114,7 +117,9 @@ impl Encoder<'_> {
             Some(ToolChoice::Auto) => Value::from("auto"),
             Some(ToolChoice::None) => Value::from("none"),
             Some(ToolChoice::Required) => Value::from("required"),
-            Some(ToolChoice::Tool(tool)) => json!({"type": "function", "function": {"name": name(tool)}}),
+            Some(ToolChoice::Tool(tool)) => {
+                json!({"type": "function", "function": {"name": names.get(tool)}})
+            }
         };
         body.insert("tool_choice".to_owned(), choice);
     }

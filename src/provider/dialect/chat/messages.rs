@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         ProviderError,
-        dialect::{ids::hash, names::tool_name, openai, placeholder, texts, words},
+        dialect::{ids::hash, openai, placeholder, texts, words},
     },
 };
 
@@ -150,7 +150,7 @@ impl<'a> Encoder<'a> {
         // What the model wrote in place of JSON or a name must not make the whole request invalid.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
-        let name = tool_name(self.request, &tool_use.name, openai::NAME_LIMIT, "");
+        let name = self.names.get(&tool_use.name);
         let mut call = json!({
             "id": call_id(tool_use.id.as_str()),
             "type": "function",

@@ -9,7 +9,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId},
     provider::{
         ProviderError, Request,
-        dialect::{names::tool_name, placeholder, texts::is_text},
+        dialect::{names::ToolNames, placeholder, texts::is_text},
     },
 };
 
@@ -37,8 +37,12 @@ struct Turn {
 }
 
 /// The contents. `signed_calls` says that the model refuses tool uses without a signature.
-pub(super) fn contents(request: &Request, signed_calls: bool) -> Result<Value, ProviderError> {
-    let mut encoder = Encoder { request, signed_calls, turns: Vec::new(), calls: HashMap::new() };
+pub(super) fn contents(
+    request: &Request,
+    names: &ToolNames<'_>,
+    signed_calls: bool,
+) -> Result<Value, ProviderError> {
+    let mut encoder = Encoder { request, names, signed_calls, turns: Vec::new(), calls: HashMap::new() };
     for message in &request.history {
         match message.role {
             Role::User => encoder.user(message)?,
@@ -60,6 +64,7 @@ impl Turn {
 
 struct Encoder<'a> {
     request: &'a Request,
+    names: &'a ToolNames<'a>,
     signed_calls: bool,
     turns: Vec<Turn>,
     /// Place and name of each tool use of the last answer, as they were sent.
@@ -127,7 +132,7 @@ impl<'a> Encoder<'a> {
         let response = if result.is_error { json!({"error": text}) } else { json!({"output": text}) };
         let name = match self.calls.get(&result.tool_use_id) {
             Some((_, name)) => name.clone(),
-            None => self.tool_name(&result.name),
+            None => self.names.get(&result.name),
         };
         let answer = json!({"id": result.tool_use_id, "name": name, "response": response});
         Ok(Object::from_iter([("functionResponse".to_owned(), answer)]))
@@ -203,14 +208,10 @@ impl<'a> Encoder<'a> {
             // The service takes objects alone.
             other => json!({"value": other}),
         };
-        let name = self.tool_name(&tool_use.name);
+        let name = self.names.get(&tool_use.name);
         let call = json!({"id": tool_use.id, "name": name, "args": args});
         self.calls.insert(&tool_use.id, (self.calls.len(), name));
         Object::from_iter([("functionCall".to_owned(), call)])
-    }
-
-    fn tool_name(&self, name: &'a str) -> Cow<'a, str> {
-        tool_name(self.request, name, NAME_LIMIT, NAME_SIGNS)
     }
 
     fn push(&mut self, role: Role, parts: Vec<Object>, results: bool) {

@@ -10,7 +10,7 @@ use crate::provider::{
     dialect::{
         Encoded,
         effort::{budget_of, nearest},
-        names::tool_name,
+        names::ToolNames,
         tool_schema::tool_schema,
     },
 };
@@ -25,8 +25,9 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
         return Err(ProviderError::new(ErrorKind::InvalidRequest, message));
     }
     let traits = Traits::of(&request.model);
-    let mut encoder = Encoder { request, traits, body: Map::new(), warnings: Vec::new() };
-    encoder.set("contents", content::contents(request, traits.signed_calls)?);
+    let names = ToolNames::of(request, content::NAME_LIMIT, content::NAME_SIGNS);
+    let mut encoder = Encoder { request, names: &names, traits, body: Map::new(), warnings: Vec::new() };
+    encoder.set("contents", content::contents(request, &names, traits.signed_calls)?);
     encoder.system();
     encoder.tools();
     encoder.generation();
@@ -36,6 +37,7 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
 
 struct Encoder<'a> {
     request: &'a Request,
+    names: &'a ToolNames<'a>,
     traits: Traits,
     body: Map<String, Value>,
     warnings: Vec<String>,
@@ -55,10 +57,10 @@ impl Encoder<'_> {
 
     fn tools(&mut self) {
         let request = self.request;
-        let name = |name| tool_name(request, name, content::NAME_LIMIT, content::NAME_SIGNS);
+        let names = self.names;
         let tools = request.tools.iter().map(|tool| {
-            let schema = restricted(&tool_schema(tool.schema().as_value()));
-            json!({"name": name(tool.name()), "description": tool.description(), "parametersJsonSchema": schema})
+            let schema = restricted(tool_schema(tool.schema()));
+            json!({"name": names.get(tool.name()), "description": tool.description(), "parametersJsonSchema": schema})
         });
         let tools: Vec<Value> = tools.collect();
         let choice = self.request.options.tool_choice.as_ref();
@@ -74,7 +76,7 @@ impl Encoder<'_> {
             Some(ToolChoice::Auto) => json!({"mode": "AUTO"}),
             Some(ToolChoice::None) => json!({"mode": "NONE"}),
             Some(ToolChoice::Required) => json!({"mode": "ANY"}),
-            Some(ToolChoice::Tool(tool)) => json!({"mode": "ANY", "allowedFunctionNames": [name(tool)]}),
+            Some(ToolChoice::Tool(tool)) => json!({"mode": "ANY", "allowedFunctionNames": [names.get(tool)]}),
         };
         self.set("toolConfig", json!({"functionCallingConfig": config}));
     }

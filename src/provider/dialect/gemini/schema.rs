@@ -5,7 +5,10 @@ use std::cell::Cell;
 
 use serde_json::{Map, Value, json};
 
-use crate::provider::dialect::strict::{MAX_INLININGS, may_inline, without};
+use crate::{
+    provider::dialect::strict::{MAX_INLININGS, may_inline, without},
+    tool::resolve_reference,
+};
 
 const KEPT: [&str; 14] = [
     "$id",
@@ -102,12 +105,13 @@ impl Restrictor<'_> {
 
     /// A reference may have no keywords beside it: with some, what it names goes in its place.
     fn reference(&self, reference: &str, schema: &Map<String, Value>, inlined: &mut Vec<String>) -> Value {
-        let target = reference.strip_prefix('#').and_then(|pointer| self.root.pointer(pointer));
+        let target = resolve_reference(self.root, reference);
         let beside: Map<String, Value> =
             without(schema, "$ref").filter(|(key, _)| !SILENT.contains(&key.as_str())).collect();
+        let place = reference.split_once('#').map_or(Some(String::new()), |(_, pointer)| place(pointer));
         match target {
             Some(Value::Object(target))
-                if !beside.is_empty()
+                if (!beside.is_empty() || place.is_none())
                     && !inlined.iter().any(|other| other == reference)
                     && may_inline(&self.inlinings) =>
             {
@@ -118,7 +122,30 @@ impl Restrictor<'_> {
                 inlined.pop();
                 restricted
             }
-            _ => json!({"$ref": reference.replacen("#/definitions/", "#/$defs/", 1)}),
+            // Where nothing can be said, anything goes; the answer is checked.
+            _ => place.map_or_else(|| json!({}), |place| json!({"$ref": format!("#{place}")})),
         }
     }
+}
+
+/// Where a subschema is in the service's terms; `None` if it is in none of them.
+fn place(pointer: &str) -> Option<String> {
+    let mut place = String::new();
+    let mut steps = pointer.split('/').skip(1);
+    while let Some(keyword) = steps.next() {
+        let (keyword, has_name) = match keyword {
+            "oneOf" | "anyOf" => ("anyOf", true),
+            "definitions" | "$defs" => ("$defs", true),
+            "properties" | "prefixItems" => (keyword, true),
+            "items" | "additionalProperties" => (keyword, false),
+            _ => return None,
+        };
+        place.push('/');
+        place.push_str(keyword);
+        if has_name {
+            place.push('/');
+            place.push_str(steps.next()?);
+        }
+    }
+    Some(place)
 }

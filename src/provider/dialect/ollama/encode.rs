@@ -173,7 +173,7 @@ impl<'a> Encoder<'a> {
     /// The tools on offer. None are where none may be used: the format knows no other way to say so.
     fn tools(&mut self) -> Vec<Value> {
         let tools = self.request.tools.iter().map(|tool| {
-            let mut schema = tool_schema(tool.schema().as_value()).into_owned();
+            let mut schema = tool_schema(tool.schema()).clone();
             plain_properties(&mut schema);
             json!({
                 "type": "function",

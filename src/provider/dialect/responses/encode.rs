@@ -8,7 +8,7 @@ use crate::provider::{
     dialect::{
         EffortWords, Encoded, OutputSupport,
         ids::hash,
-        names::tool_name,
+        names::ToolNames,
         openai::{self, Family, Format},
         tool_schema::tool_schema,
         words,
@@ -22,10 +22,12 @@ const LABELS: (usize, usize, usize) = (16, 64, 512);
 pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Encoded, ProviderError> {
     let family = Family::of(&request.model);
     let output = openai::supported(format.output, request);
-    let mut encoder = Encoder { format, request, family, output, body: Map::new(), warnings: Vec::new() };
+    let names = ToolNames::of(request, openai::NAME_LIMIT, "");
+    let mut encoder =
+        Encoder { format, request, names: &names, family, output, body: Map::new(), warnings: Vec::new() };
     encoder.set("model", &*request.model);
     encoder.instructions();
-    encoder.set("input", Input::of(request, format.reasoning)?);
+    encoder.set("input", Input::of(request, &names, format.reasoning)?);
     encoder.set("stream", true);
     encoder.set("store", false);
     if format.reasoning != ReasoningItems::Never && family != Family::Plain {
@@ -44,6 +46,7 @@ pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Enco
 struct Encoder<'a> {
     format: &'a OpenAiResponses,
     request: &'a Request,
+    names: &'a ToolNames<'a>,
     family: Family,
     /// How an output schema is said in this request.
     output: OutputSupport,
@@ -64,9 +67,9 @@ impl Encoder<'_> {
 
     fn tools(&mut self) {
         let request = self.request;
-        let name = |name| tool_name(request, name, openai::NAME_LIMIT, "");
+        let names = self.names;
         let tools = request.tools.iter().map(|tool| {
-            let (name, schema) = (name(tool.name()), tool_schema(tool.schema().as_value()));
+            let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
             // Strict is this format's default, and would demand every property.
             json!({
                 "type": "function", "name": name, "description": tool.description(),
@@ -88,7 +91,7 @@ impl Encoder<'_> {
             Some(ToolChoice::Auto) => Value::from("auto"),
             Some(ToolChoice::None) => Value::from("none"),
             Some(ToolChoice::Required) => Value::from("required"),
-            Some(ToolChoice::Tool(tool)) => json!({"type": "function", "name": name(tool)}),
+            Some(ToolChoice::Tool(tool)) => json!({"type": "function", "name": names.get(tool)}),
         };
         self.set("tool_choice", choice);
     }

@@ -13,7 +13,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, Text, Thinking, ToolResult, ToolUse},
     provider::{
         ProviderError, Request,
-        dialect::{ids::hash, names::tool_name, openai, placeholder},
+        dialect::{ids::hash, names::ToolNames, openai, placeholder},
     },
 };
 
@@ -40,6 +40,7 @@ const FILES: [(&str, &str); 12] = [
 /// The items of a conversation.
 pub(super) struct Input<'a> {
     request: &'a Request,
+    names: &'a ToolNames<'a>,
     reasoning: ReasoningItems,
     ids: CallIds<'a>,
     /// Who made the calls of the last answer that the model did not make itself: their results say it too.
@@ -49,9 +50,13 @@ pub(super) struct Input<'a> {
 
 impl<'a> Input<'a> {
     /// The input for the request's history.
-    pub(super) fn of(request: &'a Request, reasoning: ReasoningItems) -> Result<Value, ProviderError> {
+    pub(super) fn of(
+        request: &'a Request,
+        names: &'a ToolNames<'a>,
+        reasoning: ReasoningItems,
+    ) -> Result<Value, ProviderError> {
         let ids = CallIds::default();
-        let mut input = Self { request, reasoning, ids, callers: HashMap::new(), items: Vec::new() };
+        let mut input = Self { request, names, reasoning, ids, callers: HashMap::new(), items: Vec::new() };
         for message in &request.history {
             match message.role {
                 Role::User => input.user(message)?,
@@ -156,7 +161,7 @@ impl<'a> Input<'a> {
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
         // The item's own id stays away: the service would look for the reasoning that it came with.
         let id = self.ids.assign(tool_use.id.as_str());
-        let name = tool_name(self.request, &tool_use.name, openai::NAME_LIMIT, "");
+        let name = self.names.get(&tool_use.name);
         let mut item = json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments});
         let signature = tool_use.signature.as_deref().filter(|_| native);
         let mut signature: Map<String, Value> =

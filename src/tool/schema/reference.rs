@@ -1,0 +1,64 @@
+//! Where a schema's references lead: to places in it, and nowhere else.
+
+use serde_json::Value;
+
+use super::SchemaError;
+use crate::tool::cap::clip;
+
+/// What a reference in this schema leads to, if to anything.
+pub(crate) fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
+    root.pointer(&pointer(root_id(root), reference).ok()?)
+}
+
+/// The keywords by which a schema has a name.
+pub(super) fn id_keywords(root: &Value) -> &'static [&'static str] {
+    let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
+    if draft.contains("draft-04") { &["$id", "id"] } else { &["$id"] }
+}
+
+/// The schema's own name, by which references may lead into it.
+pub(super) fn root_id(root: &Value) -> Option<&str> {
+    let id = id_keywords(root).iter().find_map(|keyword| root.get(*keyword)?.as_str())?;
+    Some(id.trim_end_matches('#')).filter(|id| !id.is_empty())
+}
+
+/// Where in its document a reference points to.
+pub(super) fn pointer(root_id: Option<&str>, reference: &str) -> Result<String, SchemaError> {
+    let refuse = |reason| Err(SchemaError(format!("`$ref` {reason}: {:?}", clip(reference, 200))));
+    let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));
+    if !document.is_empty() && root_id != Some(document) {
+        return refuse("to another document");
+    }
+    let Some(pointer) = percent_decoded(fragment) else {
+        return refuse("is no valid reference");
+    };
+    if !pointer.is_empty() && !pointer.starts_with('/') {
+        return Err(SchemaError(format!(
+            "`$ref` to an anchor: {:?}; refer to a place, such as `#/$defs/name`",
+            clip(reference, 200)
+        )));
+    }
+    Ok(pointer)
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let [first, after @ ..] = rest {
+        rest = after;
+        if *first == b'%'
+            && let [high, low, after @ ..] = rest
+            && let (Some(high), Some(low)) = (hex(*high), hex(*low))
+        {
+            bytes.push(high << 4 | low);
+            rest = after;
+        } else {
+            bytes.push(*first);
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+fn hex(digit: u8) -> Option<u8> {
+    char::from(digit).to_digit(16).and_then(|digit| u8::try_from(digit).ok())
+}

@@ -33,8 +33,8 @@ pub(super) struct Model {
     /// Requests that were sent for the prompt.
     requests: u32,
     pub(super) limit: Option<u32>,
-    /// Whether the limit is the prompt's own.
-    brought: bool,
+    /// The prompt's own.
+    brought: Option<u32>,
     /// Whether the limit was met when `handle_turn` was called.
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
@@ -169,7 +169,7 @@ impl Model {
     /// The agent's own limit is another from now on. What was sent is sent, and what was announced follows.
     pub(super) fn limited(&mut self, limit: Option<u32>) {
         self.own_limit = limit;
-        if self.run && !self.brought {
+        if self.run && self.brought.is_none() {
             let made = self.step + u32::from(self.turn.is_none());
             self.limit = limit.map(|limit| limit.max(made));
         }
@@ -358,7 +358,7 @@ impl Model {
     fn take(&mut self, prompt: &Prompt) -> Blocks {
         (self.step, self.requests) = (0, 0);
         self.limit = prompt.max_steps.or(self.own_limit);
-        self.brought = prompt.max_steps.is_some();
+        self.brought = prompt.max_steps;
         self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
         prompt.content.clone()
     }

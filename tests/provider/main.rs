@@ -5,6 +5,8 @@
 #[cfg(feature = "http")]
 mod alibaba;
 mod anthropic;
+#[cfg(feature = "http")]
+mod anthropic_binding;
 mod anthropic_content;
 mod anthropic_decode;
 mod anthropic_encode;

@@ -138,8 +138,13 @@ fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> 
         return None;
     }
     let id = match id {
-        Some(Value::Null) | None if error.is_some() => asked.unread()?,
-        id => asked.answered(&id?)?,
+        // Of a request that could not be read, and those two codes say so. What else has an error and no id is a log, or is
+        // about what asked for no answer.
+        Some(Value::Null) | None => match error.as_ref()?.get("code").and_then(Value::as_i64) {
+            Some(-32700 | -32600) => asked.unread()?,
+            _ => return None,
+        },
+        Some(id) => asked.answered(&id)?,
     };
     Some(RawJsonRpcMessage::Response(match error {
         Some(error) => RawJsonRpcResponse::Error { id, error: Box::new(failure(error)) },
@@ -196,6 +201,8 @@ mod tests {
         );
         assert_eq!(failed(r#"{"jsonrpc":"2.0","id":1,"error":"no"}"#)["message"], "no");
         assert_eq!(taken(r#"{"jsonrpc":"2.0","id":9,"result":7}"#), json!([]), "nobody asked");
+        let to_a_notification = r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32601,"message":"no"}}"#;
+        assert_eq!(taken(to_a_notification), json!([]), "it asked for no answer");
     }
 
     #[test]
@@ -236,6 +243,8 @@ mod tests {
             "[]",
             r#"{"level":30,"id":1,"msg":"x"}"#,
             r#"{"method":"GET","id":1}"#,
+            r#"{"level":"error","msg":"retrying","error":"rate limited"}"#,
+            r#"{"error":{"code":429,"message":"rate limited"}}"#,
             r#"{"level":"#,
             r#"[debug] got {"jsonrpc":"2.0","method":"session/update","params":{}}"#,
             r#"[debug] got {"jsonrpc":"2.0","meth"#,

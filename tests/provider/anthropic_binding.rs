@@ -1,0 +1,50 @@
+//! What is said of the binding of thinking to what stands before it, by service and beside the user's own words.
+
+use omni_agent::provider::{
+    Effort, Request, ThinkingMode,
+    dialect::{AnthropicMessages, Dialect},
+    http::Endpoint,
+};
+use serde_json::{Map, Value, json};
+
+#[test]
+fn encode_for_a_service_that_is_not_said_to_know_the_binding_is_silent_on_it() {
+    let mut request = Request::prompt("Hi");
+    request.model = "anthropic/claude-opus-5-5".into();
+    let plain = AnthropicMessages::default().encode(&request).unwrap();
+    let compatible = Endpoint::anthropic_compatible("gateway", "http://localhost").preview(&request).unwrap();
+    for body in [plain.body, compatible.body] {
+        assert_eq!(body.get("thinking"), None);
+    }
+    request.options.thinking = Some(ThinkingMode::Effort(Effort::Low));
+    let body = AnthropicMessages::default().encode(&request).unwrap().body;
+    assert_eq!(body["thinking"], json!({"type": "adaptive"}));
+}
+
+#[test]
+fn encode_thinking_in_the_users_own_words_is_not_mixed_with_the_binding() {
+    let sent = |model: &str, mode: Option<ThinkingMode>, extra: &Value| {
+        let mut request = Request::prompt("Hi");
+        request.model = model.into();
+        request.options.thinking = mode;
+        request.options.extra = Some(Map::from_iter([("thinking".into(), extra.clone())]));
+        Endpoint::anthropic().preview(&request).unwrap().body["thinking"].clone()
+    };
+    let binding = json!({"prefix_mismatch_behavior": "drop_block"});
+    for mode in [None, Some(ThinkingMode::Effort(Effort::High))] {
+        for (model, own) in [("claude-haiku-5-5", "disabled"), ("claude-sonnet-5-5", "between_tools")] {
+            assert_eq!(sent(model, mode, &json!({"type": own})), json!({"type": own}), "{model} {mode:?}");
+        }
+        assert_eq!(sent("claude-haiku-5-5", mode, &Value::Null), Value::Null);
+        for own in [json!({"type": "adaptive", "display": "summarized"}), json!({"display": "summarized"})] {
+            let expected = json!({"type": "adaptive", "block_binding": binding, "display": "summarized"});
+            assert_eq!(sent("claude-opus-5-5", mode, &own), expected, "{mode:?}");
+        }
+    }
+    let own = json!({"display": "summarized"});
+    let expected = json!({"type": "between_tools", "display": "summarized"});
+    assert_eq!(sent("claude-sonnet-5-5", Some(ThinkingMode::Off), &own), expected);
+    let own = json!({"type": "adaptive"});
+    let expected = json!({"type": "adaptive", "block_binding": binding});
+    assert_eq!(sent("claude-sonnet-5-5", Some(ThinkingMode::Off), &own), expected);
+}

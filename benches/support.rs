@@ -21,6 +21,15 @@ pub(crate) fn smoke() -> bool {
     !std::env::args().any(|argument| argument == "--bench")
 }
 
+/// The case and its repetitions, if the arguments are `--count CASE TIMES`: the case runs without a measurement, so that
+/// `scripts/instructions.sh` can count its instructions.
+pub(crate) fn counted() -> Option<(String, usize)> {
+    let mut arguments = std::env::args().skip_while(|argument| argument != "--count").skip(1);
+    let case = arguments.next()?;
+    let times = arguments.next()?.parse().expect("`--count` takes a case and a number");
+    Some((case, times))
+}
+
 /// `full` for a measurement, `small` otherwise.
 pub(crate) fn size(full: usize, small: usize) -> usize {
     if smoke() { small } else { full }

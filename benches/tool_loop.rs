@@ -29,13 +29,23 @@ struct Echo {
 }
 
 fn main() {
+    if let Some((case, times)) = support::counted() {
+        let length = match case.as_str() {
+            "step10" => 10,
+            "step100" => 100,
+            "step1000" => 1000,
+            other => panic!("there is no case {other}"),
+        };
+        on_this_thread(each_step(length, times.div_ceil(length)));
+        return;
+    }
     let runs = size(60, 2);
     let lengths = [10, 100, 1000];
     let mut steps = [const { Vec::new() }; 3];
     let mut turns = [const { Vec::new() }; 3];
     for _ in 0..runs {
         for (figures, length) in steps.iter_mut().zip(lengths) {
-            figures.push(on_this_thread(each_step(length)));
+            figures.push(on_this_thread(each_step(length, 2000 / length)));
         }
         for (figures, messages) in turns.iter_mut().zip([10, 1000, 10_000]) {
             figures.push(on_this_thread(each_turn(messages)));
@@ -54,8 +64,8 @@ fn main() {
     row("ratio, 10,000 to 10", format!("{:.2}", turns[2] / turns[0]), "about 1");
 }
 
-/// Microseconds that a step takes in runs of `length` steps.
-async fn each_step(length: usize) -> f64 {
+/// Returns the microseconds that a step takes in `batch` runs of `length` steps.
+async fn each_step(length: usize, batch: usize) -> f64 {
     let asked = Arc::new(AtomicUsize::new(0));
     let model = support::model(InMemory(move |_: &Request| {
         let step = asked.fetch_add(1, Ordering::Relaxed) + 1;
@@ -71,8 +81,7 @@ async fn each_step(length: usize) -> f64 {
         agent.prompt("Hi").await.expect("the agent is idle");
         agent.wait_until_idle().await.expect("the agent lives");
     };
-    let batch = 2000 / length;
-    for _ in 0..batch.div_ceil(4) {
+    for _ in 0..(500 / length).max(1) {
         run().await;
     }
     let before = cpu();

@@ -19,15 +19,26 @@ use support::{head, median, on_this_thread, row, size};
 const BATCH: usize = 1000;
 
 fn main() {
+    if let Some((case, times)) = support::counted() {
+        match case.as_str() {
+            "prompt" => on_this_thread(prompt(times)),
+            "ask" => on_this_thread(ask(times)),
+            "watched" => on_this_thread(watch(times)),
+            "flushed" => on_this_thread(flush(times)),
+            "saved" => on_this_thread(watch_saved(times)),
+            other => panic!("there is no case {other}"),
+        };
+        return;
+    }
     let runs = size(60, 2);
     let (mut prompted, mut asked, mut watched) = (Vec::new(), Vec::new(), Vec::new());
     let (mut saved, mut flushed) = (Vec::new(), Vec::new());
     for _ in 0..runs {
-        prompted.push(on_this_thread(prompt()));
-        asked.push(on_this_thread(ask()));
-        watched.push(on_this_thread(watch()));
-        flushed.push(on_this_thread(flush()));
-        saved.push(on_this_thread(watch_saved()));
+        prompted.push(on_this_thread(prompt(BATCH)));
+        asked.push(on_this_thread(ask(BATCH)));
+        watched.push(on_this_thread(watch(BATCH)));
+        flushed.push(on_this_thread(flush(BATCH)));
+        saved.push(on_this_thread(watch_saved(BATCH)));
     }
     head(&format!("CPU of a turn, median of {runs} batches of {BATCH}"));
     row("prompt, wait until idle; no subscriber", format!("{:.2} µs", median(prompted)), "≤ 4 µs");
@@ -45,37 +56,37 @@ async fn agent() -> Agent {
     agent
 }
 
-/// CPU time of one round of `turn` in microseconds, from within a runtime.
-async fn each(mut turn: impl AsyncFnMut()) -> f64 {
+/// Returns the CPU time of one of `times` rounds of `turn` in microseconds. Runs on the current runtime.
+async fn each(times: usize, mut turn: impl AsyncFnMut()) -> f64 {
     let before = support::cpu();
-    for _ in 0..BATCH {
+    for _ in 0..times {
         turn().await;
     }
     let used = support::cpu().checked_sub(before).unwrap();
-    used.as_secs_f64() * 1e6 / BATCH as f64
+    used.as_secs_f64() * 1e6 / times as f64
 }
 
-async fn prompt() -> f64 {
+async fn prompt(times: usize) -> f64 {
     let agent = agent().await;
-    each(async || {
+    each(times, async || {
         agent.prompt("Hi").await.expect("the agent is idle");
         agent.wait_until_idle().await.expect("the agent lives");
     })
     .await
 }
 
-async fn ask() -> f64 {
+async fn ask(times: usize) -> f64 {
     let agent = agent().await;
-    each(async || {
+    each(times, async || {
         agent.ask("Hi").await.expect("the model answers");
     })
     .await
 }
 
-async fn watch() -> f64 {
+async fn watch(times: usize) -> f64 {
     let agent = agent().await;
     let mut events = agent.subscribe().await.expect("the agent lives");
-    each(async || {
+    each(times, async || {
         agent.prompt("Hi").await.expect("the agent is idle");
         loop {
             match events.next().await {
@@ -101,20 +112,20 @@ async fn session() -> Session {
     session
 }
 
-async fn flush() -> f64 {
+async fn flush(times: usize) -> f64 {
     let session = session().await;
-    each(async || {
+    each(times, async || {
         session.ask("Hi").await.expect("the model answers");
         session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
     })
     .await
 }
 
-async fn watch_saved() -> f64 {
+async fn watch_saved(times: usize) -> f64 {
     let session = session().await;
     session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
     let mut events = session.subscribe(Mode::Controller).await.expect("the session lives");
-    each(async || {
+    each(times, async || {
         session.prompt("Hi").await.expect("the session is idle");
         loop {
             match events.next().await {

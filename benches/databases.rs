@@ -8,6 +8,9 @@
 #[allow(clippy::unwrap_used, dead_code, reason = "a piece of the tests")]
 #[path = "../tests/store/postgres/server.rs"]
 pub(crate) mod server;
+#[cfg(feature = "postgres")]
+#[path = "../tests/support/skip.rs"]
+mod skip;
 
 use std::{path::Path, sync::Arc};
 

@@ -12,5 +12,7 @@ mod faults;
 mod forms;
 mod permissions;
 mod sdk;
+#[path = "../support/skip.rs"]
+mod skip;
 mod support;
 mod turns;

@@ -20,7 +20,10 @@ use omni_agent::provider::{
 };
 use tokio::sync::OnceCell;
 
-use crate::support::{Place, asked, prompt, read, soon};
+use crate::{
+    skip::skip,
+    support::{Place, asked, prompt, read, soon},
+};
 
 const SDK: &str = "@agentclientprotocol/sdk@2.4.0";
 
@@ -34,11 +37,10 @@ async fn sdk() -> Option<PathBuf> {
     found.await.clone()
 }
 
-#[allow(clippy::print_stderr, reason = "who runs the tests is to know")]
 fn install() -> Option<PathBuf> {
     let runs = |program: &str| Command::new(program).arg("--version").output().is_ok();
     if !runs("node") || !runs("npm") {
-        eprintln!("skipped: Node and npm are not there");
+        skip("Node and npm are not installed");
         return None;
     }
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("acp-sdk");
@@ -52,7 +54,7 @@ fn install() -> Option<PathBuf> {
     if installed.status.success() {
         return Some(folder);
     }
-    eprintln!("skipped: {SDK} can't be installed: {}", String::from_utf8_lossy(&installed.stderr));
+    skip(&format!("{SDK} can't be installed: {}", String::from_utf8_lossy(&installed.stderr)));
     None
 }
 

@@ -16,6 +16,9 @@ mod rival;
 #[allow(dead_code, reason = "shared with the tests of the store")]
 #[path = "../store/postgres/server.rs"]
 mod server;
+#[cfg(feature = "postgres")]
+#[path = "../support/skip.rs"]
+mod skip;
 
 use arena::Arena;
 use place::Place;

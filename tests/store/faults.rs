@@ -4,7 +4,10 @@ use std::{fs, process::Command};
 
 use omni_agent::store::{FileSystemStore, Page, StateChange, Store, StoreError, Write};
 
-use crate::support::{Folder, child, child_folder, commit, create, id, says};
+use crate::{
+    skip::skip,
+    support::{Folder, child, child_folder, commit, create, id, says},
+};
 
 /// The child: fills what room there is, then some is made.
 #[cfg(unix)]
@@ -212,7 +215,7 @@ async fn list_where_what_is_read_cannot_be_locked_shows_all() {
     fs::write(&source, FLOCK).unwrap();
     let made = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &source]).status();
     if !made.is_ok_and(|made| made.success()) {
-        println!("skipped: there is no C compiler");
+        skip("a C compiler is not installed");
         return;
     }
     let mut child = child("faults::child_cannot_lock_what_it_reads", folder.path());

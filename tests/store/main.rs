@@ -15,6 +15,8 @@ mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod processes;
+#[path = "../support/skip.rs"]
+mod skip;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod support;

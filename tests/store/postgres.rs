@@ -26,7 +26,10 @@ use omni_agent::{
 };
 
 use self::server::{fresh, raw, url};
-use crate::support::{commit, create, id, node, says};
+use crate::{
+    skip,
+    support::{commit, create, id, node, says},
+};
 
 struct Subject {
     url: &'static str,

@@ -12,6 +12,8 @@ use std::{
 use omni_agent::store::{ConversationId, PostgresStore, postgres::PostgresStoreBuilder};
 use tokio_postgres::NoTls;
 
+use super::skip::skip;
+
 /// The URL of a server that all tests share; `None`, with a word why, where there is none.
 pub(crate) fn url() -> Option<&'static str> {
     static URL: OnceLock<Option<String>> = OnceLock::new();
@@ -72,10 +74,9 @@ cd / && rm -rf "$folder"
 
 impl Server {
     /// Starts one with these settings, as `pg_ctl --options` takes them; `None`, with a word why, where there are no binaries.
-    #[allow(clippy::print_stdout, reason = "the tests' log has to say what was not tested")]
     pub(crate) fn start(settings: &str) -> Option<Self> {
         let Some(binaries) = binaries() else {
-            println!("skipped: no DATABASE_URL, and no PostgreSQL on this machine (initdb is not in PATH)");
+            skip("DATABASE_URL is not set, and PostgreSQL is not installed (there is no initdb in PATH)");
             return None;
         };
         // A path short enough for a socket's name.

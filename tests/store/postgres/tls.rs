@@ -6,11 +6,13 @@ use super::{
     faults::free,
     server::{FORGETFUL, Server, raw},
 };
-use crate::support::{create, id};
+use crate::{
+    skip::skip,
+    support::{create, id},
+};
 
 /// A server with a certificate that it signed itself, for this address; gives the certificate. `None`, with a word why,
 /// where there is no server or no `openssl`.
-#[allow(clippy::print_stdout, reason = "the tests' log has to say what was not tested")]
 async fn with_certificate() -> Option<(Server, std::net::SocketAddr, String)> {
     let address = free();
     let listening = format!("{FORGETFUL} -c listen_addresses={} -c port={}", address.ip(), address.port());
@@ -24,7 +26,7 @@ async fn with_certificate() -> Option<(Server, std::net::SocketAddr, String)> {
         address.ip()
     );
     if let Err(error) = database.batch_execute(&make).await {
-        println!("skipped: the server could not make a certificate with openssl: {error:?}");
+        skip(&format!("the server could not make a certificate with openssl: {error:?}"));
         return None;
     }
     database.batch_execute("ALTER SYSTEM SET ssl = on").await.unwrap();

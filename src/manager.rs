@@ -168,14 +168,16 @@ impl ManagerBuilder {
         self
     }
 
-    /// How many runs may be on at once, at least one. Further ones wait, in order. A paused one does not count, and counts
-    /// again from its next request on: not yet while the tools run that were decided on.
+    /// How many sessions may have a request to their model in flight at once, at least one. The requests of further sessions
+    /// wait, in order. A run that is paused, or whose tools or callbacks run, does not count until its next request. So a
+    /// tool may ask another session under any limit.
     pub fn max_turns(mut self, limit: usize) -> Self {
         self.max_turns = Some(limit);
         self
     }
 
-    /// How many runs of one [tenant](Start::tenant) may be on at once, at least one.
+    /// How many sessions of one [tenant](Start::tenant) may have a request in flight at once, at least one. Counted as
+    /// for [`max_turns`](Self::max_turns).
     pub fn max_turns_per_tenant(mut self, limit: usize) -> Self {
         self.max_turns_per_tenant = Some(limit);
         self

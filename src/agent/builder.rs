@@ -218,7 +218,7 @@ impl AgentBuilder {
         self
     }
 
-    /// Who decides when a run may begin, where many agents share what there is.
+    /// Decides when each request may be sent, where many agents share a limit.
     pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
         self.admission = Some(admission);
         self

@@ -259,8 +259,8 @@ impl Task {
                 let work = self.work();
                 work.freeze_watch(frozen);
                 if frozen {
-                    // Others may run while a person decides.
-                    let_go(work.permit.take());
+                    // Others may run while a person decides about the tool of a request in flight.
+                    work.give_permit_back();
                 }
             }
             Effect::Resolve(response) => {

@@ -1,4 +1,4 @@
-//! Leave to run: when it is asked for, how long it is held, and who leaves the queue.
+//! Leave to send requests: when the agent asks for it, how long it holds it, and what leaves the queue.
 
 use std::{
     future::{Future, pending},
@@ -113,12 +113,16 @@ async fn settle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_asks_before_its_first_request_and_holds_on_to_its_end() {
+async fn request_ends_tools_retries_and_callbacks_run_without_a_permit() {
     let turnstile = Turnstile::new(1);
-    let at_tool = Log::<(usize, usize)>::default();
-    let (log, gauge) = (at_tool.clone(), Arc::clone(&turnstile));
+    let held = Log::<(&str, (usize, usize))>::default();
+    let at = |place: &'static str| {
+        let (log, gauge) = (held.clone(), Arc::clone(&turnstile));
+        move || log.push((place, gauge.now()))
+    };
+    let at_tool = at("tool");
     let tool = tool_fn("look", "Looks.", move |input: Value, _| {
-        log.push(gauge.now());
+        at_tool();
         async move { Ok(input) }
     });
     let (_, builder) = scripted([
@@ -128,8 +132,9 @@ async fn run_asks_before_its_first_request_and_holds_on_to_its_end() {
         Step::text("Two."),
         Step::text("Three."),
     ]);
-    let mut retries = 1;
+    let (mut retries, at_error) = (1, at("error"));
     let hooks = Hooks::new().continuing(["And?"]).on_error(move |_, _| {
+        at_error();
         retries -= 1;
         assert_eq!(retries, 0);
         ErrorDecision::RetryAfter(seconds(5))
@@ -137,25 +142,125 @@ async fn run_asks_before_its_first_request_and_holds_on_to_its_end() {
     let mut agent = watched(builder.tool(tool).callbacks(hooks), &turnstile).await;
     assert_eq!((turnstile.asked(), turnstile.now()), (0, (0, 0)));
     agent.run("Go").await;
-    assert_eq!(turnstile.asked(), 1, "tools, retries and continuations need no leave of their own");
-    assert_eq!(at_tool.all(), [(1, 0)]);
+    assert_eq!(turnstile.asked(), 4, "each request asks");
+    assert_eq!(held.all(), [("tool", (0, 0)), ("error", (0, 0))]);
     assert_eq!(turnstile.now(), (0, 0));
     agent.run("Again").await;
-    assert_eq!((turnstile.asked(), turnstile.now()), (2, (0, 0)));
+    assert_eq!((turnstile.asked(), turnstile.now()), (5, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_is_of_the_same_run_and_needs_no_leave() {
+async fn staged_prompt_takes_over_asks_before_its_request() {
     let turnstile = Turnstile::new(1);
     let gate = Gate::new();
-    let (_, builder) = scripted([Step::new().gate(&gate).then_text(["One."]).stop(), Step::text("Two.")]);
+    let (provider, builder) =
+        scripted([Step::new().gate(&gate).then_text(["One."]).stop(), Step::text("Two.")]);
     let mut agent = watched(builder, &turnstile).await;
     agent.agent.prompt("First").await.unwrap();
     reached(&gate).await;
     agent.agent.prompt("Second").await.unwrap();
+    // Another run has waited longer.
+    let places = Arc::clone(&turnstile.places);
+    let other = tokio::spawn(async move { places.acquire_owned().await.unwrap() });
+    settle().await;
     gate.open();
+    let other = other.await.unwrap();
+    settle().await;
+    assert_eq!((turnstile.asked(), turnstile.now(), provider.requests().len()), (2, (1, 1), 1));
+    drop(other);
     agent.end().await;
-    assert_eq!((turnstile.asked(), turnstile.now()), (1, (0, 0)));
+    assert_eq!((turnstile.now(), provider.requests().len()), ((0, 0), 2));
+}
+
+/// A run whose tool is done and whose next request waits for leave, since another holds the only place.
+async fn waits_again_after_a_tool(builder: AgentBuilder, turnstile: &Arc<Turnstile>) -> (Watched, Permit) {
+    let gate = Gate::new();
+    let passed = gate.clone();
+    let tool = tool_fn("look", "Looks.", move |input: Value, _| {
+        let gate = passed.clone();
+        async move {
+            gate.pass().await;
+            Ok(input)
+        }
+    });
+    let mut agent = watched(builder.tool(tool), turnstile).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    assert_eq!(turnstile.now(), (0, 0), "a run whose tools run holds no permit");
+    let other = turnstile.places.clone().try_acquire_owned().unwrap();
+    gate.open();
+    agent.until("message(user)").await;
+    settle().await;
+    assert_eq!((turnstile.asked(), turnstile.now()), (2, (1, 1)));
+    (agent, Box::new(other))
+}
+
+fn with_a_tool() -> (ScriptedProvider, AgentBuilder) {
+    scripted([Step::tool_use("t1", "look", json!({})), Step::text("Done.")])
+}
+
+#[tokio::test(start_paused = true)]
+async fn tools_are_done_and_the_place_is_taken_run_waits_for_its_next_request() {
+    let turnstile = Turnstile::new(1);
+    let (provider, builder) = with_a_tool();
+    let (mut agent, other) = waits_again_after_a_tool(builder, &turnstile).await;
+    tokio::time::sleep(seconds(3600)).await;
+    assert_eq!(agent.agent.status().await.unwrap(), Status::Busy);
+    assert_eq!(provider.requests().len(), 1);
+    drop(other);
+    agent.end().await;
+    assert_eq!((turnstile.now(), provider.requests().len()), ((0, 0), 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_waits_again_is_cancelled_discards_the_turn_and_leaves_the_queue() {
+    let turnstile = Turnstile::new(1);
+    let (_, builder) = with_a_tool();
+    let (mut agent, _other) = waits_again_after_a_tool(builder, &turnstile).await;
+    in_time(agent.agent.cancel()).await.unwrap();
+    assert_eq!(agent.end().await.last().map(|event| name(event)).as_deref(), Some("cancelled"));
+    assert_eq!(turnstile.now(), (1, 0));
+    assert!(agent.agent.state().await.unwrap().history().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_waits_again_is_interrupted_keeps_its_steps_and_leaves_the_queue() {
+    let turnstile = Turnstile::new(1);
+    let (_, builder) = with_a_tool();
+    let (mut agent, _other) = waits_again_after_a_tool(builder, &turnstile).await;
+    in_time(agent.agent.interrupt()).await.unwrap();
+    agent.end().await;
+    assert_eq!(turnstile.now(), (1, 0));
+    assert_eq!(agent.agent.state().await.unwrap().history().len(), 3, "prompt, answer and tool results");
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_waits_again_is_stopped_ends_at_once_and_leaves_the_queue() {
+    let turnstile = Turnstile::new(1);
+    let (_, builder) = with_a_tool();
+    let (agent, _other) = waits_again_after_a_tool(builder, &turnstile).await;
+    let begun = Instant::now();
+    in_time(agent.agent.stop(seconds(5))).await.unwrap();
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert_eq!(turnstile.now(), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_that_waits_again_has_a_time_limit_its_clock_stands_still() {
+    let turnstile = Turnstile::new(1);
+    let (_, builder) = scripted([
+        Step::new().wait(seconds(4)).then_tool_use("t1", "look", json!({})).stop(),
+        Step::new().then_text(["Half"]).hang(),
+    ]);
+    let builder = builder.turn_timeout(seconds(10));
+    let (mut agent, other) = waits_again_after_a_tool(builder, &turnstile).await;
+    tokio::time::sleep(seconds(3600)).await;
+    assert_eq!(agent.agent.status().await.unwrap(), Status::Busy);
+    drop(other);
+    let admitted = Instant::now();
+    let events = agent.end().await;
+    assert_eq!(failed(&events).0, Failure::TimeLimit { limit: seconds(10) });
+    assert_eq!(admitted.elapsed().as_secs(), 6);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,13 +3,15 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::Prompt,
+    agent::{AgentBuilder, Prompt},
     manager::{Activity, Manager, ManagerError, Opened, Presence, Start},
     session::{Mode, SessionError},
     store::{Page, Store, StoreError},
     subscription::EndReason,
-    testing::Gate,
+    testing::{Gate, Step},
+    tool::tool_fn,
 };
+use serde_json::{Value, json};
 
 use crate::support::{
     Act, Feed, Told, activity, alone, create, held, id, in_time, open_ids, opening, parrot, scripted, secs,
@@ -314,10 +316,8 @@ async fn paused_run_does_not_count_and_waits_to_go_on() {
     use omni_agent::{
         agent::{AgentCallbacks, State, ToolDecision},
         message::ToolUse,
-        testing::Step,
-        tool::{Decision, tool_fn},
+        tool::Decision,
     };
-    use serde_json::{Value, json};
     struct Asks;
     #[async_trait]
     impl AgentCallbacks for Asks {
@@ -341,6 +341,72 @@ async fn paused_run_does_not_count_and_waits_to_go_on() {
     in_time(a.wait_until_idle()).await.unwrap();
     settle().await;
     assert_eq!(activities(&manager, ["a", "b"]), [Activity::Idle; 2]);
+}
+
+/// An agent whose tool opens another session with `start`, asks it and returns its answer.
+fn asking(
+    manager: &Manager,
+    name: &'static str,
+    start: impl Fn() -> Start + Send + Sync + 'static,
+) -> AgentBuilder {
+    let manager = manager.clone();
+    let tool = tool_fn("ask", "Asks another session.", move |_: Value, _| {
+        let (manager, start) = (manager.clone(), start());
+        async move {
+            let opened = manager.create_as(&id(name), start).await?;
+            Ok(opened.session.ask("Hi").await?.text())
+        }
+    });
+    scripted([Step::tool_use("t1", "ask", json!({})), Step::text("Done.")]).tool(tool)
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_asks_another_session_under_a_limit_of_one_both_runs_complete() {
+    for builder in [in_memory().max_turns(1), in_memory().max_turns_per_tenant(1)] {
+        let manager = builder.build();
+        // The asked session asks another one in its turn.
+        let inner = manager.clone();
+        let middle = move || alone(asking(&inner, "c", || alone(parrot()).tenant("t"))).tenant("t");
+        let outer = alone(asking(&manager, "b", middle)).tenant("t");
+        let a = manager.create_as(&id("a"), outer).await.unwrap().session;
+        let mut feed = Feed::of(&manager);
+        let response = in_time(a.ask("Hi")).await.unwrap();
+        assert_eq!(response.text(), "Done.");
+        let results = response.messages.iter().flat_map(|message| message.tool_results());
+        assert_eq!(results.map(omni_agent::message::ToolResult::text).collect::<Vec<_>>(), ["Done."]);
+        // No place was taken, so no run waited.
+        settle().await;
+        assert!(feed.news().await.iter().all(|news| !news.ends_with("queued")));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tools_run_others_take_the_place_and_the_run_is_queued_again() {
+    use Activity::{Busy, Idle, Queued};
+    let (manager, made) = running(in_memory().max_turns(1), &[("b", "t")]).await;
+    let gate = Gate::new();
+    let passed = gate.clone();
+    let tool = tool_fn("wait", "Waits.", move |input: Value, _| {
+        let gate = passed.clone();
+        async move {
+            gate.pass().await;
+            Ok(input)
+        }
+    });
+    let steps = [Step::tool_use("t1", "wait", json!({})), Step::text("Done.")];
+    let a = create(&manager, "a", scripted(steps).tool(tool)).await;
+    a.prompt("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    assert_eq!(activities(&manager, ["a", "b"]), [Busy, Idle]);
+    made[0].0.prompt("Hi").await.unwrap();
+    in_time(made[0].1.reached()).await;
+    gate.open();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b"]), [Queued, Busy]);
+    made[0].1.open();
+    in_time(a.wait_until_idle()).await.unwrap();
+    settle().await;
+    assert_eq!(activities(&manager, ["a", "b"]), [Idle; 2]);
 }
 
 #[tokio::test(start_paused = true)]

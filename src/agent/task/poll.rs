@@ -282,9 +282,7 @@ impl Task {
             Ok(Poll::Ready(Some(Ok(delta)))) => self.step(|core, _, effects| core.delta(op, delta, effects)),
             Ok(Poll::Ready(Some(Err(error)))) => self.stream_failed(op, error),
             Ok(Poll::Ready(None)) => {
-                let work = self.work();
-                let_go(work.stream.take());
-                (work.questions, work.question) = (None, None);
+                self.work().end_stream();
                 self.step(|core, env, effects| core.stream_ended(op, env, effects));
             }
             Err(message) => {

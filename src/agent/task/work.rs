@@ -40,9 +40,10 @@ pub(super) struct Work {
     pub(super) request: Option<(Box<Request>, Arc<dyn Provider>)>,
     /// The tools that the current request offers.
     pub(super) tools: ToolSet,
-    /// Leave to run is waited for.
+    /// The wait for leave to send the request.
     pub(super) admitting: Option<(Op, Admitting)>,
-    /// Leave to run, where it takes one.
+    /// The leave under which the request is in flight, if the agent needs one. Callbacks, tools and delays run without
+    /// it: they may wait for another agent that needs the same leave.
     pub(super) permit: Option<Permit>,
     /// The provider makes an instance for this conversation.
     pub(super) opening: Option<(Op, Opening)>,
@@ -90,11 +91,22 @@ impl Work {
         let_go(self.request.take());
         let_go(self.admitting.take());
         let_go(self.opening.take());
-        let_go(self.stream.take());
-        self.questions = None;
-        self.question = None;
+        self.end_stream();
         self.tasks = None;
         self.delay = None;
+    }
+
+    /// Ends the request in flight, and gives its permit back.
+    pub(super) fn end_stream(&mut self) {
+        let_go(self.stream.take());
+        (self.questions, self.question) = (None, None);
+        self.give_permit_back();
+    }
+
+    pub(super) fn give_permit_back(&mut self) {
+        if self.permit.is_some() {
+            let_go(self.permit.take());
+        }
     }
 
     pub(super) fn delay(&mut self, op: Op, delay: Duration) {
@@ -118,11 +130,9 @@ impl Work {
 }
 
 impl Task {
-    /// Sends the prepared request, as soon as there is leave to run.
+    /// Sends the prepared request, as soon as there is leave for it.
     pub(super) fn open(&mut self, op: Op) {
-        if let Some(admission) = &self.setup.admission
-            && self.work.as_ref().is_none_or(|work| work.permit.is_none())
-        {
+        if let Some(admission) = &self.setup.admission {
             match guard("admission", || admission.admit()) {
                 Ok(admitting) => {
                     let work = self.work();
@@ -136,7 +146,7 @@ impl Task {
         self.connect(op);
     }
 
-    /// There is leave to run.
+    /// There is leave to send the request.
     pub(super) fn admitted(&mut self, op: Op, permit: Option<Permit>) {
         let work = self.work();
         work.permit = permit;

@@ -15,6 +15,7 @@
 use std::{env, error::Error, fs, path::Path, process::ExitCode, sync::Arc};
 
 use omni_agent::{
+    error_chain,
     message::Message,
     store::{
         Commit, ConversationId, FileSystemStore, Store, StoredState, Write, WriteId, copy, export_json,
@@ -28,13 +29,7 @@ async fn main() -> ExitCode {
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprint!("error: {error}");
-            let mut cause = error.source();
-            while let Some(error) = cause {
-                eprint!(": {error}");
-                cause = error.source();
-            }
-            eprintln!();
+            eprintln!("error: {}", error_chain(&*error));
             ExitCode::FAILURE
         }
     }

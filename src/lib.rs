@@ -57,6 +57,7 @@ compile_error!(
 
 mod actor;
 pub mod agent;
+mod error;
 pub mod manager;
 pub mod message;
 pub mod provider;
@@ -67,6 +68,8 @@ pub mod subscription;
 pub mod testing;
 pub mod tool;
 pub mod tree;
+
+pub use error::error_chain;
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

@@ -8,8 +8,19 @@ use std::{
 };
 
 /// The layers in order. A layer is a file of `src` with the folder of the same name.
-const LAYERS: &[&str] =
-    &["message", "tool", "provider", "subscription", "actor", "agent", "tree", "store", "session", "manager"];
+const LAYERS: &[&str] = &[
+    "error",
+    "message",
+    "tool",
+    "provider",
+    "subscription",
+    "actor",
+    "agent",
+    "tree",
+    "store",
+    "session",
+    "manager",
+];
 
 /// Beside the layers: may use all of them, and none of them uses it.
 const ASIDE: &[&str] = &["lib", "testing"];

@@ -9,8 +9,10 @@ use std::{
 
 use omni_agent::{
     agent::{AgentError, Event, Failure, Response, TurnOutcome},
+    error_chain,
     message::{Timestamp, ToolResult},
     provider::{ErrorKind, ProviderError},
+    session::SessionError,
 };
 use tokio::sync::mpsc;
 
@@ -183,19 +185,8 @@ fn usage_line(response: &Response) -> String {
 
 /// An error with its causes, and what can be done about it.
 pub fn explain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut kind = None;
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        let words = error.to_string();
-        if !text.contains(&words) {
-            text.push_str(": ");
-            text.push_str(&words);
-        }
-        kind = kind.or_else(|| kind_of(error));
-        cause = error.source();
-    }
-    if let Some(advice) = kind.and_then(advice) {
+    let mut text = error_chain(error);
+    if let Some(advice) = kind_of(error).and_then(advice) {
         text.push_str("\n  ");
         text.push_str(advice);
     }
@@ -203,16 +194,14 @@ pub fn explain(error: &(dyn Error + 'static)) -> String {
 }
 
 fn kind_of(error: &(dyn Error + 'static)) -> Option<ErrorKind> {
-    if let Some(error) = error.downcast_ref::<ProviderError>() {
-        return Some(error.kind);
-    }
-    match error.downcast_ref::<Failure>().or(match error.downcast_ref::<AgentError>() {
-        Some(AgentError::Failed(failure, _)) => Some(failure),
+    let provider = error.downcast_ref::<ProviderError>();
+    let provider = provider.or_else(|| error.downcast_ref::<AgentError>()?.provider_error());
+    let provider = provider.or_else(|| error.downcast_ref::<SessionError>()?.provider_error());
+    let provider = provider.or(match error.downcast_ref::<Failure>() {
+        Some(Failure::Provider { error }) => Some(error),
         _ => None,
-    }) {
-        Some(Failure::Provider { error }) => Some(error.kind),
-        _ => None,
-    }
+    });
+    Some(provider?.kind)
 }
 
 fn advice(kind: ErrorKind) -> Option<&'static str> {

@@ -1,36 +1,31 @@
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Response, Status};
 use crate::{
+    error::source_after,
     message::{HistoryError, ToolUseId},
     provider::{ProviderError, RegistryError},
     subscription::EndReason,
     tool::{SchemaError, ToolSetError},
 };
 
-/// An operation on an agent failed. Nothing has changed then, but where the variant says otherwise.
-#[derive(Clone, Debug, thiserror::Error)]
+/// An operation on an agent failed. Unless the variant states otherwise, nothing has changed.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AgentError {
     /// The agent has ended.
-    #[error("the agent has ended: {0}")]
     Stopped(EndReason),
     /// The operation needs an idle agent.
-    #[error("the agent is {0:?}; wait until it is idle, or cancel")]
     Busy(Status),
     /// More has happened than the history's owner knew of.
-    #[error("more has happened in the agent since that event; look at it again")]
     Moved,
     /// There is no run to cancel or interrupt.
-    #[error("the agent is idle; there is nothing to stop")]
     Idle,
-    /// `resume` while nothing waits for it.
-    #[error("the agent is {0:?} and waits for no decision")]
+    /// `resume` without a paused tool use.
     NotPaused(Status),
-    /// `resume` for another tool use than the one that waits.
-    #[error("the agent waits for a decision on tool use {waiting}, not on {given}")]
+    /// `resume` for a tool use that is not the paused one.
     StaleResume {
         /// The tool use that waits.
         waiting: ToolUseId,
@@ -38,84 +33,159 @@ pub enum AgentError {
         given: ToolUseId,
     },
     /// A prompt without content.
-    #[error("the prompt is empty; give it text or an attachment")]
     EmptyPrompt,
     /// A prompt whose tool uses or results break the history law.
-    #[error("the prompt does not fit the history")]
-    InvalidPrompt(#[source] HistoryError),
-    /// Tool results in a prompt that has to wait for its turn: what they answer is not known yet.
-    #[error("a prompt with tool results can't be staged; send it when the agent is idle, or use resume")]
+    InvalidPrompt(HistoryError),
+    /// Tool results in a prompt that has to wait for its turn. The tool uses that they answer are not known yet.
     ResultsWhileBusy,
     /// A limit of zero requests.
-    #[error("max_steps is 0, which allows no request; leave it unset for no limit")]
     ZeroSteps,
     /// A time limit of zero.
-    #[error("turn_timeout is zero, which allows no turn; leave it unset for no limit")]
     ZeroTimeout,
     /// No model was given.
-    #[error("no model; give the builder one, `provider:model` or a Model")]
     NoModel,
     /// The model's name resolves to nothing.
-    #[error("the model can't be resolved")]
-    Model(#[from] RegistryError),
+    Model(RegistryError),
     /// A history that breaks the law.
-    #[error("the history is invalid")]
-    InvalidHistory(#[from] HistoryError),
+    InvalidHistory(HistoryError),
     /// The history of an agent that was [started with an owner](super::AgentBuilder::start_owned) is not for
     /// `init` and `set_state` to change.
-    #[error("the history belongs to its owner, a session say; change it there")]
     HistoryOwned,
     /// A message that can't be answered anew.
-    #[error("only a user message without tool results can be answered anew")]
     NotAPrompt,
-    /// Tools that can't be together.
-    #[error("the tools are invalid")]
-    InvalidTools(#[from] ToolSetError),
-    /// An output schema that is none.
-    #[error("the output schema can't be used")]
-    InvalidOutputSchema(#[source] SchemaError),
+    /// Tools that can't form a set.
+    InvalidTools(ToolSetError),
+    /// An invalid output schema.
+    InvalidOutputSchema(SchemaError),
     /// The application refused: `init`, or the closure of `set_state`.
-    #[error("the application refused")]
-    Refused(#[source] Arc<dyn Error + Send + Sync>),
+    Refused(Arc<dyn Error + Send + Sync>),
     /// The application's code panicked: `init`, or the closure of `set_state`.
-    #[error("{0} panicked: {1}")]
     Panicked(&'static str, String),
     /// Too many application events wait.
-    #[error("{0} application events wait already; the agent takes no more until it has handled some")]
     TooManyEvents(usize),
-    /// The receiver of the commit channel is too far behind for anything new to begin.
-    #[error("{0} events wait for the commit channel; nothing new begins until its receiver has taken some")]
+    /// The receiver of the commit channel is too far behind; no run can begin.
     CommitBehind(usize),
-    /// The run that was asked for was cancelled.
-    #[error("the run was cancelled")]
+    /// The run of this call was cancelled.
     Cancelled(Arc<Response>),
-    /// The run that was asked for failed.
-    #[error("the run failed")]
-    Failed(#[source] Failure, Arc<Response>),
-    /// The answer does not have the shape that was asked for.
-    #[error("the answer does not have the requested shape: {0}")]
+    /// The run of this call failed.
+    Failed(Failure, Arc<Response>),
+    /// The answer does not have the requested shape.
     Output(String, Arc<Response>),
-    /// The deadline passed before `terminate` was done, which was cut off then.
-    #[error("terminate was cut off at the deadline of {0:?}")]
+    /// The deadline passed before `terminate` returned, so `terminate` was aborted.
     Deadline(Duration),
 }
 
-/// What ended a run, or is about to.
+impl AgentError {
+    /// The model service's error, if it made the run fail.
+    pub fn provider_error(&self) -> Option<&ProviderError> {
+        match self {
+            Self::Failed(Failure::Provider { error }, _) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for AgentError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stopped(reason) => write!(f, "the agent has ended: {reason}"),
+            Self::Busy(status) => write!(f, "the agent is {status:?}; wait until it is idle, or cancel"),
+            Self::Moved => f.write_str("more has happened in the agent since that event; look at it again"),
+            Self::Idle => f.write_str("the agent is idle; there is nothing to stop"),
+            Self::NotPaused(status) => write!(f, "the agent is {status:?} and waits for no decision"),
+            Self::StaleResume { waiting, given } => {
+                write!(f, "the agent waits for a decision on tool use {waiting}, not on {given}")
+            }
+            Self::EmptyPrompt => f.write_str("the prompt is empty; give it text or an attachment"),
+            Self::InvalidPrompt(error) => write!(f, "the prompt does not fit the history: {error}"),
+            Self::ResultsWhileBusy => f.write_str(
+                "a prompt with tool results can't be staged; send it when the agent is idle, or use resume",
+            ),
+            Self::ZeroSteps => {
+                f.write_str("max_steps is 0, which allows no request; leave it unset for no limit")
+            }
+            Self::ZeroTimeout => {
+                f.write_str("turn_timeout is zero, which allows no turn; leave it unset for no limit")
+            }
+            Self::NoModel => f.write_str("no model; give the builder one, `provider:model` or a Model"),
+            Self::Model(error) => write!(f, "the model can't be resolved: {error}"),
+            Self::InvalidHistory(error) => write!(f, "the history is invalid: {error}"),
+            Self::HistoryOwned => {
+                f.write_str("the history belongs to its owner, such as a session; change it there")
+            }
+            Self::NotAPrompt => f.write_str("only a user message without tool results can be answered anew"),
+            Self::InvalidTools(error) => write!(f, "the tools are invalid: {error}"),
+            Self::InvalidOutputSchema(error) => write!(f, "the output schema is refused: {error}"),
+            Self::Refused(error) => write!(f, "the application refused: {error}"),
+            Self::Panicked(code, message) => write!(f, "{code} panicked: {message}"),
+            Self::TooManyEvents(waiting) => write!(
+                f,
+                "{waiting} application events wait already; the agent takes no more until it has handled some"
+            ),
+            Self::CommitBehind(waiting) => write!(
+                f,
+                "{waiting} events wait for the commit channel; \
+                 nothing new begins until its receiver has taken some"
+            ),
+            Self::Cancelled(_) => f.write_str("the run was cancelled"),
+            Self::Failed(failure, _) => write!(f, "the run failed: {failure}"),
+            Self::Output(problem, _) => {
+                write!(f, "the answer does not have the requested shape: {problem}")
+            }
+            Self::Deadline(deadline) => write!(f, "terminate was cut off at the deadline of {deadline:?}"),
+        }
+    }
+}
+
+impl Error for AgentError {
+    /// The part of the cause's chain that `Display` does not include.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        let cause: &(dyn Error + 'static) = match self {
+            Self::InvalidPrompt(error) | Self::InvalidHistory(error) => error,
+            Self::Model(error) => error,
+            Self::InvalidTools(error) => error,
+            Self::InvalidOutputSchema(error) => error,
+            Self::Refused(error) => &**error,
+            Self::Failed(failure, _) => failure,
+            _ => return None,
+        };
+        source_after(&self.to_string(), cause)
+    }
+}
+
+impl From<RegistryError> for AgentError {
+    fn from(error: RegistryError) -> Self {
+        Self::Model(error)
+    }
+}
+
+impl From<HistoryError> for AgentError {
+    fn from(error: HistoryError) -> Self {
+        Self::InvalidHistory(error)
+    }
+}
+
+impl From<ToolSetError> for AgentError {
+    fn from(error: ToolSetError) -> Self {
+        Self::InvalidTools(error)
+    }
+}
+
+/// The reason why a run failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Failure {
-    /// The request failed, and was not or no longer repeated.
-    #[error("the request failed")]
+    /// The request failed and is not repeated again.
+    #[error(transparent)]
     Provider {
-        /// How.
-        #[source]
+        /// The error of the request.
         error: ProviderError,
     },
     /// The provider's code panicked.
     #[error("the provider panicked: {message}")]
     ProviderPanicked {
-        /// What the panic said.
+        /// The panic's message.
         message: String,
     },
     /// The turn took longer than its limit.
@@ -124,20 +194,20 @@ pub enum Failure {
         /// The limit.
         limit: Duration,
     },
-    /// The answer does not have the shape that was asked for, and is asked for again. Shows in
-    /// [`Event::Retry`](super::Event::Retry) alone: an answer that still does not fit when the limit is reached ends
+    /// The answer does not have the requested shape and is requested again. Appears in
+    /// [`Event::Retry`](super::Event::Retry) alone: at the limit, the last answer ends
     /// the turn as it is.
     #[error("the answer does not have the requested shape: {message}")]
     Output {
-        /// What is wrong with it.
+        /// The problem with the answer.
         message: String,
     },
-    /// A callback panicked, or gave back what can't be used.
+    /// A callback panicked or returned an unusable value.
     #[error("callback {callback} failed: {message}")]
     Callback {
-        /// Which.
+        /// The name of the callback.
         callback: String,
-        /// How.
+        /// The panic's message, or the problem with the value.
         message: String,
     },
 }

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// What came of a step, a turn or an [`ask`](super::Agent::ask).
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Response {
     /// The model that answered, as the service names it, or as it was asked for.
@@ -43,6 +43,36 @@ pub struct Response {
     /// What was asked for and could not be honoured.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+impl fmt::Debug for Response {
+    /// Stays short whatever the response holds, since a failed `main` prints it: lists show their lengths, texts their
+    /// beginning, and what is empty is left out.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 200;
+        let begin = |text: &str| text[..text.floor_char_boundary(SHOWN)].to_owned();
+        let mut shown = f.debug_struct("Response");
+        shown.field("model", &self.model).field("stop_reason", &self.stop_reason).field("step", &self.step);
+        if self.message.is_some() {
+            shown.field("text", &begin(&self.text()));
+        }
+        if let Some(output) = &self.output {
+            shown.field("output", &begin(&output.to_string()));
+        }
+        if let Some(error) = &self.output_error {
+            shown.field("output_error", &begin(error));
+        }
+        let lists = [
+            ("messages", self.messages.len()),
+            ("open_tool_uses", self.open_tool_uses.len()),
+            ("decided", self.decided.len()),
+            ("warnings", self.warnings.len()),
+        ];
+        for (name, length) in lists.into_iter().filter(|(_, length)| *length > 0) {
+            shown.field(name, &length);
+        }
+        shown.finish_non_exhaustive()
+    }
 }
 
 impl Response {

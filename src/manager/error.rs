@@ -1,4 +1,5 @@
 use crate::{
+    provider::ProviderError,
     session::SessionError,
     store::{ConversationId, Owner, StoreError},
 };
@@ -41,6 +42,16 @@ pub enum ManagerError {
     },
 }
 
+impl ManagerError {
+    /// The model service's error, if it made a run fail.
+    pub fn provider_error(&self) -> Option<&ProviderError> {
+        match self {
+            Self::Session(error) => error.provider_error(),
+            _ => None,
+        }
+    }
+}
+
 impl From<SessionError> for ManagerError {
     fn from(error: SessionError) -> Self {
         match error {
@@ -59,10 +70,20 @@ impl From<StoreError> for ManagerError {
     }
 }
 
-/// What a shutdown could not bring to a good end.
+/// The sessions that a shutdown could not end with everything saved.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{} of the sessions could not be ended with everything saved", .sessions.len())]
+#[error("{} of the sessions could not be ended with everything saved: {}", .sessions.len(), first(.sessions))]
 pub struct ShutdownError {
     /// Each of those sessions, and what is missing.
     pub sessions: Vec<(ConversationId, SessionError)>,
+}
+
+/// The first sessions and their errors, in words.
+fn first(sessions: &[(ConversationId, SessionError)]) -> String {
+    const NAMED: usize = 3;
+    let mut named: Vec<_> = sessions.iter().take(NAMED).map(|(id, error)| format!("{id}: {error}")).collect();
+    if sessions.len() > NAMED {
+        named.push(format!("and {} more", sessions.len() - NAMED));
+    }
+    named.join("; ")
 }

@@ -2,6 +2,8 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+use crate::error::{names, source_after};
+
 /// What went wrong between us and a model service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -85,7 +87,7 @@ impl fmt::Display for ErrorKind {
 /// Endpoints keep keys out of it: what a service echoes of one is replaced, see [`Secret::scrub`].
 ///
 /// [`Secret::scrub`]: super::Secret::scrub
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ProviderError {
     /// What went wrong.
@@ -128,10 +130,21 @@ impl ProviderError {
         }
     }
 
-    /// The same error with its cause.
+    /// The same error with its cause. Unless the message names the cause already, its sentence is appended: an error
+    /// that was stored and read again has nothing but its message.
     pub fn with_source(mut self, source: impl Error + Send + Sync + 'static) -> Self {
+        if !names(&self.message, &source) {
+            let separator = if self.message.is_empty() { "" } else { ": " };
+            self.message = format!("{}{separator}{source}", self.message);
+        }
         self.source = Some(Arc::new(source));
         self
+    }
+
+    /// The error that caused this one, as it was given to [`with_source`](Self::with_source). Its sentence is part of
+    /// the message, so [`source`](Error::source) returns the causes below it.
+    pub fn cause(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
+        self.source.as_deref()
     }
 
     /// The same error with the HTTP status of the answer.
@@ -195,15 +208,38 @@ impl fmt::Display for ProviderError {
 }
 
 impl Error for ProviderError {
+    /// The part of the cause's chain that the message does not include.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
-        self.source.as_deref().map(|source| source as &(dyn Error + 'static))
+        source_after(&self.message, self.source.as_deref()?)
+    }
+}
+
+impl fmt::Debug for ProviderError {
+    /// Shows the fields that are set, and the beginning of the body. The cause is part of the message.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const BODY_SHOWN: usize = 200;
+        let mut shown = f.debug_struct("ProviderError");
+        shown.field("kind", &self.kind).field("message", &self.message).field("retryable", &self.retryable);
+        if let Some(wait) = self.retry_after {
+            shown.field("retry_after", &wait);
+        }
+        if let Some(status) = self.status {
+            shown.field("status", &status);
+        }
+        if let Some(body) = &self.body {
+            shown.field("body", &&body[..body.floor_char_boundary(BODY_SHOWN)]);
+        }
+        if let Some(id) = &self.request_id {
+            shown.field("request_id", id);
+        }
+        shown.finish_non_exhaustive()
     }
 }
 
 impl Eq for ProviderError {}
 
 impl PartialEq for ProviderError {
-    /// Compares all but the cause.
+    /// Compares everything except the cause, which is part of the message.
     fn eq(&self, other: &Self) -> bool {
         (self.kind, &self.message, self.retryable, self.retry_after, self.status)
             == (other.kind, &other.message, other.retryable, other.retry_after, other.status)

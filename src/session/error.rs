@@ -2,12 +2,13 @@ use std::time::Duration;
 
 use crate::{
     agent::{AgentError, Status},
+    provider::ProviderError,
     store::StoreError,
     subscription::EndReason,
     tree::{NodeId, TreeError},
 };
 
-/// An operation on a session failed. Nothing has changed then, but where the variant says otherwise.
+/// An operation on a session failed. Unless the variant states otherwise, nothing has changed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -75,9 +76,19 @@ pub enum SessionError {
     /// The store refused.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// What the store has is no tree.
-    #[error("the stored conversation is no tree")]
-    Tree(#[from] TreeError),
+    /// The stored nodes do not form a tree.
+    #[error("the stored conversation is not a valid tree: {0}")]
+    Tree(TreeError),
+}
+
+impl SessionError {
+    /// The model service's error, if it made the run fail.
+    pub fn provider_error(&self) -> Option<&ProviderError> {
+        match self {
+            Self::Agent(error) => error.provider_error(),
+            _ => None,
+        }
+    }
 }
 
 fn missing(nodes: usize) -> String {
@@ -90,6 +101,12 @@ fn missing(nodes: usize) -> String {
 
 fn because(error: Option<&String>) -> String {
     error.map(|error| format!("; saving fails: {error}")).unwrap_or_default()
+}
+
+impl From<TreeError> for SessionError {
+    fn from(error: TreeError) -> Self {
+        Self::Tree(error)
+    }
 }
 
 impl From<AgentError> for SessionError {

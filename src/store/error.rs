@@ -1,78 +1,70 @@
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use super::{ConversationId, Owner, Version};
+use crate::error::source_after;
 
 type Cause = Arc<dyn Error + Send + Sync>;
 
-/// An operation on a store failed. Nothing has changed then.
+/// An operation on a store failed and has changed nothing.
 ///
-/// The one exception is a write whose outcome the store itself can't know, such as one over a connection that
-/// broke: repeating it unchanged, with the same id, is then the way to find out.
-#[derive(Clone, Debug, thiserror::Error)]
+/// The one exception is a write whose outcome the store can't know, for instance because the connection broke. Repeat
+/// such a write unchanged, with the same id, to find out.
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// `create` with the id of a conversation that is there.
-    #[error("conversation {id} exists already; load it, or choose another id")]
+    /// `create` with the id of an existing conversation.
     AlreadyExists {
         /// The taken id.
         id: ConversationId,
     },
-    /// There is no such conversation, or no longer.
-    #[error("the store has no conversation {id}")]
+    /// The conversation does not exist, or no longer exists.
     NotFound {
         /// The id that was asked for.
         id: ConversationId,
     },
     /// Another writer got there first. Repeating the write can't help; loading the conversation again can.
-    #[error("conversation {id} was written to by another: it is at version {current}; load it again")]
     Conflict {
         /// The conversation.
         id: ConversationId,
         /// The version that it is at.
         current: Version,
     },
-    /// Another has the conversation open.
-    #[error("conversation {id} is open elsewhere, owned by {owner}")]
+    /// Another process or manager has the conversation open.
     Owned {
         /// The conversation.
         id: ConversationId,
-        /// Who has it.
+        /// The owner.
         owner: Owner,
     },
     /// The ownership that the write relied on has passed to another, or ran out.
-    #[error("conversation {id} is no longer owned by this writer; acquire and load it again")]
     LeaseLost {
         /// The conversation.
         id: ConversationId,
     },
     /// Others keep what is needed, such as a lock or a connection, for longer than this one was set to wait.
-    #[error("{place} was kept busy by others for {waited:?}; try again")]
     Busy {
-        /// What is not free.
+        /// The busy part of the store.
         place: String,
         /// How long it was waited for.
         waited: Duration,
     },
-    /// What is stored can't be read.
-    #[error("{place} is damaged: {problem}")]
+    /// The stored content can't be read.
     Damaged {
         /// Where the damage is.
         place: String,
-        /// What is wrong there.
+        /// The damage.
         problem: String,
     },
-    /// What is stored was written by a later version of the crate.
-    #[error("{place} has format version {found}, this version of the crate reads up to {known}; update it")]
+    /// The content was written by a later version of the crate.
     UnknownFormat {
-        /// What has that format.
+        /// The part of the store with that format.
         place: String,
         /// The format's version.
         found: u64,
         /// The latest version that is understood.
         known: u64,
     },
-    /// What is to be stored could not be read again.
-    #[error("conversation {id} can't take this write: {problem}")]
+    /// The store could not read this content back.
     Unstorable {
         /// The conversation.
         id: ConversationId,
@@ -80,50 +72,101 @@ pub enum StoreError {
         problem: String,
     },
     /// There is no room left.
-    #[error("no room to write {place}; free some, then repeat the write")]
     Full {
-        /// What was to be written.
+        /// The file or table to be written.
         place: String,
-        /// What the system said.
-        #[source]
+        /// The system's error.
         source: Cause,
     },
     /// The store may not do this.
-    #[error("no permission for {place}; check who owns it, its mode, and whether it is mounted read-only")]
     Denied {
-        /// What is out of reach.
+        /// The file or table without permission.
         place: String,
-        /// What the system said.
-        #[source]
+        /// The system's error.
         source: Cause,
     },
     /// The store is not where it should be.
-    #[error("{place} can't be reached; check that it is there, running or mounted, then repeat")]
     Unreachable {
-        /// What can't be reached.
+        /// The file, folder or server that can't be reached.
         place: String,
-        /// What the system said.
-        #[source]
+        /// The system's error.
         source: Cause,
     },
     /// The store can't work as it is set up: with this URL, these certificates, that library. Another setting is needed.
-    #[error("{setting} can't be used; change it")]
     Misconfigured {
-        /// What is to be changed.
+        /// The setting to change.
         setting: String,
-        /// What is wrong with it.
-        #[source]
+        /// The problem with the setting.
         source: Cause,
     },
     /// The store failed in a way of its own.
-    #[error("{action} failed")]
     Failed {
-        /// What the store was doing, and to what.
+        /// The failed action and its object.
         action: String,
         /// Why it failed.
-        #[source]
         source: Cause,
     },
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::AlreadyExists { id } => {
+                write!(f, "conversation {id} exists already; load it, or choose another id")
+            }
+            Self::NotFound { id } => write!(f, "the store has no conversation {id}"),
+            Self::Conflict { id, current } => write!(
+                f,
+                "conversation {id} was written to by another: it is at version {current}; load it again"
+            ),
+            Self::Owned { id, owner } => write!(f, "conversation {id} is open elsewhere, owned by {owner}"),
+            Self::LeaseLost { id } => {
+                write!(f, "conversation {id} is no longer owned by this writer; acquire and load it again")
+            }
+            Self::Busy { place, waited } => {
+                write!(f, "{place} was kept busy by others for {waited:?}; try again")
+            }
+            Self::Damaged { place, problem } => write!(f, "{place} is damaged: {problem}"),
+            Self::UnknownFormat { place, found, known } => write!(
+                f,
+                "{place} has format version {found}, \
+                 this version of the crate reads up to {known}; update it"
+            ),
+            Self::Unstorable { id, problem } => {
+                write!(f, "conversation {id} can't take this write: {problem}")
+            }
+            Self::Full { place, source } => {
+                write!(f, "no room to write {place}; free some, then repeat the write: {source}")
+            }
+            Self::Denied { place, source } => write!(
+                f,
+                "no permission for {place}; \
+                 check its owner, its mode, and whether it is mounted read-only: {source}"
+            ),
+            Self::Unreachable { place, source } => write!(
+                f,
+                "{place} can't be reached; check that it exists, runs or is mounted, then repeat: {source}"
+            ),
+            Self::Misconfigured { setting, source } => {
+                write!(f, "{setting} can't be used; change it: {source}")
+            }
+            Self::Failed { action, source } => write!(f, "{action} failed: {source}"),
+        }
+    }
+}
+
+impl Error for StoreError {
+    /// The part of the cause's chain that `Display` does not include.
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Full { source, .. }
+            | Self::Denied { source, .. }
+            | Self::Unreachable { source, .. }
+            | Self::Misconfigured { source, .. }
+            | Self::Failed { source, .. } => source_after(&self.to_string(), &**source),
+            _ => None,
+        }
+    }
 }
 
 impl StoreError {

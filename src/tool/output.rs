@@ -2,7 +2,10 @@ use std::{error::Error, fmt};
 
 use serde_json::Value;
 
-use crate::message::{Attachment, ResultBlock, Text};
+use crate::{
+    error::error_chain,
+    message::{Attachment, ResultBlock, Text},
+};
 
 /// What a tool gives back: text, JSON or blocks.
 ///
@@ -97,20 +100,7 @@ impl ToolError {
     /// The text of an error and of its causes. This is what `?` does; use it for a boxed error, which `?`
     /// can't take: `.map_err(|error| ToolError::caused_by(&*error))`.
     pub fn caused_by(error: &(dyn Error + 'static)) -> Self {
-        const MAX_CAUSES: usize = 16;
-        let mut text = error.to_string();
-        let mut source = error.source();
-        for _ in 0..MAX_CAUSES {
-            let Some(cause) = source else { break };
-            let words = cause.to_string();
-            // Many errors repeat their cause in their own text.
-            if !text.contains(&words) {
-                text.push_str(": ");
-                text.push_str(&words);
-            }
-            source = cause.source();
-        }
-        Self(text)
+        Self(error_chain(error))
     }
 }
 

@@ -17,12 +17,12 @@ pub enum ToolSetError {
     #[error("{0:?} can't be a tool's name; use 1 to 128 letters, digits, `_`, `-` and `.`")]
     BadName(String),
     /// A schema that is none, or describes no object.
-    #[error("the input schema of tool {name:?} is unusable")]
+    #[error("the input schema of tool {name:?} is refused: {error}")]
     BadSchema {
         /// The tool.
         name: String,
         /// Why.
-        source: SchemaError,
+        error: SchemaError,
     },
 }
 
@@ -55,8 +55,8 @@ impl ToolSet {
         if self.get(name).is_some() {
             return Err(ToolSetError::Duplicate(name.to_owned()));
         }
-        if let Err(source) = check_input_schema(tool.schema()) {
-            return Err(ToolSetError::BadSchema { name: name.to_owned(), source });
+        if let Err(error) = check_input_schema(tool.schema()) {
+            return Err(ToolSetError::BadSchema { name: name.to_owned(), error });
         }
         Arc::make_mut(self.0.get_or_insert_default()).push(tool);
         Ok(())

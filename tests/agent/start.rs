@@ -174,7 +174,8 @@ async fn init_error_refuses_the_start_with_its_words() {
     let hooks = Hooks::new().on_init(|_, _| Err("no licence".into()));
     let error = builder.callbacks(hooks).start().await.unwrap_err();
     assert!(matches!(error, AgentError::Refused(_)));
-    assert_eq!(error.source().unwrap().to_string(), "no licence");
+    assert_eq!(error.to_string(), "the application refused: no licence");
+    assert!(error.source().is_none());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,6 +1,6 @@
 //! Backends that break their contract, fail, or never answer.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::{
@@ -25,7 +25,7 @@ pub(crate) fn provider_error(error: &AgentError) -> &ProviderError {
 
 /// The backend's error that a run failed with.
 pub(crate) fn cause(error: &AgentError) -> BackendError {
-    provider_error(error).source().unwrap().downcast_ref::<BackendError>().unwrap().clone()
+    provider_error(error).cause().unwrap().downcast_ref::<BackendError>().unwrap().clone()
 }
 
 fn tool(id: &str) -> ToolUse {

@@ -33,21 +33,22 @@ fn error_of_each_kind_says_whether_a_retry_can_help() {
 }
 
 #[test]
-fn display_tells_kind_status_and_message_but_not_the_cause() {
+fn display_names_kind_status_message_and_cause() {
     let cause = io::Error::other("the cause");
     let error = ProviderError::new(ErrorKind::RateLimit, "slow down")
         .with_status(429)
         .with_body("the body")
         .with_retry_after(Some(Duration::from_secs(2)))
         .with_source(cause);
-    assert_eq!(error.to_string(), "rate limit reached (status 429): slow down");
-    assert_eq!(error.source().unwrap().to_string(), "the cause");
+    assert_eq!(error.to_string(), "rate limit reached (status 429): slow down: the cause");
+    assert_eq!(error.cause().unwrap().to_string(), "the cause");
+    assert!(error.source().is_none());
     assert_eq!(ProviderError::new(ErrorKind::Timeout, "").to_string(), "timeout");
     assert!(ProviderError::new(ErrorKind::Timeout, "").source().is_none());
 }
 
 #[test]
-fn serde_keeps_all_but_the_cause() {
+fn serde_keeps_the_cause_in_words() {
     let mut error = ProviderError::new(ErrorKind::RateLimit, "slow down")
         .with_status(429)
         .with_body("{}")
@@ -57,7 +58,7 @@ fn serde_keeps_all_but_the_cause() {
     let value = to_value(&error).unwrap();
     let expected = json!({
         "kind": "rate_limit",
-        "message": "slow down",
+        "message": "slow down: the cause",
         "retryable": true,
         "retry_after": { "secs": 1, "nanos": 500_000_000 },
         "status": 429,
@@ -67,7 +68,7 @@ fn serde_keeps_all_but_the_cause() {
     assert_eq!(value, expected);
     let read: ProviderError = from_value(value).unwrap();
     assert_eq!(read, error, "compared without the cause");
-    assert!(read.source().is_none());
+    assert!(read.cause().is_none());
     let bare = json!({ "kind": "auth", "message": "", "retryable": false });
     assert_eq!(from_value::<ProviderError>(bare).unwrap(), ProviderError::new(ErrorKind::Auth, ""));
 }
@@ -89,7 +90,7 @@ fn errors_that_differ_in_anything_told_are_not_equal() {
     for other in others {
         assert_ne!(other, error());
     }
-    assert_eq!(error().with_source(io::Error::other("x")), error());
+    assert_eq!(error().with_source(io::Error::other("x")), ProviderError::new(ErrorKind::Service, "a: x"));
 }
 
 proptest! {

@@ -116,7 +116,7 @@ async fn closed_port_is_a_transport_error_that_says_so() {
     let error = ask(&endpoint(&url)).await.error();
     assert_eq!((error.kind, error.retryable), (ErrorKind::Transport, true));
     assert!(error.message.contains("127.0.0.1") && error.message.contains("refused"), "{error}");
-    assert!(std::error::Error::source(&error).is_some());
+    assert!(error.cause().is_some() && std::error::Error::source(&error).is_none(), "{error}");
 }
 
 #[tokio::test]

@@ -89,11 +89,11 @@ async fn base_url_by_name_of_the_local_host_works() {
 #[tokio::test]
 async fn base_url_that_is_unusable_is_an_invalid_request() {
     for (url, why) in [
-        ("", "is none"),
-        ("no url", "is none"),
+        ("", "is invalid"),
+        ("no url", "is invalid"),
         ("ftp://host", "must begin with http"),
         ("file:///etc/passwd", "must begin with http"),
-        ("https://", "is none"),
+        ("https://", "is invalid"),
         ("https://someone:topsecret@host", "user name"),
     ] {
         let error = refused(endpoint(url), request()).await;

@@ -1,11 +1,8 @@
 //! A model without an agent: whole answers, streams, and what a provider may ask meanwhile.
 
-use std::{
-    error::Error,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
 };
 
 use async_trait::async_trait;
@@ -134,7 +131,9 @@ async fn generate_of_an_unlawful_history_sends_nothing() {
     let open = History::from_iter([Message::assistant(ToolUse::new("a", "add", json!({})))]);
     let error = model.generate(Request::new(open.clone())).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::InvalidRequest);
-    assert_eq!(error.source().unwrap().to_string(), open.check_sendable().unwrap_err().to_string());
+    let breach = open.check_sendable().unwrap_err().to_string();
+    assert!(error.message.ends_with(&breach), "{error}");
+    assert_eq!(error.cause().unwrap().to_string(), breach);
     assert_eq!(provider.requests.load(Ordering::Relaxed), 0);
     model.generate(Request::new(open.repair())).await.unwrap();
 }

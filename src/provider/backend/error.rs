@@ -7,7 +7,7 @@ use crate::{
 
 use super::SessionId;
 
-/// A backend failed. As an agent's failure it is a [`ProviderError`] with this as its source.
+/// A backend failed. As an agent's failure it is a [`ProviderError`] with this as its [cause](ProviderError::cause).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
@@ -55,8 +55,8 @@ pub enum BackendError {
     #[error("the backend failed: {0}")]
     Failed(String),
     /// The backend did what no backend may do.
-    #[error("the backend broke its contract")]
-    Contract(#[from] Breach),
+    #[error("the backend broke its contract: {0}")]
+    Contract(Breach),
 }
 
 /// How a backend broke its contract.
@@ -117,7 +117,7 @@ impl BackendError {
 
     /// The error as the provider's, of a prompt that the backend has not taken: it may be sent again.
     pub(super) fn before_prompt(self) -> ProviderError {
-        let (kind, message) = (self.kind(), self.words());
+        let (kind, message) = (self.kind(), self.to_string());
         let retry_after = match &self {
             Self::RateLimit { retry_after, .. } => *retry_after,
             _ => None,
@@ -129,11 +129,10 @@ impl BackendError {
     pub(super) fn in_turn(self) -> ProviderError {
         self.before_prompt().with_retryable(false)
     }
+}
 
-    fn words(&self) -> String {
-        match self {
-            Self::Contract(breach) => format!("{self}: {breach}"),
-            other => other.to_string(),
-        }
+impl From<Breach> for BackendError {
+    fn from(breach: Breach) -> Self {
+        Self::Contract(breach)
     }
 }

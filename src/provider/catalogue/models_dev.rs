@@ -12,9 +12,9 @@ type Object = Map<String, Value>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CatalogueError {
-    /// It is no JSON. The source says at which line and column.
-    #[error("the catalogue is no JSON: {0}")]
-    Json(#[source] serde_json::Error),
+    /// It is not JSON. The message names the line and the column.
+    #[error("the catalogue is not JSON: {0}")]
+    Json(serde_json::Error),
     /// It is JSON of another shape.
     #[error("{at}: expected {expected}; a catalogue has the shape of https://models.dev/api.json")]
     Shape {

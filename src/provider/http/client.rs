@@ -13,7 +13,7 @@ use rustls::{ClientConfig, RootCertStore, crypto::ring, version::TLS13};
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::runtime;
 
-use crate::provider::{ErrorKind, ProviderError};
+use crate::provider::{ErrorKind, ProviderError, http::exchange};
 
 /// The clients in use, the latest last. A process has one or two kinds of connection, and mostly one runtime.
 static CLIENTS: Mutex<Vec<(Kind, Client)>> = Mutex::new(Vec::new());
@@ -54,8 +54,9 @@ pub(super) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderErr
 
 fn build(kind: Kind) -> Result<Client, ProviderError> {
     let tls = tls(kind).map_err(|error| {
-        let message = format!("TLS can't be set up: {error}");
-        ProviderError::new(ErrorKind::Transport, message).with_retryable(false).with_source(error)
+        ProviderError::new(ErrorKind::Transport, "TLS can't be set up")
+            .with_retryable(false)
+            .with_source(error)
     })?;
     let builder = Client::builder()
         .tls_backend_preconfigured(tls)
@@ -66,8 +67,8 @@ fn build(kind: Kind) -> Result<Client, ProviderError> {
         .referer(false);
     let builder = if kind.local { builder.no_proxy() } else { builder };
     builder.build().map_err(|error| {
-        let message = "the HTTP client can't be set up";
-        ProviderError::new(ErrorKind::Transport, message).with_retryable(false).with_source(error)
+        exchange::with_cause(ErrorKind::Transport, "the HTTP client can't be set up", error)
+            .with_retryable(false)
     })
 }
 

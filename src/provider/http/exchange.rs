@@ -81,7 +81,7 @@ async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
         Ok(Err(error)) if error.is_connect() && error.is_timeout() => {
             let message =
                 format!("no connection to {host} within {:?}, the connect timeout", timeouts.connect);
-            Err(ProviderError::new(ErrorKind::Timeout, message).with_source(error.without_url()))
+            Err(ProviderError::new(ErrorKind::Timeout, message))
         }
         Ok(Err(error)) => {
             let what = if error.is_connect() { "no connection to" } else { "no answer from" };

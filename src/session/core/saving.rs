@@ -3,11 +3,12 @@
 //! One write is under way at a time. While it is, and while it fails, what comes to be unsaved only adds up; the next
 //! write takes all of it. A write that failed is repeated as it was, under the same id, before anything newer.
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use super::{Core, Effect, Effects, Env};
 use crate::{
     agent::Config,
+    error::error_chain,
     session::{SavedPart, SessionEvent, StoreReport},
     store::{Commit, StateChange, StoreError, StoredState, Version, Write, WriteId},
     tree::{Node, NodeId, Tree},
@@ -265,7 +266,7 @@ impl Core {
                 attempt.failures += 1;
                 attempt.under_way = false;
                 self.saver.attempt = Some(attempt);
-                let report = StoreReport::Failed { what, error: text(&error), retry_in: wait };
+                let report = StoreReport::Failed { what, error: error_chain(&error), retry_in: wait };
                 self.saver.report = Some(Box::new(report.clone()));
                 effects.extend([Effect::Emit(SessionEvent::Store(report)), Effect::RetryIn(wait)]);
             }
@@ -277,7 +278,7 @@ impl Core {
         if std::mem::replace(&mut self.saver.lost, true) {
             return;
         }
-        let report = StoreReport::Lost { error: text(error) };
+        let report = StoreReport::Lost { error: error_chain(error) };
         self.saver.report = Some(Box::new(report.clone()));
         effects.push(Effect::Emit(SessionEvent::Store(report)));
     }
@@ -333,17 +334,6 @@ fn same(a: &Arc<Config>, b: &Arc<Config>) -> bool {
         || a.model.name() == b.model.name()
             && a.system == b.system
             && (a.options == b.options || persistable(a, None).options == persistable(b, None).options)
-}
-
-/// An error with its causes.
-fn text(error: &StoreError) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        let _ = write!(text, ": {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(any(test, debug_assertions))]

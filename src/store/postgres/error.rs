@@ -6,7 +6,10 @@ use deadpool_postgres::{HookError, PoolError, TimeoutType};
 use tokio_postgres::error::SqlState;
 
 use super::server::Limits;
-use crate::store::{ConversationId, StoreError};
+use crate::{
+    error::error_chain,
+    store::{ConversationId, StoreError},
+};
 
 /// What goes wrong in an operation.
 pub(super) enum Fault {
@@ -95,10 +98,7 @@ pub(super) fn failed(
         None => format!("{what}{place}"),
     };
     let Some(code) = error.code().cloned() else {
-        let problem = || match error.source() {
-            Some(cause) => format!("{error}: {cause}"),
-            None => error.to_string(),
-        };
+        let problem = || error_chain(&error);
         match (Value::of(&error), id) {
             (Some(Value::Found), _) => return StoreError::damaged(of(""), problem()),
             (Some(Value::Sent), Some(id)) => {
@@ -107,7 +107,7 @@ pub(super) fn failed(
             _ => {}
         }
         let lost = error.is_closed() || io(&error) || error.to_string().contains("connecting");
-        let source: Arc<dyn Error + Send + Sync> = Arc::new(error);
+        let source: Arc<dyn Error + Send + Sync> = Arc::new(InFull(error));
         return if lost {
             StoreError::Unreachable { place, source }
         } else {
@@ -122,10 +122,10 @@ pub(super) fn failed(
             StoreError::Busy { place: of(""), waited: Duration::ZERO }
         }
         (SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY, _) => {
-            StoreError::Full { place, source: Arc::new(error) }
+            StoreError::Full { place, source: Arc::new(InFull(error)) }
         }
         (SqlState::INSUFFICIENT_PRIVILEGE | SqlState::READ_ONLY_SQL_TRANSACTION, _) | (_, "28") => {
-            StoreError::Denied { place, source: Arc::new(error) }
+            StoreError::Denied { place, source: Arc::new(InFull(error)) }
         }
         // Connections; no such database; too many clients; shutting down or starting; schema or tables gone.
         (
@@ -135,7 +135,7 @@ pub(super) fn failed(
             | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
             _,
         )
-        | (_, "08" | "3D" | "57") => StoreError::Unreachable { place, source: Arc::new(error) },
+        | (_, "08" | "3D" | "57") => StoreError::Unreachable { place, source: Arc::new(InFull(error)) },
         // Text that the database's encoding lacks, U+0000 in an owner's name; limits of the database.
         (SqlState::CHARACTER_NOT_IN_REPERTOIRE | SqlState::UNTRANSLATABLE_CHARACTER, _) | (_, "54")
             if id.is_some() =>
@@ -144,10 +144,10 @@ pub(super) fn failed(
                 error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned());
             match id {
                 Some(id) => StoreError::Unstorable { id: id.clone(), problem },
-                None => StoreError::failed(of("using "), error),
+                None => StoreError::failed(of("using "), InFull(error)),
             }
         }
-        _ => StoreError::failed(of("using "), error),
+        _ => StoreError::failed(of("using "), InFull(error)),
     }
 }
 
@@ -182,6 +182,22 @@ pub(super) fn no_connection(
         error @ (PoolError::Closed | PoolError::NoRuntimeSpecified) => {
             StoreError::failed(format!("connecting to {place}"), error)
         }
+    }
+}
+
+/// A driver's error in full. Its own sentence is no more than `db error`; the reason is in its causes.
+#[derive(Debug)]
+struct InFull(tokio_postgres::Error);
+
+impl fmt::Display for InFull {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&error_chain(&self.0))
+    }
+}
+
+impl Error for InFull {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()
     }
 }
 

@@ -70,8 +70,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_con
     let write = Write::on(version);
     let error = store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
-    let reason = std::error::Error::source(&error).unwrap().to_string();
-    assert_eq!(reason, "it did not answer in 5.5s");
+    assert!(error.to_string().ends_with(": it did not answer in 5.5s"), "{error}");
 
     // Given up, not waited for: the pool of one has room for another.
     let written = loop {
@@ -191,8 +190,7 @@ async fn open_where_the_server_falls_silent_is_unreachable() {
             .await
             .unwrap_err();
         assert!(matches!(error, StoreError::Unreachable { .. }), "{answers} answers: {error:?}");
-        let reason = std::error::Error::source(&error).unwrap().to_string();
-        assert_eq!(reason, expected, "{answers} answers");
+        assert!(error.to_string().ends_with(&format!(": {expected}")), "{answers} answers: {error}");
     });
     futures_util::future::join_all(opened).await;
 }

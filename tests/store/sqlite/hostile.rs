@@ -35,7 +35,7 @@ async fn operations_on_a_file_without_its_tables_say_so() {
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, "Hi").await;
     let error = store.load(&id("a")).await.unwrap_err();
-    let cause = std::error::Error::source(&error).unwrap().to_string();
+    let cause = error.to_string();
     assert!(
         error.to_string().contains("conversations.sqlite") && cause.contains("no such table"),
         "{error:?}"
@@ -101,7 +101,7 @@ async fn write_after_another_file_took_the_name_is_not_acknowledged() {
     let other = quick(&folder).await;
     let error = store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
-    let cause = std::error::Error::source(&error).unwrap().to_string();
+    let cause = error.to_string();
     assert!(cause.contains("another file has taken its place"), "{cause}");
     assert_eq!(other.list(Page::default()).await.unwrap(), [], "nothing went there");
 }

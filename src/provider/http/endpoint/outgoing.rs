@@ -20,7 +20,7 @@ impl Endpoint {
             let message = format!("the base URL of {:?} {why}", self.name);
             ProviderError::new(ErrorKind::InvalidRequest, message)
         };
-        let base = Url::parse(self.base_url.trim()).map_err(|error| bad("is none").with_source(error))?;
+        let base = Url::parse(self.base_url.trim()).map_err(|error| bad("is invalid").with_source(error))?;
         if !matches!(base.scheme(), "http" | "https") || !base.has_host() {
             return Err(bad("must begin with http:// or https:// and name a host"));
         }

@@ -1,0 +1,68 @@
+//! Error chains: printing one, and keeping it free of repetitions.
+
+use std::error::Error;
+
+/// Causes that are followed at most, for errors whose causes form a circle.
+const MAX_CAUSES: usize = 32;
+
+/// Returns the sentence of an error and of all its causes, joined by colons.
+///
+/// A cause is left out if the text before it contains its sentence already. The errors of this crate end with the
+/// sentence of their cause, so that `Display` alone names the first reason. This function adds the deeper ones.
+///
+/// ```
+/// use omni_agent::{agent::Agent, error_chain};
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// if let Err(error) = Agent::builder().model("nobody:model").start().await {
+///     eprintln!("{}", error_chain(&error));
+/// #   assert!(error_chain(&error).starts_with("the model can't be resolved: unknown provider \"nobody\""));
+/// }
+/// # });
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn error_chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    for cause in causes(error) {
+        let sentence = cause.to_string();
+        if !text.contains(&sentence) {
+            text.push_str(": ");
+            text.push_str(&sentence);
+        }
+    }
+    text
+}
+
+/// Returns the `source` of an error whose sentence is `told` and whose cause is `cause`: the first error of the chain
+/// that the sentence does not include.
+pub(crate) fn source_after<'e>(
+    told: &str,
+    cause: &'e (dyn Error + 'static),
+) -> Option<&'e (dyn Error + 'static)> {
+    match last_included(told, cause) {
+        Some(last) => last.source(),
+        None => Some(cause),
+    }
+}
+
+/// Whether `told` includes the sentence of the error or of one of its causes.
+pub(crate) fn names(told: &str, cause: &(dyn Error + 'static)) -> bool {
+    last_included(told, cause).is_some()
+}
+
+/// The innermost error of the chain whose sentence `told` includes.
+fn last_included<'e>(told: &str, cause: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
+    let chain = std::iter::once(cause).chain(causes(cause));
+    chain.filter(|error| told.contains(&error.to_string())).last()
+}
+
+/// The causes of an error, from its `source` to the innermost.
+fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+    let mut next = error.source();
+    std::iter::from_fn(move || {
+        let cause = next?;
+        next = cause.source();
+        Some(cause)
+    })
+    .take(MAX_CAUSES)
+}

@@ -1,0 +1,308 @@
+//! Errors of all layers as a program prints them: `Display`, the chain of sources, and `Debug`, which `main` shows.
+
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+
+use std::{env, error::Error, fmt, fs, path::PathBuf, sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Draft, State},
+    error_chain,
+    manager::{Manager, ManagerError, ShutdownError},
+    message::{History, HistoryError, Message, ToolResult, ToolUse},
+    provider::{
+        Catalogue, ErrorKind, Options, ProviderError, Request,
+        backend::{BackendError, Breach},
+    },
+    session::{Session, SessionError},
+    store::{ConversationId, FileSystemStore, Store, StoreError},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Schema, SchemaError, SchemaTool, ToolError, ToolSet},
+    tree::{NodeId, TreeError},
+};
+use serde_json::json;
+
+/// An error with a cause of its own, as an application or a driver has them.
+#[derive(Debug)]
+struct Outer;
+
+#[derive(Debug)]
+struct Inner;
+
+impl fmt::Display for Outer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the licence check failed")
+    }
+}
+
+impl Error for Outer {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&Inner)
+    }
+}
+
+impl fmt::Display for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("disk on fire")
+    }
+}
+
+impl Error for Inner {}
+
+/// A cause that repeats the sentence of its own cause, as some drivers' errors do.
+#[derive(Debug)]
+struct Repeating;
+
+impl fmt::Display for Repeating {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the licence check failed: disk on fire")
+    }
+}
+
+impl Error for Repeating {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&Inner)
+    }
+}
+
+struct Refusing;
+
+#[async_trait]
+impl AgentCallbacks for Refusing {
+    async fn init(&mut self, _: &mut Draft, _: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+        Err(Box::new(Outer))
+    }
+}
+
+/// A folder that is removed when it is dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        Self(env::temp_dir().join(format!("omni-agent-{}", ConversationId::generate())))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn id(text: &str) -> ConversationId {
+    ConversationId::new(text).unwrap()
+}
+
+fn boxed(error: impl Error + 'static) -> Box<dyn Error> {
+    Box::new(error)
+}
+
+async fn no_start(builder: AgentBuilder) -> Box<dyn Error> {
+    boxed(builder.start().await.err().unwrap())
+}
+
+fn failing(error: ProviderError) -> AgentBuilder {
+    Agent::builder().model(ScriptedProvider::from_fn(move |_| Step::error(error.clone())).model())
+}
+
+fn spent() -> ProviderError {
+    ProviderError::new(ErrorKind::Quota, "the account is empty").with_source(Outer)
+}
+
+/// The sentences of the chain: the error's own, then those of its sources.
+fn sentences(error: &(dyn Error + 'static)) -> Vec<String> {
+    let mut sentences = vec![error.to_string()];
+    let mut next = error.source();
+    while let Some(cause) = next {
+        sentences.push(cause.to_string());
+        next = cause.source();
+    }
+    sentences
+}
+
+/// Checks that `Display` names the cause once, at its end if nothing is below the cause, that no sentence of the chain
+/// repeats an earlier one, and that `main` prints the cause in a few lines.
+fn check(name: &str, error: &(dyn Error + 'static), cause: &str, deeper: &[&str]) {
+    let shown = error.to_string();
+    assert_eq!(shown.matches(cause).count(), 1, "{name}: {shown}");
+    assert!(shown.ends_with(cause), "{name}: {shown}");
+    let chain = sentences(error);
+    assert_eq!(chain[1..], *deeper, "{name}: {chain:?}");
+    assert_eq!(error_chain(error), chain.join(": "), "{name}");
+    for (at, sentence) in chain.iter().enumerate() {
+        assert!(!chain[..at].iter().any(|told| told.contains(sentence)), "{name}: {chain:?}");
+    }
+    assert!(format!("{error:?}").len() < 900, "{name}: {error:?}");
+}
+
+#[tokio::test]
+async fn display_of_an_agents_first_failures_names_the_cause_once() {
+    let scripted = || Agent::builder().model(ScriptedProvider::new([Step::text("Hi")]).model());
+    let open = ToolResult::ok(&ToolUse::new("a", "add", json!({})), "3");
+    let orphan = "message 0: the tool result for \"a\" answers no open tool use of the message before it";
+    let history: History = [Message::user("Hi")].into_iter().collect();
+    let tool = |name: &str, schema| SchemaTool::new(name, "", schema);
+    let no_schema = Schema::new(json!({"type": "array"})).unwrap();
+
+    let error = no_start(Agent::builder()).await;
+    check("no model", &*error, "no model; give the builder one, `provider:model` or a Model", &[]);
+    let error = no_start(Agent::builder().model("nobody:model")).await;
+    assert!(
+        error.to_string().starts_with("the model can't be resolved: unknown provider \"nobody\""),
+        "{error}"
+    );
+    check("unknown provider", &*error, "add others with Registry::register", &[]);
+    let error = no_start(Agent::builder().model("model")).await;
+    assert!(error.to_string().starts_with("the model can't be resolved: \"model\""), "{error}");
+    assert_eq!(sentences(&*error).len(), 1);
+    let error = no_start(scripted().callbacks(Refusing)).await;
+    check("refused start", &*error, "the licence check failed", &["disk on fire"]);
+    let error = no_start(scripted().history(history)).await;
+    check("history", &*error, "or send the prompt with `prompt`", &[]);
+    let error = ToolSet::new().with(tool("", no_schema.clone())).err().unwrap();
+    check("tool's name", &AgentError::from(error), "letters, digits, `_`, `-` and `.`", &[]);
+    let error = AgentError::from(ToolSet::new().with(tool("add", no_schema)).err().unwrap());
+    assert!(
+        error.to_string().starts_with("the tools are invalid: the input schema of tool \"add\""),
+        "{error}"
+    );
+    assert_eq!(sentences(&error).len(), 1);
+    let error = AgentError::InvalidOutputSchema(SchemaError("it nests too deep".into()));
+    check("output schema", &error, "unusable JSON Schema: it nests too deep", &[]);
+
+    let agent = scripted().start().await.unwrap();
+    check("prompt", &agent.ask(open).await.unwrap_err(), orphan, &[]);
+    let agent = failing(ProviderError::new(ErrorKind::Quota, "the account is empty")).start().await.unwrap();
+    check("run", &agent.ask("Hi").await.unwrap_err(), "quota spent: the account is empty", &[]);
+    let agent = failing(spent()).start().await.unwrap();
+    let error = agent.ask("Hi").await.unwrap_err();
+    check("run", &error, "the licence check failed", &["disk on fire"]);
+    assert_eq!(error.provider_error().map(|error| error.kind), Some(ErrorKind::Quota));
+    let error = ManagerError::from(SessionError::from(error));
+    check("run", &error, "the licence check failed", &["disk on fire"]);
+    assert_eq!(error.provider_error().map(|error| error.kind), Some(ErrorKind::Quota));
+}
+
+#[cfg(feature = "http")]
+#[tokio::test]
+async fn display_of_a_request_without_a_key_or_a_server_names_the_cause_once() {
+    use omni_agent::provider::{Model, http::Endpoint};
+
+    let model = |endpoint: Endpoint| Model::new(Arc::new(endpoint.with_key_variable("NO_SUCH_KEY")), "m");
+    let anthropic = Endpoint::all()
+        .into_iter()
+        .find(|endpoint| omni_agent::provider::Provider::name(endpoint) == "anthropic")
+        .unwrap();
+    let agent = Agent::builder().model(model(anthropic.clone())).start().await.unwrap();
+    let error = agent.ask("Hi").await.unwrap_err();
+    assert!(error.to_string().starts_with("the run failed: not authorised: no API key"), "{error}");
+    check("missing key", &error, "or set the environment variable NO_SUCH_KEY", &[]);
+    let unreachable = anthropic.with_key("k").with_base_url("http://127.0.0.1:1");
+    let agent = Agent::builder().model(model(unreachable.clone())).start().await.unwrap();
+    let options = Options::default().with_max_retries(0);
+    let error = agent.ask(omni_agent::agent::Prompt::new("Hi").with_options(options)).await.unwrap_err();
+    assert!(
+        error.to_string().starts_with("the run failed: transport failed: no connection to 127.0.0.1: "),
+        "{error}"
+    );
+    assert_eq!(sentences(&error).len(), 1);
+    let invalid = model(unreachable.with_base_url("nowhere"));
+    let error = invalid.generate(Request::prompt("Hi")).await.unwrap_err();
+    check("base URL", &error, "is invalid: relative URL without a base", &[]);
+}
+
+#[tokio::test]
+async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_once() {
+    let parrot = || Agent::builder().model(ScriptedProvider::from_fn(|_| Step::text("Hi")).model());
+    let folder = Folder::new();
+    let store: Arc<dyn Store> = Arc::new(FileSystemStore::open(&folder.0).await.unwrap());
+    let manager = Manager::builder(Arc::clone(&store)).build();
+
+    let loaded = Session::builder(Arc::clone(&store)).agent(parrot()).load(id("a")).await;
+    check("load", &loaded.err().unwrap(), "the store has no conversation a", &[]);
+    let opened = manager.open(&id("a"), parrot()).await;
+    check("open", &opened.err().unwrap(), "the store has no conversation a", &[]);
+    let created = manager.create_as(&id("b"), parrot().callbacks(Refusing)).await;
+    check("refused", &created.err().unwrap(), "the licence check failed", &["disk on fire"]);
+    let created = manager.create_as(&id("b"), Agent::builder().model("nobody:model")).await;
+    check("model", &created.err().unwrap(), "add others with Registry::register", &[]);
+
+    // A file stands where the folder was.
+    fs::remove_dir_all(&folder.0).unwrap();
+    fs::write(&folder.0, "").unwrap();
+    let created = Session::builder(Arc::clone(&store)).agent(parrot()).create_as(id("c")).await;
+    let error = created.err().unwrap();
+    check("create", &error, "Not a directory (os error 20)", &[]);
+    let created = manager.create_as(&id("c"), parrot()).await;
+    check("create", &created.err().unwrap(), "Not a directory (os error 20)", &[]);
+    let opened = FileSystemStore::open(&folder.0).await;
+    assert_eq!(sentences(&opened.err().unwrap()).len(), 1);
+
+    let node = NodeId::new(7).unwrap();
+    let error = SessionError::from(TreeError::UnknownHead { id: node });
+    check("tree", &error, "the head is node 7, which does not exist", &[]);
+    let error =
+        ManagerError::from(SessionError::from(AgentError::from(HistoryError::EndsInPrompt { index: 0 })));
+    check("history", &error, "or send the prompt with `prompt`", &[]);
+    let full = || StoreError::Full { place: "a".into(), source: Arc::new(Outer) };
+    check("full", &full(), "the licence check failed", &["disk on fire"]);
+    check("full", &SessionError::from(full()), "the licence check failed", &["disk on fire"]);
+    check("full", &ManagerError::from(full()), "the licence check failed", &["disk on fire"]);
+    let sessions = ["a", "b", "c", "d", "e"].map(|name| (id(name), SessionError::Draining)).to_vec();
+    let error = ShutdownError { sessions };
+    let shown = error.to_string();
+    assert!(
+        shown.starts_with("5 of the sessions") && shown.contains("a: the session is being shut down"),
+        "{shown}"
+    );
+    assert!(shown.ends_with("and 2 more"), "{shown}");
+}
+
+#[test]
+fn source_of_causes_that_repeat_themselves_is_what_was_not_said() {
+    let error = StoreError::failed("reading the log", Repeating);
+    check("repeating", &error, "the licence check failed: disk on fire", &[]);
+    let error = ProviderError::new(ErrorKind::Service, "down").with_source(Repeating);
+    check("repeating", &error, "the licence check failed: disk on fire", &[]);
+    let error = ProviderError::new(ErrorKind::Service, "disk on fire, says the service").with_source(Outer);
+    assert_eq!(error_chain(&error), "service error: disk on fire, says the service");
+    assert!(error.source().is_none() && error.cause().unwrap().is::<Outer>());
+    let error =
+        ProviderError::new(ErrorKind::Contract, "").with_source(BackendError::from(Breach::NoTerminalEvent));
+    check("backend", &error, "the event stream ended without a result or an error", &[]);
+    let error = Catalogue::from_models_dev("{").unwrap_err();
+    check("catalogue", &error, "EOF while parsing an object at line 1 column 1", &[]);
+    assert_eq!(ToolError::caused_by(&Outer).0, "the licence check failed: disk on fire");
+    assert_eq!(error_chain(&Repeating), "the licence check failed: disk on fire");
+}
+
+#[tokio::test]
+async fn debug_of_a_response_and_an_error_stays_short() {
+    let long = "word ".repeat(10_000);
+    let body = format!("{{\"error\":\"{long}\"}}");
+    let error =
+        ProviderError::new(ErrorKind::InvalidRequest, "no such model").with_status(404).with_body(&body);
+    let provider = ScriptedProvider::new([Step::text(&*long), Step::new().then_text([&*long]).fail(error)]);
+    let agent = Agent::builder().model(provider.model()).start().await.unwrap();
+    let response = agent.ask(&*long).await.unwrap();
+    let shown = format!("{response:?}");
+    assert!(shown.len() < 500 && shown.contains("text: \"word word "), "{shown}");
+    let error = agent.ask("Again").await.unwrap_err();
+    let shown = format!("{error:?}");
+    assert!(shown.len() < 900 && shown.contains("no such model") && shown.contains("404"), "{shown}");
+    assert_eq!(error.to_string(), "the run failed: invalid request (status 404): no such model");
+    let gate = Gate::new();
+    let provider = ScriptedProvider::new([Step::new().then_text([&*long]).gate(&gate)]);
+    let agent = Agent::builder().model(provider.model()).start().await.unwrap();
+    let asked = tokio::spawn({
+        let agent = agent.clone();
+        async move { agent.ask("Hi").await }
+    });
+    gate.reached().await;
+    agent.cancel().await.unwrap();
+    let error = asked.await.unwrap().unwrap_err();
+    assert!(format!("{error:?}").len() < 500, "{error:?}");
+    let unsaved = SessionError::Unsaved { nodes: 1, waited: Duration::from_secs(1), error: None };
+    assert!(format!("{unsaved:?}").len() < 200);
+}

@@ -7,7 +7,7 @@
 //! ```
 //! # #[cfg(feature = "test-util")]
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! use omni_agent::agent::{Agent, Event};
+//! use omni_agent::agent::{Agent, Event, Status};
 //! use omni_agent::subscription::Update;
 //! use omni_agent::testing::{ScriptedProvider, Step};
 //!
@@ -15,14 +15,27 @@
 //! let agent = Agent::builder().model(provider.model()).start().await?;
 //! let mut events = agent.subscribe().await?;
 //! agent.prompt("Hi").await?;
-//! while let Some(Update::Event(numbered)) = events.next().await {
-//!     match &*numbered.event {
-//!         Event::TextDelta { delta, .. } => print!("{delta}"),
-//!         Event::Turn(_) => break,
+//! while let Some(update) = events.next().await {
+//!     match update {
+//!         Update::Event(numbered) => match &*numbered.event {
+//!             Event::TextDelta { delta, .. } => print!("{delta}"),
+//!             Event::Turn(_) => break,
+//!             Event::Error { failure, .. } => return Err(failure.clone().into()),
+//!             Event::Cancelled { .. } => return Err("the run was cancelled".into()),
+//!             _ => {}
+//!         },
+//!         // This reader was too slow. The snapshot replaces the events that it missed.
+//!         Update::Resync(snapshot) => {
+//!             println!("{}", snapshot.messages().last().map_or(String::new(), |message| message.text()));
+//!             if snapshot.status == Status::Idle {
+//!                 break;
+//!             }
+//!         }
+//!         Update::Closed(end) => return Err(end.reason.into()),
 //!         _ => {}
 //!     }
 //! }
-//! # Ok::<(), omni_agent::agent::AgentError>(())
+//! # Ok::<(), Box<dyn std::error::Error>>(())
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```

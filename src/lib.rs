@@ -1,17 +1,30 @@
 //! Stateful LLM agents: they stream, call tools, ask for approval, and can be steered, stopped and resumed.
 //!
 //! ```no_run
-//! use omni_agent::agent::{Agent, Event};
+//! use omni_agent::agent::{Agent, Event, Status};
 //! use omni_agent::subscription::Update;
 //!
-//! # async fn run() -> Result<(), omni_agent::agent::AgentError> {
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let agent = Agent::builder().model("anthropic:claude-sonnet-4-6").start().await?;
 //! let mut events = agent.subscribe().await?;
 //! agent.prompt("Hello!").await?;
-//! while let Some(Update::Event(numbered)) = events.next().await {
-//!     match &*numbered.event {
-//!         Event::TextDelta { delta, .. } => print!("{delta}"),
-//!         Event::Turn(_) => break,
+//! while let Some(update) = events.next().await {
+//!     match update {
+//!         Update::Event(numbered) => match &*numbered.event {
+//!             Event::TextDelta { delta, .. } => print!("{delta}"),
+//!             Event::Turn(_) => break,
+//!             Event::Error { failure, .. } => return Err(failure.clone().into()),
+//!             Event::Cancelled { .. } => return Err("the run was cancelled".into()),
+//!             _ => {}
+//!         },
+//!         // This reader was too slow. The snapshot replaces the events that it missed.
+//!         Update::Resync(snapshot) => {
+//!             println!("{}", snapshot.messages().last().map_or(String::new(), |message| message.text()));
+//!             if snapshot.status == Status::Idle {
+//!                 break;
+//!             }
+//!         }
+//!         Update::Closed(end) => return Err(end.reason.into()),
 //!         _ => {}
 //!     }
 //! }

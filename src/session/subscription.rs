@@ -26,7 +26,7 @@ pub enum Mode {
 /// # #[cfg(feature = "test-util")]
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 /// use std::sync::Arc;
-/// use omni_agent::agent::{Agent, Event};
+/// use omni_agent::agent::{Agent, Event, Status};
 /// use omni_agent::session::{Mode, Session, SessionEvent};
 /// use omni_agent::store::MemoryStore;
 /// use omni_agent::subscription::Update;
@@ -37,17 +37,31 @@ pub enum Mode {
 /// let session = Session::builder(Arc::new(MemoryStore::new())).agent(agent).create().await?;
 /// let mut events = session.subscribe(Mode::Controller).await?;
 /// session.prompt("Hi").await?;
-/// while let Some(Update::Event(numbered)) = events.next().await {
-///     match &*numbered.event {
-///         SessionEvent::Agent(event) => if let Event::TextDelta { delta, .. } = &**event { print!("{delta}") },
-///         SessionEvent::Tree(changes) => {
-///             assert_eq!(changes.nodes.len(), 2);
-///             break;
+/// while let Some(update) = events.next().await {
+///     match update {
+///         Update::Event(numbered) => match &*numbered.event {
+///             SessionEvent::Agent(event) => match &**event {
+///                 Event::TextDelta { delta, .. } => print!("{delta}"),
+///                 Event::Error { failure, .. } => return Err(failure.clone().into()),
+///                 Event::Cancelled { .. } => return Err("the run was cancelled".into()),
+///                 _ => {}
+///             },
+///             // The turn is part of the tree.
+///             SessionEvent::Tree(_) => break,
+///             _ => {}
+///         },
+///         // This reader was too slow. The snapshot replaces the events that it missed.
+///         Update::Resync(snapshot) => {
+///             println!("{}", snapshot.tree);
+///             if snapshot.agent.status == Status::Idle {
+///                 break;
+///             }
 ///         }
+///         Update::Closed(end) => return Err(end.reason.into()),
 ///         _ => {}
 ///     }
 /// }
-/// # Ok::<(), omni_agent::session::SessionError>(())
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

@@ -115,9 +115,9 @@ impl fmt::Display for StoreError {
                 write!(f, "conversation {id} exists already; load it, or choose another id")
             }
             Self::NotFound { id } => write!(f, "the store has no conversation {id}"),
-            Self::Conflict { id, current } => write!(
+            Self::Conflict { id, .. } => write!(
                 f,
-                "conversation {id} was written to by another: it is at version {current}; load it again"
+                "conversation {id} was changed by another writer after it was loaded; load it again"
             ),
             Self::Owned { id, owner } => write!(f, "conversation {id} is open elsewhere, owned by {owner}"),
             Self::LeaseLost { id } => {

@@ -82,7 +82,7 @@ async fn two_processes_on_one_conversation_second_loses_its_place_first_is_untou
     first.flush(secs(10)).await.unwrap();
     second.ask("Another two").await.unwrap();
     let StoreReport::Lost { error } = report(&mut events).await else { panic!() };
-    assert!(error.contains("was written to by another"), "{error}");
+    assert!(error.contains("was changed by another writer"), "{error}");
     let end = second.ended().await;
     assert_eq!(end.reason, EndReason::LostPlace);
     assert_eq!(end.snapshot.unwrap().unsaved, [node(3), node(4)]);

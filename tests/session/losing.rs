@@ -22,7 +22,7 @@ async fn two_sessions_on_one_conversation_second_loses_its_place_first_is_untouc
     first.flush(secs(1)).await.unwrap();
     second.ask("Another two").await.unwrap();
     let StoreReport::Lost { error } = report(&mut events).await else { panic!() };
-    assert!(error.contains("was written to by another"), "{error}");
+    assert!(error.contains("was changed by another writer"), "{error}");
     let Some(Update::Closed(end)) = events.next().await else { panic!() };
     assert_eq!(end.reason, EndReason::LostPlace);
 

@@ -34,7 +34,7 @@ pub use catalogue::{
 };
 pub(crate) use context::Questions;
 pub use context::{DecisionRequest, RequestContext};
-pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
+pub use delta::{BlockStart, Delta, MessageDelta, Part, RetryNotice, StopReason};
 pub use error::{ErrorKind, ProviderError};
 pub use fold::{Fold, Folded, PartialBlock};
 use futures_core::Stream;

@@ -139,12 +139,13 @@ pub enum Event {
         /// Why, in the application's own terms.
         reason: Value,
     },
-    /// A step failed and is repeated, or its answer did not fit the output schema and is asked for again; what it had
-    /// brought is void.
+    /// A request is repeated: by the retry policy before its first content, by
+    /// [`handle_error`](super::AgentCallbacks::handle_error), or because its answer did not fit the output schema. The
+    /// partial answer is void.
     Retry {
-        /// What went wrong.
+        /// The failure of the request that is repeated.
         failure: Failure,
-        /// How long until it is repeated.
+        /// The time until it is repeated.
         delay: Duration,
         /// How many messages of the turn in flight remain.
         pending: usize,

@@ -1,8 +1,9 @@
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::ProviderError;
 use crate::message::{Attachment, ProviderItem, ToolUseId, Usage, map_weight};
 
 /// One step of an answer as it arrives, the same for every wire format.
@@ -35,6 +36,19 @@ pub enum Delta {
     },
     /// Data of the message as a whole.
     Message(Box<MessageDelta>),
+    /// The request failed before it brought content, and is sent again after a delay. A
+    /// [`RetryPolicy`](super::RetryPolicy) reports it; a provider does not.
+    Retry(Box<RetryNotice>),
+}
+
+/// A failed attempt that is repeated.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct RetryNotice {
+    /// The attempt's failure.
+    pub error: ProviderError,
+    /// The time until the request is sent again.
+    pub delay: Duration,
 }
 
 impl Delta {
@@ -45,7 +59,7 @@ impl Delta {
 
     /// Whether this brings content, so that the request can't be repeated unseen any more.
     pub fn is_content(&self) -> bool {
-        !matches!(self, Self::Message(_))
+        !matches!(self, Self::Message(_) | Self::Retry(_))
     }
 }
 

@@ -119,6 +119,7 @@ impl Fold {
                 Ok(())
             }
             Delta::Message(data) => self.merge(MessageDelta::clone(data)),
+            Delta::Retry(_) => Ok(()),
         }
     }
 

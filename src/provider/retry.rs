@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{
     CacheHint, Delta, DeltaStream, ErrorKind, MessageDelta, ModelInfo, Provider, ProviderError, Request,
-    RequestContext, fit::fit,
+    RequestContext, RetryNotice, fit::fit,
 };
 
 /// When a failed request is repeated: only before it brought content or asked for a decision, only if its error says that it can
@@ -65,7 +65,7 @@ impl RetryPolicy {
     /// to fit, which a warning says, or fails before it is sent, and the usage gets its cost where the service
     /// does not tell it.
     ///
-    /// Errors arrive as the stream's items; an error is the last one.
+    /// Each repetition is announced by a [`Delta::Retry`]. Errors arrive as the stream's items; an error is the last one.
     pub fn stream(
         self,
         provider: Arc<dyn Provider>,
@@ -83,46 +83,51 @@ impl RetryPolicy {
         let limit = request.options.timeout.and_then(|timeout| {
             Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
-        let deadline = limit.as_ref().map(|limit| limit.deadline);
-        let model = Arc::clone(&request.model);
-        let beginning = policy.begin(provider, request, context.clone(), deadline);
+        let attempts = Attempts { policy, provider, request, retries: 0 };
         Box::pin(Answer {
-            state: State::Beginning(Box::pin(beginning)),
+            state: State::Beginning(attempts.begin(None, context.clone())),
+            attempts,
             warnings,
-            model,
             priced,
             limit,
             context,
         })
     }
+}
 
-    /// Repeats the request until content arrives or the error is final.
-    async fn begin(
-        self,
-        provider: Arc<dyn Provider>,
-        request: Request,
-        context: RequestContext,
-        deadline: Option<Instant>,
-    ) -> Result<Begun, ProviderError> {
-        let mut retry = 0;
-        loop {
-            let mut attempt = request.clone();
-            attempt.authorise();
-            let error = match first_content(&*provider, attempt, context.clone()).await {
-                Ok(begun) => return Ok(begun),
-                Err(error) => error,
-            };
-            let Some(wait) = self.delay(retry, &error).filter(|_| !context.has_asked()) else {
-                return Err(error);
-            };
-            let until = Instant::now().checked_add(wait);
-            if deadline.is_some_and(|deadline| until.is_none_or(|until| until >= deadline)) {
-                return Err(error);
+/// The attempts at one request.
+struct Attempts {
+    policy: RetryPolicy,
+    provider: Arc<dyn Provider>,
+    request: Request,
+    /// How many attempts were repeated.
+    retries: u32,
+}
+
+impl Attempts {
+    /// Sends the request, after a delay if it is a repetition.
+    fn begin(&self, delay: Option<Duration>, context: RequestContext) -> Beginning {
+        let (provider, mut attempt) = (Arc::clone(&self.provider), self.request.clone());
+        Box::pin(async move {
+            if let Some(delay) = delay {
+                sleep(delay).await;
             }
-            retry += 1;
-            tracing::debug!(%error, ?wait, retry, "request failed before its first content; repeating it");
-            sleep(wait).await;
+            attempt.authorise();
+            first_content(&*provider, attempt, context).await
+        })
+    }
+
+    /// Returns the delay before the next attempt, or `None` if the error is final.
+    fn repeat(&mut self, error: &ProviderError, deadline: Option<Instant>) -> Option<Duration> {
+        let delay = self.policy.delay(self.retries, error)?;
+        let until = Instant::now().checked_add(delay);
+        if deadline.is_some_and(|deadline| until.is_none_or(|until| until >= deadline)) {
+            return None;
         }
+        self.retries += 1;
+        let retry = self.retries;
+        tracing::debug!(%error, ?delay, retry, "the request failed before its first content and is repeated");
+        Some(delay)
     }
 }
 
@@ -162,9 +167,9 @@ async fn first_content(
 /// The stream of [`RetryPolicy::stream`].
 struct Answer {
     state: State,
-    /// What the request could not ask for, told when the answer begins.
+    attempts: Attempts,
+    /// The options that the request could not carry, reported when the answer begins.
     warnings: Vec<String>,
-    model: Arc<str>,
     priced: Option<Priced>,
     limit: Option<Limit>,
     context: RequestContext,
@@ -186,8 +191,10 @@ impl Priced {
     }
 }
 
+type Beginning = Pin<Box<dyn Future<Output = Result<Begun, ProviderError>> + Send>>;
+
 enum State {
-    Beginning(Pin<Box<dyn Future<Output = Result<Begun, ProviderError>> + Send>>),
+    Beginning(Beginning),
     Streaming(Begun),
     Over,
 }
@@ -213,7 +220,16 @@ impl Answer {
                             return Poll::Ready(Some(Ok(Delta::Message(Box::new(data)))));
                         }
                     }
-                    Err(error) => return Poll::Ready(Some(Err(error))),
+                    Err(error) if self.context.has_asked() => return Poll::Ready(Some(Err(error))),
+                    Err(error) => {
+                        let deadline = self.limit.as_ref().map(|limit| limit.deadline);
+                        let Some(delay) = self.attempts.repeat(&error, deadline) else {
+                            return Poll::Ready(Some(Err(error)));
+                        };
+                        self.state = State::Beginning(self.attempts.begin(Some(delay), self.context.clone()));
+                        let notice = RetryNotice { error, delay };
+                        return Poll::Ready(Some(Ok(Delta::Retry(Box::new(notice)))));
+                    }
                 },
                 State::Streaming(begun) => {
                     return match begun.head.next() {
@@ -238,7 +254,7 @@ impl Stream for Answer {
                 priced.price(data);
             }
             for warning in &data.warnings {
-                tracing::warn!(model = %this.model, "{warning}");
+                tracing::warn!(model = %this.attempts.request.model, "{warning}");
             }
         }
         if let (Poll::Pending, Some(limit)) = (&item, &mut this.limit) {

@@ -12,7 +12,7 @@ use std::{
 
 use async_trait::async_trait;
 use futures_core::Stream;
-use futures_util::{FutureExt, StreamExt, stream};
+use futures_util::{FutureExt, StreamExt, future::ready, stream};
 use omni_agent::provider::{
     BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Options, Part, Provider, ProviderError, Request,
     RequestContext, RetryPolicy, StopReason,
@@ -127,8 +127,10 @@ fn stream_of(provider: &Arc<Scripted>, options: Options) -> DeltaStream {
     RetryPolicy::default().stream(provider, request, RequestContext::detached())
 }
 
+/// Returns the items of the answer, without the notices of retries.
 async fn run(provider: &Arc<Scripted>, options: Options) -> Vec<Result<Delta, ProviderError>> {
-    stream_of(provider, options).collect().await
+    let is_answer = |item: &Result<Delta, ProviderError>| ready(!matches!(item, Ok(Delta::Retry(_))));
+    stream_of(provider, options).filter(is_answer).collect().await
 }
 
 async fn run_plain(provider: &Arc<Scripted>) -> Vec<Result<Delta, ProviderError>> {
@@ -172,6 +174,18 @@ async fn retry_after_is_waited_for_exactly() {
     let provider = Scripted::new([Try::Refuse(limited(waits[0])), Try::Refuse(limited(waits[1])), good()]);
     assert_eq!(run_plain(&provider).await, good_items());
     assert_eq!(provider.waits(), waits);
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_is_announced_before_it_is_waited_for() {
+    let limited = limited(Duration::from_secs(7));
+    let provider = Scripted::new([Try::Refuse(limited.clone()), good()]);
+    let mut stream = stream_of(&provider, Options::default());
+    let start = Instant::now();
+    let Some(Ok(Delta::Retry(notice))) = stream.next().await else { panic!("the retry was not announced") };
+    assert_eq!((&notice.error, notice.delay), (&limited, Duration::from_secs(7)));
+    assert_eq!((start.elapsed(), provider.requests()), (Duration::ZERO, 1));
+    assert_eq!(stream.collect::<Vec<_>>().await, good_items());
 }
 
 #[tokio::test(start_paused = true)]
@@ -291,6 +305,7 @@ async fn total_timeout_beyond_the_clock_is_none() {
 async fn dropping_the_stream_in_a_wait_sends_nothing_more() {
     let provider = Scripted::new([overloaded()]);
     let mut stream = stream_of(&provider, Options::default());
+    assert!(matches!(stream.next().await, Some(Ok(Delta::Retry(_)))));
     assert!(stream.next().now_or_never().is_none());
     assert_eq!(provider.requests(), 1);
     drop(stream);

@@ -12,8 +12,8 @@ use crate::{
     },
     message::{Content, Message, Role, ToolResult, ToolUse},
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, StopReason,
-        read_output,
+        BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, RetryNotice,
+        StopReason, read_output,
     },
 };
 
@@ -23,13 +23,18 @@ pub(super) type Output = Result<Value, String>;
 impl Core {
     /// A delta came in.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
-        let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase else {
+        let Phase::Streaming { op: waiting, turn, fold, question } = &mut self.phase else {
             return;
         };
         if *waiting != op {
             return;
         }
         let delta = match delta {
+            Delta::Retry(notice) => {
+                let RetryNotice { error, delay } = *notice;
+                let pending = turn.working.pending_len();
+                return effects.push(Effect::Emit(Event::Retry { failure: error.into(), delay, pending }));
+            }
             Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
                 self.waited.freshen(delta, op, fold, question.as_deref())
             }
@@ -177,7 +182,8 @@ impl Core {
             let (text, reason) = if refused {
                 ("Not run: the answer that asks for it was refused.".to_owned(), StopReason::Refusal)
             } else {
-                (format!("Not run: the limit of {} steps is reached.", turn.step), StopReason::MaxSteps)
+                let steps = if turn.step == 1 { "step" } else { "steps" };
+                (format!("Not run: the limit of {} {steps} is reached.", turn.step), StopReason::MaxSteps)
             };
             let results = uses.iter().map(|tool_use| ToolResult::error(tool_use, text.as_str())).collect();
             close_tool_uses(&mut turn, results, 0, env, effects);
@@ -298,7 +304,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
             _ => return None,
         },
         Delta::End { index } => return end_event(index, &finished(fold.blocks().get(index)?)),
-        Delta::Message(_) => return None,
+        Delta::Message(_) | Delta::Retry(_) => return None,
     })
 }
 

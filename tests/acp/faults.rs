@@ -1,6 +1,6 @@
 //! Programs that are no agents, or bad ones: each is an error of its own, and nothing hangs.
 
-use std::time::Duration;
+use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
 use omni_agent::provider::{
     StopReason,
@@ -21,18 +21,29 @@ fn says(error: &BackendError, words: &str) {
 }
 
 #[tokio::test]
-async fn start_of_what_is_no_program_names_it() {
-    let error = fails(AcpBackend::new("acp", "/no/such/agent")).await;
-    assert!(matches!(error, BackendError::Unavailable(_)));
-    says(&error, "`/no/such/agent` can't be started");
-    let error = fails(AcpBackend::new("acp", "sh").with_folder("/no/such/folder")).await;
-    says(&error, "`/no/such/folder` can't be worked in");
+async fn start_of_a_program_that_cannot_run_is_misconfigured_and_names_it() {
+    let place = Place::new();
+    let text = place.path().join("text");
+    std::fs::write(&text, "not a program").unwrap();
+    let executable = place.path().join("executable");
+    std::fs::write(&executable, "\x00not a program").unwrap();
+    std::fs::set_permissions(&executable, std::fs::Permissions::from_mode(0o755)).unwrap();
+    for program in [Path::new("/no/such/agent"), place.path(), &text, &executable] {
+        let error = fails(AcpBackend::new("acp", program)).await;
+        assert!(matches!(error, BackendError::Misconfigured(_)), "{program:?}: {error:?}");
+        says(&error, &format!("can't be started: `{}`", program.display()));
+    }
+    for folder in [Path::new("/no/such/folder"), &text] {
+        let error = fails(AcpBackend::new("acp", "sh").with_folder(folder)).await;
+        assert!(matches!(error, BackendError::Misconfigured(_)), "{folder:?}: {error:?}");
+        says(&error, &format!("the folder `{}` can't be used", folder.display()));
+    }
 }
 
 #[tokio::test]
 async fn start_of_a_program_that_ends_says_how_and_quotes_it() {
     let error = fails(script("echo 'no licence' >&2; exit 7")).await;
-    assert!(matches!(error, BackendError::Unavailable(_)));
+    assert!(matches!(error, BackendError::Misconfigured(_)));
     says(&error, "exit status: 7; its last words: no licence");
 }
 
@@ -48,7 +59,7 @@ async fn start_of_a_program_that_writes_something_else_says_what() {
     let error = fails(script("yes 'Welcome!'")).await;
     says(&error, "what it writes is not the protocol: Welcome!");
     let error = fails(script("head -c 50000000 /dev/zero | tr '\\0' x; sleep 600")).await;
-    says(&error, "longer than any may be");
+    says(&error, "longer than the limit of 33554432 bytes");
     let error = fails(script("echo '{\"jsonrpc\":\"2.0\",\"id\":'; sleep 600")).await;
     says(&error, "damaged message: {\"jsonrpc\"");
     says(&fails(script("exec >&-; sleep 600")).await, "closed its standard output");
@@ -134,7 +145,7 @@ async fn turn_of_a_program_that_writes_rubbish_ends_in_an_error() {
     let cases = [
         ("echo '{\"jsonrpc\":\"2.0\",\"method\":'", "damaged message"),
         ("yes rubbish", "not the protocol: rubbish"),
-        ("tr '\\0' x < /dev/zero", "longer than any may be"),
+        ("tr '\\0' x < /dev/zero", "longer than the limit"),
         ("exec >&-; sleep 600", "closed its standard output"),
         ("echo broken >&2; exit 9", "exit status: 9; its last words: broken"),
     ];

@@ -4,12 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::{
-    agent::{Agent, AgentError, Failure},
+    agent::{Agent, AgentError, Event, Failure},
     message::{ToolResult, ToolUse},
     provider::{
         ErrorKind, Model, Options, Provider, ProviderError, Request, RequestContext,
         backend::{BackendError, BackendEvent, BackendLimits, Breach, Capabilities, TurnResult},
     },
+    subscription::Update,
 };
 use serde_json::json;
 
@@ -248,4 +249,50 @@ async fn limits_are_those_that_were_set() {
     let agent = Agent::builder().model(Model::new(Arc::new(provider), "m")).start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
     assert_eq!(cause(&error), BackendError::Contract(Breach::Silence(Duration::from_secs(2))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_that_cannot_succeed_is_tried_once() {
+    let missing = BackendError::Misconfigured("no such program".into());
+    for act in [Act::Hang, Act::Fail(missing)] {
+        let backend = ScriptedBackend::new([]).act("start", act.clone());
+        let agent = backend.agent().start().await.unwrap();
+        let error = agent.ask("Go").await.unwrap_err();
+        assert!(!provider_error(&error).retryable, "{act:?}: {error:?}");
+        assert_eq!(backend.count("start"), 1, "{act:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_that_is_tried_again_is_a_retry_event() {
+    let backend =
+        ScriptedBackend::new([]).act("start", Act::Fail(BackendError::Unavailable("a moment".into())));
+    let agent = backend.agent().start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    agent.prompt("Go").await.unwrap();
+    let mut failures = Vec::new();
+    while let Some(Update::Event(numbered)) = events.next().await {
+        match &*numbered.event {
+            Event::Retry { failure, .. } => failures.push(failure.clone()),
+            Event::Turn(_) => break,
+            Event::Error { failure, .. } => panic!("{failure:?}"),
+            _ => {}
+        }
+    }
+    let [Failure::Provider { error }] = &failures[..] else { panic!("{failures:?}") };
+    assert!(error.message.contains("a moment"), "{error:?}");
+    assert_eq!(backend.count("start"), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn silence_beyond_its_limit_names_the_setting() {
+    let backend = ScriptedBackend::new([Turn::new().text("So").step(Step::Hang)]);
+    let agent = agent(&backend).await;
+    let error = agent.ask("Go").await.unwrap_err();
+    let message = &provider_error(&error).message;
+    assert!(
+        message.contains("sent nothing for 1800s") && message.contains("BackendLimits::silence"),
+        "{message}"
+    );
+    assert!(!message.contains("contract"), "{message}");
 }

@@ -165,15 +165,22 @@ impl Config {
     fn folder(&self) -> Result<PathBuf, BackendError> {
         let folder = self.folder.as_deref().unwrap_or(Path::new("."));
         let cannot = |why: &dyn fmt::Display| {
-            BackendError::Unavailable(format!("the folder `{}` can't be worked in: {why}", folder.display()))
+            let folder = folder.display();
+            BackendError::Misconfigured(format!(
+                "the folder `{folder}` can't be used: {why}; check `with_folder`"
+            ))
         };
         let whole = match &self.folder {
             Some(folder) => absolute(folder),
             None => std::env::current_dir(),
         };
         let whole = whole.map_err(|error| cannot(&error))?;
-        // Else it would look as if there were no such program.
-        if whole.is_dir() { Ok(whole) } else { Err(cannot(&"it is no folder")) }
+        // Without this check, the error would name the program instead of the folder.
+        match whole.metadata() {
+            Ok(found) if found.is_dir() => Ok(whole),
+            Ok(_) => Err(cannot(&"it is not a folder")),
+            Err(error) => Err(cannot(&error)),
+        }
     }
 
     fn command(&self, folder: &Path) -> Command {

@@ -14,9 +14,13 @@ pub enum BackendError {
     /// The backend wants the user to sign in.
     #[error("the backend is not signed in: {0}")]
     Auth(String),
-    /// The backend can't be reached or started.
+    /// The backend can't be reached or started now. Another attempt may succeed.
     #[error("the backend is not available: {0}")]
     Unavailable(String),
+    /// The backend can't work as it is set up: its program or folder does not exist, may not be used, or is not what it is
+    /// named as. Another attempt fails too.
+    #[error("the backend can't be started: {0}")]
+    Misconfigured(String),
     /// The session is over: its program has ended, say. The next prompt resumes it, where that is possible.
     #[error("the backend's session has ended: {0}")]
     Ended(String),
@@ -55,7 +59,7 @@ pub enum BackendError {
     #[error("the backend failed: {0}")]
     Failed(String),
     /// The backend did what no backend may do.
-    #[error("the backend broke its contract: {0}")]
+    #[error("{}", contract(.0))]
     Contract(Breach),
 }
 
@@ -66,8 +70,9 @@ pub enum Breach {
     /// The stream ended without a terminal event.
     #[error("the event stream ended without a result or an error")]
     NoTerminalEvent,
-    /// No event came for too long, while nobody was asked for permission.
-    #[error("the turn was silent for {0:?}")]
+    /// No event came for longer than [`BackendLimits::silence`](super::BackendLimits::silence), while no permission was
+    /// asked for.
+    #[error("it sent nothing for {0:?}; if its tools may take longer, raise `BackendLimits::silence`")]
     Silence(Duration),
     /// A method, or the stream, panicked.
     #[error("{call} panicked: {message}")]
@@ -107,7 +112,7 @@ impl BackendError {
             Self::UnknownSession(_) | Self::NotResumable(_) | Self::Diverged(_) | Self::Unsupported(_) => {
                 ErrorKind::Unsupported
             }
-            Self::Invalid(_) => ErrorKind::InvalidRequest,
+            Self::Invalid(_) | Self::Misconfigured(_) => ErrorKind::InvalidRequest,
             Self::RateLimit { .. } => ErrorKind::RateLimit,
             Self::Timeout { .. } => ErrorKind::Timeout,
             Self::Failed(_) => ErrorKind::Service,
@@ -115,17 +120,21 @@ impl BackendError {
         }
     }
 
-    /// The error as the provider's, of a prompt that the backend has not taken: it may be sent again.
+    /// Returns the provider's error for a prompt that the backend has not taken. It is retryable if another attempt may
+    /// succeed.
     pub(super) fn before_prompt(self) -> ProviderError {
         let (kind, message) = (self.kind(), self.to_string());
         let retry_after = match &self {
             Self::RateLimit { retry_after, .. } => *retry_after,
             _ => None,
         };
-        ProviderError::new(kind, message).with_retry_after(retry_after).with_source(self)
+        let is_slow = matches!(self, Self::Timeout { .. });
+        let error = ProviderError::new(kind, message).with_retry_after(retry_after).with_source(self);
+        // The limit of a start is long, and a program that hangs once hangs again.
+        if is_slow { error.with_retryable(false) } else { error }
     }
 
-    /// The error as the provider's, of a turn that had begun: sent again, it would be done again.
+    /// Returns the provider's error for a turn that had begun. It is never retryable, since the turn would run twice.
     pub(super) fn in_turn(self) -> ProviderError {
         self.before_prompt().with_retryable(false)
     }
@@ -134,5 +143,13 @@ impl BackendError {
 impl From<Breach> for BackendError {
     fn from(breach: Breach) -> Self {
         Self::Contract(breach)
+    }
+}
+
+/// Returns the sentence on a breach. A backend that runs a slow tool in silence has done nothing wrong.
+fn contract(breach: &Breach) -> String {
+    match breach {
+        Breach::Silence(_) => format!("the backend is silent: {breach}"),
+        _ => format!("the backend broke its contract: {breach}"),
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    io,
     pin::pin,
     process::Command,
     sync::{Arc, Mutex, PoisonError},
@@ -66,8 +67,13 @@ impl Connection {
     /// Starts the program. `name` is the backend's.
     pub(super) async fn open(command: Command, name: &str) -> Result<Self, BackendError> {
         let program = command.get_program().to_string_lossy().into_owned();
-        let cannot = |error: std::io::Error| {
-            BackendError::Unavailable(format!("`{program}` can't be started: {error}"))
+        let cannot = |error: io::Error| {
+            let why = format!("`{program}`: {error}");
+            if is_shortage(&error) {
+                BackendError::Unavailable(why)
+            } else {
+                BackendError::Misconfigured(why)
+            }
         };
         let (process, pipes) = Process::start(command).map_err(cannot)?;
         let process = Arc::new(process);
@@ -101,8 +107,8 @@ impl Connection {
         limit: Duration,
     ) -> Result<R::Response, Unanswered> {
         let over = |error| match error {
-            // It never came to be one.
-            BackendError::Ended(why) => BackendError::Unavailable(why),
+            // There was no session yet: the program is not an agent, or its arguments or settings are wrong.
+            BackendError::Ended(why) => BackendError::Misconfigured(why),
             other => other,
         };
         tokio::select! {
@@ -117,7 +123,7 @@ impl Connection {
             error = self.shared.ended() => Err(Unanswered::Over(over(error))),
             line = self.shared.traffic.lasting_noise(NOISE_GRACE) => {
                 let why = fault::broken(&Broken::Noise(line));
-                Err(Unanswered::Over(BackendError::Unavailable(why)))
+                Err(Unanswered::Over(BackendError::Misconfigured(why)))
             }
             () = sleep(limit) => Err(Unanswered::Over(fault::slow(call, limit))),
         }
@@ -265,6 +271,19 @@ impl Supervisor {
             }
         }
     }
+}
+
+/// Returns whether the system lacked something that it may have again soon, such as memory or a file descriptor.
+fn is_shortage(error: &io::Error) -> bool {
+    use io::ErrorKind::{ExecutableFileBusy, Interrupted, OutOfMemory, ResourceBusy, WouldBlock};
+    #[cfg(unix)]
+    if [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE]
+        .map(|errno| Some(errno.raw_os_error()))
+        .contains(&error.raw_os_error())
+    {
+        return true;
+    }
+    matches!(error.kind(), ExecutableFileBusy | Interrupted | OutOfMemory | ResourceBusy | WouldBlock)
 }
 
 /// Does one thing while another goes on.

@@ -5,7 +5,10 @@ use std::time::Duration;
 use agent_client_protocol::{Error, ErrorCode, v1::schema::AuthMethod};
 use serde_json::Value;
 
-use super::{lines::shown, wire::Broken};
+use super::{
+    lines::shown,
+    wire::{Broken, LONGEST as LONGEST_MESSAGE},
+};
 use crate::provider::backend::{BackendError, SessionId};
 
 /// The longest text of the agent's that an error quotes.
@@ -81,7 +84,9 @@ fn words(error: &Error) -> String {
 pub(super) fn broken(broken: &Broken) -> String {
     match broken {
         Broken::Closed => "it closed its standard output".to_owned(),
-        Broken::TooLong => "it wrote a message that is longer than any may be".to_owned(),
+        Broken::TooLong => {
+            format!("it wrote a message that is longer than the limit of {LONGEST_MESSAGE} bytes")
+        }
         Broken::Noise(line) => format!("what it writes is not the protocol: {line}"),
         Broken::Damaged(line) => format!("it wrote a damaged message: {line}"),
         Broken::Failed(error) => format!("it can't be read: {error}"),

@@ -22,8 +22,8 @@ use super::{
 };
 use crate::provider::halves::Halves;
 
-/// The longest message.
-const LONGEST: usize = 32 * 1024 * 1024;
+/// The longest message, in bytes.
+pub(super) const LONGEST: usize = 32 * 1024 * 1024;
 
 /// How many bytes of messages may wait to be read by the agent, or to be answered.
 const BUDGET: u32 = 8 * 1024 * 1024;

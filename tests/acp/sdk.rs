@@ -159,5 +159,5 @@ async fn turns_of_the_typescript_sdk_are_told_in_full() {
     let resumed = soon(agent(&sdk, &place).resume(&nobody, &SessionOptions::default())).await;
     assert!(matches!(resumed, Err(BackendError::UnknownSession(_))));
     soon(session.terminate()).await;
-    assert_eq!(place.running(), 0);
+    place.is_left().await;
 }

@@ -155,7 +155,8 @@ impl ManagerBuilder {
         self
     }
 
-    /// How untitled conversations get their titles. [`Titles::Heuristic`] if unset.
+    /// How untitled conversations get their titles. [`Titles::Heuristic`] if unset. A session stays open while a title is
+    /// made for it. Closing it waits for the title within its deadline.
     pub fn titles(mut self, titles: Titles) -> Self {
         self.titles = titles;
         self
@@ -271,7 +272,10 @@ impl Manager {
         self.0.open(id.clone(), start.into(), Beginning::Either).await
     }
 
-    /// Ends the session with this id; the conversation stays in the store. That none is open is no error.
+    /// Ends the session with this id. The conversation stays in the store. Closing a conversation that is not open succeeds.
+    ///
+    /// A run in flight is interrupted, so that its completed steps are kept. If a title is being made, closing waits for it.
+    /// All of this happens within the [close timeout](ManagerBuilder::close_timeout).
     ///
     /// # Errors
     ///
@@ -349,8 +353,8 @@ impl Manager {
     }
 
     /// Ends everything in order. From now on nothing is opened and no prompt is taken; runs that are on have `grace` to come
-    /// to their end, and are interrupted then; each session has up to `deadline` after that to save what it has. Doing so
-    /// twice is fine.
+    /// to their end, and are interrupted then. After that each session has up to `deadline` to get the title that is being
+    /// made for it and to save what it has. Doing so twice is fine.
     ///
     /// # Errors
     ///
@@ -375,7 +379,7 @@ impl Manager {
                 break;
             }
             let left = grace.saturating_sub(begun.elapsed());
-            failed.extend(closing::end_all(sessions, left, deadline).await);
+            failed.extend(inner.end_all(sessions, left, deadline).await);
             // What is being opened or closed right now comes to its end too, unless the store keeps it for too long.
             let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
             let claims = futures_util::future::join_all(claims.iter().map(CancellationToken::cancelled));

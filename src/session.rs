@@ -313,6 +313,17 @@ impl Session {
         self.shared.controllers.load(Ordering::Acquire)
     }
 
+    /// Keeps the session alive as a controller does, without events.
+    ///
+    /// # Errors
+    ///
+    /// [`SessionError::Ended`].
+    pub(crate) fn keep(&self) -> Result<Guard, SessionError> {
+        let weak = self.downgrade();
+        let hold = weak.hold()?;
+        Ok(Guard::new(weak, Some(hold)))
+    }
+
     /// Waits for the session's end, whatever brings it about.
     ///
     /// # Cancel safety

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::time::{Instant, timeout};
+
 use super::{Inner, ManagerError, opening::in_a_task};
 use crate::{
     session::{Session, SessionError},
@@ -10,6 +12,9 @@ use crate::{
 
 /// How often a title is written again behind another writer.
 const RENAME_TRIES: usize = 8;
+
+/// The part of an end's time that a title in the making leaves for stopping the session.
+const SHARE_FOR_STOPPING: u32 = 8;
 
 impl Inner {
     /// Ends the session with this id, if there is one.
@@ -22,11 +27,11 @@ impl Inner {
         let Some(session) = session else {
             return Ok(());
         };
-        let limit = self.close_timeout;
+        let inner = Arc::clone(self);
         in_a_task(self.patience(), async move {
-            let stopped = session.stop(limit).await;
+            let ended = inner.end(&session, Duration::ZERO, inner.close_timeout).await;
             drop(hold);
-            Ok(stopped?)
+            Ok(ended?)
         })
         .await
         .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: id.clone(), reason }))
@@ -121,26 +126,40 @@ impl Inner {
         }
     }
 
+    /// Ends a session in order. Its run has `grace` to end, and is interrupted then. After that the title in the making, if
+    /// there is one, and saving have `limit`.
+    async fn end(&self, session: &Session, grace: Duration, limit: Duration) -> Result<(), SessionError> {
+        let is_idle = !grace.is_zero() && timeout(grace, session.wait_until_idle()).await.is_ok();
+        let begun = Instant::now();
+        let titled = async {
+            if !is_idle {
+                // A turn that keeps nothing is cancelled by that, and one that is complete by now needs none.
+                let _ = session.interrupt().await;
+            }
+            self.titled(session).await;
+        };
+        // Turns are saved meanwhile. The time that is left is for the title itself.
+        let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
+        session.stop(limit.saturating_sub(begun.elapsed())).await
+    }
+
+    /// Ends all sessions. Returns those that could not be ended with everything saved.
+    pub(super) async fn end_all(
+        &self,
+        sessions: Vec<Session>,
+        grace: Duration,
+        limit: Duration,
+    ) -> Vec<(ConversationId, SessionError)> {
+        let ends = sessions.into_iter().map(|session| async move {
+            let ended = self.end(&session, grace, limit).await;
+            ended.err().map(|error| (session.id().clone(), error))
+        });
+        futures_util::future::join_all(ends).await.into_iter().flatten().collect()
+    }
+
     async fn give_back(&self, id: &ConversationId, lease: &Lease) {
         if let Err(error) = self.store.release(id, lease).await {
             tracing::warn!(%id, %error, "a conversation is not given back; its lease runs out");
         }
     }
-}
-
-/// Ends all sessions; those that could not be ended with everything saved are given back.
-pub(super) async fn end_all(
-    sessions: Vec<Session>,
-    grace: Duration,
-    limit: Duration,
-) -> Vec<(ConversationId, SessionError)> {
-    let ends = sessions.into_iter().map(|session| async move {
-        if tokio::time::timeout(grace, session.wait_until_idle()).await.is_err() {
-            // A turn that keeps nothing is cancelled by that, and one that is complete by now needs none.
-            let _ = session.interrupt().await;
-        }
-        let stopped = session.stop(limit).await;
-        stopped.err().map(|error| (session.id().clone(), error))
-    });
-    futures_util::future::join_all(ends).await.into_iter().flatten().collect()
 }

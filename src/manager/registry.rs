@@ -62,8 +62,8 @@ struct Slot {
     ended: Option<EndReason>,
     status: Status,
     is_queued: bool,
-    /// Whether a title is being made.
-    is_titling: bool,
+    /// Cancelled when the title that is being made is set, or not to be had.
+    titling: Option<CancellationToken>,
     used: u64,
     /// When it became open, or began to wait for it.
     since: u64,
@@ -152,7 +152,7 @@ impl Registry {
                 ended: None,
                 status: Status::Idle,
                 is_queued: false,
-                is_titling: false,
+                titling: None,
                 used: self.clock,
                 since: 0,
                 place: None,
@@ -378,16 +378,28 @@ impl Registry {
 
     // ---- titles ----
 
-    /// Whether a title is to be made now; if so, nobody else makes one.
-    pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> bool {
-        let Some(slot) = self.slot(id, key) else { return false };
-        slot.title.is_none() && !std::mem::replace(&mut slot.is_titling, true)
+    /// Begins a title for an open session that has none, unless one is being made already.
+    pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> Option<Session> {
+        let slot = self.slot(id, key).filter(|slot| slot.title.is_none() && slot.titling.is_none())?;
+        let session = slot.session.clone()?;
+        slot.titling = Some(CancellationToken::new());
+        Some(session)
     }
 
     pub(super) fn end_title(&mut self, id: &ConversationId, key: Key) {
-        if let Some(slot) = self.slot(id, key) {
-            slot.is_titling = false;
+        if let Some(titling) = self.slot(id, key).and_then(|slot| slot.titling.take()) {
+            titling.cancel();
         }
+    }
+
+    /// Returns whether an open session has a title.
+    pub(super) fn is_titled(&self, id: &ConversationId) -> bool {
+        self.slots.get(id).is_some_and(|slot| slot.title.is_some())
+    }
+
+    /// Returns the token that is cancelled when the title in the making is set or given up.
+    pub(super) fn titling(&self, id: &ConversationId) -> Option<CancellationToken> {
+        self.slots.get(id)?.titling.clone()
     }
 
     // ---- looking ----

@@ -1,11 +1,11 @@
 //! What sessions tell their manager.
 
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use super::{Inner, registry::Key};
 use crate::{
     agent::Status,
-    session::{Notice, Watcher, WeakSession},
+    session::{Notice, Session, Watcher},
     store::ConversationId,
 };
 
@@ -47,50 +47,67 @@ impl Watcher for Watch {
 }
 
 impl Inner {
-    /// Gives an untitled conversation a title, beside everything else.
-    fn make_title(self: &std::sync::Arc<Self>, id: &ConversationId, key: Key) {
-        if self.titles.is_off() || !self.registry().begin_title(id, key) {
+    /// Gives an untitled conversation a title, concurrently with everything else.
+    fn make_title(self: &Arc<Self>, id: &ConversationId, key: Key) {
+        if self.titles.is_off() {
             return;
         }
-        let session = self.registry().get(id).map(|session| session.downgrade());
-        let (inner, id) = (std::sync::Arc::clone(self), id.clone());
+        let Some(session) = self.registry().begin_title(id, key) else {
+            return;
+        };
+        let titling = Titling { inner: Arc::clone(self), id: id.clone(), key };
+        // A session that is ending takes no title any more.
+        let Ok(guard) = session.keep() else {
+            return;
+        };
         tokio::spawn(async move {
-            let _titling = Titling { inner: &inner, id: &id, key };
-            if let Some(session) = session {
-                inner.title(&session).await;
-            }
+            let titling = titling;
+            titling.inner.title(&session).await;
+            drop(titling);
+            // The session may fall asleep or become idle from here on.
+            drop(guard);
         });
     }
 
-    async fn title(&self, weak: &WeakSession) {
-        let Some(Ok(tree)) = (match weak.upgrade() {
-            Some(session) => Some(session.tree().await),
-            None => None,
-        }) else {
+    async fn title(&self, session: &Session) {
+        let Ok(tree) = session.tree().await else {
             return;
         };
         match self.titles.make(tree.history()).await {
             Ok(Some(title)) => {
-                if let Some(session) = weak.upgrade() {
-                    // One that has ended needs none.
-                    let _ = session.suggest_title(&title).await;
-                }
+                // A session that has ended needs none.
+                let _ = session.suggest_title(&title).await;
             }
             Ok(None) => {}
-            Err(error) => tracing::warn!(id = %weak.id(), %error, "no title could be made"),
+            Err(error) => tracing::warn!(id = %session.id(), %error, "no title could be made"),
+        }
+    }
+
+    /// Waits for the title that follows from the turns finished so far, if one does.
+    pub(super) async fn titled(&self, session: &Session) {
+        if self.titles.is_off() || self.registry().is_titled(session.id()) {
+            return;
+        }
+        // The session comes to all that its agent has done, and reports a finished turn on the way.
+        if session.tree().await.is_err() {
+            return;
+        }
+        let titling = self.registry().titling(session.id());
+        if let Some(titling) = titling {
+            titling.cancelled().await;
         }
     }
 }
 
 /// A title is being made, until this is dropped.
-struct Titling<'a> {
-    inner: &'a Inner,
-    id: &'a ConversationId,
+struct Titling {
+    inner: Arc<Inner>,
+    id: ConversationId,
     key: Key,
 }
 
-impl Drop for Titling<'_> {
+impl Drop for Titling {
     fn drop(&mut self) {
-        self.inner.registry().end_title(self.id, self.key);
+        self.inner.registry().end_title(&self.id, self.key);
     }
 }

@@ -7,6 +7,7 @@ mod closing;
 mod elsewhere;
 mod faults;
 mod feed;
+mod flavours;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/leasing.rs"]
 mod leasing;

@@ -14,10 +14,13 @@ use omni_agent::{
     provider::{ErrorKind, ProviderError, StopReason},
     session::Session,
     store::{MemoryStore, Store},
+    subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
 };
 
-use crate::support::{Feed, Told, alone, create, id, in_time, parrot, secs, settle};
+use tokio::time::Instant;
+
+use crate::support::{Feed, Told, alone, create, id, in_time, parrot, scripted, secs, settle};
 
 fn with(titles: Titles) -> Manager {
     Manager::builder(Arc::new(MemoryStore::new())).titles(titles).idle_shutdown(None).build()
@@ -422,4 +425,92 @@ async fn session_ends_while_a_title_is_made_nothing_is_harmed() {
     let messages: Vec<Message> =
         again.tree().await.unwrap().history().iter().map(|m| (**m).clone()).collect();
     assert_eq!(messages.len(), 4);
+}
+
+// ---- ends ----
+
+/// A session whose first title waits at a gate, its manager and its store.
+async fn waiting_title(idle_shutdown: Option<Duration>) -> (Manager, Told, Gate) {
+    let (store, gate) = (Told::default(), Gate::new());
+    let own = Own::new([Make::Wait(gate.clone(), "Made")]);
+    let manager = store.manager().titles(Titles::Own(own as _)).idle_shutdown(idle_shutdown).max_open(1);
+    let manager = manager.build();
+    let session = create(&manager, "talk", parrot()).await;
+    session.ask("Hi").await.unwrap();
+    in_time(gate.reached()).await;
+    (manager, store, gate)
+}
+
+async fn stored_title(store: &Told) -> Option<String> {
+    store.beneath().summary(&id("talk")).await.unwrap().title
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_or_shutdown_while_a_title_is_made_waits_for_it() {
+    for shutdown in [false, true] {
+        let (manager, store, gate) = waiting_title(None).await;
+        let ending = tokio::spawn(async move {
+            if shutdown {
+                manager.shutdown(secs(10), secs(10)).await.unwrap();
+            } else {
+                manager.close(&id("talk")).await.unwrap();
+            }
+        });
+        tokio::time::sleep(secs(5)).await;
+        assert!(!ending.is_finished());
+        gate.open();
+        in_time(ending).await.unwrap();
+        assert_eq!(stored_title(&store).await.as_deref(), Some("Made"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_or_shutdown_while_a_title_hangs_ends_within_its_deadline_with_everything_saved() {
+    for shutdown in [false, true] {
+        let (manager, store, _gate) = waiting_title(None).await;
+        let begun = Instant::now();
+        let limit = if shutdown {
+            in_time(manager.shutdown(secs(10), secs(10))).await.unwrap();
+            secs(10)
+        } else {
+            in_time(manager.close(&id("talk"))).await.unwrap();
+            secs(30)
+        };
+        assert!(begun.elapsed() <= limit, "{:?}", begun.elapsed());
+        assert_eq!(stored_title(&store).await, None);
+        assert_eq!(store.beneath().load(&id("talk")).await.unwrap().nodes.len(), 2);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn close_in_the_first_turn_stores_what_it_keeps_with_a_title() {
+    let store = Told::default();
+    let manager = store.manager().build();
+    let session = create(&manager, "talk", scripted([Step::new().then_text(["Half"]).hang()])).await;
+    session.prompt("Where to?").await.unwrap();
+    settle().await;
+    in_time(manager.close(session.id())).await.unwrap();
+    assert_eq!(store.beneath().load(&id("talk")).await.unwrap().nodes.len(), 2);
+    assert_eq!(stored_title(&store).await.as_deref(), Some("Where to?"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_is_unwanted_while_its_title_is_made_ends_after_that() {
+    // By its idle shutdown, or since another waits for room.
+    for idle_shutdown in [Some(Duration::ZERO), None] {
+        let (manager, store, gate) = waiting_title(idle_shutdown).await;
+        let session = manager.get(&id("talk")).unwrap();
+        let other = manager.clone();
+        let other = tokio::spawn(async move {
+            if idle_shutdown.is_none() {
+                in_time(other.create_as(&id("other"), alone(parrot()))).await.unwrap();
+            }
+        });
+        tokio::time::sleep(secs(5)).await;
+        assert!(session.end().is_none());
+        gate.open();
+        assert_eq!(in_time(session.ended()).await.reason, EndReason::Idle);
+        assert_eq!(stored_title(&store).await.as_deref(), Some("Made"));
+        other.await.unwrap();
+    }
 }

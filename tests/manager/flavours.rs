@@ -1,0 +1,69 @@
+//! The manager on both flavours of runtime, in real time: on several threads, sessions and their manager run at the same
+//! time.
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use omni_agent::{
+    manager::Manager,
+    store::{MemoryStore, Store},
+};
+use tokio::runtime::Builder;
+
+use crate::support::{alone, create, id, parrot, secs};
+
+/// How often each race is run.
+const ROUNDS: usize = 30;
+
+/// Runs a test on one thread and on several, [`ROUNDS`] times each.
+fn on_both_flavours<F: Future<Output = ()>>(test: impl Fn() -> F) {
+    for mut builder in [Builder::new_current_thread(), Builder::new_multi_thread()] {
+        let runtime = builder.worker_threads(4).enable_all().build().unwrap();
+        for _ in 0..ROUNDS {
+            let done = runtime.block_on(async { tokio::time::timeout(Duration::from_mins(1), test()).await });
+            done.expect("the test hangs");
+        }
+    }
+}
+
+async fn stored_title(store: &MemoryStore, name: &str) -> Option<String> {
+    store.summary(&id(name)).await.unwrap().title
+}
+
+#[test]
+fn close_right_after_a_turn_stores_its_title() {
+    on_both_flavours(|| async {
+        let store = MemoryStore::new();
+        let manager = Manager::builder(Arc::new(store.clone())).build();
+        let session = create(&manager, "talk", parrot()).await;
+        session.ask("Where to?").await.unwrap();
+        manager.close(session.id()).await.unwrap();
+        assert_eq!(stored_title(&store, "talk").await.as_deref(), Some("Where to?"));
+    });
+}
+
+#[test]
+fn shutdown_right_after_turns_stores_their_titles() {
+    on_both_flavours(|| async {
+        let store = MemoryStore::new();
+        let manager = Manager::builder(Arc::new(store.clone())).build();
+        for name in ["a", "b", "c"] {
+            create(&manager, name, parrot()).await.ask(name).await.unwrap();
+        }
+        manager.shutdown(secs(5), secs(5)).await.unwrap();
+        for name in ["a", "b", "c"] {
+            assert_eq!(stored_title(&store, name).await.as_deref(), Some(name));
+        }
+    });
+}
+
+#[test]
+fn session_that_makes_room_right_after_its_turn_stores_its_title() {
+    on_both_flavours(|| async {
+        let store = MemoryStore::new();
+        let manager = Manager::builder(Arc::new(store.clone())).max_open(1).build();
+        let session = create(&manager, "talk", parrot()).await;
+        session.ask("Where to?").await.unwrap();
+        manager.create_as(&id("next"), alone(parrot())).await.unwrap();
+        assert_eq!(stored_title(&store, "talk").await.as_deref(), Some("Where to?"));
+    });
+}

@@ -168,10 +168,10 @@ async fn follow(
     Err("the agent has ended".into())
 }
 
-/// Answers the tool uses that the turn left open: a prompt of tool results. The results of the step that were
-/// decided already go with them.
+/// Answers the tool uses that the turn left open: a prompt of tool results. The agent adds the results of the step that
+/// were decided before.
 async fn answer(response: &Response, printer: &mut Printer, lines: &mut Lines) -> Prompt {
-    let mut results: Vec<Content> = response.decided.iter().cloned().map(Content::from).collect();
+    let mut results: Vec<Content> = Vec::new();
     for tool_use in &response.open_tool_uses {
         results.push(ask(tool_use, printer, lines).await.into());
     }

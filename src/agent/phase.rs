@@ -276,6 +276,14 @@ impl Working {
     }
 }
 
+impl Working {
+    /// Puts `message` in the place of the last pending one.
+    pub(crate) fn replace_last(&mut self, committed: &History, message: Arc<Message>) {
+        self.rebase(committed, self.pending_len().saturating_sub(1));
+        self.push(message);
+    }
+}
+
 impl PartialEq for Working {
     fn eq(&self, other: &Self) -> bool {
         self.pending().eq(other.pending())

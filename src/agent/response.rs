@@ -34,10 +34,11 @@ pub struct Response {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<String>,
     /// Tool uses that the application has to answer, if the turn ended with
-    /// [`StopReason::ToolUse`]: send their results with the next prompt.
+    /// [`StopReason::ToolUse`]. Send their results with the next prompt.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_tool_uses: Vec<ToolUse>,
-    /// Results that were decided already beside the open ones; send them with the next prompt too.
+    /// Results of the same step that were decided before the turn ended. The next prompt sends them without being asked
+    /// to: the history keeps each of them with its tool use, in [`ToolUse::decided`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decided: Vec<ToolResult>,
     /// What was asked for and could not be honoured.

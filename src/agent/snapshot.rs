@@ -102,7 +102,8 @@ impl Snapshot {
                 self.step = *step;
             }
             Event::Turn(turn) => {
-                self.state.history.extend(self.pending.drain(..));
+                // A turn that leaves tool uses open keeps the results that were decided with them.
+                self.state.history.extend(turn.response().messages.iter().cloned());
                 self.finish(turn.response());
             }
             Event::Pause { tool_use, reason } => {

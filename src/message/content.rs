@@ -190,12 +190,25 @@ pub struct ToolUse {
     /// The service's signature; it goes back unchanged to the service that gave it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
+    /// The result that was decided for this use in a turn that stopped because another tool of the step has no handler.
+    /// The next prompt sends it, unless that prompt brings a result of its own for this use. Services see only the
+    /// result that was sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decided: Option<Box<ToolResult>>,
 }
 
 impl ToolUse {
     /// A well-formed tool use.
     pub fn new(id: impl Into<ToolUseId>, name: impl Into<String>, input: Value) -> Self {
-        Self { id: id.into(), name: name.into(), input, malformed: None, signature: None }
+        Self { id: id.into(), name: name.into(), input, malformed: None, signature: None, decided: None }
+    }
+
+    /// The result for this use if nobody gives another: the one that was decided, else an error that says so.
+    pub(crate) fn fallback_result(&self) -> ToolResult {
+        match &self.decided {
+            Some(decided) => ToolResult::clone(decided).answering(self),
+            None => ToolResult::error(self, "No result: none was given for this tool use."),
+        }
     }
 
     pub(crate) fn weight(&self) -> usize {
@@ -204,6 +217,7 @@ impl ToolUse {
             + value_weight(&self.input)
             + optional(self.malformed.as_ref())
             + optional(self.signature.as_ref())
+            + self.decided.as_ref().map_or(0, |result| result.weight())
     }
 }
 
@@ -235,6 +249,11 @@ impl ToolResult {
     /// A failure that answers `tool_use`, with a text that the model can act on.
     pub fn error(tool_use: &ToolUse, text: impl Into<String>) -> Self {
         Self { is_error: true, ..Self::ok(tool_use, Text::new(text)) }
+    }
+
+    /// The same result with the id and the name of `tool_use`, whatever a callback made of them.
+    pub(crate) fn answering(self, tool_use: &ToolUse) -> Self {
+        Self { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), ..self }
     }
 
     /// All text of the output, joined without a separator.

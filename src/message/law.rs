@@ -127,7 +127,8 @@ impl History {
     ///
     /// Misplaced blocks, repeated tool uses and results that answer nothing are dropped, and so is a message
     /// of which nothing is left. Results that stand in a later one of the user messages right after their
-    /// tool use move into the first of them. Tool uses without any result get an error result that says so.
+    /// tool use move into the first of them. Tool uses without any result get the one that was
+    /// [decided](ToolUse::decided) for them, else an error result that says so.
     /// All else stays in its order, and messages that need no change are shared.
     ///
     /// A sendable history comes back as it is, so repairing twice changes nothing more.
@@ -213,7 +214,7 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
     let mut front: Vec<Content> = asked
         .iter()
         .filter(|tool_use| !in_place.contains(&tool_use.id))
-        .map(|tool_use| found[&tool_use.id].cloned().unwrap_or_else(|| no_result(tool_use)).into())
+        .map(|tool_use| found[&tool_use.id].cloned().unwrap_or_else(|| tool_use.fallback_result()).into())
         .collect();
 
     let mut paired = Vec::with_capacity(answers.len().max(1));
@@ -237,12 +238,9 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
     paired
 }
 
-fn no_result(tool_use: &ToolUse) -> ToolResult {
-    ToolResult::error(tool_use, "No result: none was given for this tool use.")
-}
-
 /// The content of a user message that follows `history`: `content`, with a result for every open tool use in
-/// front, in their order; those that `content` does not answer become error results.
+/// front, in their order. A use that `content` does not answer gets the result that was decided for it, else an error
+/// result.
 ///
 /// # Errors
 ///
@@ -273,9 +271,9 @@ pub(crate) fn answer_open_tool_uses(
             other => rest.push(other),
         }
     }
-    let results = history
-        .open_tool_uses()
-        .map(|tool_use| answers.remove(&tool_use.id).flatten().unwrap_or_else(|| no_result(tool_use)).into());
+    let results = history.open_tool_uses().map(|tool_use| {
+        answers.remove(&tool_use.id).flatten().unwrap_or_else(|| tool_use.fallback_result()).into()
+    });
     Ok(results.chain(rest).collect())
 }
 
@@ -299,7 +297,7 @@ mod tests {
     fn answer_open_tool_uses_puts_results_in_front_in_their_order() {
         let blocks = Blocks::from(["and".into(), result("c"), result("a"), "so".into()]);
         let content = answer_open_tool_uses(&asking(&["a", "b", "c"]), blocks).unwrap();
-        let missing = no_result(&ToolUse::new("b", "tool", json!({})));
+        let missing = ToolUse::new("b", "tool", json!({})).fallback_result();
         assert!(missing.is_error);
         assert_eq!(content, [result("a"), missing.into(), result("c"), "and".into(), "so".into()]);
     }
@@ -320,6 +318,15 @@ mod tests {
         let misplaced = HistoryError::Misplaced { index: 1, role: Role::User, block: "tool use" };
         let tool_use = ToolUse::new("b", "tool", json!({}));
         assert_eq!(answer_open_tool_uses(&history, tool_use.into()), Err(misplaced));
+    }
+
+    #[test]
+    fn repair_of_an_open_tool_use_takes_the_result_decided_for_it() {
+        let mut tool_use = ToolUse::new("a", "tool", json!({}));
+        tool_use.decided = Some(Box::new(ToolResult::error(&ToolUse::new("x", "y", json!({})), "No.")));
+        let repaired = History::from_iter([Message::assistant(tool_use.clone())]).repair();
+        let results: Vec<_> = repaired.get(1).unwrap().tool_results().cloned().collect();
+        assert_eq!(results, [ToolResult::error(&tool_use, "No.")]);
     }
 
     proptest! {

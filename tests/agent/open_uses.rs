@@ -4,7 +4,7 @@ use omni_agent::{
     agent::{AgentError, Prompt, ToolDecision, TurnDecision},
     message::{Blocks, Content, HistoryError, ToolResult, ToolUse},
     provider::StopReason,
-    testing::{Gate, Step},
+    testing::{Gate, ScriptedProvider, Step},
 };
 use serde_json::json;
 
@@ -102,6 +102,73 @@ async fn prompt_leaving_out_open_tool_uses_fills_them_in_as_errors() {
     agent.run("Never mind").await;
     assert!(texts(&provider.requests()[1])[0].starts_with("a true"));
     assert_eq!(agent.history().await[2], "user: result a, Never mind");
+}
+
+/// An agent whose turn has stopped for a tool without a handler (`a`), with a result provided (`b`) and one rejected (`c`).
+async fn with_decided_results(after: impl IntoIterator<Item = Step>) -> (ScriptedProvider, Watched) {
+    let asks = use_of(&[("a", "ask_user"), ("b", "cached"), ("c", "skip")]);
+    let (provider, builder) = scripted([asks].into_iter().chain(after));
+    let ready = ToolResult::ok(&ToolUse::new("", "", json!({})), "From the cache.");
+    let hooks = Hooks::new()
+        .deciding([("cached", ToolDecision::Provide(ready)), ("skip", ToolDecision::Reject("No.".into()))]);
+    let log = Log::default();
+    let tools = builder.tool(declared("ask_user")).tool(noting("cached", &log)).tool(noting("skip", &log));
+    let mut agent = Watched::start(tools.callbacks(hooks)).await;
+    agent.run("Go").await;
+    (provider, agent)
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_leaving_out_decided_results_sends_them() {
+    let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
+    agent.run(answer("a", "Yes")).await;
+    let expected = ["a false Yes", "b false From the cache.", "c true No."];
+    assert_eq!(texts(&provider.requests()[1]), expected);
+
+    let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
+    agent.run("Never mind").await;
+    let sent = texts(&provider.requests()[1]);
+    assert!(sent[0].starts_with("a true No result"), "{sent:?}");
+    assert_eq!(sent[1..], expected[1..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_another_result_than_the_decided_one_wins() {
+    let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
+    agent.run(vec![answer("a", "Yes"), answer("b", "Fresh.")]).await;
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b false Fresh.", "c true No."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn decided_results_survive_in_the_history_that_is_written_down() {
+    let (_, agent) = with_decided_results([]).await;
+    let history = agent.agent.state().await.unwrap().history().clone();
+    let decided: Vec<_> = history.open_tool_uses().map(|tool_use| tool_use.decided.is_some()).collect();
+    assert_eq!(decided, [false, true, true]);
+    let json = serde_json::to_string(&history).unwrap();
+    let (provider, builder) = scripted([Step::text("Done")]);
+    let again = builder.tool(declared("ask_user")).history(serde_json::from_str(&json).unwrap());
+    let mut agent = Watched::start(again).await;
+    agent.run(answer("a", "Yes")).await;
+    let sent = texts(&provider.requests()[0]);
+    assert_eq!(sent, ["a false Yes", "b false From the cache.", "c true No."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_turn_answering_the_open_use_sends_decided_results_too() {
+    let asks = use_of(&[("a", "ask_user"), ("b", "skip")]);
+    let (provider, builder) = scripted([asks, Step::text("Done")]);
+    let hooks =
+        Hooks::new().deciding([("skip", ToolDecision::Reject("No.".into()))]).on_turn(|response, _| {
+            match response.open_tool_uses.first() {
+                Some(open) => TurnDecision::continue_with(ToolResult::ok(open, "Yes")),
+                None => TurnDecision::Stop,
+            }
+        });
+    let tools = builder.tool(declared("ask_user")).tool(declared("skip"));
+    let mut agent = Watched::start(tools.callbacks(hooks)).await;
+    agent.run("Go").await;
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b true No."]);
 }
 
 #[tokio::test(start_paused = true)]

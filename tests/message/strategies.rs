@@ -55,6 +55,13 @@ fn attachment() -> impl Strategy<Value = Attachment> {
 }
 
 fn tool_use() -> impl Strategy<Value = ToolUse> {
+    (undecided(), option::of(text())).prop_map(|(mut block, decided)| {
+        block.decided = decided.map(|text| Box::new(ToolResult::error(&block, text)));
+        block
+    })
+}
+
+fn undecided() -> impl Strategy<Value = ToolUse> {
     (text(), text(), value(), option::of(text()), option::of(text())).prop_map(
         |(id, name, input, malformed, signature)| {
             let mut block = ToolUse::new(id, name, input);

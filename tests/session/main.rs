@@ -19,6 +19,7 @@ mod loading;
 mod losing;
 mod modes;
 mod moves;
+mod open_uses;
 mod order;
 mod outputs;
 mod property;

@@ -80,6 +80,7 @@ impl Core {
             }
         }
 
+        self.keep_decided(&mut turn, &mut response);
         self.commit(&turn);
         if let Some(asked) = &mut turn.origin.asked {
             asked.add(&response);

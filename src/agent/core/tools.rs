@@ -8,10 +8,10 @@ use super::{
 };
 use crate::{
     agent::{
-        Event, Status, ToolDecision,
+        Event, Response, Status, ToolDecision,
         phase::{Op, Phase, Slot, ToolCall, Tools, Turn},
     },
-    message::{ToolResult, ToolUse},
+    message::{Content, Message, ToolResult, ToolUse},
     provider::StopReason,
     tool::Decision,
 };
@@ -167,6 +167,19 @@ impl Core {
         self.ask_handle_turn(turn, Arc::new(response), effects);
     }
 
+    /// Keeps the results that were decided with their tool uses, in the answer that is about to become history.
+    pub(super) fn keep_decided(&self, turn: &mut Turn, response: &mut Arc<Response>) {
+        let Some(answer) = turn.working.all().last().filter(|_| !response.decided.is_empty()) else {
+            return;
+        };
+        let answer = with_decided(answer, &response.decided);
+        turn.working.replace_last(&self.history, Arc::clone(&answer));
+        let response = Arc::make_mut(response);
+        response.messages.pop();
+        response.messages.push(Arc::clone(&answer));
+        response.message = Some(answer);
+    }
+
     /// A tool is done.
     pub(in crate::agent) fn tool_done(
         &mut self,
@@ -182,7 +195,7 @@ impl Core {
         let Some(place) = slots.get_mut(slot).filter(|place| *waiting == op && place.result.is_none()) else {
             return;
         };
-        place.result = Some(for_use(&place.tool_use, result));
+        place.result = Some(result.answering(&place.tool_use));
         if slots.iter().all(|slot| slot.result.is_some())
             && let Phase::Executing { turn, slots, .. } = std::mem::take(&mut self.phase)
         {
@@ -228,7 +241,7 @@ impl Core {
                 let Some(slot) = slots.get_mut(reviewed.len()) else {
                     unreachable!("a result was reviewed, so it has a slot");
                 };
-                let result = for_use(&slot.tool_use, result);
+                let result = result.answering(&slot.tool_use);
                 effects.push(Effect::Emit(Event::ToolResult {
                     result: result.clone(),
                     input: slot.input.take(),
@@ -241,16 +254,23 @@ impl Core {
     }
 }
 
+/// The answer with the results that were decided, each with its tool use.
+fn with_decided(answer: &Message, decided: &[ToolResult]) -> Arc<Message> {
+    let mut answer = answer.clone();
+    for block in &mut answer.content {
+        if let Content::ToolUse(tool_use) = block {
+            let own = decided.iter().find(|result| result.tool_use_id == tool_use.id);
+            tool_use.decided = own.cloned().map(Box::new);
+        }
+    }
+    Arc::new(answer)
+}
+
 /// The result that a decision gives without running the tool.
 fn decided_result(tool_use: &ToolUse, decision: Decision) -> Option<ToolResult> {
     match decision {
         Decision::Execute | Decision::ExecuteWith(_) => None,
         Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason)),
-        Decision::Provide(result) => Some(for_use(tool_use, result)),
+        Decision::Provide(result) => Some(result.answering(tool_use)),
     }
-}
-
-/// The result with the id and name of what it answers, whatever a callback made of them.
-fn for_use(tool_use: &ToolUse, result: ToolResult) -> ToolResult {
-    ToolResult { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), ..result }
 }

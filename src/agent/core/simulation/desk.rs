@@ -130,9 +130,12 @@ impl Desk {
         ensure!(reason, "all tools have handlers, and are left to the application");
         let open = decided.clone().filter(|(_, decision)| runs(decision)).map(|(tool_use, _)| tool_use);
         ensure!(response.open_tool_uses.iter().eq(open), "open are {:?}", response.open_tool_uses);
-        let results = decided.filter(|(_, decision)| !runs(decision)).map(|(tool_use, _)| &tool_use.id);
-        let told = response.decided.iter().map(|result| &result.tool_use_id);
-        ensure!(told.eq(results), "decided are {:?}", response.decided);
+        let results = decided.filter_map(|(tool_use, decision)| match decision {
+            Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
+            Decision::Provide(result) => Some(answer(tool_use, result)),
+            Decision::Execute | Decision::ExecuteWith(_) => None,
+        });
+        ensure!(response.decided.iter().cloned().eq(results), "decided are {:?}", response.decided);
         Ok(())
     }
 

@@ -8,14 +8,15 @@ use super::{
 };
 use crate::{
     agent::{Prompt, Response, Status, TurnOutcome},
-    message::{Blocks, Usage},
+    message::{Blocks, Content, Usage},
     provider::StopReason,
 };
 
 impl Model {
     pub(super) fn turn_ends(&mut self, outcome: &TurnOutcome) -> Check {
         let response = outcome.response();
-        let turn = self.turn.take().ok_or("no turn is on that could end")?;
+        let mut turn = self.turn.take().ok_or("no turn is on that could end")?;
+        turn.keep_decided(response);
         ensure!(response.messages == turn.pending, "a turn carries other messages than its own");
         ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
         ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
@@ -107,6 +108,20 @@ impl Model {
         ensure!(carried.eq(lost), "less was staged than {staged:?}, or more");
         self.run = false;
         Ok(())
+    }
+}
+
+impl Turn {
+    /// The answer of a turn that leaves tool uses open keeps the results that were decided.
+    fn keep_decided(&mut self, response: &Response) {
+        let Some(answer) = self.pending.last_mut().filter(|_| !response.decided.is_empty()) else {
+            return;
+        };
+        for block in &mut Arc::make_mut(answer).content {
+            let Content::ToolUse(tool_use) = block else { continue };
+            let decided = response.decided.iter().find(|result| result.tool_use_id == tool_use.id);
+            tool_use.decided = decided.map(|result| Box::new(result.clone()));
+        }
     }
 }
 

@@ -508,3 +508,89 @@ fn decode_items_parts_and_held_arguments_without_end_are_an_error() {
         assert!(error.message.contains("more than") || error.message.contains("longer than"), "{error}");
     }
 }
+
+/// What is repeated is appended only where it continues what was received.
+#[test]
+fn decode_whole_that_differs_from_its_deltas_keeps_the_deltas() {
+    let begun = || {
+        added(0, json!({"id": "fc_1", "type": "function_call", "call_id": "a", "name": "f", "arguments": ""}))
+    };
+    let arguments_done = |whole: &str| json!({"type": "response.function_call_arguments.done", "item_id": "fc_1", "arguments": whole});
+    for whole in ["{\"a\": 1}", "{\n  \"a\": 1\n}", "{\"b\":2,\"c\":3}", "{}", ""] {
+        for events in [
+            vec![
+                begun(),
+                args("fc_1", "{\"a\""),
+                args("fc_1", ":1}"),
+                arguments_done(whole),
+                completed(json!([])),
+            ],
+            vec![
+                begun(),
+                args("fc_1", "{\"a\":1}"),
+                done(0, call("fc_1", "a", "f", whole)),
+                completed(json!([])),
+            ],
+            vec![begun(), args("fc_1", "{\"a\":1}"), completed(json!([call("fc_1", "a", "f", whole)]))],
+        ] {
+            let folded = answer(&events);
+            assert_eq!(calls(&folded)[0].2, json!({"a": 1}), "{whole}");
+        }
+    }
+    let text_done = |whole: &str| json!({"type": "response.output_text.done", "item_id": "m", "content_index": 0, "text": whole});
+    let said = |text: &str| delta("output_text", 0, "m", text);
+    for (whole, missing) in
+        [("Hallo, world!", true), ("Hell", false), ("hello", false), ("  Hello", true), ("Hélloo", true)]
+    {
+        for events in [
+            vec![said("Hel"), said("lo"), text_done(whole), completed(json!([]))],
+            vec![
+                said("Hel"),
+                said("lo"),
+                done(0, message("m", whole)),
+                completed(json!([message("m", whole)])),
+            ],
+            vec![
+                said("Hello"),
+                text_done(whole),
+                done(0, message("m", whole)),
+                completed(json!([message("m", whole)])),
+            ],
+        ] {
+            let folded = answer(&events);
+            assert_eq!(
+                (folded.message.text().as_str(), folded.warnings.len()),
+                ("Hello", usize::from(missing)),
+                "{whole}"
+            );
+        }
+    }
+    let folded = answer(&[said("Hel"), text_done("Hello, world!"), completed(json!([]))]);
+    assert_eq!((folded.message.text().as_str(), folded.warnings.len()), ("Hello, world!", 0));
+}
+
+#[test]
+fn decode_parts_counted_in_another_way_are_not_mixed() {
+    let parts = json!({"id": "m", "type": "message", "content": [
+        {"type": "output_text", "text": "Hello "}, {"type": "output_text", "text": "world"}]});
+    let folded = answer(&[delta("output_text", 0, "m", "Hello wor"), completed(json!([parts]))]);
+    assert_eq!((folded.message.text().as_str(), folded.warnings.len()), ("Hello wor", 1));
+    let folded = answer(&[delta("output_text", 0, "m", "Hello world"), completed(json!([parts]))]);
+    assert_eq!((folded.message.text().as_str(), folded.warnings.len()), ("Hello world", 0));
+    let folded = answer(&[delta("output_text", 0, "m", "Hello"), completed(json!([parts]))]);
+    assert_eq!((folded.message.text().as_str(), folded.warnings.len()), ("Hello world", 0));
+}
+
+#[test]
+fn decode_reasoning_that_differs_from_its_deltas_keeps_both() {
+    let summary = |text: &str| json!({"type": "response.reasoning_summary_text.delta", "item_id": "rs_1", "output_index": 0, "delta": text});
+    // No index tells the parts apart, so that nothing stands between them in the block.
+    let whole = reasoning("rs_1", &["Hm, hm.", "Well."], "ZW5j");
+    let folded = answer(&[summary("Hm, hm."), summary("We"), completed(json!([whole]))]);
+    let (text, kept) = thinking(&folded);
+    assert_eq!((text, &kept["summary"]), ("Hm, hm.We", &whole["summary"]));
+    let whole = reasoning("rs_1", &["Another text."], "ZW5j");
+    let folded = answer(&[summary("Hm."), completed(json!([whole]))]);
+    let (text, kept) = thinking(&folded);
+    assert_eq!((text, &kept["summary"]), ("Hm.", &whole["summary"]), "the service's text goes back to it");
+}

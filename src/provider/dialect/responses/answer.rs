@@ -6,12 +6,12 @@ use serde_json::Value;
 
 use super::{
     NAME,
-    item::{self, Blocks, Call, Item, Kind, Reasoning, Shown, State},
+    item::{self, Blocks, Call, Item, Kind, Reasoning, Repetition, Shown, State},
     wire::{self, Place, list, text},
 };
 use crate::{
     message::ProviderItem,
-    provider::{BlockStart, Delta, ErrorKind, Fold, Part, ProviderError},
+    provider::{BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError},
 };
 
 type Told = Result<(), ProviderError>;
@@ -27,6 +27,8 @@ pub(super) struct Answer {
     /// Bytes kept for as long as the answer lasts.
     kept: usize,
     pub(super) refused: bool,
+    /// Whether the warning about a text that differs was sent.
+    warned: bool,
 }
 
 impl Answer {
@@ -161,7 +163,8 @@ impl Answer {
             && let State::Message(sections) = &mut self.items[at].state
         {
             let mut blocks = Blocks { count: &mut self.blocks, deltas };
-            item::complete_section(sections, part, whole, &mut blocks);
+            let repetition = item::complete_section(sections, part, whole, &mut blocks);
+            self.warn_if_differs(repetition, deltas);
         }
         self.check_blocks()
     }
@@ -233,7 +236,9 @@ impl Answer {
         let mut blocks = Blocks { count: &mut self.blocks, deltas };
         match &mut item.state {
             State::Message(sections) => {
-                self.refused |= item::complete_message(sections, whole, &mut blocks);
+                self.refused |= item::is_refusal(whole);
+                let repetition = item::complete_message(sections, whole, &mut blocks);
+                self.warn_if_differs(repetition, deltas);
             }
             State::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
             State::Call(call) => {
@@ -299,6 +304,16 @@ impl Answer {
             let same = |item: &Item| !call_id.is_empty() && item.call_id == call_id;
             self.items.iter().position(same)
         })
+    }
+
+    fn warn_if_differs(&mut self, repetition: Repetition, deltas: &mut Vec<Delta>) {
+        if repetition == Repetition::Differs && !self.warned {
+            self.warned = true;
+            let warning = "the service repeated the answer's text as a whole that differs from the streamed text: \
+                           the streamed text is kept, and its end may be missing";
+            let warnings = vec![warning.to_owned()];
+            deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
+        }
     }
 
     fn keep(&mut self, bytes: usize) -> Told {

@@ -2,7 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::wire::{arguments, call_signature, list, text};
+use super::{
+    received::Received,
+    wire::{arguments, call_signature, list, text},
+};
 use crate::provider::{BlockStart, Delta, Part};
 
 /// What stands between the parts of a summary in a thinking block.
@@ -66,8 +69,7 @@ pub(super) struct Section {
     /// Its index on the wire.
     index: u64,
     block: usize,
-    /// Bytes told so far.
-    told: usize,
+    received: Received,
 }
 
 /// All of its parts make one block, which starts with the first of them.
@@ -77,7 +79,7 @@ pub(super) struct Reasoning {
     /// What the block shows: the summary, or the reasoning itself. A service that sends both sends one first.
     shown: Option<Shown>,
     part: Option<u64>,
-    told: usize,
+    received: Received,
     ended: bool,
 }
 
@@ -100,10 +102,19 @@ impl Shown {
 #[derive(Debug, Default)]
 pub(super) struct Call {
     block: Option<usize>,
-    told: usize,
+    received: Received,
     signed: bool,
     /// Arguments that came before the name, or with the item's start: they count unless better ones come.
     held: String,
+}
+
+/// How a text that the service repeats as a whole relates to the deltas received before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Repetition {
+    /// Nothing is missing in the received text, or the missing part was appended.
+    Fits,
+    /// The whole is longer than the received text and does not continue it.
+    Differs,
 }
 
 /// Where blocks come from.
@@ -128,10 +139,10 @@ impl Blocks<'_> {
         self.deltas.push(Delta::End { index });
     }
 
-    /// Tells what of `whole` was not told yet.
-    fn tell_rest(&mut self, block: usize, told: &mut usize, whole: &str, part: fn(String) -> Part) {
-        if let Some(rest) = whole.get(*told..).filter(|rest| !rest.is_empty()) {
-            *told = whole.len();
+    /// Appends the part of `whole` that was not received yet, if `whole` begins with the received text.
+    fn append_rest(&mut self, block: usize, received: &mut Received, whole: &str, part: fn(String) -> Part) {
+        if let Some(rest) = received.rest(whole).filter(|rest| !rest.is_empty()) {
+            received.add(rest);
             self.extend(block, part(rest.to_owned()));
         }
     }
@@ -173,40 +184,57 @@ pub(super) fn grow_message(
     };
     let at = at.unwrap_or_else(|| {
         let block = blocks.start(BlockStart::Text);
-        sections.push(Section { index: index.unwrap_or(0), block, told: 0 });
+        sections.push(Section { index: index.unwrap_or(0), block, received: Received::default() });
         sections.len() - 1
     });
-    sections[at].told += more.len();
+    sections[at].received.add(&more);
     blocks.extend(sections[at].block, Part::Text(more));
 }
 
-/// The whole of one part of a message: tells what of it was not told yet.
+/// Appends the part of a section's whole that was not received yet.
 pub(super) fn complete_section(
     sections: &mut Vec<Section>,
     index: Option<u64>,
     whole: &str,
     blocks: &mut Blocks<'_>,
-) {
+) -> Repetition {
     match sections.iter_mut().rfind(|section| index.is_none_or(|index| section.index == index)) {
-        Some(section) => blocks.tell_rest(section.block, &mut section.told, whole, Part::Text),
+        Some(section) if section.received.differs(whole) => return Repetition::Differs,
+        Some(section) => blocks.append_rest(section.block, &mut section.received, whole, Part::Text),
         None if whole.is_empty() => {}
         None => grow_message(sections, index, whole.to_owned(), blocks),
     }
+    Repetition::Fits
 }
 
-/// The whole of a message. Returns whether it holds a refusal.
-pub(super) fn complete_message(sections: &mut Vec<Section>, item: &Value, blocks: &mut Blocks<'_>) -> bool {
+/// Appends the part of a message's whole that was not received yet.
+pub(super) fn complete_message(
+    sections: &mut Vec<Section>,
+    item: &Value,
+    blocks: &mut Blocks<'_>,
+) -> Repetition {
     let parts = list(item, "content");
-    let words = |part: &Value| match text(part, "refusal") {
-        "" => text(part, "text").to_owned(),
-        refusal => refusal.to_owned(),
-    };
-    // Services that count their parts in another way have told all of them nevertheless.
-    let told: usize = sections.iter().map(|section| section.told).sum();
-    let whole: usize = parts.iter().map(|part| words(part).len()).sum();
-    if told < whole {
-        for (index, part) in (0..).zip(parts) {
-            complete_section(sections, Some(index), &words(part), blocks);
+    let texts: Vec<&str> = parts
+        .iter()
+        .map(|part| match text(part, "refusal") {
+            "" => text(part, "text"),
+            refusal => refusal,
+        })
+        .collect();
+    // A service that counts its parts in another way at the end has sent all of them nevertheless.
+    let received: usize = sections.iter().map(|section| section.received.bytes()).sum();
+    let mut repetition = Repetition::Fits;
+    if received < texts.iter().map(|text| text.len()).sum() {
+        let continued = |section: &Section| {
+            let whole = usize::try_from(section.index).ok().and_then(|index| texts.get(index));
+            whole.is_some_and(|whole| section.received.rest(whole).is_some())
+        };
+        if sections.iter().all(continued) {
+            for (index, whole) in (0..).zip(&texts) {
+                complete_section(sections, Some(index), whole, blocks);
+            }
+        } else {
+            repetition = Repetition::Differs;
         }
     }
     for (index, part) in (0..).zip(parts) {
@@ -219,7 +247,12 @@ pub(super) fn complete_message(sections: &mut Vec<Section>, item: &Value, blocks
     for section in sections {
         blocks.end(section.block);
     }
-    parts.iter().any(|part| text(part, "type") == "refusal")
+    repetition
+}
+
+/// Whether a message holds a refusal.
+pub(super) fn is_refusal(item: &Value) -> bool {
+    list(item, "content").iter().any(|part| text(part, "type") == "refusal")
 }
 
 /// What a part needs beside its text to go back as it came.
@@ -244,10 +277,11 @@ impl Reasoning {
         }
         let next = part.is_some() && self.part.is_some() && part != self.part;
         self.part = part.or(self.part);
-        let gap = if next && self.told > 0 { GAP } else { "" };
-        self.told += gap.len() + more.len();
+        let gap = if next && self.received.bytes() > 0 { GAP } else { "" };
+        let more = format!("{gap}{more}");
+        self.received.add(&more);
         let block = *self.block.get_or_insert_with(|| blocks.start(BlockStart::Thinking));
-        blocks.extend(block, Part::Text(format!("{gap}{more}")));
+        blocks.extend(block, Part::Text(more));
     }
 
     /// The whole of it.
@@ -259,13 +293,14 @@ impl Reasoning {
             None => Vec::new(),
         };
         let whole = texts.join(GAP);
-        let kept = keep(item, self.told, &whole, texts.len());
+        let is_block = self.received.rest(&whole).is_some();
+        let kept = keep(item, if is_block && texts.len() == 1 { Some(&whole) } else { None });
         if self.block.is_none() && whole.is_empty() && kept.is_none() {
             return;
         }
         let block = *self.block.get_or_insert_with(|| blocks.start(BlockStart::Thinking));
         self.shown = shown;
-        blocks.tell_rest(block, &mut self.told, &whole, Part::Text);
+        blocks.append_rest(block, &mut self.received, &whole, Part::Text);
         if let Some(kept) = kept {
             blocks.extend(block, Part::Signature(kept));
             blocks.end(block);
@@ -274,9 +309,9 @@ impl Reasoning {
     }
 }
 
-/// A reasoning item as it goes into the signature of its block, if it can go back at all. The text of an only
-/// part is left out: it is the block's own.
-fn keep(item: &Value, told: usize, whole: &str, parts: usize) -> Option<String> {
+/// A reasoning item as it goes into the signature of its block, if it can go back at all. A part whose text is that
+/// of the block is kept without its text.
+fn keep(item: &Value, of_block: Option<&str>) -> Option<String> {
     let encrypted = item.get("encrypted_content").and_then(Value::as_str).filter(|it| !it.is_empty());
     let readable = list(item, "content");
     if encrypted.is_none() && readable.is_empty() {
@@ -291,7 +326,7 @@ fn keep(item: &Value, told: usize, whole: &str, parts: usize) -> Option<String> 
         kept.insert("content".to_owned(), readable.into());
     }
     kept.extend(encrypted.map(|payload| ("encrypted_content".to_owned(), payload.into())));
-    if parts == 1 && told <= whole.len() {
+    if let Some(whole) = of_block {
         for key in ["summary", "content"] {
             for part in kept.get_mut(key).and_then(Value::as_array_mut).into_iter().flatten() {
                 if let Value::Object(part) = part
@@ -342,17 +377,18 @@ impl Call {
     pub(super) fn grow(&mut self, more: String, blocks: &mut Blocks<'_>) {
         match self.block {
             Some(block) => {
-                self.told += more.len();
+                self.received.add(&more);
                 blocks.extend(block, Part::Input(more));
             }
             None => self.held.push_str(&more),
         }
     }
 
-    /// The whole arguments: tells what of them was not told yet.
+    /// Appends the part of the whole arguments that was not received yet. Services also repeat them with other
+    /// spaces, so arguments that differ are no reason for a warning: the received ones are checked later.
     pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut Blocks<'_>) {
         match self.block {
-            Some(block) => blocks.tell_rest(block, &mut self.told, whole, Part::Input),
+            Some(block) => blocks.append_rest(block, &mut self.received, whole, Part::Input),
             None => whole.clone_into(&mut self.held),
         }
     }
@@ -383,8 +419,8 @@ impl Call {
     }
 
     fn tell_held(&mut self, block: usize, held: &str, blocks: &mut Blocks<'_>) {
-        if self.told == 0 {
-            blocks.tell_rest(block, &mut self.told, held, Part::Input);
+        if self.received.bytes() == 0 {
+            blocks.append_rest(block, &mut self.received, held, Part::Input);
         }
     }
 

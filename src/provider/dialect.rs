@@ -98,6 +98,14 @@ pub struct Frame<'a> {
     pub data: &'a str,
 }
 
+impl<'a> Frame<'a> {
+    /// The name that the service gave the event; empty if it gave none. Server-sent events without a name are called
+    /// `message`, and some services write that name out.
+    pub fn name(&self) -> &'a str {
+        if self.event == "message" { "" } else { self.event }
+    }
+}
+
 /// Decodes one answer, event by event.
 pub trait Decoder: Send {
     /// Appends what `frame` means to `deltas`.

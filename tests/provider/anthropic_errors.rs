@@ -200,3 +200,42 @@ fn error_bodies_are_told_apart_before_and_inside_of_an_answer() {
         assert_eq!((error.kind, error.retryable, &*error.message), (kind, retryable, message), "{error:?}");
     }
 }
+
+/// `message` is the name that server-sent events have by default.
+#[test]
+fn decode_error_in_event_named_message_is_that_error() {
+    let too_long = "prompt is too long: 200001 tokens > 200000 maximum";
+    let error = json!({"type": "invalid_request_error", "message": too_long});
+    for name in ["message", ""] {
+        for data in [
+            json!({"type": "error", "error": error}),
+            json!({"error": error}),
+            json!({"type": "message", "error": error}),
+            json!({"type": "message", "role": "assistant", "content": [], "error": error}),
+            json!({"error": error, "index": "x"}),
+            error.clone(),
+        ] {
+            let mut decoder = AnthropicMessages::default().decoder(&Request::default());
+            let frame = data.to_string();
+            let failed = decoder.decode(Frame { event: name, data: &frame }, &mut Vec::new()).unwrap_err();
+            assert_eq!(
+                (failed.kind, failed.retryable),
+                (ErrorKind::ContextTooLong, false),
+                "{name:?} {data}"
+            );
+            assert!(failed.message.contains(too_long), "{failed}");
+        }
+        let failed = failure(name, &json!({"type": "message", "error": error}).to_string());
+        assert_eq!(failed.kind, ErrorKind::ContextTooLong);
+        assert_eq!(failure(name, "<html>").kind, ErrorKind::Decoding);
+    }
+}
+
+#[test]
+fn decode_answer_in_events_named_message_is_that_answer() {
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
+    let mut deltas = Vec::new();
+    let whole = json!({"type": "message", "role": "assistant", "content": [{"type": "text", "text": "Hi"}], "error": null});
+    decoder.decode(Frame { event: "message", data: &whole.to_string() }, &mut deltas).unwrap();
+    decoder.end(&mut deltas).unwrap();
+}

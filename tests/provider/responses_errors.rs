@@ -186,3 +186,17 @@ fn error_on_summaries_says_how_to_do_without() {
     let asks_for_none = OpenAiResponses::openai().with_summaries(false);
     assert!(!asks_for_none.error(400, &body).message.contains("with_summaries"));
 }
+
+/// `message` is the name that server-sent events have by default.
+#[test]
+fn decode_events_named_message_are_what_their_data_are() {
+    let decode = |data: Value| {
+        let mut decoder = OpenAiResponses::default().decoder(&Request::default());
+        let mut deltas = Vec::new();
+        decoder.decode(Frame { event: "message", data: &data.to_string() }, &mut deltas)?;
+        decoder.end(&mut deltas)
+    };
+    let error = json!({"error": {"type": "invalid_request_error", "message": "prompt is too long"}});
+    assert_eq!(decode(error).unwrap_err().kind, ErrorKind::ContextTooLong);
+    decode(json!({"object": "response", "status": "completed", "output": []})).unwrap();
+}

@@ -78,8 +78,8 @@ impl Decoder for MessagesDecoder {
         // A derived struct would take an array too.
         let event = if data.starts_with('{') { serde_json::from_str(data).ok() } else { None };
         match event {
-            Some(event) => self.event(frame.event, event, data, deltas),
-            None => self.odd(frame.event, data),
+            Some(event) => self.event(frame.name(), event, data, deltas),
+            None => self.odd(frame.name(), data),
         }
     }
 
@@ -99,6 +99,7 @@ impl MessagesDecoder {
     /// An event of a known shape. The data says what it is; the event's name counts only where they do not.
     fn event(&mut self, name: &str, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let kind = if event.kind.is_empty() { name } else { &*event.kind };
+        let has_error = event.error.as_ref().is_some_and(error::is_error);
         match kind {
             "content_block_delta" => self.delta(event, data, deltas),
             "content_block_start" => self.block_start(&event, data, deltas),
@@ -113,10 +114,12 @@ impl MessagesDecoder {
             "message_delta" => self.message_delta(&event, data, deltas),
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
-            "message" if self.phase == Phase::Before => self.whole(data, deltas),
             "error" => Err(service_error(data)),
             // Some servers name the event so and send the bare error, whose type is a word of their own.
-            _ if name == "error" || event.error.is_some() => Err(service_error(data)),
+            _ if name == "error" || has_error => Err(service_error(data)),
+            "message" if self.phase == Phase::Before => self.whole(data, deltas),
+            // Others send the bare error in place of an answer, without a name.
+            _ if self.is_bare_error(kind) => Err(service_error(data)),
             _ => Ok(()),
         }
     }
@@ -133,8 +136,8 @@ impl MessagesDecoder {
             };
         };
         let kind = event.get("type").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(name);
-        let has_error = || name == "error" || event.get("error").is_some_and(|it| !it.is_null());
-        if kind == "error" || (!wire::is_known(kind) && has_error()) {
+        let has_error = || name == "error" || event.get("error").is_some_and(error::is_error);
+        if kind == "error" || (!wire::is_known(kind) && (has_error() || self.is_bare_error(kind))) {
             return Err(service_error(data));
         }
         if !wire::is_known(kind) {
@@ -249,6 +252,11 @@ impl MessagesDecoder {
             Kind::Text | Kind::Redacted => None,
         };
         deltas.extend(part.map(|part| Delta::Extend { index, part }));
+    }
+
+    /// Whether an event of this unknown kind is an error without its envelope, in place of an answer.
+    fn is_bare_error(&self, kind: &str) -> bool {
+        self.phase == Phase::Before && kind.ends_with("error")
     }
 
     fn must_be_open(&self, data: &str) -> Decoded {

@@ -39,7 +39,7 @@ impl Decoder for ResponsesDecoder {
             return Ok(());
         }
         match wire::parse(data) {
-            Ok(event) => self.event(frame.event, event, data, deltas),
+            Ok(event) => self.event(frame.name(), event, data, deltas),
             Err(_) if frame.event == "error" => Err(service_error(data)),
             Err(cause) => Err(ProviderError::new(ErrorKind::Decoding, "an event that is no JSON object")
                 .with_source(cause)

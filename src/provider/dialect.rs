@@ -5,6 +5,7 @@
 mod anthropic;
 mod blocks;
 mod chat;
+mod counts;
 mod effort;
 mod error;
 mod gemini;

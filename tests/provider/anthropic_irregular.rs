@@ -62,3 +62,42 @@ fn decode_whole_answer_within_a_stream_is_no_event_of_it() {
     let message = whole(json!([{"type": "text", "text": "again"}]), json!("end_turn"));
     assert_eq!(fold(decode(&[start(), message, last, over]).unwrap()).message.text(), "");
 }
+
+#[test]
+fn decode_usage_in_any_form_costs_no_answer() {
+    let told = |input: Value, output: Value| {
+        let mut begin = start();
+        begin["message"]["usage"] = json!({"input_tokens": input, "output_tokens": 1});
+        let end = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": output}});
+        fold(decode(&[begin, end, json!({"type": "message_stop"})]).unwrap())
+    };
+    for (input, output) in [(json!(10.0), json!(20)), (json!("10"), json!(20.0)), (json!(10), json!(" 20 "))]
+    {
+        let folded = told(input, output);
+        assert_eq!((folded.usage.input, folded.usage.output, folded.warnings.len()), (10, 20, 0));
+    }
+    for bad in [json!(-1), json!(2.5), json!("n/a"), json!([]), json!({}), json!(true), json!(1e300)] {
+        let folded = told(bad.clone(), bad.clone());
+        assert_eq!(
+            (folded.stop_reason, folded.usage.input, folded.usage.output),
+            (StopReason::Stop, 0, 1),
+            "{bad}"
+        );
+        assert_eq!(folded.warnings.len(), 1, "{bad}");
+        assert!(folded.warnings[0].contains("`input_tokens`"), "{:?}", folded.warnings);
+    }
+    for bad in
+        [json!("n/a"), json!(7), json!([1]), json!({"output_tokens_details": "none", "output_tokens": 9})]
+    {
+        let mut answer = whole(json!([{"type": "text", "text": "Hi"}]), json!("end_turn"));
+        answer["usage"] = bad.clone();
+        let folded = fold(decode(&[answer]).unwrap());
+        assert_eq!((folded.message.text().as_str(), folded.warnings.len()), ("Hi", 1), "{bad}");
+        assert_eq!(folded.usage.output, if bad.is_object() { 9 } else { 0 });
+    }
+    for none in [json!(null), json!({}), json!({"input_tokens": null})] {
+        let mut answer = whole(json!([]), json!("end_turn"));
+        answer["usage"] = none;
+        assert_eq!(fold(decode(&[answer]).unwrap()).warnings, [""; 0]);
+    }
+}

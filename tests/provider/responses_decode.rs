@@ -594,3 +594,48 @@ fn decode_reasoning_that_differs_from_its_deltas_keeps_both() {
     let (text, kept) = thinking(&folded);
     assert_eq!((text, &kept["summary"]), ("Hm.", &whole["summary"]), "the service's text goes back to it");
 }
+
+#[test]
+fn decode_usage_in_any_form_costs_no_answer() {
+    let told = |usage: Value| {
+        let mut end = completed(json!([message("m", "Hi")]));
+        end["response"]["usage"] = usage;
+        answer(&[end])
+    };
+    for (input, output, cost) in [
+        (json!(30.0), json!(25), json!(0.5)),
+        (json!("30"), json!("25"), json!("0.5")),
+        (json!(30), json!(25.0), json!(0.5)),
+    ] {
+        let folded = told(json!({"input_tokens": input, "output_tokens": output, "cost": cost}));
+        let usage = Usage { input: 30, output: 25, cost: Some(0.5), ..Usage::default() };
+        assert_eq!((folded.usage, folded.warnings.len()), (usage, 0));
+    }
+    for (bad, member) in [
+        (json!({"input_tokens": -3, "output_tokens": 25}), "`input_tokens`"),
+        (json!({"input_tokens": 1.5, "output_tokens": 25, "cost": []}), "`input_tokens`"),
+        (json!({"output_tokens": 25, "input_tokens_details": 7}), "`input_tokens_details`"),
+        (
+            json!({"output_tokens": 25, "output_tokens_details": {"reasoning_tokens": "few"}}),
+            "`output_tokens_details.reasoning_tokens`",
+        ),
+        (json!({"output_tokens": 25, "cost": "free"}), "`cost`"),
+        (json!({"output_tokens": 25, "cost": "NaN"}), "`cost`"),
+        (json!({"output_tokens": 25, "cost": -1.0}), "`cost`"),
+        (json!("n/a"), "`usage`"),
+        (json!([]), "`usage`"),
+    ] {
+        let folded = told(bad.clone());
+        assert_eq!(folded.message.text(), "Hi");
+        let output = if bad.is_object() { 25 } else { 0 };
+        assert_eq!(folded.usage, Usage { output, ..Usage::default() }, "{bad}");
+        assert!(
+            folded.warnings.len() == 1 && folded.warnings[0].contains(member),
+            "{bad}: {:?}",
+            folded.warnings
+        );
+    }
+    for none in [json!(null), json!({}), json!({"input_tokens_details": null})] {
+        assert_eq!(told(none).warnings, [""; 0]);
+    }
+}

@@ -9,6 +9,8 @@ use serde::{
 };
 use serde_json::Value;
 
+use super::counts::whole;
+
 /// A text, borrowed where it has no escapes. Numbers are taken for their digits, all else for nothing.
 #[derive(Default)]
 pub(super) struct Text<'a>(Option<Cow<'a, str>>);
@@ -200,13 +202,6 @@ impl<'de> Deserialize<'de> for Count {
             Scalar::None | Scalar::Structure(_) => None,
         }))
     }
-}
-
-/// Counts stay far below the numbers that a float can't hold.
-fn whole(number: f64) -> Option<u64> {
-    let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
-    fits.then_some(number as u64)
 }
 
 impl<'de> Deserialize<'de> for Amount {

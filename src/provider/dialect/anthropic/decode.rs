@@ -7,14 +7,14 @@ mod wire;
 
 use item::Item;
 use serde_json::{Map, Value};
-use wire::{Body, Event, UsageReport};
+use wire::{Body, Event};
 
 use super::NAME;
 use crate::{
     message::Usage,
     provider::{
         Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
-        dialect::{Decoder, Frame, error},
+        dialect::{Decoder, Frame, counts::Counts, error},
     },
 };
 
@@ -33,6 +33,8 @@ pub(super) struct MessagesDecoder {
     /// The blocks so far; a block's place here is its index in the message.
     blocks: Vec<Block>,
     usage: Usage,
+    /// Whether the warning about unreadable usage was sent.
+    usage_warned: bool,
     /// What goes into the message's provider data; told as a whole each time.
     data: Map<String, Value>,
     has_stop_reason: bool,
@@ -162,8 +164,7 @@ impl MessagesDecoder {
             }
         }
         if let Some(usage) = &event.usage {
-            self.count(usage);
-            message.usage = Some(self.usage);
+            message.usage = self.count(usage, deltas);
         }
         deltas.push(Delta::Message(Box::new(message)));
         Ok(())
@@ -286,19 +287,23 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Counts are totals; what a report leaves out stays as it was.
-    fn count(&mut self, report: &UsageReport) {
+    /// Counts are totals. A count that a report leaves out stays as it was.
+    fn count(&mut self, report: &Value, deltas: &mut Vec<Delta>) -> Option<Usage> {
+        let mut counts = Counts::of("usage", report);
         let Usage { input, cache_read, cache_write, output, reasoning, .. } = &mut self.usage;
-        let thinking = report.output_tokens_details.as_ref().and_then(|details| details.thinking_tokens);
-        for (count, told) in [
-            (input, report.input_tokens),
-            (cache_read, report.cache_read_input_tokens),
-            (cache_write, report.cache_creation_input_tokens),
-            (output, report.output_tokens),
-            (reasoning, thinking),
-        ] {
-            *count = told.unwrap_or(*count);
+        let members: [(&mut u64, &[&str]); 5] = [
+            (input, &["input_tokens"]),
+            (cache_read, &["cache_read_input_tokens"]),
+            (cache_write, &["cache_creation_input_tokens"]),
+            (output, &["output_tokens"]),
+            (reasoning, &["output_tokens_details", "thinking_tokens"]),
+        ];
+        for (total, path) in members {
+            *total = counts.count(path).unwrap_or(*total);
         }
+        let usage = (!counts.is_empty()).then_some(self.usage);
+        counts.warn(&mut self.usage_warned, deltas);
+        usage
     }
 
     fn provider_data(&self) -> Map<String, Value> {

@@ -10,6 +10,7 @@ use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError, StopReason,
     dialect::{
         Decoder, Frame,
+        counts::Counts,
         error::{self, is_error},
     },
 };
@@ -154,11 +155,14 @@ impl ResponsesDecoder {
 
     fn finish(&mut self, kind: &str, response: &Value, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         self.tell(response, deltas);
-        if let Some(usage) = response.get("usage").and_then(wire::usage) {
-            deltas.push(Delta::Message(Box::new(MessageDelta {
-                usage: Some(usage),
-                ..MessageDelta::default()
-            })));
+        if let Some(report) = response.get("usage") {
+            let mut counts = Counts::of("usage", report);
+            if let Some(usage) = wire::usage(&mut counts) {
+                let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
+                deltas.push(Delta::Message(Box::new(message)));
+            }
+            // There is one report per answer.
+            counts.warn(&mut false, deltas);
         }
         let status = match text(response, "status") {
             "" | "in_progress" | "queued" => kind.strip_prefix("response.").unwrap_or("completed"),

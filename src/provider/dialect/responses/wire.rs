@@ -8,7 +8,10 @@ use serde_json::{Map, Value};
 
 use crate::{
     message::Usage,
-    provider::dialect::lenient::{Count, Text},
+    provider::dialect::{
+        counts::Counts,
+        lenient::{Count, Text},
+    },
 };
 
 /// Any event: the members of all kinds together. Also a whole answer that was not streamed.
@@ -103,23 +106,24 @@ pub(super) fn arguments(item: &Value) -> Option<String> {
     }
 }
 
-/// What an answer says of its usage. The prompt's count includes what came from a cache.
-pub(super) fn usage(usage: &Value) -> Option<Usage> {
-    let count = |path: &str| usage.pointer(path).and_then(Value::as_u64);
-    usage.as_object()?;
-    let prompt = count("/input_tokens").unwrap_or(0);
-    let cache_read = count("/input_tokens_details/cached_tokens").unwrap_or(0).min(prompt);
+/// The usage that an answer reports. The prompt's count includes the tokens from a cache.
+pub(super) fn usage(counts: &mut Counts<'_>) -> Option<Usage> {
+    if counts.is_empty() {
+        return None;
+    }
+    let prompt = counts.count(&["input_tokens"]).unwrap_or(0);
+    let cache_read = counts.count(&["input_tokens_details", "cached_tokens"]).unwrap_or(0).min(prompt);
     // OpenRouter's name.
-    let written = count("/input_tokens_details/cache_write_tokens").unwrap_or(0);
+    let written = counts.count(&["input_tokens_details", "cache_write_tokens"]).unwrap_or(0);
     let cache_write = written.min(prompt - cache_read);
-    let reasoning = count("/output_tokens_details/reasoning_tokens").unwrap_or(0);
+    let reasoning = counts.count(&["output_tokens_details", "reasoning_tokens"]).unwrap_or(0);
     Some(Usage {
         input: prompt - cache_read - cache_write,
         cache_read,
         cache_write,
-        output: count("/output_tokens").unwrap_or(0).max(reasoning),
+        output: counts.count(&["output_tokens"]).unwrap_or(0).max(reasoning),
         reasoning,
         // OpenRouter's price, in US dollars.
-        cost: usage.get("cost").and_then(Value::as_f64),
+        cost: counts.amount(&["cost"]),
     })
 }

@@ -37,8 +37,7 @@ impl MessagesDecoder {
             let told = [("container", &start.container), ("stop_details", &start.stop_details)];
             message.stop_reason = self.ending(&start.stop_reason, told);
             if let Some(usage) = &start.usage {
-                self.count(usage);
-                message.usage = Some(self.usage);
+                message.usage = self.count(usage, deltas);
             }
         }
         // Told even if it is empty: it says which format wrote the message.

@@ -16,7 +16,8 @@ pub(super) struct Event<'a> {
     pub(super) content_block: Option<Value>,
     #[serde(borrow)]
     pub(super) message: Option<MessageStart<'a>>,
-    pub(super) usage: Option<UsageReport>,
+    /// Read leniently, member by member: usage never costs an answer.
+    pub(super) usage: Option<Value>,
     pub(super) error: Option<Value>,
 }
 
@@ -71,27 +72,13 @@ pub(super) struct MessageStart<'a> {
     pub(super) id: Str<'a>,
     #[serde(borrow, default)]
     pub(super) model: Str<'a>,
-    pub(super) usage: Option<UsageReport>,
+    pub(super) usage: Option<Value>,
     /// Blocks that came whole.
     pub(super) content: Option<Value>,
     #[serde(borrow, default)]
     pub(super) stop_reason: Str<'a>,
     pub(super) stop_details: Option<Value>,
     pub(super) container: Option<Value>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct UsageReport {
-    pub(super) input_tokens: Option<u64>,
-    pub(super) cache_read_input_tokens: Option<u64>,
-    pub(super) cache_creation_input_tokens: Option<u64>,
-    pub(super) output_tokens: Option<u64>,
-    pub(super) output_tokens_details: Option<OutputDetails>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct OutputDetails {
-    pub(super) thinking_tokens: Option<u64>,
 }
 
 /// A text that may be null; borrowed unless it has escapes.

@@ -1,0 +1,84 @@
+use serde_json::{Map, Value};
+
+use crate::provider::{Delta, MessageDelta};
+
+/// The counts in a service's report of usage. A count that can't be read is left out and makes a warning: usage never
+/// costs an answer.
+pub(super) struct Counts<'v> {
+    members: Option<&'v Map<String, Value>>,
+    /// The first member that can't be read.
+    unreadable: Option<String>,
+}
+
+impl<'v> Counts<'v> {
+    /// The counts in the report, which the answer has at the member `name`.
+    pub(super) fn of(name: &str, report: &'v Value) -> Self {
+        let unreadable = !report.is_null() && !report.is_object();
+        Self { members: report.as_object(), unreadable: unreadable.then(|| name.to_owned()) }
+    }
+
+    /// Whether there is no report.
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_none()
+    }
+
+    /// The count at this path, if the service reports it.
+    pub(super) fn count(&mut self, path: &[&str]) -> Option<u64> {
+        self.read(path, |value| match value {
+            Value::Number(number) => number.as_u64().or_else(|| whole(number.as_f64()?)),
+            Value::String(text) => text.trim().parse().ok(),
+            _ => None,
+        })
+    }
+
+    /// The amount of money at this path, if the service reports it.
+    pub(super) fn amount(&mut self, path: &[&str]) -> Option<f64> {
+        let amount = |value: &Value| match value {
+            Value::Number(number) => number.as_f64(),
+            Value::String(text) => text.trim().parse().ok(),
+            _ => None,
+        };
+        self.read(path, |value| amount(value).filter(|amount| amount.is_finite() && *amount >= 0.0))
+    }
+
+    fn read<T>(&mut self, path: &[&str], read: impl Fn(&Value) -> Option<T>) -> Option<T> {
+        let mut members = self.members?;
+        let (last, parents) = path.split_last()?;
+        for (depth, parent) in parents.iter().enumerate() {
+            match members.get(*parent)? {
+                Value::Null => return None,
+                Value::Object(inner) => members = inner,
+                _ => return self.fail(&path[..=depth]),
+            }
+        }
+        match members.get(*last)? {
+            Value::Null => None,
+            value => read(value).or_else(|| self.fail(path)),
+        }
+    }
+
+    fn fail<T>(&mut self, path: &[&str]) -> Option<T> {
+        self.unreadable.get_or_insert_with(|| path.join("."));
+        None
+    }
+
+    /// Adds a warning if a count could not be read. `warned` makes it one warning per answer.
+    pub(super) fn warn(self, warned: &mut bool, deltas: &mut Vec<Delta>) {
+        if let Some(member) = self.unreadable
+            && !std::mem::replace(warned, true)
+        {
+            let warning = format!(
+                "usage is incomplete: the service reports `{member}` in a form that can't be read as a number"
+            );
+            let warnings = vec![warning];
+            deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
+        }
+    }
+}
+
+/// The number as a count, if it is one. Counts stay far below the numbers that a float can't hold.
+pub(super) fn whole(number: f64) -> Option<u64> {
+    let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]
+    fits.then_some(number as u64)
+}

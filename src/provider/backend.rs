@@ -10,6 +10,10 @@
 //!   a conversation that is loaded again is resumed by that, or says that it can't be.
 //! - The backend's tools, plans and statuses are shown as they come, and kept in the answer as opaque items. The agent
 //!   runs none of them.
+//! - A tool is an item with the members `type` (`"tool"`), `id`, `name`, `input`, `status`, and `update`, `result` and `permission`
+//!   where they exist. The status is `asking`, `running`, `done` or `failed`. When the turn has ended, a tool without a result is
+//!   `rejected` if permission was refused, else `ended`.
+//! - A conversation whose session is lost fails, or starts a new session, as [`LostSession`] says.
 //! - A request for permission is a question to the agent: `handle_tool_use`, and on pause `resume`.
 //! - A cancelled turn is cancelled at the backend too. What it had heard of it by then it knows, as every conversation
 //!   with such a service goes on. The same goes for a turn that the backend finished and the agent discarded: a callback
@@ -106,7 +110,7 @@ use std::{pin::Pin, sync::Arc};
 use async_trait::async_trait;
 use futures_core::Stream;
 
-pub use adapter::{BackendLimits, BackendProvider};
+pub use adapter::{BackendLimits, BackendProvider, LostSession};
 pub use error::{BackendError, Breach};
 pub use event::{BackendEvent, TurnResult};
 pub use options::{Capabilities, SessionId, SessionOptions, TurnPrompt};

@@ -109,6 +109,9 @@ async fn serve(like: String) {
         )
         .on_receive_request(
             async move |request: ResumeSessionRequest, responder: Responder<_, _>, _| {
+                if five.is("forgets-to-resume") {
+                    return responder.respond_with_error(Error::internal_error());
+                }
                 let resumed = five.load(&request.session_id, None);
                 responder.respond_with_result(resumed.map(|()| ResumeSessionResponse::new()))
             },

@@ -57,11 +57,22 @@ async fn session_reopened_on_an_agent_that_cannot_load_says_so() {
 }
 
 #[tokio::test]
+async fn session_reopened_on_an_agent_whose_resume_fails_is_loaded() {
+    let (place, store) = (Place::new(), Arc::new(MemoryStore::new()) as Arc<dyn Store>);
+    let like = "loads resumes forgets-to-resume";
+    let session = created(&store, &place, like).await;
+    soon(session.ask("The word is heron")).await.unwrap();
+    let session = reopened(&store, session, &place, like).await;
+    assert_eq!(soon(session.ask("Which word?")).await.unwrap().text(), "heron");
+    session.stop(LIMIT).await.unwrap();
+}
+
+#[tokio::test]
 async fn resume_of_a_session_that_never_was_is_told_as_such() {
     let (place, nobody) = (Place::new(), SessionId::new("nobody"));
     for like in ["loads", "resumes"] {
         let resumed = soon(place.agent(like).resume(&nobody, &SessionOptions::default())).await;
-        assert!(matches!(resumed, Err(BackendError::UnknownSession(id)) if id == nobody), "{like}");
+        assert!(matches!(resumed, Err(BackendError::UnknownSession { id, .. }) if id == nobody), "{like}");
     }
     place.is_left().await;
 }

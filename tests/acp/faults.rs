@@ -197,3 +197,18 @@ async fn turn_that_nobody_reads_can_be_cancelled() {
     assert!(written.exists());
     soon(session.terminate()).await;
 }
+
+#[tokio::test]
+async fn words_after_the_end_of_a_turn_are_kept_or_reported() {
+    let late = r#"
+        answer '"result":{"stopReason":"end_turn"}'
+        say late
+        answer '"result":{"stopReason":"end_turn"}'
+        sleep 600
+    "#;
+    let session = soon(agent("1", late).start(&SessionOptions::default())).await.unwrap();
+    asked(&*session, "Hello").await.result.unwrap();
+    let turn = asked(&*session, "Hello").await;
+    let warnings = turn.result.unwrap().warnings.join(" ");
+    assert!(turn.text == "late" || warnings.ends_with("continued: late"), "{:?} {warnings}", turn.events);
+}

@@ -157,7 +157,7 @@ async fn turns_of_the_typescript_sdk_are_told_in_full() {
     assert!(matches!(&failed, BackendError::Failed(why) if why.contains("the model is down")), "{failed}");
     let nobody = SessionId::new("nobody");
     let resumed = soon(agent(&sdk, &place).resume(&nobody, &SessionOptions::default())).await;
-    assert!(matches!(resumed, Err(BackendError::UnknownSession(_))));
+    assert!(matches!(resumed, Err(BackendError::UnknownSession { .. })));
     soon(session.terminate()).await;
     place.is_left().await;
 }

@@ -3,6 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
+    agent::Agent,
+    provider::{
+        Model,
+        backend::{BackendError, LostSession, SessionId},
+    },
+};
+use omni_agent::{
     agent::Event,
     provider::backend::Capabilities,
     session::{Mode, Session, SessionError},
@@ -11,7 +18,7 @@ use omni_agent::{
     tree::NodeId,
 };
 
-use crate::scripted::{ScriptedBackend, Step, Turn};
+use crate::scripted::{Act, ScriptedBackend, Step, Turn};
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
@@ -223,4 +230,58 @@ async fn sessions_at_once_do_not_meet() {
     assert_eq!(two.ask("C").await.unwrap().text(), "B | C");
     let ended: SessionError = one.tree().await.unwrap_err();
     assert!(matches!(ended, SessionError::Ended(_)), "{ended:?}");
+}
+
+/// Reopens a conversation whose one answer was "One" on a provider with this reaction to lost sessions.
+async fn lost(backend: &ScriptedBackend, reaction: LostSession) -> Session {
+    let store = store();
+    let session = created(&store, backend).await;
+    session.ask("One").await.unwrap();
+    session.stop(SECOND).await.unwrap();
+    let model = Model::new(Arc::new(backend.provider().with_lost_session(reaction)), "default");
+    Session::builder(store).agent(Agent::builder().model(model)).load(id()).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_lost_by_the_backend_starts_anew_if_asked_to() {
+    let transcript = "The conversation so far:\n\nUser: One\n\nAssistant: One\n\nThe user continues:\n\nTwo";
+    for (reaction, heard) in [(LostSession::Start, "Two"), (LostSession::StartWithTranscript, transcript)] {
+        for forgets in [false, true] {
+            let backend = if forgets {
+                let unknown =
+                    BackendError::UnknownSession { id: SessionId::new("s1"), message: "gone".into() };
+                ScriptedBackend::able(Capabilities::default().with_resume(), [])
+                    .act("resume", Act::Fail(unknown))
+            } else {
+                ScriptedBackend::new([])
+            };
+            let session = lost(&backend, reaction).await;
+            let response = session.ask("Two").await.unwrap();
+            assert_eq!(response.text(), heard);
+            let [warning] = &response.warnings[..] else { panic!("{:?}", response.warnings) };
+            assert!(warning.contains("A new session was started"), "{warning}");
+            assert!(!forgets || warning.contains("gone"), "the backend's words are kept: {warning}");
+            // The new session is the conversation's from now on.
+            assert_eq!(session.ask("Three").await.unwrap().text(), format!("{heard} | Three"));
+            assert_eq!(backend.count("start"), 2);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_lost_by_a_backend_that_takes_history_starts_with_all_messages() {
+    let backend = ScriptedBackend::able(Capabilities::default().with_history(), []);
+    let session = lost(&backend, LostSession::StartWithTranscript).await;
+    assert_eq!(session.ask("Two").await.unwrap().text(), "One\n\nOne\n\nTwo");
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_lost_by_the_backend_fails_with_its_words_by_default() {
+    let unknown = BackendError::UnknownSession { id: SessionId::new("s1"), message: "gone".into() };
+    let backend =
+        ScriptedBackend::able(Capabilities::default().with_resume(), []).act("resume", Act::Fail(unknown));
+    let session = lost(&backend, LostSession::default()).await;
+    let error = session.ask("Two").await.unwrap_err();
+    assert!(words(&error).contains("no session s1 (gone)"), "{error:?}");
+    assert_eq!(backend.count("start"), 1);
 }

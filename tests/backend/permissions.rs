@@ -197,3 +197,26 @@ async fn permission_taken_back_can_be_asked_for_again() {
     let agent = backend.agent().start().await.unwrap();
     assert_eq!(agent.ask("Go").await.unwrap().text(), "Well.");
 }
+
+#[tokio::test(start_paused = true)]
+async fn tool_without_a_result_is_closed_when_the_turn_ends() {
+    let reject = ToolDecision::Reject("No.".into());
+    let choose = ToolDecision::Provide(ToolResult::ok(&shell(), "no"));
+    for (decision, status) in [(reject, "rejected"), (choose, "rejected"), (ToolDecision::Execute, "ended")] {
+        let (_, item) = asked(decision, Capabilities::default()).await;
+        assert_eq!(item["status"], status);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn tool_that_was_only_asked_about_is_closed_when_the_turn_ends() {
+    let turn = Turn::new().step(Step::Ask(shell(), options())).text("Well.").stop();
+    let backend = ScriptedBackend::new([turn]);
+    let reject = Decides(ToolDecision::Reject("No.".into()));
+    let agent = backend.agent().callbacks(reject).start().await.unwrap();
+    let response = agent.ask("Go").await.unwrap();
+    let Content::ProviderItem(item) = &response.message.as_ref().unwrap().content[0] else {
+        panic!("{response:?}")
+    };
+    assert_eq!(item.data["status"], "rejected");
+}

@@ -327,7 +327,7 @@ impl Backend for ScriptedBackend {
             return Ok(self.session(options, Vec::new()));
         }
         if !self.knows(id.as_str()) {
-            return Err(BackendError::UnknownSession(id.clone()));
+            return Err(BackendError::unknown_session(id));
         }
         Ok(self.attach(id.to_string(), options))
     }
@@ -342,7 +342,7 @@ impl Backend for ScriptedBackend {
             return Ok(self.attach(place.session.to_string(), options));
         }
         let told = lock(&self.0.told).get(place.session.as_str()).cloned();
-        let mut told = told.ok_or_else(|| BackendError::UnknownSession(place.session.clone()))?;
+        let mut told = told.ok_or_else(|| BackendError::unknown_session(&place.session))?;
         let kept: usize = place.checkpoint.as_ref().unwrap().parse().unwrap();
         if !self.has(Fault::ForksAtTheEnd) {
             told.truncate(kept);

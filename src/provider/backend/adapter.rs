@@ -20,7 +20,7 @@ use super::{
     sessions::{Live, Sessions},
 };
 use crate::{
-    message::Message,
+    message::{History, Message, Role},
     provider::{DeltaStream, Provider, ProviderError, Request, RequestContext},
 };
 
@@ -32,6 +32,23 @@ use crate::{
 pub struct BackendProvider {
     backend: Shared,
     limits: BackendLimits,
+    lost: LostSession,
+}
+
+/// The reaction to a conversation whose session the backend has lost, or can't resume.
+///
+/// A new session knows nothing of the conversation: not the files that the old one had read, and not what it had decided.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LostSession {
+    /// Each prompt fails with [`BackendError::UnknownSession`] or [`BackendError::NotResumable`].
+    #[default]
+    Fail,
+    /// A new session gets the new prompt alone.
+    Start,
+    /// A new session gets the conversation so far before the new prompt: as messages if the backend takes
+    /// [history](Capabilities::history), else as one text of what the user and the assistant wrote.
+    StartWithTranscript,
 }
 
 /// How long a backend may take.
@@ -71,7 +88,7 @@ impl BackendProvider {
 
     /// A provider on a backend that is shared.
     pub fn from_arc(backend: Arc<dyn Backend>) -> Self {
-        Self { backend: Shared(backend), limits: BackendLimits::default() }
+        Self { backend: Shared(backend), limits: BackendLimits::default(), lost: LostSession::default() }
     }
 
     /// The same provider with other limits.
@@ -80,10 +97,18 @@ impl BackendProvider {
         self
     }
 
+    /// The same provider with another reaction to a session that can't be resumed. The answer of a session that was started
+    /// instead has a warning with the backend's own words.
+    pub fn with_lost_session(mut self, reaction: LostSession) -> Self {
+        self.lost = reaction;
+        self
+    }
+
     fn instance(&self) -> Instance {
         Instance(Arc::new(Owner {
             backend: self.backend.clone(),
             limits: self.limits,
+            lost: self.lost,
             sessions: Mutex::default(),
             turn: Arc::new(Semaphore::new(1)),
         }))
@@ -122,6 +147,7 @@ struct Instance(Arc<Owner>);
 pub(super) struct Owner {
     backend: Shared,
     pub(super) limits: BackendLimits,
+    lost: LostSession,
     sessions: Mutex<Sessions>,
     /// Held by the turn in flight, until it is over at the backend too.
     turn: Arc<Semaphore>,
@@ -139,6 +165,28 @@ impl Owner {
 
     pub(super) fn can(&self) -> Capabilities {
         self.backend.0.capabilities()
+    }
+
+    /// As [`reach`](Owner::reach). If the session is lost, starts a new one if that is the chosen reaction, and returns the
+    /// loss.
+    async fn reach_or_start(
+        &self,
+        conversation: &Conversation,
+        options: &SessionOptions,
+    ) -> Result<Reached, BackendError> {
+        let loss = match self.reach(conversation, options.clone()).await {
+            Ok(lacks) => return Ok(Reached::Session(lacks)),
+            Err(error) if error.is_lost_session() && self.lost != LostSession::Fail => error,
+            Err(error) => return Err(error),
+        };
+        let limit = self.limits.start;
+        let session = call("start", limit, async { self.backend.0.start(options).await }).await?;
+        let (heard, runtime) = (Heard::default(), Handle::current());
+        let live = Live { session, key: fresh_key(), heard, fresh: true, options: options.clone(), runtime };
+        let (left, taken) = self.sessions().take_up(live);
+        self.retire(left);
+        taken?;
+        Ok(Reached::New(loss))
     }
 
     /// Brings a session to where the conversation is. What it lacks all the same is told in words.
@@ -237,9 +285,23 @@ impl Owner {
         let name = ask("name", || self.name().to_owned()).map_err(before)?;
         let conversation = Conversation::read(&name, &request.history).map_err(before)?;
         let options = SessionOptions { model: request.model, system: request.system };
-        let lacks = self.reach(&conversation, options.clone()).await.map_err(before)?;
+        let reached = self.reach_or_start(&conversation, &options).await.map_err(before)?;
         let (session, started_with) = self.sessions().begin().map_err(before)?;
-        let mut warnings = Vec::from_iter(lacks);
+        let (mut warnings, messages) = match reached {
+            Reached::Session(lacks) => (Vec::from_iter(lacks), conversation.new),
+            Reached::New(loss) => {
+                let with_transcript = self.lost == LostSession::StartWithTranscript;
+                let knows = if with_transcript { "a transcript" } else { "nothing" };
+                let warning =
+                    format!("{loss}. A new session was started; it knows {knows} of the conversation");
+                let messages = match with_transcript {
+                    true if self.can().history => request.history.iter().cloned().collect(),
+                    true => with_transcript_of(&request.history, conversation.new),
+                    false => conversation.new,
+                };
+                (vec![warning], messages)
+            }
+        };
         if started_with != options {
             warnings
                 .push(format!("`{name}` goes on with the model and the system prompt it was started with"));
@@ -247,7 +309,7 @@ impl Owner {
         if !request.tools.is_empty() {
             warnings.push(format!("`{name}` has tools of its own and was not offered those of the agent"));
         }
-        let prompt = TurnPrompt { messages: conversation.new, options: request.options };
+        let prompt = TurnPrompt { messages, options: request.options };
         let mut turn = Turn::new(Arc::clone(self), Arc::clone(&session), permit);
         let events = match call("prompt", self.limits.prompt, async { session.prompt(prompt).await }).await {
             Ok(events) => events,
@@ -261,6 +323,31 @@ impl Owner {
         };
         exchange::stream(turn, events, name, warnings, context).map_err(BackendError::in_turn)
     }
+}
+
+/// How a conversation got a session.
+enum Reached {
+    /// By a session that knows it, apart from what is lacking in words.
+    Session(Option<String>),
+    /// By a new session, since the old one is lost.
+    New(BackendError),
+}
+
+/// Returns the new messages after a user message that has the text of all earlier ones.
+fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Message>> {
+    let mut transcript = "The conversation so far:".to_owned();
+    for message in history.iter().take(history.len().saturating_sub(new.len())) {
+        let text = message.text();
+        if !text.trim().is_empty() {
+            let author = match message.role {
+                Role::User => "User",
+                Role::Assistant => "Assistant",
+            };
+            transcript.push_str(&format!("\n\n{author}: {text}"));
+        }
+    }
+    transcript.push_str("\n\nThe user continues:");
+    std::iter::once(Arc::new(Message::user(transcript))).chain(new).collect()
 }
 
 /// Whether a resumed session says that it is not at this place.

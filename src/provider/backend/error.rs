@@ -25,8 +25,13 @@ pub enum BackendError {
     #[error("the backend's session has ended: {0}")]
     Ended(String),
     /// There is no session of this id to resume or to fork.
-    #[error("the backend knows no session {0}; start a new conversation")]
-    UnknownSession(SessionId),
+    #[error("the backend knows no session {id}{}; start a new conversation, or set `with_lost_session`", said(.message))]
+    UnknownSession {
+        /// The session.
+        id: SessionId,
+        /// The backend's own words, or an empty text.
+        message: String,
+    },
     /// The conversation was at the backend before, and the backend can't resume it.
     #[error("the conversation can't be resumed: {0}")]
     NotResumable(String),
@@ -100,6 +105,16 @@ pub enum Breach {
 }
 
 impl BackendError {
+    /// An [`UnknownSession`](BackendError::UnknownSession) without words of the backend's.
+    pub fn unknown_session(id: impl Into<SessionId>) -> Self {
+        Self::UnknownSession { id: id.into(), message: String::new() }
+    }
+
+    /// Returns whether the session is lost, so that only a new one can answer.
+    pub(super) fn is_lost_session(&self) -> bool {
+        matches!(self, Self::UnknownSession { .. } | Self::NotResumable(_))
+    }
+
     /// Whether the session can't be used any more.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::Ended(_) | Self::Contract(Breach::Panicked { .. }))
@@ -109,9 +124,10 @@ impl BackendError {
         match self {
             Self::Auth(_) => ErrorKind::Auth,
             Self::Unavailable(_) | Self::Ended(_) => ErrorKind::Transport,
-            Self::UnknownSession(_) | Self::NotResumable(_) | Self::Diverged(_) | Self::Unsupported(_) => {
-                ErrorKind::Unsupported
-            }
+            Self::UnknownSession { .. }
+            | Self::NotResumable(_)
+            | Self::Diverged(_)
+            | Self::Unsupported(_) => ErrorKind::Unsupported,
             Self::Invalid(_) | Self::Misconfigured(_) => ErrorKind::InvalidRequest,
             Self::RateLimit { .. } => ErrorKind::RateLimit,
             Self::Timeout { .. } => ErrorKind::Timeout,
@@ -144,6 +160,11 @@ impl From<Breach> for BackendError {
     fn from(breach: Breach) -> Self {
         Self::Contract(breach)
     }
+}
+
+/// Returns a message as the end of a clause, or nothing if it is empty.
+fn said(message: &str) -> String {
+    if message.is_empty() { String::new() } else { format!(" ({message})") }
 }
 
 /// Returns the sentence on a breach. A backend that runs a slow tool in silence has done nothing wrong.

@@ -232,7 +232,7 @@ impl Exchange {
             StopReason::ToolUse | StopReason::Pause => StopReason::Stop,
             other => other,
         };
-        self.recorder.settle();
+        self.recorder.finish();
         self.ready.extend(self.recorder.take());
         self.tell(MessageDelta { model, warnings, stop_reason: Some(stop_reason), ..told? });
         Ok(())

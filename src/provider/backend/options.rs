@@ -21,6 +21,12 @@ impl SessionId {
     }
 }
 
+impl From<&SessionId> for SessionId {
+    fn from(id: &SessionId) -> Self {
+        id.clone()
+    }
+}
+
 impl fmt::Display for SessionId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Breach, PermissionAnswer, PermissionOption};
+use super::{Breach, PermissionAnswer, PermissionKind, PermissionOption};
 use crate::{
     message::{ProviderItem, ToolResult, ToolUse, ToolUseId},
     provider::{BlockStart, Delta, Part},
@@ -36,6 +37,8 @@ struct Activity {
     item: Value,
     /// Whether the tool use came, and not only the request to allow it.
     used: bool,
+    /// Whether the last answer to a permission request was a rejection.
+    rejected: bool,
     finished: bool,
 }
 
@@ -91,6 +94,21 @@ impl Recorder {
         }
     }
 
+    /// Ends the answer. Backends need not report what became of a tool, so a status that is still open is closed:
+    /// `rejected` if permission was refused, `ended` otherwise.
+    pub(super) fn finish(&mut self) {
+        self.settle();
+        let mut open: Vec<&mut Activity> =
+            self.tools.values_mut().filter(|activity| !activity.finished).collect();
+        open.sort_by_key(|activity| activity.index);
+        for activity in open {
+            activity.item["status"] = if activity.rejected { "rejected" } else { "ended" }.into();
+            activity.finished = true;
+            let (index, part) = (activity.index, Part::Item(activity.item.clone()));
+            self.deltas.extend([Delta::Extend { index, part }, Delta::End { index }]);
+        }
+    }
+
     fn start(&mut self, block: BlockStart) -> usize {
         self.settle();
         let index = self.blocks;
@@ -125,7 +143,8 @@ impl Recorder {
             "status": if used { "running" } else { "asking" },
         });
         let index = self.start_item(item.clone());
-        self.tools.insert(tool_use.id.clone(), Activity { index, item, used, finished: false });
+        self.tools
+            .insert(tool_use.id.clone(), Activity { index, item, used, rejected: false, finished: false });
     }
 
     /// Changes a tool's item, if that makes a difference.
@@ -182,6 +201,13 @@ impl Recorder {
             Some(PermissionAnswer::AllowWith(input)) => Some(input.clone()),
             _ => None,
         };
+        if let Some(activity) = self.tools.get_mut(id) {
+            activity.rejected = match answer {
+                Some(PermissionAnswer::Reject(_)) => true,
+                Some(PermissionAnswer::Choose(option)) => rejects(&activity.item, option),
+                _ => false,
+            };
+        }
         // A tool that finished meanwhile is as it was when it did.
         let _ = self.change(id, |item| {
             item["permission"]["answer"] = word.into();
@@ -207,4 +233,13 @@ impl Recorder {
             self.items.insert(about.to_owned(), index);
         }
     }
+}
+
+/// Returns whether the option of this id, among those that were offered for a tool, is a rejection.
+fn rejects(item: &Value, option: &str) -> bool {
+    let offered = item["permission"]["options"].as_array().into_iter().flatten();
+    offered.filter(|offer| offer["id"] == option).any(|offer| {
+        let kind = PermissionKind::deserialize(&offer["kind"]);
+        matches!(kind, Ok(PermissionKind::RejectOnce | PermissionKind::RejectAlways))
+    })
 }

@@ -39,11 +39,12 @@ pub(super) fn not_resumed(
         || (has(&["no "]) && has(&[" found"]));
     // Keys, models and files of settings are not found either.
     let is_unknown = is_missing && has(&["session", "thread", "conversation", "rollout"]);
+    let unknown = || BackendError::UnknownSession { id: id.clone(), message: words(error) };
     match error.code {
         ErrorCode::AUTH_REQUIRED => refused(method, error, sign_in),
-        ErrorCode::RESOURCE_NOT_FOUND => BackendError::UnknownSession(id.clone()),
+        ErrorCode::RESOURCE_NOT_FOUND => unknown(),
         ErrorCode::METHOD_NOT_FOUND => BackendError::NotResumable(words(error)),
-        _ if is_unknown => BackendError::UnknownSession(id.clone()),
+        _ if is_unknown => unknown(),
         _ => refused(method, error, sign_in),
     }
 }
@@ -116,13 +117,15 @@ mod tests {
             "no rollout found for thread id s",
             "No conversation found with session ID: s",
         ] {
-            assert_eq!(
-                told(-32603, "Internal error", detail),
-                BackendError::UnknownSession(id.clone()),
-                "{detail}"
-            );
+            let message = format!("Internal error: {detail}");
+            let unknown = BackendError::UnknownSession { id: id.clone(), message };
+            assert_eq!(told(-32603, "Internal error", detail), unknown);
         }
-        assert_eq!(told(-32002, "Resource not found", ""), BackendError::UnknownSession(id.clone()));
+        let message = "Resource not found".to_owned();
+        assert_eq!(
+            told(-32002, "Resource not found", ""),
+            BackendError::UnknownSession { id: id.clone(), message }
+        );
         for detail in
             ["the disk is full", "No API key found", "model not found: x", "no such file: settings.json"]
         {

@@ -1,12 +1,13 @@
 //! A session: how it comes to be, and its turns.
 
 use std::{
+    path::PathBuf,
     sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
 use agent_client_protocol::{
-    JsonRpcRequest,
+    ErrorCode, JsonRpcRequest,
     schema::ProtocolVersion,
     v1::schema::{
         AgentCapabilities, AuthMethod, AuthenticateRequest, CancelNotification, Implementation,
@@ -145,40 +146,48 @@ impl Opening<'_> {
         Ok(agent.agent_capabilities)
     }
 
-    /// Goes on with a session of before: without hearing all of it again, if the agent can.
+    /// Continues an earlier session. `session/resume` comes first, since it repeats nothing. An agent that announces it
+    /// and fails is asked to load the session, if it announces that too.
     async fn resume(
         &self,
         id: &SessionId,
-        folder: std::path::PathBuf,
+        folder: PathBuf,
         servers: Vec<WireServer>,
         can: &AgentCapabilities,
     ) -> Result<Option<Vec<SessionConfigOption>>, BackendError> {
         let wire = id.as_str().to_owned();
-        let (call, answer) = if can.session_capabilities.resume.is_some() {
-            let request = ResumeSessionRequest::new(wire, folder).mcp_servers(servers);
-            let answer = self.answer("session/resume", request).await;
-            ("session/resume", answer.map(|session| session.config_options))
-        } else if can.load_session {
-            let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
-            let answer = self.answer("session/load", request).await;
-            if answer.is_ok() {
-                // It is to tell of before and then to answer; some agents go on with it behind the answer, and the next
-                // turn must not have it.
-                // One that never comes to rest leaves time for what is still to be asked.
-                let left = self.until.saturating_duration_since(Instant::now());
-                let _ = timeout(left / 2, self.connection.shared.quiet(SILENCE)).await;
-            }
-            ("session/load", answer.map(|session| session.config_options))
-        } else {
-            return Err(BackendError::NotResumable(format!(
-                "`{}` can neither resume nor load a session; start a new conversation",
-                self.config.program.to_string_lossy()
-            )));
-        };
-        answer.map_err(|unanswered| match unanswered {
+        let refused = |call, unanswered| match unanswered {
             Unanswered::Refused(error) => fault::not_resumed(call, &error, id, &self.sign_in),
             Unanswered::Over(error) => error,
-        })
+        };
+        if can.session_capabilities.resume.is_some() {
+            let request =
+                ResumeSessionRequest::new(wire.clone(), folder.clone()).mcp_servers(servers.clone());
+            match self.answer("session/resume", request).await {
+                Ok(session) => return Ok(session.config_options),
+                Err(Unanswered::Refused(error))
+                    if can.load_session && error.code != ErrorCode::AUTH_REQUIRED =>
+                {
+                    let program = self.config.program.to_string_lossy();
+                    tracing::warn!(%program, error = %error.message, "`session/resume` failed; trying `session/load`");
+                }
+                Err(unanswered) => return Err(refused("session/resume", unanswered)),
+            }
+        }
+        if !can.load_session {
+            return Err(BackendError::NotResumable(format!(
+                "`{}` can neither resume nor load a session; start a new conversation, or set `with_lost_session`",
+                self.config.program.to_string_lossy()
+            )));
+        }
+        let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
+        let session =
+            self.answer("session/load", request).await.map_err(|error| refused("session/load", error))?;
+        // The agent repeats the conversation before it answers. Some agents continue behind their answer, and the next turn
+        // must not show that. An agent that never falls silent leaves time for the requests that follow.
+        let left = self.until.saturating_duration_since(Instant::now());
+        let _ = timeout(left / 2, self.connection.shared.quiet(SILENCE)).await;
+        Ok(session.config_options)
     }
 
     /// Chooses the model, if the agent leaves a choice. What can't be is told.

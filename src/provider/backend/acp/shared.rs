@@ -34,6 +34,9 @@ use crate::{
 /// How many things told of the session between two turns are kept for the next.
 const MOST_STANDING: usize = 16;
 
+/// How many characters of an answer that continues after its end are kept for the next turn's warning.
+const LONGEST_LATE: usize = 2000;
+
 pub(super) struct Shared {
     pub(super) traffic: Arc<Traffic>,
     state: Mutex<State>,
@@ -53,6 +56,8 @@ struct State {
     turns: u64,
     /// What was told of the session while no turn was in flight, by name.
     standing: BTreeMap<String, Value>,
+    /// The text that arrived after the end of the last turn.
+    late: String,
 }
 
 /// An event, and the room that its message takes until it is read.
@@ -100,13 +105,22 @@ impl Shared {
     }
 
     /// Begins a turn.
-    pub(super) fn begin(&self, warnings: Vec<String>) -> Result<mpsc::UnboundedReceiver<Told>, BackendError> {
+    pub(super) fn begin(
+        &self,
+        mut warnings: Vec<String>,
+    ) -> Result<mpsc::UnboundedReceiver<Told>, BackendError> {
         let mut state = self.lock();
         if let Some(error) = &*self.ended.borrow() {
             return Err(error.clone());
         }
         if state.turn.is_some() {
             return Err(BackendError::Invalid("a turn is in flight".to_owned()));
+        }
+        let late = std::mem::take(&mut state.late);
+        if !late.is_empty() {
+            let warning = format!("after its last answer had ended, the agent continued: {late}");
+            tracing::warn!("{warning}");
+            warnings.push(warning);
         }
         // Its room is bounded by that of the messages.
         let (events, told) = mpsc::unbounded_channel();
@@ -222,8 +236,14 @@ impl Shared {
             }
             return;
         }
-        // What was said before, which a loaded session says again, or what comes too late.
+        // A loaded session repeats its conversation before the first turn. After that, text has come too late for its turn.
         let Some((name, data)) = status(&update) else {
+            if state.turns > 0
+                && let Some(text) = answer_text(&update)
+            {
+                let room = LONGEST_LATE.saturating_sub(state.late.chars().count());
+                state.late.extend(text.chars().take(room));
+            }
             self.told.send_modify(|told| *told = told.wrapping_add(1));
             return;
         };
@@ -305,6 +325,12 @@ impl Shared {
         turn.end(last);
         self.idle.send_replace(true);
     }
+}
+
+/// Returns the text that an update adds to an answer.
+fn answer_text(update: &Value) -> Option<&str> {
+    let is_answer = update.get("sessionUpdate")? == "agent_message_chunk";
+    update.get("content")?.get("text")?.as_str().filter(|_| is_answer)
 }
 
 fn stop_reason(answer: &Value) -> Option<StopReason> {

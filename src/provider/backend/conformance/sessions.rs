@@ -79,7 +79,7 @@ pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subjec
     }
     let nobody = SessionId::new("00000000-0000-4000-8000-000000000000");
     match soon(subject, "resume", backend.resume(&nobody, &options)).await {
-        Err(BackendError::UnknownSession(id)) => assert_eq!(id, nobody),
+        Err(BackendError::UnknownSession { id, .. }) => assert_eq!(id, nobody),
         Err(error) => panic!("an id that nobody has is told as such, not as: {error}"),
         Ok(_) => panic!("a session was resumed that there never was"),
     }

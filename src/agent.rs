@@ -75,7 +75,7 @@ pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Pause, Snapshot};
-pub use state::{Config, Draft, Prompt, State, StateView};
+pub use state::{Config, Draft, Prompt, SavedConfig, State, StateView};
 use task::Shared;
 use tokio::sync::mpsc;
 

@@ -7,6 +7,7 @@
 pub mod backend;
 mod catalogue;
 mod context;
+mod credentials;
 mod delta;
 pub mod dialect;
 mod error;
@@ -34,6 +35,7 @@ pub use catalogue::{
 };
 pub(crate) use context::Questions;
 pub use context::{DecisionRequest, RequestContext};
+pub use credentials::Credentials;
 pub use delta::{BlockStart, Delta, MessageDelta, Part, RetryNotice, StopReason};
 pub use error::{ErrorKind, ProviderError};
 pub use fold::{Fold, Folded, PartialBlock};

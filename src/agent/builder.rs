@@ -10,13 +10,13 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, State, Status,
-    WeakAgent,
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, SavedConfig, State,
+    Status, WeakAgent,
     task::{Outlet, Setup, Shared, Task},
 };
 use crate::{
     message::History,
-    provider::{Model, Options, Registry},
+    provider::{Credentials, Model, Options, Registry},
     subscription::FeedLimits,
     tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError, panic_message},
 };
@@ -32,7 +32,8 @@ pub struct AgentBuilder {
     system: Option<Arc<str>>,
     tools: Result<ToolSet, ToolSetError>,
     options: Option<Options>,
-    saved: Option<Box<Saved>>,
+    saved: Option<Box<SavedConfig>>,
+    credentials: Vec<Credentials>,
     max_steps: Option<u32>,
     turn_timeout: Option<Duration>,
     history: History,
@@ -43,13 +44,6 @@ pub struct AgentBuilder {
     terminate_timeout: Duration,
     commit: Option<Outlet>,
     admission: Option<Arc<dyn Admission>>,
-}
-
-/// A configuration saved earlier.
-struct Saved {
-    model: Option<String>,
-    system: Option<Arc<str>>,
-    options: Options,
 }
 
 /// A model, or the name of one.
@@ -89,6 +83,7 @@ impl Default for AgentBuilder {
             tools: Ok(ToolSet::new()),
             options: None,
             saved: None,
+            credentials: Vec::new(),
             max_steps: None,
             turn_timeout: None,
             history: History::new(),
@@ -134,9 +129,19 @@ impl AgentBuilder {
         self
     }
 
-    /// How to answer.
+    /// How to answer. Options that set something replace those of a [restored](Self::restore) configuration as a whole. A
+    /// key and headers do not count for that: they are added to whichever options apply, and belong to the provider of
+    /// the model that the agent starts with. [`credentials`](Self::credentials) name their provider.
     pub fn options(mut self, options: Options) -> Self {
         self.options = Some(options);
+        self
+    }
+
+    /// An API key and headers for the requests to one provider, in place of those given for that provider before. They
+    /// are never saved, and no other provider gets them, whichever model is chosen later.
+    pub fn credentials(mut self, credentials: Credentials) -> Self {
+        self.credentials.retain(|given| given.provider() != credentials.provider());
+        self.credentials.push(credentials);
         self
     }
 
@@ -167,11 +172,12 @@ impl AgentBuilder {
         &self.history
     }
 
-    /// Takes up a configuration that was saved earlier. The saved model wins if the registry knows it; else the
-    /// model given to the builder stays, as it does if it has the same name. The system prompt and the options
-    /// apply where the builder is given none, before or after.
-    pub fn restore(mut self, model: Option<&str>, system: Option<Arc<str>>, options: Options) -> Self {
-        self.saved = Some(Box::new(Saved { model: model.map(str::to_owned), system, options }));
+    /// Restores a configuration that was [saved](super::Config::saved) earlier. The saved model wins if its name can be
+    /// resolved. If not, the model given to the builder is used in its place, and
+    /// [`Model::fallback_for`] names the saved one. A given model of the same name is used as it is. The system prompt, the options and
+    /// the limits apply where the builder is given none, before or after.
+    pub fn restore(mut self, saved: SavedConfig) -> Self {
+        self.saved = Some(Box::new(saved));
         self
     }
 
@@ -263,17 +269,14 @@ impl AgentBuilder {
     }
 
     async fn launch(self, owned: bool) -> Result<Agent, AgentError> {
-        let (saved_model, saved_system, saved_options) = match self.saved {
-            Some(saved) => (saved.model, saved.system, Some(saved.options)),
-            None => (None, None, None),
-        };
+        let saved = self.saved.map_or_else(SavedConfig::default, |saved| *saved);
         let config = Config {
-            model: choose_model(self.model, saved_model, self.registry)?,
-            system: self.system.or(saved_system),
+            model: choose_model(self.model, saved.model, self.registry)?,
+            system: self.system.or(saved.system),
             tools: self.tools?,
-            options: self.options.or(saved_options).unwrap_or_default(),
-            max_steps: self.max_steps,
-            turn_timeout: self.turn_timeout,
+            options: choose_options(self.options, saved.options),
+            max_steps: self.max_steps.or(saved.max_steps),
+            turn_timeout: self.turn_timeout.or(saved.turn_timeout),
         };
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let shared = Arc::new(Shared::default());
@@ -296,6 +299,7 @@ impl AgentBuilder {
             tool_limits: self.tool_limits,
             feed_limits: self.feed_limits,
             terminate_timeout: self.terminate_timeout,
+            credentials: self.credentials.into(),
             owned,
             admission: self.admission,
         };
@@ -320,15 +324,29 @@ fn choose_model(
         (Some(saved), Some(Name::Model(model))) if model.name() == saved => None,
         (Some(saved), _) => match registry.model(&saved) {
             Ok(model) => return Ok(model),
-            Err(error) => Some(error),
+            Err(error) => Some((saved, error)),
         },
         (None, _) => None,
     };
-    match (given, unknown) {
-        (Some(Name::Model(model)), _) => Ok(model),
-        (Some(Name::Name(name)), _) => Ok(registry.model(&name)?),
-        (None, Some(error)) => Err(error.into()),
-        (None, None) => Err(AgentError::NoModel),
+    let model = match (given, &unknown) {
+        (Some(Name::Model(model)), _) => model,
+        (Some(Name::Name(name)), _) => registry.model(&name)?,
+        (None, Some((_, error))) => return Err(error.clone().into()),
+        (None, None) => return Err(AgentError::NoModel),
+    };
+    let Some((saved, error)) = unknown else {
+        return Ok(model);
+    };
+    tracing::warn!(saved, fallback = model.name(), %error, "the saved model can't be used; the fallback is used instead");
+    Ok(model.as_fallback_for(&saved))
+}
+
+/// The options to start with. A key and headers do not decide which side wins, since they are never saved.
+fn choose_options(given: Option<Options>, saved: Options) -> Options {
+    match given {
+        Some(given) if given.has_secrets_alone() => saved.overlaid(&given),
+        Some(given) => given,
+        None => saved,
     }
 }
 

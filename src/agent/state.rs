@@ -35,9 +35,32 @@ impl Config {
         check(self.max_steps, self.turn_timeout, &self.options)
     }
 
+    /// The part of the configuration that can be saved, without keys and headers. [`AgentBuilder::restore`] takes it.
+    ///
+    /// [`AgentBuilder::restore`]: super::AgentBuilder::restore
+    pub fn saved(&self) -> SavedConfig {
+        SavedConfig {
+            model: Some(self.model.saved_name().to_owned()),
+            system: self.system.clone(),
+            options: self.options.clone().without_secrets(),
+            max_steps: self.max_steps,
+            turn_timeout: self.turn_timeout,
+        }
+    }
+
+    /// Whether the parts of both that can be saved are the same.
+    pub(crate) fn saves_as(&self, other: &Self) -> bool {
+        self.model.saved_name() == other.model.saved_name()
+            && self.system == other.system
+            && (self.max_steps, self.turn_timeout) == (other.max_steps, other.turn_timeout)
+            && (self.options == other.options
+                || self.options.clone().without_secrets() == other.options.clone().without_secrets())
+    }
+
     pub(crate) fn view(&self, history: History) -> StateView {
         StateView {
             model: self.model.name().to_owned(),
+            fallback_for: self.model.fallback_for().map(str::to_owned),
             system: self.system.clone(),
             tools: self.tools.declarations(),
             options: self.options.clone(),
@@ -45,6 +68,50 @@ impl Config {
             turn_timeout: self.turn_timeout,
             history,
         }
+    }
+}
+
+/// The part of a [`Config`] that can be saved: all but the tools, the API key and the headers.
+///
+/// [`Config::saved`] makes it, and [`AgentBuilder::restore`](super::AgentBuilder::restore) takes it up.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+#[non_exhaustive]
+pub struct SavedConfig {
+    /// The model's full name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    /// The system prompt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<Arc<str>>,
+    /// How to answer.
+    #[serde(skip_serializing_if = "Options::is_empty")]
+    pub options: Options,
+    /// The most requests that one prompt may cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u32>,
+    /// The longest that one turn may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turn_timeout: Option<Duration>,
+}
+
+impl SavedConfig {
+    /// The same configuration with this model's full name.
+    pub fn with_model(mut self, name: impl Into<String>) -> Self {
+        self.model = Some(name.into());
+        self
+    }
+
+    /// The same configuration with this system prompt.
+    pub fn with_system(mut self, system: impl Into<Arc<str>>) -> Self {
+        self.system = Some(system.into());
+        self
+    }
+
+    /// The same configuration with these options.
+    pub fn with_options(mut self, options: Options) -> Self {
+        self.options = options;
+        self
     }
 }
 
@@ -155,6 +222,9 @@ impl Draft {
 pub struct StateView {
     /// The model's full name.
     pub model: String,
+    /// The saved model's name, if it could not be resolved and `model` is used in its place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fallback_for: Option<String>,
     /// The system prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<Arc<str>>,

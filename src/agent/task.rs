@@ -27,7 +27,7 @@ use super::{
 use crate::{
     actor::{Breath, Fate},
     message::{History, Timestamp},
-    provider::{Model, Provider},
+    provider::{Credentials, Model, Provider},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
@@ -43,6 +43,8 @@ pub(super) struct Setup {
     pub(super) tool_limits: ToolLimits,
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
+    /// By provider.
+    pub(super) credentials: Box<[Credentials]>,
     /// Whether only the owner changes the history.
     pub(super) owned: bool,
     pub(super) admission: Option<Arc<dyn Admission>>,

@@ -31,6 +31,8 @@ struct Inner {
     info: OnceLock<Option<Arc<ModelInfo>>>,
     /// The registry's.
     key: Option<KeySource>,
+    /// The saved name that could not be resolved, if this is the model used in its place.
+    fallback_for: Option<Box<str>>,
 }
 
 /// A whole answer, outside an agent.
@@ -64,25 +66,34 @@ impl Model {
         key: Option<KeySource>,
     ) -> Self {
         let name = format!("{}:{id}", provider.name());
-        Self(Arc::new(Inner { name, id, provider, catalogue, info: OnceLock::new(), key }))
+        let info = OnceLock::new();
+        Self(Arc::new(Inner { name, id, provider, catalogue, info, key, fallback_for: None }))
+    }
+
+    /// The same model, used in place of a saved one that could not be resolved.
+    pub(crate) fn as_fallback_for(&self, saved: &str) -> Self {
+        Self(Arc::new(Inner { fallback_for: Some(saved.into()), ..self.0.copied() }))
     }
 
     /// The same model with this known of it, in place of what the catalogue says.
     pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
-        let Inner { name, id, provider, catalogue, key, .. } = &*self.0;
-        Self(Arc::new(Inner {
-            name: name.clone(),
-            id: Arc::clone(id),
-            provider: Arc::clone(provider),
-            catalogue: catalogue.clone(),
-            info: OnceLock::from(Some(info.into())),
-            key: key.clone(),
-        }))
+        Self(Arc::new(Inner { info: OnceLock::from(Some(info.into())), ..self.0.copied() }))
     }
 
     /// The full name, `provider:id`.
     pub fn name(&self) -> &str {
         &self.0.name
+    }
+
+    /// The saved model's name, if that name could not be resolved and this model is used in its place. A session keeps
+    /// the saved name in its store until another model is chosen; the same one, chosen anew, counts as another.
+    pub fn fallback_for(&self) -> Option<&str> {
+        self.0.fallback_for.as_deref()
+    }
+
+    /// The name to save: the own one, or that of the model in whose place this one is used.
+    pub(crate) fn saved_name(&self) -> &str {
+        self.fallback_for().unwrap_or_else(|| self.name())
     }
 
     /// The provider's name, the part before the id.
@@ -251,6 +262,20 @@ impl Model {
                 return Err(ProviderError::new(ErrorKind::Output, message).with_body(&answer.message.text()));
             }
             corrections.add(answer.message, &problem, Timestamp::now());
+        }
+    }
+}
+
+impl Inner {
+    fn copied(&self) -> Self {
+        Self {
+            name: self.name.clone(),
+            id: Arc::clone(&self.id),
+            provider: Arc::clone(&self.provider),
+            catalogue: self.catalogue.clone(),
+            info: self.info.clone(),
+            key: self.key.clone(),
+            fallback_for: self.fallback_for.clone(),
         }
     }
 }

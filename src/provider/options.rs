@@ -207,6 +207,11 @@ impl Options {
         self.api_key == other.api_key && self.headers == other.headers
     }
 
+    /// Whether nothing is set but, perhaps, a key and headers.
+    pub(crate) fn has_secrets_alone(&self) -> bool {
+        self.clone().without_secrets().is_empty()
+    }
+
     /// The same options without key and headers.
     pub(crate) fn without_secrets(mut self) -> Self {
         if self.has_secrets() {

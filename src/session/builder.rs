@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::{
     Session, SessionError, Watcher, WeakSession,
-    core::Core,
+    core::{Core, saved},
     task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task, writing::contained},
     tenure::Tenure,
 };
@@ -67,10 +67,18 @@ impl SessionBuilder {
     /// The agent: model, tools, callbacks and all. Its history comes from the session, and its commit channel is the
     /// session's.
     ///
-    /// The model, system prompt and options are saved with the conversation. When it is [loaded](Self::load), the saved
-    /// model wins if the agent's registry resolves it, and what is given here is what to fall back to; a system prompt
-    /// and options given here win over the saved ones, as a whole. Tools, callbacks, extensions, keys and headers are
-    /// never saved: give them each time.
+    /// The model, the system prompt, the options and the limits `max_steps` and `turn_timeout` are saved with the
+    /// conversation. When the conversation is [loaded](Self::load):
+    ///
+    /// - The saved model wins if its name can be resolved. Otherwise the model given here is the fallback: its use is logged,
+    ///   emitted to the first subscriber as [`SessionEvent::ModelFallback`](super::SessionEvent::ModelFallback), and shown in
+    ///   every snapshot ([`StateView::fallback_for`](crate::agent::StateView::fallback_for)). The saved name stays in the
+    ///   store until another model is chosen.
+    /// - A system prompt and limits given here win over the saved ones. So do options that set something, as a whole; to
+    ///   clear saved options, [configure](Session::configure) the session.
+    /// - Tools, callbacks, extensions, keys and headers are never saved: give them at each load. Keys and headers do not
+    ///   replace saved options, whether they are given in [options](AgentBuilder::options) or as
+    ///   [credentials](AgentBuilder::credentials).
     pub fn agent(mut self, agent: AgentBuilder) -> Self {
         self.agent = agent;
         self
@@ -229,18 +237,10 @@ impl SessionBuilder {
         let stored = self.store.load(&id).await?;
         let (state, version) = (stored.state, stored.version);
         let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors)?;
-        let system = state.system.as_deref().map(Arc::from);
-        self.agent = self
-            .agent
-            .restore(state.model.as_deref(), system, state.options.clone())
-            .history(tree.history().clone());
+        self.agent = self.agent.restore(saved(&state)).history(tree.history().clone());
         let loaded = |config, seen| Core::loaded(tree, &state, version, config, seen);
         let mut starting = self.start(id, loaded).await?;
         starting.tenure = tenure;
-        let name = starting.core.config().model.name();
-        if state.model.as_deref().is_some_and(|saved| saved != name) {
-            tracing::warn!(saved = state.model, instead = name, "the saved model is not to be had");
-        }
         Ok(starting.run())
     }
 

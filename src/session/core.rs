@@ -13,8 +13,8 @@ mod simulation;
 
 use std::{sync::Arc, time::Duration};
 
-pub(super) use saving::Job;
 use saving::Saver;
+pub(super) use saving::{Job, saved};
 
 use super::{SessionError, SessionEvent, StoreReport};
 use crate::{
@@ -97,6 +97,8 @@ pub(super) struct Core {
     moving: Option<Box<(EventId, Move)>>,
     branch: Option<Box<Branch>>,
     saver: Saver,
+    /// Whether the event about a fallback for the saved model was emitted.
+    is_fallback_reported: bool,
 }
 
 impl Core {
@@ -111,6 +113,7 @@ impl Core {
             moving: None,
             branch: None,
             saver: Saver::new(),
+            is_fallback_reported: false,
         }
     }
 
@@ -373,6 +376,17 @@ impl Core {
         effects.push(Effect::Emit(SessionEvent::Title { title }));
         self.saver.state_changed(&self.config, self.title.as_ref());
         self.save(env, effects);
+    }
+
+    /// Takes note of a new subscriber. For the first one, the use of a fallback for the saved model is emitted.
+    pub(super) fn joined(&mut self, effects: &mut Effects) {
+        let model = &self.config.model;
+        if let Some(saved) = model.fallback_for()
+            && !std::mem::replace(&mut self.is_fallback_reported, true)
+        {
+            let (saved, fallback) = (saved.into(), model.name().into());
+            effects.push(Effect::Emit(SessionEvent::ModelFallback { saved, fallback }));
+        }
     }
 
     // ---- snapshots ----

@@ -28,6 +28,16 @@ pub enum SessionEvent {
     },
     /// What became of a write to the store.
     Store(StoreReport),
+    /// The saved model's name could not be resolved when the conversation was loaded, and the model given by the
+    /// application is used in its place. The first subscriber gets this right after its snapshot; every snapshot has it in
+    /// [`StateView::fallback_for`](crate::agent::StateView::fallback_for). The saved name stays in the store until another
+    /// model is chosen.
+    ModelFallback {
+        /// The saved model's name.
+        saved: Arc<str>,
+        /// The name of the model in use.
+        fallback: Arc<str>,
+    },
 }
 
 /// What became of a write to the store.
@@ -69,7 +79,7 @@ pub enum StoreReport {
 pub enum SavedPart {
     /// Messages, or the path, and the state if it had changed.
     Tree,
-    /// Model, system, options or title.
+    /// Model, system prompt, options, limits or title.
     State,
 }
 
@@ -102,6 +112,7 @@ impl SessionEvent {
             }
             Self::Title { title } => title.as_ref().map_or(0, |title| title.len()),
             Self::Store(report) => report.error().map_or(0, str::len),
+            Self::ModelFallback { saved, fallback } => saved.len() + fallback.len(),
         }
     }
 }

@@ -65,6 +65,8 @@ impl SessionSnapshot {
                 self.unsaved.retain(|node| through.is_none_or(|through| *node > through));
             }
             SessionEvent::Store(report) => self.store = Some(report.clone()),
+            // The agent's state in the snapshot has it.
+            SessionEvent::ModelFallback { .. } => {}
         }
         self.last.number += 1;
         Ok(())

@@ -1,6 +1,6 @@
 //! What is written to a store and read back.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +26,12 @@ pub struct StoredState {
     /// How to answer.
     #[serde(skip_serializing_if = "Options::is_empty")]
     pub options: Options,
+    /// The most requests that one prompt may cause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<u32>,
+    /// The longest that one turn may take.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub turn_timeout: Option<Duration>,
     /// What people call the conversation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
@@ -48,6 +54,18 @@ impl StoredState {
     pub fn with_options(mut self, options: Options) -> Self {
         self.options = options;
         self.without_secrets()
+    }
+
+    /// The same state with this limit of requests for each prompt.
+    pub fn with_max_steps(mut self, max_steps: u32) -> Self {
+        self.max_steps = Some(max_steps);
+        self
+    }
+
+    /// The same state with this time limit for each turn.
+    pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
+        self.turn_timeout = Some(limit);
+        self
     }
 
     /// The same state with this title.

@@ -2,7 +2,7 @@
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, ErrorDecision, Prompt, ToolDecision},
-    provider::{ErrorKind, Options, ProviderError, Request, Secret},
+    provider::{Credentials, ErrorKind, Options, ProviderError, Request, Secret},
     testing::{ScriptedProvider, Step},
 };
 use serde_json::json;
@@ -96,4 +96,33 @@ async fn callback_that_gives_model_and_key_gives_the_key_to_that_model() {
     let builder = builder.options(secret("of-first")).tool(noting("look", &Log::default())).callbacks(hooks);
     builder.start().await.unwrap().ask("Look").await.unwrap();
     assert_eq!(sent(&second.requests()[0]), (Some("of-second"), false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn credentials_go_to_their_provider_alone_whenever_its_model_is_in_use() {
+    let (first, builder) = provider("first", [Step::text("1"), Step::text("2"), Step::text("4")]);
+    let (second, _) = provider("second", [Step::text("3")]);
+    let credentials = Credentials::new("first").with_api_key("of-first").with_header("X-Tenant", "acme");
+    let options = Options::default().with_header("x-tenant", "own");
+    let agent = builder.credentials(credentials).start().await.unwrap();
+    agent.ask("Hi").await.unwrap();
+    agent.ask(Prompt::new("Hi").with_options(options.with_api_key("of-prompt"))).await.unwrap();
+    for model in [second.model(), first.model()] {
+        let choose = move |draft: &mut omni_agent::agent::Draft| {
+            draft.config.model = model;
+            Ok(())
+        };
+        agent.set_state(choose).await.unwrap();
+        agent.ask("Hi").await.unwrap();
+    }
+    let requests = first.requests();
+    let tenants: Vec<_> =
+        requests[1].options.headers.iter().flatten().map(|(_, value)| value.reveal()).collect();
+    assert_eq!(
+        (sent(&requests[0]), sent(&requests[2])),
+        ((Some("of-first"), true), (Some("of-first"), true))
+    );
+    assert_eq!((sent(&requests[1]).0, tenants), (Some("of-prompt"), vec!["own"]));
+    assert_eq!(sent(&second.requests()[0]), (None, false));
+    assert!(agent.state().await.unwrap().config().options.is_empty());
 }

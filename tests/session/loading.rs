@@ -7,7 +7,7 @@ use omni_agent::{
     agent::{Agent, AgentBuilder, AgentError, Config},
     message::{Content, History, Message, ToolUse},
     provider::{Model, Options, Registry},
-    session::{Session, SessionError},
+    session::{Session, SessionError, SessionEvent},
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
         Summary, Version, Write, WriteId,
@@ -18,7 +18,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{ScriptedStore, assert_agree, created, id, node, parrot, secs};
+use crate::support::{ScriptedStore, assert_agree, configure, created, event, id, node, parrot, secs, watch};
 
 fn model(provider: &str) -> Model {
     ScriptedProvider::new([]).named(provider.to_owned()).model()
@@ -59,17 +59,54 @@ async fn load_persisted_model_known_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_persisted_model_unknown_given_one_stays_and_is_saved_with_the_next_commit() {
+async fn load_persisted_model_unknown_fallback_answers_and_the_saved_name_stays_stored() {
     let store = stored(StoredState::default().with_model("gone:saved")).await;
     let given = ScriptedProvider::new([Step::text("Well.")]).named("given").model();
     let session = load(&store, Agent::builder().model(given)).await.unwrap();
     assert_eq!(config(&session).await.model.name(), "given:scripted");
-    session.flush(secs(1)).await.unwrap();
-    assert_eq!(store.words(), [""; 0]);
     session.ask("How are you?").await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
     session.flush(secs(1)).await.unwrap();
-    assert_eq!(store.words(), ["commit with state"]);
-    assert_eq!(store.tried()[0].what.state().unwrap().model.as_deref(), Some("given:scripted"));
+    assert_eq!(store.words(), ["commit", "state"]);
+    let state = store.beneath().load(&id("talk")).await.unwrap().state;
+    assert_eq!((state.model.as_deref(), state.system.as_deref()), (Some("gone:saved"), Some("Be brief.")));
+    session.stop(secs(1)).await.unwrap();
+
+    // If the name resolves later, the saved model is used again.
+    let back = Registry::empty().with(ScriptedProvider::new([]).named("gone"));
+    let builder = Session::builder(store.as_dyn()).agent(Agent::builder().registry(back));
+    assert_eq!(config(&builder.load(id("talk")).await.unwrap()).await.model.name(), "gone:saved");
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_persisted_model_unknown_fallback_is_an_event_for_the_first_subscriber_and_in_each_snapshot() {
+    let store = stored(StoredState::default().with_model("gone:saved")).await;
+    let session = load(&store, Agent::builder().model(model("given"))).await.unwrap();
+    let mut first = watch(&session).await;
+    let mut second = watch(&session).await;
+    session.set_title(Some("Talk")).await.unwrap();
+    let told = event(&mut first).await;
+    let SessionEvent::ModelFallback { saved, fallback } = &*told else { panic!("{told:?}") };
+    assert_eq!((&**saved, &**fallback), ("gone:saved", "given:scripted"));
+    for events in [&mut first, &mut second] {
+        let next = event(events).await;
+        assert!(matches!(&*next, SessionEvent::Title { .. }), "{next:?}");
+        let fallback_for = &events.snapshot().unwrap().agent.state.fallback_for;
+        assert_eq!(fallback_for.as_deref(), Some("gone:saved"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_persisted_model_unknown_model_chosen_is_stored_even_if_it_is_the_fallback() {
+    let store = stored(StoredState::default().with_model("gone:saved")).await;
+    let given = model("given");
+    let session = load(&store, Agent::builder().model(given.clone())).await.unwrap();
+    configure(&session, |config| config.model = given).await;
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.words(), ["state"]);
+    let state = store.beneath().load(&id("talk")).await.unwrap().state;
+    assert_eq!(state.model.as_deref(), Some("given:scripted"));
+    assert_eq!(session.snapshot().await.unwrap().agent.state.fallback_for, None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -97,8 +134,52 @@ async fn load_system_and_options_given_ones_replace_the_persisted_whole() {
     assert_eq!((system.system.as_deref(), &system.options), (Some("Given."), &state.options));
     let replaced = config(&load(&store, Agent::builder().options(given.clone())).await.unwrap()).await;
     assert_eq!((replaced.system.as_deref(), &replaced.options), (Some("Saved."), &given));
-    let none = config(&load(&store, Agent::builder().options(Options::default())).await.unwrap()).await;
-    assert_eq!(none.options, Options::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_options_with_secrets_same_side_wins_as_without_them() {
+    let saved = Options::default().with_temperature(0.1).with_max_tokens(100);
+    let store = stored(StoredState::default().with_model("known:saved").with_options(saved.clone())).await;
+    let secret = |options: Options| options.with_api_key("hush").with_header("X-Tenant", "acme");
+    for given in [Options::default(), Options::default().with_temperature(0.9)] {
+        let wins = if given.is_empty() { &saved } else { &given };
+        let plain = load(&store, Agent::builder().options(given.clone())).await.unwrap();
+        assert_eq!(config(&plain).await.options, *wins);
+        let session = load(&store, Agent::builder().options(secret(given.clone()))).await.unwrap();
+        assert_eq!(config(&session).await.options, secret(wins.clone()));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_with_a_key_next_commit_keeps_the_saved_options() {
+    let saved = Options::default().with_temperature(0.1).with_max_tokens(100);
+    let provider = ScriptedProvider::new([Step::text("Well.")]).named("known");
+    let state = StoredState::default().with_model(provider.model().name()).with_options(saved.clone());
+    let store = stored(state.clone()).await;
+    let agent = Agent::builder().model(provider.model()).options(Options::default().with_api_key("hush"));
+    let session = load(&store, agent).await.unwrap();
+    session.ask("How are you?").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(provider.requests()[0].options, saved.with_api_key("hush"));
+    assert_eq!(store.words(), ["commit"]);
+    assert_eq!(store.beneath().load(&id("talk")).await.unwrap().state, state);
+    store.assert_sound();
+}
+
+#[tokio::test(start_paused = true)]
+async fn load_limits_saved_ones_hold_unless_given() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot().max_steps(3)).await;
+    configure(&session, |config| config.turn_timeout = Some(secs(9))).await;
+    session.stop(secs(1)).await.unwrap();
+    let loaded = |agent: AgentBuilder| {
+        let builder = Session::builder(store.as_dyn()).agent(agent);
+        async move { config(&builder.load(id("talk")).await.unwrap()).await }
+    };
+    let kept = loaded(parrot()).await;
+    assert_eq!((kept.max_steps, kept.turn_timeout), (Some(3), Some(secs(9))));
+    let given = loaded(parrot().max_steps(5)).await;
+    assert_eq!((given.max_steps, given.turn_timeout), (Some(5), Some(secs(9))));
 }
 
 #[tokio::test(start_paused = true)]

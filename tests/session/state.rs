@@ -23,8 +23,6 @@ async fn state_changed_in_what_is_not_kept_nothing_is_written() {
     session.add_tool(echo()).await.unwrap();
     session.remove_tool("echo").await.unwrap();
     session.remove_tool("none").await.unwrap();
-    configure(&session, |config| config.max_steps = Some(3)).await;
-    configure(&session, |config| config.turn_timeout = Some(secs(9))).await;
     configure(&session, |config| config.options.api_key = Some("hush".into())).await;
     session.configure(|_| Ok(())).await.unwrap();
     configure(&session, |config| config.system = config.system.clone()).await;
@@ -45,11 +43,16 @@ async fn state_changed_in_what_is_kept_each_change_is_written() {
     let model = ScriptedProvider::new([]).named("other").model();
     configure(&session, move |config| config.model = model).await;
     session.flush(secs(1)).await.unwrap();
-    assert_eq!(store.words(), ["state"; 3]);
+    configure(&session, |config| config.max_steps = Some(3)).await;
+    session.flush(secs(1)).await.unwrap();
+    configure(&session, |config| config.turn_timeout = Some(secs(9))).await;
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.words(), ["state"; 5]);
     let state = store.beneath().load(&id("talk")).await.unwrap().state;
     assert_eq!(state.system.as_deref(), Some("Be brief."));
     assert_eq!(state.options, Options::default().with_temperature(0.5));
     assert_eq!(state.model.as_deref(), Some("other:scripted"));
+    assert_eq!((state.max_steps, state.turn_timeout), (Some(3), Some(secs(9))));
 }
 
 #[tokio::test(start_paused = true)]

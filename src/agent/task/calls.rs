@@ -89,6 +89,11 @@ impl Task {
         let ours =
             self.kept_secrets(&self.config.options, self.secrets_of.as_ref().map(Model::provider_name));
         request.options = ours.overlaid(&self.kept_secrets(own, turn.origin.secrets_of.as_deref()));
+        let provider = self.config.model.provider_name();
+        let credentials = self.setup.credentials.iter().find(|given| given.provider() == provider);
+        if let Some(credentials) = credentials {
+            credentials.complete(&mut request.options);
+        }
         request
     }
 

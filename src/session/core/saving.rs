@@ -7,7 +7,7 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Core, Effect, Effects, Env};
 use crate::{
-    agent::Config,
+    agent::{Config, SavedConfig},
     error::error_chain,
     session::{SavedPart, SessionEvent, StoreReport},
     store::{Commit, StateChange, StoreError, StoredState, Version, Write, WriteId},
@@ -321,19 +321,27 @@ fn is_lost(error: &StoreError, job: &Job) -> bool {
 
 /// What of a configuration and a title is kept.
 fn persistable(config: &Config, title: Option<&Arc<str>>) -> StoredState {
-    let mut state =
-        StoredState::default().with_model(config.model.name()).with_options(config.options.clone());
-    state.system = config.system.as_deref().map(str::to_owned);
+    let SavedConfig { model, system, options, max_steps, turn_timeout, .. } = config.saved();
+    let mut state = StoredState::default().with_options(options);
+    state.model = model;
+    state.system = system.as_deref().map(str::to_owned);
+    (state.max_steps, state.turn_timeout) = (max_steps, turn_timeout);
     state.title = title.map(|title| title.as_ref().to_owned());
     state
 }
 
+/// The configuration that a conversation was saved with.
+pub(in crate::session) fn saved(state: &StoredState) -> SavedConfig {
+    let mut saved = SavedConfig::default().with_options(state.options.clone());
+    saved.model.clone_from(&state.model);
+    saved.system = state.system.as_deref().map(Arc::from);
+    (saved.max_steps, saved.turn_timeout) = (state.max_steps, state.turn_timeout);
+    saved
+}
+
 /// Whether what is kept of both is the same.
 fn same(a: &Arc<Config>, b: &Arc<Config>) -> bool {
-    Arc::ptr_eq(a, b)
-        || a.model.name() == b.model.name()
-            && a.system == b.system
-            && (a.options == b.options || persistable(a, None).options == persistable(b, None).options)
+    Arc::ptr_eq(a, b) || a.saves_as(b)
 }
 
 #[cfg(any(test, debug_assertions))]

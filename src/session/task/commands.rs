@@ -162,7 +162,9 @@ impl Task {
             return Ok(attachment);
         }
         let snapshot = self.snapshot().await?;
-        Ok(self.feed.join(limits, snapshot))
+        let attachment = self.feed.join(limits, snapshot);
+        self.step(|core, _, effects| core.joined(effects));
+        Ok(attachment)
     }
 
     /// What is not in the store, if anything is not.

@@ -1,4 +1,4 @@
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use super::{Outcome, Subject, committed, conversation, turn};
 use crate::{
@@ -13,6 +13,8 @@ fn full() -> StoredState {
         .with_options(
             Options::default().with_max_tokens(500).with_temperature(0.1 + 0.2).with_extra([("seed", 7)]),
         )
+        .with_max_steps(30)
+        .with_turn_timeout(Duration::from_millis(90_500))
         .with_title("A talk")
 }
 

@@ -25,6 +25,7 @@ pub(super) enum Kind {
     Saved,
     Failed,
     Lost,
+    Fallback,
 }
 
 pub(super) struct Model {
@@ -42,6 +43,7 @@ pub(super) struct Model {
     pub(super) config: Arc<Config>,
     status: Status,
     seen: EventId,
+    is_fallback_reported: bool,
 }
 
 impl Model {
@@ -57,6 +59,7 @@ impl Model {
             config,
             status: Status::Idle,
             seen,
+            is_fallback_reported: false,
         }
     }
 
@@ -67,7 +70,9 @@ impl Model {
 
     /// What is kept beside the tree.
     pub(super) fn state(&self) -> StoredState {
-        let mut state = StoredState::default().with_model(self.config.model.name());
+        let model = &self.config.model;
+        let mut state = StoredState::default().with_model(model.fallback_for().unwrap_or(model.name()));
+        state.max_steps = self.config.max_steps;
         state.system = self.config.system.as_deref().map(str::to_owned);
         state.title = self.title.as_deref().map(str::to_owned);
         if let Some(max_tokens) = self.config.options.max_tokens {
@@ -140,6 +145,13 @@ impl Model {
         let (before, _) = self.branch.take()?;
         self.shown = before;
         Some(Kind::Tree)
+    }
+
+    /// A subscriber joins. The fallback event is emitted once in each life.
+    pub(super) fn joined(&mut self) -> Vec<Kind> {
+        let is_told = self.config.model.fallback_for().is_some() && !self.is_fallback_reported;
+        self.is_fallback_reported |= is_told;
+        Vec::from_iter(is_told.then_some(Kind::Fallback))
     }
 
     pub(super) fn agent_ended(&mut self) -> Vec<Kind> {

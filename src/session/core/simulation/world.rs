@@ -180,6 +180,8 @@ impl World {
     fn play_one(&mut self) -> Check {
         if self.rng.percent(3) {
             self.join();
+            let told = self.model.joined();
+            self.input(told, |core, _, effects| core.joined(effects))?;
         }
         if self.rng.percent(self.foes) {
             self.interfere();
@@ -313,6 +315,7 @@ impl World {
                     SessionEvent::Store(StoreReport::Saved { .. }) => Kind::Saved,
                     SessionEvent::Store(StoreReport::Failed { .. }) => Kind::Failed,
                     SessionEvent::Store(StoreReport::Lost { .. }) => Kind::Lost,
+                    SessionEvent::ModelFallback { .. } => Kind::Fallback,
                 };
                 let expected = told.pop_front();
                 ensure!(expected == Some(kind), "{event:?} is told, not {expected:?}");

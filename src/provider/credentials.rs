@@ -1,0 +1,64 @@
+use std::collections::BTreeMap;
+
+use super::{Options, Secret};
+
+/// An API key and HTTP headers for one agent's requests to one provider.
+///
+/// Give them to [`AgentBuilder::credentials`](crate::agent::AgentBuilder::credentials) each time an agent is built or a
+/// conversation is loaded. They are not part of the agent's [`Options`], so they are never saved, they never replace saved
+/// options, and they apply whenever a model of that provider is in use. A key and headers in the options win over them.
+///
+/// ```
+/// use omni_agent::agent::Agent;
+/// use omni_agent::provider::Credentials;
+///
+/// let credentials = Credentials::new("anthropic").with_api_key("sk-ant-tenant-7").with_header("X-Tenant", "7");
+/// let builder = Agent::builder().model("anthropic:claude-sonnet-4-6").credentials(credentials);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    provider: String,
+    api_key: Option<Secret>,
+    headers: BTreeMap<String, Secret>,
+}
+
+impl Credentials {
+    /// Credentials for the provider of this name, the part of a model's name before the colon.
+    pub fn new(provider: impl Into<String>) -> Self {
+        Self { provider: provider.into(), api_key: None, headers: BTreeMap::new() }
+    }
+
+    /// The same credentials with this API key. It wins over the registry's key; an empty one is ignored.
+    pub fn with_api_key(mut self, key: impl Into<Secret>) -> Self {
+        self.api_key = Some(key.into()).filter(|key| !key.reveal().is_empty());
+        self
+    }
+
+    /// The same credentials with this HTTP header. A header of the same name that was added before is replaced.
+    pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
+        self.headers.insert(name.into(), value.into());
+        self
+    }
+
+    /// The name of the provider that gets them.
+    pub fn provider(&self) -> &str {
+        &self.provider
+    }
+
+    /// Adds the key and the headers that the options do not have.
+    pub(crate) fn complete(&self, options: &mut Options) {
+        if let Some(key) = &self.api_key
+            && options.api_key.as_ref().is_none_or(|given| given.reveal().is_empty())
+        {
+            options.api_key = Some(key.clone());
+        }
+        for (name, value) in &self.headers {
+            let is_given = |headers: &BTreeMap<String, Secret>| {
+                headers.keys().any(|given| given.eq_ignore_ascii_case(name))
+            };
+            if !options.headers.as_ref().is_some_and(is_given) {
+                options.headers.get_or_insert_default().insert(name.clone(), value.clone());
+            }
+        }
+    }
+}

@@ -67,7 +67,7 @@ pub use snapshot::SessionSnapshot;
 use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
 use task::Shared;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 pub use watcher::{Notice, Watcher};
 
 use crate::{
@@ -255,7 +255,9 @@ impl Session {
         Ok(SessionSubscription::new(events, Guard::new(self.downgrade(), hold)))
     }
 
-    /// Waits until all that is unsaved now is in the store. What waits to be saved again is tried at once.
+    /// Waits until all that is unsaved now is in the store. A failed write is repeated at once, and then after short waits:
+    /// each is at most an eighth of the time left. A write that has been silent for a quarter of the time left is begun
+    /// once more.
     ///
     /// # Errors
     ///
@@ -265,7 +267,9 @@ impl Session {
     ///
     /// Dropping the future only stops the waiting.
     pub async fn flush(&self, deadline: Duration) -> Result<(), SessionError> {
-        if let Ok(flushed) = tokio::time::timeout(deadline, self.call(Command::Flush)).await {
+        let until = Instant::now().checked_add(deadline);
+        let flush = self.call(|reply| Command::Flush(until, reply));
+        if let Ok(flushed) = tokio::time::timeout(deadline, flush).await {
             return flushed;
         }
         match self.call(Command::Unsaved).await? {

@@ -99,20 +99,21 @@ impl SessionBuilder {
     }
 
     /// Bytes of messages that may be unsaved, roughly, before new prompts get [`SessionError::StoreBehind`]. 16 MiB if
-    /// unset. A run that goes on already may go on.
+    /// unset. A run in progress continues.
     pub fn unsaved_limit(mut self, bytes: usize) -> Self {
         Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
         self
     }
 
-    /// How long a write may take before it counts as failed, and is repeated. One minute if unset.
+    /// How long a write may take before it counts as failed, and is repeated. One minute if unset. During an end or a flush
+    /// a write that is silent is repeated sooner, after a share of the time left.
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         Arc::make_mut(&mut self.setup).write_timeout = limit;
         self
     }
 
-    /// How long the end may take, saving above all, when no deadline is given: at any end but [`Session::stop`]. 30
-    /// seconds if unset.
+    /// The deadline of every end but [`Session::stop`], mostly for saving. 30 seconds if unset. Within it, failed and silent
+    /// writes are repeated after short waits, as [`Session::flush`] states.
     pub fn end_timeout(mut self, limit: Duration) -> Self {
         Arc::make_mut(&mut self.setup).end_timeout = limit;
         self
@@ -314,8 +315,9 @@ impl Starting {
             feed: Feed::new(rand::random()),
             _last_words: LastWords(Arc::clone(&shared)),
             shared,
-            write: None,
+            attempts: None,
             retry: None,
+            ends_by: None,
             idle: None,
             idle_when_saved: false,
             flushes: Vec::new(),

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{SessionError, SessionEvent, SessionSnapshot};
 use crate::{
@@ -46,7 +46,8 @@ pub(super) enum Command {
     Tree(Reply<Tree>),
     Snapshot(Reply<Box<SessionSnapshot>>),
     Subscribe(Option<EventId>, AttachmentReply),
-    Flush(Reply<()>),
+    /// With its deadline; `None` if no clock reaches that far.
+    Flush(Option<Instant>, Reply<()>),
     Unsaved(Reply<Option<Unsaved>>),
     Stop(Stop),
 }

@@ -31,16 +31,18 @@ pub(super) struct Env<'a> {
     pub(super) write_id: &'a dyn Fn() -> WriteId,
     /// Bytes that may be unsaved before new prompts are refused.
     pub(super) unsaved_limit: usize,
+    /// The time left until the nearest deadline of an end or a flush, if one is in progress.
+    pub(super) left: Option<Duration>,
 }
 
 /// What the shell is to do.
 #[derive(Debug)]
 pub(super) enum Effect {
-    /// Tell subscribers.
+    /// Emit this event to subscribers.
     Emit(SessionEvent),
-    /// Perform this write; its outcome comes back.
+    /// Perform this write. Its outcome comes back. If the same write is under way, begin another attempt and keep the first.
     Write(Arc<Job>),
-    /// Come back when this long has passed, unless something is written before.
+    /// Come back to [`Core::retry`] when this long has passed, unless something is written before.
     RetryIn(Duration),
     /// Whether new prompts are refused has changed.
     Behind(bool),

@@ -17,7 +17,7 @@ use std::{
 use futures_util::{FutureExt, StreamExt};
 use tokio::{
     sync::mpsc,
-    time::{Sleep, sleep},
+    time::{Instant, Sleep, sleep},
 };
 
 use super::{
@@ -99,9 +99,11 @@ pub(super) struct Task {
     pub(super) feed: Feed<SessionEvent>,
     pub(super) shared: Arc<Shared>,
     /// The write that is under way.
-    pub(super) write: Option<writing::UnderWay>,
-    /// When a write that failed is repeated.
+    pub(super) attempts: Option<Box<writing::Attempts>>,
+    /// The moment to repeat a write that failed or does not answer.
     pub(super) retry: Option<Pin<Box<Sleep>>>,
+    /// The deadline of the end in progress.
+    pub(super) ends_by: Option<Instant>,
     /// When the session ends because nobody wants it.
     pub(super) idle: Option<Pin<Box<Sleep>>>,
     /// The session would have ended, had it not had something to save.
@@ -125,9 +127,10 @@ impl Drop for LastWords {
     }
 }
 
-/// Somebody waits until what was unsaved is in the store.
+/// A caller of `flush` that waits until everything that was unsaved is in the store.
 pub(super) struct Flush {
     wanted: u64,
+    until: Option<Instant>,
     reply: super::command::Reply<()>,
 }
 
@@ -167,7 +170,7 @@ impl Task {
         let input = tokio::select! {
             biased;
             command = commands.recv() => Input::Command(command),
-            outcome = writing::outcome(&mut self.write) => Input::Written(outcome),
+            outcome = writing::outcome(&mut self.attempts) => Input::Written(outcome),
             delivery = self.deliveries.next() => Input::Delivery(delivery),
             () = self.shared.left.given() => Input::Left,
             error = lost(self.tenure.as_mut()) => Input::Lost(error),
@@ -187,7 +190,7 @@ impl Task {
                     watcher::tell_of(&**watcher, Notice::Left);
                 }
             }
-            Input::Retry => self.save(),
+            Input::Retry => self.retry(),
             Input::IdleTimeOver => {
                 if Box::pin(self.is_unwanted()).await {
                     return Some((EndReason::Idle, None));
@@ -258,7 +261,11 @@ impl Task {
     /// Gives the core an input and performs what it wants done.
     pub(super) fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
         let mut effects = std::mem::take(&mut self.effects);
-        let env = Env { write_id: &WriteId::generate, unsaved_limit: self.shared.setup.unsaved_limit };
+        let env = Env {
+            write_id: &WriteId::generate,
+            unsaved_limit: self.shared.setup.unsaved_limit,
+            left: self.time_left(),
+        };
         let output = input(&mut self.core, &env, &mut effects);
         for effect in effects.drain(..) {
             self.perform(effect);
@@ -284,7 +291,13 @@ impl Task {
             }
             Effect::Emit(_) => self.feed.skip(),
             Effect::Write(job) => self.begin_write(job),
-            Effect::RetryIn(wait) => self.retry = Some(Box::pin(sleep(wait))),
+            Effect::RetryIn(wait) => {
+                let again = Box::pin(sleep(wait));
+                // A later flush must not postpone the attempt that an earlier flush waits for.
+                if self.retry.as_ref().is_none_or(|retry| retry.deadline() > again.deadline()) {
+                    self.retry = Some(again);
+                }
+            }
             Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
             Effect::Idle => self.consider_idle_shutdown(),
         }
@@ -313,6 +326,7 @@ impl Task {
         }
         if !self.is_saved() {
             self.idle_when_saved = true;
+            self.step(Core::hurry);
             return false;
         }
         let retired = matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true));
@@ -329,6 +343,18 @@ impl Task {
             && !self.is_controlled()
             && self.is_saved()
             && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
+    }
+
+    /// The time left until the nearest deadline of an end or a flush.
+    fn time_left(&self) -> Option<Duration> {
+        if self.flushes.is_empty() && self.ends_by.is_none() {
+            return None;
+        }
+        let flushes =
+            self.flushes.iter().filter(|flush| !flush.reply.is_closed()).filter_map(|flush| flush.until);
+        let now = Instant::now();
+        let left = |until: Instant| until.checked_duration_since(now).filter(|left| !left.is_zero());
+        flushes.chain(self.ends_by).filter_map(left).min()
     }
 
     fn is_saved(&self) -> bool {

@@ -13,6 +13,7 @@ mod flavours;
 mod leasing;
 mod lives;
 mod opening;
+mod outages;
 mod random;
 mod rig;
 mod room;

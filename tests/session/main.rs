@@ -21,6 +21,7 @@ mod modes;
 mod moves;
 mod open_uses;
 mod order;
+mod outages;
 mod outputs;
 mod property;
 mod races;

@@ -243,8 +243,8 @@ async fn turn_saved_store_event_follows_its_tree() {
 
 #[tokio::test(start_paused = true)]
 async fn too_much_unsaved_refuses_prompts_until_the_store_caught_up() {
-    let gate = Gate::new();
-    let store = ScriptedStore::new([Act::Wait(gate.clone())]);
+    let store = ScriptedStore::new([]);
+    store.otherwise(|| Act::Hang);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).unsaved_limit(10_000);
     let session = builder.create().await.unwrap();
     session.ask("Small").await.unwrap();
@@ -268,7 +268,7 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_caught_up() {
     session.notify("an event").await.unwrap();
     assert!(matches!(session.flush(secs(1)).await, Err(SessionError::Unsaved { nodes: 6, .. })));
 
-    gate.open();
+    store.otherwise(|| Act::Work);
     session.flush(secs(1)).await.unwrap();
     session.ask("More").await.unwrap();
     assert_agree(&session, &store).await;

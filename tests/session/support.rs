@@ -3,7 +3,10 @@
 use std::{
     collections::VecDeque,
     fmt,
-    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -130,6 +133,10 @@ struct Inner {
     /// As many permits as writes that were tried and not awaited.
     arrivals: Semaphore,
     wrongs: Mutex<Vec<String>>,
+    /// Writes that are being performed.
+    open: Arc<()>,
+    /// The most that ever were at the same time.
+    most: AtomicUsize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -150,6 +157,8 @@ impl ScriptedStore {
             tried: Mutex::default(),
             arrivals: Semaphore::new(0),
             wrongs: Mutex::default(),
+            open: Arc::default(),
+            most: AtomicUsize::new(0),
         }))
     }
 
@@ -175,6 +184,11 @@ impl ScriptedStore {
 
     pub(crate) fn tried(&self) -> Vec<Tried> {
         lock(&self.0.tried).clone()
+    }
+
+    /// The most writes that were performed at the same time.
+    pub(crate) fn most_at_once(&self) -> usize {
+        self.0.most.load(Ordering::Relaxed)
     }
 
     /// What was tried, in words.
@@ -212,6 +226,8 @@ impl ScriptedStore {
         write: impl Future<Output = Result<Version, StoreError>> + Send,
     ) -> Result<Version, StoreError> {
         let broken = || StoreError::failed("writing", fmt::Error);
+        let open = Arc::clone(&self.0.open);
+        self.0.most.fetch_max(Arc::strong_count(&open) - 1, Ordering::Relaxed);
         let act = self.next(what);
         match &act {
             Act::Work | Act::LoseWord | Act::HangAfter => {}

@@ -16,6 +16,15 @@ use crate::{
 
 /// The wait before a failed write is repeated, at first and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
+/// The share of the time left that such a wait takes at most during an end or a flush.
+const WAIT_SHARE: u32 = 8;
+/// The share of the time left after which a write that does not answer is begun once more.
+const SILENCE_SHARE: u32 = 4;
+/// The same for a creation. It is abandoned by that, since two attempts that acquire the conversation side by side could
+/// end each other's lease. So it gets more time.
+const SILENT_CREATION_SHARE: u32 = 2;
+/// The shortest of these waits. Shares of the time left never come to its end.
+const SHORTEST: Duration = Duration::from_millis(50);
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
@@ -146,7 +155,7 @@ impl Core {
         if let Some(attempt) = &mut self.saver.attempt {
             if !attempt.under_way {
                 attempt.under_way = true;
-                effects.push(Effect::Write(Arc::clone(&attempt.job)));
+                begin(&attempt.job, env, effects);
             }
             return;
         }
@@ -154,7 +163,7 @@ impl Core {
             return;
         };
         let job = Arc::new(job);
-        effects.push(Effect::Write(Arc::clone(&job)));
+        begin(&job, env, effects);
         let saver = &self.saver;
         self.saver.attempt = Some(Box::new(Attempt {
             // A conversation is created without nodes.
@@ -168,6 +177,32 @@ impl Core {
             under_way: true,
         }));
         self.saver.state_is_due = false;
+    }
+
+    /// Saves what is unsaved, for an end or a flush that has just begun. The waits between attempts start anew. A write under
+    /// way has a share of the time left to answer.
+    pub(in crate::session) fn hurry(&mut self, env: &Env<'_>, effects: &mut Effects) {
+        let is_lost = self.saver.lost;
+        if let Some(attempt) = self.saver.attempt.as_mut().filter(|_| !is_lost) {
+            attempt.failures = 0;
+            if attempt.under_way {
+                effects.extend(silence(&attempt.job, env).map(Effect::RetryIn));
+            }
+        }
+        self.save(env, effects);
+    }
+
+    /// The wait that was asked for is over. A failed write is repeated. A write that has not answered is begun once more if
+    /// an end or a flush still waits for it.
+    pub(in crate::session) fn retry(&mut self, env: &Env<'_>, effects: &mut Effects) {
+        match &self.saver.attempt {
+            Some(attempt) if attempt.under_way => {
+                if env.left.is_some() && !self.saver.lost {
+                    begin(&attempt.job, env, effects);
+                }
+            }
+            _ => self.save(env, effects),
+        }
     }
 
     fn next_job(&mut self, env: &Env<'_>) -> Option<Job> {
@@ -255,14 +290,13 @@ impl Core {
                 self.save(env, effects);
             }
             Err(error) if is_lost(&error, &attempt.job) => self.lost(&error, effects),
-            // What was to be told is: this stays unsaved.
+            // The loss is already reported; keep this write as unsaved.
             Err(_) if self.saver.lost => {
                 attempt.under_way = false;
                 self.saver.attempt = Some(attempt);
             }
             Err(error) => {
-                let (first, longest) = RETRY;
-                let wait = first.saturating_mul(1 << attempt.failures.min(16)).min(longest);
+                let wait = wait(attempt.failures, env.left);
                 attempt.failures += 1;
                 attempt.under_way = false;
                 self.saver.attempt = Some(attempt);
@@ -305,6 +339,25 @@ impl Core {
             effects.push(Effect::Behind(behind));
         }
     }
+}
+
+/// Begins an attempt at a write.
+fn begin(job: &Arc<Job>, env: &Env<'_>, effects: &mut Effects) {
+    effects.push(Effect::Write(Arc::clone(job)));
+    effects.extend(silence(job, env).map(Effect::RetryIn));
+}
+
+/// How long a write may be silent before it is begun once more.
+fn silence(job: &Job, env: &Env<'_>) -> Option<Duration> {
+    let share = if matches!(job, Job::Create(..)) { SILENT_CREATION_SHARE } else { SILENCE_SHARE };
+    env.left.map(|left| (left / share).max(SHORTEST))
+}
+
+/// The wait before a failed write is repeated, after this number of earlier failures.
+fn wait(failures: u32, left: Option<Duration>) -> Duration {
+    let (first, longest) = RETRY;
+    let wait = first.saturating_mul(1 << failures.min(16)).min(longest);
+    left.map_or(wait, |left| wait.min((left / WAIT_SHARE).max(SHORTEST)))
 }
 
 /// Whether a failed write means that the conversation in the store is another's, or gone.

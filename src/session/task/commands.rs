@@ -69,11 +69,11 @@ impl Task {
                     let _ = reply.send(self.attach(after).await?);
                 }
             }
-            Command::Flush(reply) => {
+            Command::Flush(until, reply) => {
                 self.catch_up().await?;
-                self.save();
                 self.flushes.retain(|flush| !flush.reply.is_closed());
-                self.flushes.push(Flush { wanted: self.core.wanted(), reply });
+                self.flushes.push(Flush { wanted: self.core.wanted(), until, reply });
+                self.step(Core::hurry);
                 self.answer_flushes();
             }
             Command::Branch(node, prompt, reply) => {

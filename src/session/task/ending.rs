@@ -11,7 +11,10 @@ use tokio::{
 use super::{Task, writing};
 use crate::{
     agent::{Agent, Snapshot, Status},
-    session::command::{Command, Stop, Unsaved},
+    session::{
+        command::{Command, Stop, Unsaved},
+        core::Core,
+    },
     subscription::{End, EndReason},
 };
 
@@ -27,33 +30,10 @@ impl Task {
         stop: Option<Stop>,
     ) {
         self.shared.fate.close(reason.clone());
-        let begun = Instant::now();
         let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.0);
-        let mut deadline = begun.checked_add(limit);
+        self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
-        let mut open = true;
-        let mut orderly = Box::pin(self.wind_down(limit));
-        loop {
-            tokio::select! {
-                biased;
-                command = commands.recv(), if open => match command {
-                    // Others who stop the session wait with the first, up to the nearest of their deadlines. Whoever
-                    // wants anything else gets no answer but the end.
-                    Some(command) => {
-                        if let Command::Stop(stop) = *command {
-                            let other = Instant::now().checked_add(stop.0);
-                            deadline = [deadline, other].into_iter().flatten().min();
-                            waiting.retain(|(_, reply)| !reply.is_closed());
-                            waiting.push(stop);
-                        }
-                    }
-                    None => open = false,
-                },
-                () = &mut orderly => break,
-                () = sleep_until(deadline.unwrap_or(begun)), if deadline.is_some() => break,
-            }
-        }
-        drop(orderly);
+        self.wind_down(&mut commands, &mut waiting, limit).await;
         // An agent that is cut off goes at once, unless its callbacks hold up their thread: whoever loads the conversation
         // next is not to meet it.
         let _ = timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await;
@@ -63,8 +43,9 @@ impl Task {
         }
 
         if let Some(tenure) = self.tenure.take() {
-            let left = deadline.map_or(limit, |deadline| deadline.saturating_duration_since(Instant::now()));
-            // Whoever opens the conversation elsewhere need not wait for the lease to run out.
+            let left =
+                self.ends_by.map_or(limit, |ends_by| ends_by.saturating_duration_since(Instant::now()));
+            // Released, the conversation can be opened elsewhere before the lease runs out.
             let _ = timeout(left.max(CUTTING_OFF), tenure.end()).await;
         }
 
@@ -91,18 +72,24 @@ impl Task {
         }
     }
 
-    /// Ends the agent, takes its last events, and saves.
-    async fn wind_down(&mut self, limit: Duration) {
+    /// Ends the agent, takes its last events, and saves, until all is done or the deadline passes.
+    async fn wind_down(
+        &mut self,
+        commands: &mut mpsc::Receiver<Box<Command>>,
+        waiting: &mut Vec<Stop>,
+        limit: Duration,
+    ) {
         let agent: Agent = self.agent.clone();
         let mut stopping = Box::pin(async move {
             // That it was cut off is in the log of its callbacks; it has ended.
             let _ = agent.stop(limit).await;
         });
-        let mut stopped = false;
-        let mut heard_out = false;
+        let (mut stopped, mut heard_out, mut open) = (false, false, true);
+        let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
         // The agent may take all the time there is: saving goes on meanwhile, repetitions included.
-        self.save();
+        self.step(Core::hurry);
         while !heard_out || !self.core.is_lost() && !self.is_saved() {
+            // Commands come last: however many there are, the end is not put off.
             tokio::select! {
                 biased;
                 delivery = self.deliveries.next(), if !heard_out => {
@@ -110,13 +97,33 @@ impl Task {
                         self.take(delivery);
                     } else {
                         heard_out = true;
-                        self.step(|core, _, effects| core.agent_ended(effects));
-                        self.save();
+                        self.step(|core, env, effects| {
+                            core.agent_ended(effects);
+                            core.save(env, effects);
+                        });
                     }
                 }
-                outcome = writing::outcome(&mut self.write) => self.written(outcome),
-                () = super::passed(&mut self.retry) => self.save(),
+                outcome = writing::outcome(&mut self.attempts) => self.written(outcome),
+                () = super::passed(&mut self.retry) => self.retry(),
                 () = &mut stopping, if !stopped => stopped = true,
+                () = super::passed(&mut deadline) => break,
+                command = commands.recv(), if open => match command {
+                    // Further calls of `stop` wait with the first, up to the nearest of their deadlines. Any other command
+                    // gets the end as its answer.
+                    Some(command) => {
+                        if let Command::Stop(stop) = *command {
+                            let other = Instant::now().checked_add(stop.0);
+                            if let Some(other) = other.filter(|other| self.ends_by.is_none_or(|by| *other < by)) {
+                                self.ends_by = Some(other);
+                                deadline = Some(Box::pin(sleep_until(other)));
+                                self.step(Core::hurry);
+                            }
+                            waiting.retain(|(_, reply)| !reply.is_closed());
+                            waiting.push(stop);
+                        }
+                    }
+                    None => open = false,
+                },
             }
         }
     }

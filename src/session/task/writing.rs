@@ -1,6 +1,12 @@
 //! Writing to the store, beside the session.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use tokio::{task::JoinHandle, time::timeout};
 
@@ -16,14 +22,48 @@ use crate::{
 /// What a write came to, and the ownership that began with it, if it created the conversation.
 pub(in crate::session) type Written = Result<(Version, Option<Tenure>), StoreError>;
 
-/// A write that is waited for.
-pub(super) type UnderWay = Pin<Box<dyn Future<Output = Written> + Send>>;
+/// An attempt at a write.
+type Attempt = Pin<Box<dyn Future<Output = Written> + Send>>;
+
+/// The attempts at one write that are waited for, oldest first: the first of all and the latest. They have the same write
+/// id, so it does not matter which of them the store performs.
+#[derive(Default)]
+pub(in crate::session) struct Attempts(Vec<Attempt>);
+
+impl Attempts {
+    fn add(&mut self, attempt: Attempt) {
+        // The first has had the most time: a slow store is about to answer it.
+        self.0.truncate(1);
+        self.0.push(attempt);
+    }
+
+    /// The first success, or the last failure. A failure that repeating can't mend counts at once.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Written> {
+        let mut index = 0;
+        while let Some(attempt) = self.0.get_mut(index) {
+            let Poll::Ready(written) = attempt.as_mut().poll(cx) else {
+                index += 1;
+                continue;
+            };
+            drop(self.0.remove(index));
+            match written {
+                Err(error) if error.is_transient() && !self.0.is_empty() => {}
+                written => return Poll::Ready(written),
+            }
+        }
+        Poll::Pending
+    }
+}
 
 impl Task {
-    /// Performs a write in a task of its own: a store that blocks, hangs or panics is not to harm the session. One that
-    /// takes too long is let go of; what it still does then, a repetition finds done.
+    /// Begins an attempt at a write, in a task of its own: a store that blocks, hangs or panics does not harm the session.
+    /// An attempt that takes too long is abandoned. A repetition finds out whether it took effect.
     pub(super) fn begin_write(&mut self, job: Arc<Job>) {
         self.retry = None;
+        if matches!(*job, Job::Create(..)) {
+            // A creation also acquires the conversation, and a second acquisition ends the lease of the first.
+            self.attempts = None;
+        }
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
         let ground = match (&self.tenure, &*job) {
@@ -33,16 +73,17 @@ impl Task {
         };
         let write = contained(async move { perform(&store, &id, &job, ground).await });
         let limit = self.shared.setup.write_timeout;
-        self.write = Some(Box::pin(async move {
+        let attempt = Box::pin(async move {
             timeout(limit, write).await.unwrap_or_else(|_| {
                 Err(StoreError::failed(format!("writing conversation {place}"), TookTooLong(limit)))
             })
-        }));
+        });
+        self.attempts.get_or_insert_default().add(attempt);
     }
 
     /// The write under way is done.
     pub(super) fn written(&mut self, outcome: Written) {
-        self.write = None;
+        (self.attempts, self.retry) = (None, None);
         let outcome = outcome.map(|(version, tenure)| {
             self.tenure = tenure.or(self.tenure.take());
             version
@@ -54,13 +95,13 @@ impl Task {
         }
     }
 
-    /// Writes what is unsaved, unless that goes on already.
-    pub(super) fn save(&mut self) {
+    /// Repeats a write that failed or does not answer.
+    pub(super) fn retry(&mut self) {
         self.retry = None;
-        self.step(Core::save);
+        self.step(Core::retry);
     }
 
-    /// Tells those who wait that what they wait for is safe.
+    /// Answers the flushes whose part is safe.
     pub(super) fn answer_flushes(&mut self) {
         let core = &self.core;
         for flush in self.flushes.extract_if(.., |flush| core.is_safe(flush.wanted)) {
@@ -141,9 +182,9 @@ async fn attempt(
 }
 
 /// What becomes of the write under way; waits for ever if there is none.
-pub(super) async fn outcome(write: &mut Option<UnderWay>) -> Written {
-    match write {
-        Some(write) => write.await,
+pub(super) async fn outcome(attempts: &mut Option<Box<Attempts>>) -> Written {
+    match attempts {
+        Some(attempts) => poll_fn(|cx| attempts.poll(cx)).await,
         None => std::future::pending().await,
     }
 }

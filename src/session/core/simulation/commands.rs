@@ -1,12 +1,12 @@
 //! Random commands, and what must become of each.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{Check, ensure, model::Kind, world::World};
 use crate::{
     session::{
         SessionError,
-        core::{Base, Core, Move},
+        core::{Base, Core, Effect, Move},
     },
     tree::{Node, NodeId},
 };
@@ -32,7 +32,22 @@ impl World {
         Ok(())
     }
 
-    /// As `flush` does it, and the timer of a retry.
+    /// The timer of a retry.
+    pub(super) fn retry(&mut self) -> Check {
+        self.note(|| "retry".to_owned());
+        let silent = self.ledger.under_way().cloned().filter(|_| self.left.is_some() && !self.ledger.lost);
+        let effects = self.feed(vec![], Core::retry)?;
+        let begun = effects.iter().filter(|effect| matches!(effect, Effect::Write(_))).count();
+        ensure!(silent.is_none() || begun == 1, "a silent write is begun {begun} times");
+        if let Some(job) = silent {
+            // One of the two attempts comes back. The store may perform the other one later, or never.
+            self.ghosts.push((job, true));
+        }
+        ensure!(self.ledger.waiting().is_none(), "the write that failed is not repeated");
+        Ok(())
+    }
+
+    /// Saves what is unsaved.
     pub(super) fn save(&mut self) -> Check {
         self.note(|| "save".to_owned());
         self.input(vec![], Core::save)?;
@@ -40,8 +55,14 @@ impl World {
         Ok(())
     }
 
-    fn flush(&mut self) -> Check {
-        self.save()?;
+    /// A flush begins, with a deadline or without one, in place of an earlier flush.
+    pub(super) fn flush(&mut self) -> Check {
+        self.left =
+            self.rng.pick(&[None, Some(1), Some(100), Some(3000), Some(60_000)]).map(Duration::from_millis);
+        self.note(|| "flush".to_owned());
+        self.ledger.hurry(self.left);
+        self.input(vec![], Core::hurry)?;
+        ensure!(self.ledger.waiting().is_none(), "the write that failed is not repeated");
         self.ledger.take_ticket(self.core.wanted());
         Ok(())
     }

@@ -100,10 +100,12 @@ impl Ledger {
     }
 
     /// A write begins.
-    pub(super) fn begin(&mut self, job: Arc<Job>) -> Check {
+    pub(super) fn begin(&mut self, job: Arc<Job>, left: Option<Duration>) -> Check {
         ensure!(!self.lost, "{job:?} after the place is lost");
+        self.wait = silence(&job, left);
         if let Some(open) = &mut self.open {
-            ensure!(!open.under_way, "{job:?} while {:?} is under way", open.job);
+            let repeats = left.is_some() || !open.under_way;
+            ensure!(repeats, "{job:?} while {:?} is under way, and nobody waits", open.job);
             ensure!(Arc::ptr_eq(&open.job, &job), "{job:?} in place of {:?}, which failed", open.job);
             open.under_way = true;
             return Ok(());
@@ -156,7 +158,12 @@ impl Ledger {
     }
 
     /// A write comes back. Gives what must be told.
-    pub(super) fn comes_back(&mut self, outcome: &Result<Version, StoreError>, tree: &Tree) -> Check<Kind> {
+    pub(super) fn comes_back(
+        &mut self,
+        outcome: &Result<Version, StoreError>,
+        tree: &Tree,
+        left: Option<Duration>,
+    ) -> Check<Kind> {
         if self.lost && outcome.is_err() {
             // The last word is said.
             let open = self.open.as_mut().ok_or("no write is under way")?;
@@ -202,7 +209,8 @@ impl Ledger {
             }
             Err(_) => {
                 let doubled = Duration::from_millis(500) * 2_u32.pow(open.failures.min(10));
-                self.wait = Some(doubled.min(Duration::from_secs(30)));
+                let share = left.map_or(doubled, |left| (left / 8).max(Duration::from_millis(50)));
+                self.wait = Some(doubled.min(share).min(Duration::from_secs(30)));
                 open.failures += 1;
                 open.under_way = false;
                 self.open = Some(open);
@@ -223,6 +231,16 @@ impl Ledger {
         };
         ensure!(fits, "{report:?} of {told:?}, wait {:?}", self.wait);
         Ok(())
+    }
+
+    /// A flush begins, with this much time.
+    pub(super) fn hurry(&mut self, left: Option<Duration>) {
+        if let Some(open) = self.open.as_mut().filter(|_| !self.lost) {
+            open.failures = 0;
+            if open.under_way {
+                self.wait = silence(&open.job, left);
+            }
+        }
     }
 
     pub(super) fn retry_in(&mut self, wait: Duration) -> Check {
@@ -342,6 +360,12 @@ impl Ledger {
         ensure!(vault.is_foreign || stored.as_ref() == Some(self.now()), "{stored:?}, not {:?}", self.now());
         Ok(())
     }
+}
+
+/// The time that a write may be silent during a flush with this much time left.
+fn silence(job: &Job, left: Option<Duration>) -> Option<Duration> {
+    let share = if matches!(job, Job::Create(..)) { 2 } else { 4 };
+    Some((left? / share).max(Duration::from_millis(50)))
 }
 
 /// An error with its cause; none has two.

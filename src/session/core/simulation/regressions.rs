@@ -30,7 +30,7 @@ fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
 fn report_after_creation_succeeds_late_is_the_failure_until_the_turn_is_saved() {
     let config = config();
     let id = |number| EventId { incarnation: 1, number };
-    let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX };
+    let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
     let mut core = Core::new(None, Arc::clone(&config), id(1));
     let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
     let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0) });

@@ -1,6 +1,6 @@
 //! The world around the core: what the shell has in its hands, and the loop that plays a schedule.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use super::{
     Check,
@@ -42,6 +42,8 @@ pub(super) struct World {
     store_speed: usize,
     pub(super) trouble: usize,
     pub(super) foes: usize,
+    /// The time left to a flush.
+    pub(super) left: Option<Duration>,
     /// How often the agent is done when somebody wants to move.
     pub(super) haste: usize,
     /// How many of a hundred inputs are commands.
@@ -101,6 +103,7 @@ impl World {
             ledger,
             vault,
             ghosts: Vec::new(),
+            left: None,
             limit: rng.pick(&[0, 500, 2000, usize::MAX]),
             write_ids: 0,
             store_speed: rng.pick(&[5, 30, 80]),
@@ -204,7 +207,8 @@ impl World {
                 Ok(())
             }
             40..75 if !self.agent.told.is_empty() => self.deliver(),
-            75..80 if self.ledger.waiting().is_some() => self.save(),
+            75..80 if self.ledger.waiting().is_some() => self.retry(),
+            75..80 if self.ledger.under_way().is_some() => self.retry(),
             80 if self.vault.stored.is_some() && self.rng.percent(50) => self.die_and_load(),
             _ => Ok(()),
         }
@@ -292,7 +296,7 @@ impl World {
             bytes[..8].copy_from_slice(&ids.get().to_be_bytes());
             WriteId::from_bytes(bytes)
         };
-        let env = Env { write_id: &write_id, unsaved_limit: self.limit };
+        let env = Env { write_id: &write_id, unsaved_limit: self.limit, left: self.left };
         input(&mut self.core, &env, &mut effects);
         self.write_ids = ids.get();
         let mut told = VecDeque::from(told);
@@ -324,7 +328,7 @@ impl World {
                 }
                 self.kept.apply(event).map_err(|error| format!("{event:?} does not apply: {error}"))
             }
-            Effect::Write(job) => self.ledger.begin(Arc::clone(job)),
+            Effect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
             Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
             Effect::Behind(behind) => self.ledger.told_behind(*behind),
             Effect::Idle => Ok(()),

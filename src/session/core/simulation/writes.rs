@@ -46,7 +46,7 @@ impl World {
         let place = matches!(outcome, Err(StoreError::Conflict { .. } | StoreError::AlreadyExists { .. }));
         ensure!(!place || self.vault.is_foreign, "the session is in its own way: {outcome:?}");
         let brings = self.ledger.brings().filter(|_| outcome.is_ok());
-        let told = match self.ledger.comes_back(&outcome, self.model.stable())? {
+        let told = match self.ledger.comes_back(&outcome, self.model.stable(), self.left)? {
             Kind::Agent => vec![],
             kind => vec![kind],
         };

@@ -183,3 +183,31 @@ async fn agent_that_ignores_a_cancel_is_ended_within_the_limit() {
     agent.stop(Duration::from_secs(10)).await.unwrap();
     place.is_left().await;
 }
+
+/// The variable that makes this test binary an application with a program, in the folder that it names.
+const APPLICATION: &str = "OMNI_ACP_APPLICATION";
+
+#[tokio::test]
+async fn application_works_until_it_is_killed() {
+    let Some(folder) = std::env::var_os(APPLICATION) else { return };
+    let busy = "sleep 600 & echo $! >> pids; echo $$ >> pids; trap '' TERM; while :; do sleep 600; done";
+    let backend = script(&format!("{HANDSHAKE}{busy}")).with_folder(folder);
+    let _session = backend.start(&SessionOptions::default()).await.unwrap();
+    std::future::pending::<()>().await;
+}
+
+#[tokio::test]
+async fn application_that_is_killed_takes_its_programs_along() {
+    let place = Place::new();
+    let mut application = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "endings::application_works_until_it_is_killed", "--nocapture"])
+        .env(APPLICATION, place.path())
+        .stdout(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    until("it runs", || place.pids().len() == 2).await;
+    assert_eq!(place.running(), 2);
+    application.kill().unwrap();
+    application.wait().unwrap();
+    place.is_left().await;
+}

@@ -23,7 +23,8 @@
 //! - **A program for each session.** It starts with the conversation's first prompt and ends with the agent, however that
 //!   ends: its standard input is closed, and what has not ended a little later is killed, on Unix with everything
 //!   in its process group. Where it was killed, or failed, what it had put into other groups goes with it on Linux: a
-//!   variable in its environment, `OMNI_AGENT_PROGRAM`, tells.
+//!   variable in its environment, `OMNI_AGENT_PROGRAM`, tells. If the application itself is killed, its process group is
+//!   killed too on Unix, by a small `sh` that watches the application; processes in other groups survive then.
 //! - **The model's name** is `default` for the agent's own choice, or a model among those that it offers.
 //! - **A tool use** has the agent's name for it, else the protocol's kind (`read`, `edit`, `execute`, …), and the raw input;
 //!   the whole tool call as the protocol has it comes with each update. The agent's mode, commands and options are
@@ -51,6 +52,8 @@ mod process;
 mod session;
 mod shared;
 mod translate;
+#[cfg(unix)]
+mod watcher;
 mod wire;
 
 use std::{

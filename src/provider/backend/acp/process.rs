@@ -31,6 +31,9 @@ pub(super) struct Process {
 struct Held {
     child: Child,
     ended: bool,
+    /// Ends the program if the application is killed.
+    #[cfg(unix)]
+    watcher: Option<super::watcher::Watcher>,
 }
 
 /// What the program is talked to through.
@@ -54,7 +57,16 @@ impl Process {
         else {
             unreachable!("all three were asked for");
         };
-        let held = Arc::new(Mutex::new(Held { child, ended: false }));
+        #[cfg(unix)]
+        let watcher = super::watcher::Watcher::start(rustix::process::Pid::from_child(&child))
+            .inspect_err(|error| tracing::warn!(%error, "an agent's program will survive if the application is killed"))
+            .ok();
+        let held = Arc::new(Mutex::new(Held {
+            child,
+            ended: false,
+            #[cfg(unix)]
+            watcher,
+        }));
         let (tell, ended) = watch::channel(None);
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
@@ -145,6 +157,10 @@ fn reap(held: &Mutex<Held>) -> io::Result<ExitStatus> {
     // Its id is still its own, so that nobody else's group can be hit.
     held.kill();
     held.ended = true;
+    #[cfg(unix)]
+    if let Some(watcher) = held.watcher.take() {
+        watcher.stop();
+    }
     let status = held.child.wait();
     #[cfg(unix)]
     {

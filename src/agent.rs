@@ -214,9 +214,11 @@ impl Agent {
         self.call(Command::Cancel).await?
     }
 
-    /// Ends the run at once and keeps what can be kept: completed steps and the text streamed so far are
-    /// committed, and complete tool uses are answered as interrupted. No callback runs. If there is nothing
-    /// to keep but the prompt, this is a [`cancel`](Agent::cancel).
+    /// Ends the run at once and keeps as much of it as possible. Completed steps and the text streamed so far are
+    /// committed. A tool that has finished keeps its result, and so does a tool use that was rejected or got its
+    /// result from a decision. All other complete tool uses are answered as interrupted. No callback runs, so
+    /// [`handle_tool_result`](AgentCallbacks::handle_tool_result) does not see results that it had not returned yet.
+    /// If there is nothing to keep but the prompt, this is a [`cancel`](Agent::cancel).
     ///
     /// # Errors
     ///

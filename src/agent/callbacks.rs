@@ -63,7 +63,8 @@ pub trait AgentCallbacks: Send + 'static {
     }
 
     /// A tool use has its result: executed, rejected or provided. Called for each, in order, when all are
-    /// there. Returns what the model sees; whatever id and name it has, it answers this tool use.
+    /// there. Returns what the model sees; whatever id and name it has, it answers this tool use. An interrupt keeps
+    /// results that exist without this review.
     async fn handle_tool_result(&mut self, result: ToolResult, state: &mut State) -> ToolResult {
         let _ = state;
         result

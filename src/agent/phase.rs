@@ -104,9 +104,12 @@ pub(crate) struct Slot {
 pub(crate) struct Remains {
     /// The answer as far as it came.
     pub(crate) partial: Option<Box<Fold>>,
-    /// The places of the results, if the tools were to run already.
+    /// The decisions on the first tool uses, if the rest was not decided yet.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) decisions: Vec<Decision>,
+    /// The places of the results, if all tool uses were decided.
     pub(crate) slots: Vec<Slot>,
-    /// The results that subscribers have seen.
+    /// The reviewed results, which subscribers have seen.
     pub(crate) reviewed: Vec<ToolResult>,
 }
 
@@ -390,10 +393,13 @@ impl Phase {
     pub(crate) fn take_remains(&mut self) -> Remains {
         match self {
             Self::Streaming { fold, .. } => Remains::of(std::mem::take(fold)),
+            Self::Deciding { tools, .. } | Self::Paused { tools, .. } => {
+                Remains { decisions: std::mem::take(&mut tools.decisions), ..Remains::default() }
+            }
             Self::Executing { slots, .. } => Remains { slots: std::mem::take(slots), ..Remains::default() },
             Self::Reviewing { slots, reviewed, .. } => {
                 let (slots, reviewed) = (std::mem::take(slots), std::mem::take(reviewed));
-                Remains { partial: None, slots, reviewed }
+                Remains { slots, reviewed, ..Remains::default() }
             }
             Self::Failing { remains, .. } => std::mem::take(&mut **remains),
             _ => Remains::default(),

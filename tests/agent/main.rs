@@ -13,6 +13,7 @@ mod decisions;
 mod ending;
 mod errors;
 mod event_data;
+mod finished_tools;
 mod flood;
 mod hooks;
 mod joining;

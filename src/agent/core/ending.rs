@@ -5,11 +5,12 @@ use std::sync::Arc;
 use super::{
     Call, Core, Effect, Effects, Env, add_message, callback_failure,
     streaming::{Output, close_tool_uses, end_event, parse_output, respond},
+    tools::decided_result,
 };
 use crate::{
     agent::{
         AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
-        phase::{Asked, Between, Op, Phase, Remains, Then, Turn},
+        phase::{Asked, Between, Op, Phase, Remains, Slot, Then, Turn},
     },
     message::{Message, ToolResult, answer_open_tool_uses},
     provider::{Fold, StopReason},
@@ -327,27 +328,19 @@ impl Core {
             return Ok(());
         }
         effects.extend([Effect::Abort, Effect::Watch(None)]);
-        let Remains { partial, slots, reviewed } = self.phase.take_remains();
+        let mut remains = self.phase.take_remains();
         let Some(mut turn) = self.phase.take_turn() else {
             unreachable!("there was a turn worth keeping");
         };
+        let partial = remains.partial.take();
         turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();
         if let (Some(fold), Some(message)) = (partial, salvaged) {
             tell_ends(&fold, &message, effects);
             add_message(&mut turn, message, effects);
         }
-        let told = reviewed.len();
-        let open: Vec<_> = turn.working.all().open_tool_uses().cloned().collect();
-        if !open.is_empty() {
-            let unseen = open.iter().enumerate().skip(told).map(|(index, tool_use)| {
-                let note = match slots.get(index) {
-                    None => NOT_RUN,
-                    Some(slot) if slot.result.is_none() => RUNNING,
-                    Some(_) => DONE,
-                };
-                ToolResult::error(tool_use, note)
-            });
-            let results = reviewed.into_iter().chain(unseen).collect();
+        if turn.working.all().open_tool_uses().next().is_some() {
+            let results = interrupted_results(&turn, remains, effects);
+            let told = results.len();
             close_tool_uses(&mut turn, results, told, env, effects);
         }
         self.commit(&turn);
@@ -364,7 +357,28 @@ impl Core {
 
 const NOT_RUN: &str = "Interrupted by the user. The tool was not run.";
 const RUNNING: &str = "Interrupted by the user while the tool was running.";
-const DONE: &str = "Interrupted by the user before the result was taken.";
+
+/// The results of a step that is interrupted, one for each open tool use. Emits those that subscribers have not
+/// seen. A result that exists is kept, because its effect has happened, or somebody gave it.
+fn interrupted_results(turn: &Turn, remains: Remains, effects: &mut Effects) -> Vec<ToolResult> {
+    let Remains { decisions, slots, reviewed: mut results, .. } = remains;
+    let (mut decisions, mut slots) = (decisions.into_iter(), slots.into_iter());
+    for (place, tool_use) in turn.working.all().open_tool_uses().enumerate() {
+        let (decision, slot) = (decisions.next(), slots.next());
+        if place < results.len() {
+            continue;
+        }
+        let decided = decision.and_then(|decision| decided_result(tool_use, decision));
+        let (result, input) = match slot {
+            None => (decided.unwrap_or_else(|| ToolResult::error(tool_use, NOT_RUN)), None),
+            Some(Slot { result: Some(result), input, .. }) => (result, input),
+            Some(Slot { result: None, input, .. }) => (ToolResult::error(tool_use, RUNNING), input),
+        };
+        effects.push(Effect::Emit(Event::ToolResult { result: result.clone(), input }));
+        results.push(result);
+    }
+    results
+}
 
 /// Tells the ends of the blocks that an interrupted answer keeps, where they were not told.
 fn tell_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {

@@ -267,7 +267,7 @@ fn with_decided(answer: &Message, decided: &[ToolResult]) -> Arc<Message> {
 }
 
 /// The result that a decision gives without running the tool.
-fn decided_result(tool_use: &ToolUse, decision: Decision) -> Option<ToolResult> {
+pub(super) fn decided_result(tool_use: &ToolUse, decision: Decision) -> Option<ToolResult> {
     match decision {
         Decision::Execute | Decision::ExecuteWith(_) => None,
         Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason)),

@@ -44,6 +44,8 @@ impl Task {
                 drop(reply.send(self.step(Core::cancel)));
             }
             Command::Interrupt(reply) => {
+                // A tool that has finished keeps its result, also if the agent has not looked at it yet.
+                self.take_finished_tools();
                 drop(reply.send(self.step(Core::interrupt)));
             }
             Command::Notify(notify) => {

@@ -6,7 +6,10 @@ use std::{
     task::{Context, Poll, Waker, ready},
 };
 
-use tokio::sync::mpsc;
+use tokio::{
+    sync::mpsc,
+    task::{Id, JoinError},
+};
 
 use super::{
     Commit, Exit, Task,
@@ -188,6 +191,7 @@ impl Task {
         {
             let limit = watch.limit;
             work.watch = None;
+            self.take_finished_tools();
             self.step(|core, env, effects| core.time_over(limit, env, effects));
             return Poll::Ready(());
         }
@@ -305,31 +309,48 @@ impl Task {
             self.tell_progress(progress);
             return Poll::Ready(());
         }
-        let op = tasks.op;
-        let (slot, result) = match tasks.set.poll_join_next_with_id(cx) {
+        match tasks.set.poll_join_next_with_id(cx) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => {
                 self.work().tasks = None;
                 return Poll::Pending;
             }
-            Poll::Ready(Some(Ok((_, done)))) => done,
-            Poll::Ready(Some(Err(error))) => {
+            Poll::Ready(Some(joined)) => self.tool_joined(joined),
+        }
+        Poll::Ready(())
+    }
+
+    /// Takes the results of tools that have finished and were not looked at yet.
+    pub(super) fn take_finished_tools(&mut self) {
+        while let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut())
+            && let Some(joined) = tasks.set.try_join_next_with_id()
+        {
+            self.tool_joined(joined);
+        }
+    }
+
+    /// A tool's task has ended.
+    fn tool_joined(&mut self, joined: Result<(Id, (usize, ToolResult)), JoinError>) {
+        let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut()) else {
+            return;
+        };
+        let op = tasks.op;
+        let (slot, result) = match joined {
+            Ok((_, done)) => done,
+            Err(error) => {
                 let Some((_, call)) = tasks.calls.iter().find(|(id, _)| *id == error.id()) else {
-                    return Poll::Ready(());
+                    return;
                 };
-                (
-                    call.slot,
-                    ToolResult::error(&call.tool_use, format!("The tool's task ended early: {error}")),
-                )
+                let message = format!("The tool's task ended early: {error}");
+                (call.slot, ToolResult::error(&call.tool_use, message))
             }
         };
-        // What the tool told before it was done may have come since.
+        // The tool may have reported progress before it was done.
         let told: Vec<_> = (0..tasks.progress.len()).map_while(|_| tasks.progress.try_recv().ok()).collect();
         for progress in told {
             self.tell_progress(progress);
         }
         self.step(|core, env, effects| core.tool_done(op, slot, result, env, effects));
-        Poll::Ready(())
     }
 
     fn tell_progress(&mut self, Progress { tool_use_id, data }: Progress) {

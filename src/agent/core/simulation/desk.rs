@@ -98,14 +98,19 @@ impl Desk {
         for (decision, result) in self.decisions.iter().zip(&self.results) {
             ensure!(!runs(decision) || result.is_some(), "a review before all tools are done");
         }
-        let expected = match &self.decisions[index] {
-            Decision::Reject(reason) => ToolResult::error(tool_use, reason.as_str()),
-            Decision::Provide(result) => answer(tool_use, result),
-            _ => self.results[index].clone().ok_or("a result from nowhere")?,
-        };
+        let expected = self.unreviewed(index, tool_use).ok_or("a result from nowhere")?;
         ensure!(*result == expected, "{result:?} is reviewed, not {expected:?}");
         ensure!(self.told == index, "a review before the result before it was told");
         Ok(())
+    }
+
+    /// The result that a decision gave, or that a tool returned.
+    fn unreviewed(&self, index: usize, tool_use: &ToolUse) -> Option<ToolResult> {
+        match self.decisions.get(index)? {
+            Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
+            Decision::Provide(result) => Some(answer(tool_use, result)),
+            _ => self.results[index].clone(),
+        }
     }
 
     /// `handle_tool_result` returned this.
@@ -159,16 +164,25 @@ impl Desk {
         ensure!(names, "{result:?} is told for {tool_use:?}");
         if let Some(reviewed) = self.reviewed.get(index) {
             ensure!(result == reviewed, "{result:?} is told, {reviewed:?} was made of it");
-            let ran_with = match &self.decisions[index] {
-                Decision::ExecuteWith(input) => Some(input),
-                _ => None,
-            };
-            ensure!(input == ran_with, "told to have run with {input:?}, not {ran_with:?}");
-            return Ok(());
+            return self.ran_with(index, input);
+        }
+        if interrupting && let Some(kept) = self.unreviewed(index, tool_use) {
+            ensure!(*result == kept, "{result:?} is told, and an interrupt keeps {kept:?}");
+            return self.ran_with(index, input);
         }
         // Nobody saw it: an interrupt, the limit of steps, or a refusal.
         ensure!(result.is_error, "{result:?} was not reviewed");
         ensure!(interrupting || self.decisions.is_empty(), "{result:?} takes the place of a decision");
+        Ok(())
+    }
+
+    /// The event of a result shows the input that the tool ran with, where it is not the model's.
+    fn ran_with(&self, index: usize, input: Option<&Value>) -> Check {
+        let ran_with = match &self.decisions[index] {
+            Decision::ExecuteWith(input) => Some(input),
+            _ => None,
+        };
+        ensure!(input == ran_with, "told to have run with {input:?}, not {ran_with:?}");
         Ok(())
     }
 }

@@ -208,8 +208,9 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Idle`] if no run is on and `handle_event` does not run. While it runs between two runs, it is
-    /// dropped, and no event tells of that.
+    /// [`AgentError::Idle`] if no run is active. The exception is a `handle_event` that runs between two runs: the
+    /// cancel drops it with its event and logs a warning. An event whose `handle_event` was not polled yet stays
+    /// queued and is handled next.
     pub async fn cancel(&self) -> Result<(), AgentError> {
         self.call(Command::Cancel).await?
     }
@@ -228,7 +229,8 @@ impl Agent {
     }
 
     /// Sends an event of the application's own to [`AgentCallbacks::handle_event`], where it arrives when no
-    /// turn is on.
+    /// turn is active. The event stays queued until `handle_event` is polled with it. Events that are still queued
+    /// when the agent ends are dropped, and a warning in the log has their number.
     ///
     /// # Errors
     ///

@@ -85,8 +85,9 @@ pub trait AgentCallbacks: Send + 'static {
         ErrorDecision::Stop
     }
 
-    /// The application sent an event with [`notify`](super::Agent::notify). While a turn is on it waits for
-    /// the turn's end. A prompt that is returned starts a run, or takes over the next turn. If
+    /// The application sent an event with [`notify`](super::Agent::notify). While a turn is active, the event waits
+    /// for the turn's end. A cancel, an interrupt or a turn's time limit that drops this future drops its event too
+    /// and logs a warning. A prompt that is returned starts a run, or takes over the next turn. If
     /// the application has staged one meanwhile, that one goes first, and this one after it; an event that
     /// carries the staged prompt back then has the contents of both, with the options of the first.
     ///

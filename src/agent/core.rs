@@ -123,7 +123,7 @@ pub(super) struct Core {
     staged: Option<Arc<Prompt>>,
     /// A prompt that `handle_event` returned while another was staged, behind which it waits.
     behind: Option<Arc<Prompt>>,
-    /// Application events that wait for `handle_event`.
+    /// Application events whose `handle_event` has not begun.
     notices: u32,
     /// The status last told.
     told: Status,
@@ -322,9 +322,9 @@ impl Core {
         add_message(&mut turn, message, effects);
         match self.phase {
             // The callbacks are not free before `handle_event` is done.
-            Phase::Noticing { op, then: Then::Rest } => {
+            Phase::Noticing { op, begun, then: Then::Rest } => {
                 turn.step_start = turn.working.pending_len();
-                self.phase = Phase::Noticing { op, then: Then::Prepare(turn) };
+                self.phase = Phase::Noticing { op, begun, then: Then::Prepare(turn) };
             }
             _ => self.prepare(turn, effects),
         }
@@ -356,9 +356,19 @@ impl Core {
     /// Calls `handle_event` for the oldest application event that waits.
     fn notice(&mut self, then: Then, effects: &mut Effects) {
         let op = self.next_op();
-        self.notices -= 1;
-        self.phase = Phase::Noticing { op, then };
+        self.phase = Phase::Noticing { op, begun: false, then };
         effects.push(Effect::Call(op, Call::HandleEvent));
+    }
+
+    /// `handle_event` is about to be polled for the first time. Its event waits no longer: it is dropped with the call.
+    pub(super) fn event_begun(&mut self, op: Op) {
+        if let Phase::Noticing { op: waiting, begun, .. } = &mut self.phase
+            && *waiting == op
+            && !*begun
+        {
+            *begun = true;
+            self.notices -= 1;
+        }
     }
 
     /// `handle_event` is done, and may want a prompt sent.
@@ -369,7 +379,7 @@ impl Core {
         env: &Env<'_>,
         effects: &mut Effects,
     ) {
-        if !matches!(self.phase, Phase::Noticing { op: waiting, .. } if waiting == op) {
+        if !matches!(self.phase, Phase::Noticing { op: waiting, begun: true, .. } if waiting == op) {
             return;
         }
         if let Some(prompt) = prompt

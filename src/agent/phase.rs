@@ -25,8 +25,8 @@ pub(crate) enum Phase {
     /// Nothing.
     #[default]
     Idle,
-    /// `handle_event` runs: between runs, or between two turns of one.
-    Noticing { op: Op, then: Then },
+    /// `handle_event` runs: between runs, or between two turns of one. Before it has `begun`, its event still waits.
+    Noticing { op: Op, begun: bool, then: Then },
     /// `prepare_step` runs.
     Preparing { op: Op, turn: Box<Turn> },
     /// The answer streams in.

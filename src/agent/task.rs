@@ -89,9 +89,6 @@ pub(super) struct Task {
 struct Wanted {
     op: Op,
     call: Call,
-    /// What `handle_event` is called with. It belongs to this call: if that does not come about, neither
-    /// does the next one get it.
-    event: Option<AppEvent>,
 }
 
 /// The provider instance that serves this conversation.
@@ -124,8 +121,10 @@ impl Drop for LastWords {
 enum Exit {
     /// A callback is wanted.
     Call(Box<Wanted>),
-    /// The callback that ran is done, or is to be dropped.
+    /// The callback that ran is done.
     Returned,
+    /// The callback that runs has to be dropped.
+    Dropped,
     /// The agent ends.
     End(EndReason, Option<Stop>),
 }
@@ -172,13 +171,16 @@ impl Task {
             let (reason, stop) = loop {
                 let call = match self.drive(&mut commands, None).await {
                     Exit::Call(call) => call,
-                    Exit::Returned => continue,
+                    Exit::Returned | Exit::Dropped => continue,
                     Exit::End(reason, stop) => break (reason, stop),
                 };
                 let (op, callback) = (call.op, call.call.name());
                 let mut running = self.call(&mut *callbacks, *call);
                 let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
                 let_go(running);
+                if callback == Call::HandleEvent.name() && !matches!(exit, Exit::Returned) {
+                    tracing::warn!("an application event is dropped: its handle_event was cut off");
+                }
                 if let Exit::End(reason, stop) = exit {
                     break (reason, stop);
                 }
@@ -229,8 +231,7 @@ impl Task {
                 self.emit(event);
             }
             Effect::Call(op, call) => {
-                let event = if matches!(call, Call::HandleEvent) { self.notices.pop_front() } else { None };
-                self.wanted = Some(Box::new(Wanted { op, call, event }));
+                self.wanted = Some(Box::new(Wanted { op, call }));
             }
             Effect::Abort => {
                 let_go(self.wanted.take());

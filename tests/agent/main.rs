@@ -19,6 +19,8 @@ mod hooks;
 mod joining;
 mod limits;
 mod liveness;
+#[path = "../support/logged.rs"]
+mod logged;
 mod notices;
 mod open_uses;
 mod operations;

@@ -199,16 +199,70 @@ async fn handle_event_prompt_behind_a_staged_one_is_carried_back_with_it() {
 async fn cancel_while_handle_event_runs_drops_it_and_handles_the_next() {
     let (_, builder) = scripted([]);
     let (gate, log) = (Gate::new(), Log::default());
+    let warnings = crate::logged::Log::default();
+    let _guard = tracing::subscriber::set_default(warnings.clone());
     let agent = Watched::start(builder.callbacks(Held(gate.clone(), log.clone()))).await;
     agent.agent.notify("first").await.unwrap();
     agent.agent.notify("second").await.unwrap();
     reached(&gate).await;
     agent.agent.cancel().await.unwrap();
     reached(&gate).await;
+    assert_eq!(warnings.text().matches("an application event is dropped").count(), 1, "{}", warnings.text());
     gate.open();
     agent.agent.wait_until_idle().await.unwrap();
     assert_eq!(log.all(), ["first", "second"]);
     agent.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_or_interrupt_before_handle_event_begins_is_refused_and_the_event_is_handled() {
+    for interrupt in [false, true] {
+        let log = Log::default();
+        let agent = Watched::start(scripted([]).1.callbacks(note_or_prompt(&log))).await;
+        // The agent gets both commands at once, so that it has not polled `handle_event` in between.
+        let (noted, stopped) = tokio::join!(agent.agent.notify(1_u32), async {
+            if interrupt { agent.agent.interrupt().await } else { agent.agent.cancel().await }
+        });
+        noted.unwrap();
+        assert!(matches!(stopped, Err(AgentError::Idle)), "{stopped:?}");
+        agent.agent.wait_until_idle().await.unwrap();
+        assert_eq!(log.all(), [1]);
+        agent.check().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_of_a_run_before_handle_event_begins_event_handled_after_it() {
+    let log = Log::default();
+    let mut agent = Watched::start(scripted([]).1.callbacks(note_or_prompt(&log))).await;
+    let handle = agent.agent.clone();
+    let (noted, prompted, cancelled) =
+        tokio::join!(handle.notify(1_u32), handle.prompt("Hi"), handle.cancel());
+    noted.unwrap();
+    prompted.unwrap();
+    cancelled.unwrap();
+    assert_eq!(names(&agent.end().await).last().unwrap(), "cancelled");
+    handle.wait_until_idle().await.unwrap();
+    assert_eq!(log.all(), [1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_while_the_commit_channel_has_no_room_event_handled_when_there_is() {
+    let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
+    let log = Log::default();
+    let builder = scripted([]).1.callbacks(note_or_prompt(&log));
+    let agent = builder.commit_channel(tokio_util::sync::PollSender::new(sender)).start().await.unwrap();
+    for _ in 0..3 {
+        agent.set_state(|_| Ok(())).await.unwrap();
+    }
+    agent.notify(1_u32).await.unwrap();
+    assert!(matches!(agent.cancel().await, Err(AgentError::Idle)));
+    assert!(log.all().is_empty(), "it waits for room");
+    while log.all().is_empty() {
+        receiver.recv().await.unwrap();
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(log.all(), [1]);
 }
 
 #[tokio::test(start_paused = true)]

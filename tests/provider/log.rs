@@ -1,51 +1,12 @@
 //! What is logged.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
-
-use std::{
-    fmt::{self, Write},
-    sync::{Arc, Mutex},
-};
-
 use omni_agent::provider::{CacheHint, Effort, ModelInfo, Options, Request, http::Endpoint};
 
 use crate::{
+    logged::Log,
     server::{Reply, Server},
     services::{CHAT, KEY, model},
 };
-
-/// Writes down all that is logged.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<String>>);
-
-impl tracing::field::Visit for Log {
-    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
-        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
-    }
-}
-
-impl tracing::Subscriber for Log {
-    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn new_span(&self, span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
-        span.record(&mut self.clone());
-        tracing::span::Id::from_u64(1)
-    }
-
-    fn record(&self, _: &tracing::span::Id, values: &tracing::span::Record<'_>) {
-        values.record(&mut self.clone());
-    }
-
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-
-    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
-    fn enter(&self, _: &tracing::span::Id) {}
-    fn exit(&self, _: &tracing::span::Id) {}
-}
 
 #[tokio::test]
 async fn log_of_an_exchange_and_its_retry_shows_neither_key_nor_content() {
@@ -57,7 +18,7 @@ async fn log_of_an_exchange_and_its_retry_shows_neither_key_nor_content() {
     let endpoint = Endpoint::openai().with_header("x-token", "hush-hush-token");
     model(endpoint, &server).generate(Request::prompt("private words")).await.unwrap();
     drop(guard);
-    let log = log.0.lock().unwrap();
+    let log = log.text();
     assert!(log.contains("openai") && log.contains("slow down"), "{log}");
     for secret in ["topsecret", "hush", "private", "Grüß"] {
         assert!(!log.contains(secret), "{secret} in {log}");
@@ -75,7 +36,7 @@ async fn warnings_of_an_answer_are_logged_once() {
     let options = Options::default().with_thinking(Effort::High).with_cache(CacheHint::Long);
     let answer = model.generate(Request::prompt("Hi").with_options(options)).await.unwrap();
     drop(guard);
-    let log = log.0.lock().unwrap();
+    let log = log.text();
     assert_eq!(answer.warnings.len(), 2, "{:?}", answer.warnings);
     for warning in &answer.warnings {
         assert_eq!(log.matches(warning.as_str()).count(), 1, "{log}");

@@ -49,6 +49,9 @@ mod http;
 #[cfg(feature = "http")]
 mod log;
 #[cfg(feature = "http")]
+#[path = "../support/logged.rs"]
+mod logged;
+#[cfg(feature = "http")]
 mod mapping;
 mod model;
 #[cfg(feature = "http")]

@@ -15,6 +15,9 @@ impl Core {
         if idle && (self.staged.is_some() || self.notices > 0) {
             return Err("something waits although nothing goes on".into());
         }
+        if matches!(self.phase, Phase::Noticing { begun: false, .. }) && self.notices == 0 {
+            return Err("handle_event is called without an event".into());
+        }
         if self.behind.is_some() && self.staged.is_none() {
             return Err("a prompt waits behind none".into());
         }

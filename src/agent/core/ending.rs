@@ -196,6 +196,7 @@ impl Core {
         effects: &mut Effects,
     ) {
         let waiting = match &self.phase {
+            Phase::Noticing { begun: false, .. } => None,
             Phase::Streaming { question: Some(question), .. } if question.paused.is_none() => {
                 Some(question.op)
             }
@@ -238,9 +239,12 @@ impl Core {
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
         match self.phase {
-            Phase::Idle => return Err(AgentError::Idle),
-            // No run is on: only the callback is dropped.
-            Phase::Noticing { then: Then::Rest, .. } => {
+            // An application event whose `handle_event` has not begun is nothing to cancel: it waits its turn.
+            Phase::Idle | Phase::Noticing { begun: false, then: Then::Rest, .. } => {
+                return Err(AgentError::Idle);
+            }
+            // No run is active: only the callback is dropped, with its event.
+            Phase::Noticing { begun: true, then: Then::Rest, .. } => {
                 effects.push(Effect::Abort);
                 self.phase = Phase::Idle;
                 self.settle(effects);

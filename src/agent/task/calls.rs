@@ -38,9 +38,9 @@ pub(super) enum Outcome {
 impl Task {
     /// Calls a callback with a copy of the state. Each has a future of its own, no larger than it must be.
     pub(super) fn call<'a>(
-        &self,
+        &mut self,
         callbacks: &'a mut dyn AgentCallbacks,
-        Wanted { call, event, .. }: Wanted,
+        Wanted { op, call }: Wanted,
     ) -> Running<'a> {
         let mut state = self.state();
         let before = Arc::clone(&state.config);
@@ -68,11 +68,14 @@ impl Task {
                 let decision = callbacks.handle_error(&failure, &mut state).await;
                 Returned { outcome: Outcome::Error(decision), before, after: state.config }
             }),
-            Call::HandleEvent => contain(async move {
-                let event = event.expect("handle_event comes with an event");
-                let prompt = callbacks.handle_event(event, &mut state).await;
-                Returned { outcome: Outcome::Event(prompt.map(Box::new)), before, after: state.config }
-            }),
+            Call::HandleEvent => {
+                self.core.event_begun(op);
+                let event = self.notices.pop_front().expect("the core counts the events that wait");
+                contain(async move {
+                    let prompt = callbacks.handle_event(event, &mut state).await;
+                    Returned { outcome: Outcome::Event(prompt.map(Box::new)), before, after: state.config }
+                })
+            }
         }
     }
 

@@ -34,6 +34,12 @@ impl Task {
         let _ = self.step(Core::cancel);
         let_go(self.work.take());
         let_go(self.wanted.take());
+        if !self.notices.is_empty() {
+            tracing::warn!(
+                count = self.notices.len(),
+                "the agent ended before it handled all application events"
+            );
+        }
         self.notices.drain(..).for_each(let_go);
         let snapshot = Some(Arc::new(self.snapshot()));
         self.last_words.0.fate.seal(End { reason: reason.clone(), snapshot });

@@ -70,7 +70,24 @@ impl Task {
         mut call: InFlight<'a, 'b>,
     ) -> impl Future<Output = Exit> + use<'a, 'b> {
         self.drop_call = false;
-        poll_fn(move |cx| self.poll(cx, commands, &mut call))
+        let mut begun = false;
+        poll_fn(move |cx| {
+            // Before any command is served: a callback that was called is never dropped unpolled.
+            if !std::mem::replace(&mut begun, true) && self.poll_call(cx, &mut call).is_ready() {
+                return Poll::Ready(Exit::Returned);
+            }
+            self.poll(cx, commands, &mut call)
+        })
+    }
+
+    /// Polls the callback in flight; ready when it is done.
+    fn poll_call(&mut self, cx: &mut Context<'_>, call: &mut InFlight<'_, '_>) -> Poll<()> {
+        let Some((op, callback, running)) = call else {
+            return Poll::Pending;
+        };
+        let returned = ready!(running.as_mut().poll(cx));
+        self.returned(*op, callback, returned);
+        Poll::Ready(())
     }
 
     fn poll(
@@ -97,7 +114,7 @@ impl Task {
                 }
             }
             if call.is_some() && self.drop_call {
-                return Poll::Ready(Exit::Returned);
+                return Poll::Ready(Exit::Dropped);
             }
             self.tell_idle_waiters();
             if let Some(breath) = &self.breath {
@@ -122,10 +139,7 @@ impl Task {
             {
                 return Poll::Ready(Exit::Call(wanted));
             }
-            if let Some((op, callback, running)) = call
-                && let Poll::Ready(returned) = running.as_mut().poll(cx)
-            {
-                self.returned(*op, callback, returned);
+            if self.poll_call(cx, call).is_ready() {
                 return Poll::Ready(Exit::Returned);
             }
             if self.poll_work(cx).is_pending() && all_served {

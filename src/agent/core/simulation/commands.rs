@@ -189,7 +189,7 @@ impl World {
 
     fn cancel(&mut self) -> Check {
         self.note(|| "cancel".to_owned());
-        let idle = matches!(self.core.phase(), Phase::Idle);
+        let idle = self.has_nothing_to_stop();
         let running = self.model.is_running();
         let (cancelled, effects) = self.feed(Core::cancel);
         self.check_stopped(idle, &cancelled, effects.is_empty())?;
@@ -200,7 +200,7 @@ impl World {
 
     fn interrupt(&mut self) -> Check {
         self.note(|| "interrupt".to_owned());
-        let idle = matches!(self.core.phase(), Phase::Idle);
+        let idle = self.has_nothing_to_stop();
         let running = self.model.is_running();
         self.model.input = Input::Interrupt;
         let (interrupted, effects) = self.feed(Core::interrupt);
@@ -208,6 +208,11 @@ impl World {
         self.perform_all(effects)?;
         ensure!(!running || !self.model.is_running(), "the run goes on after an interrupt");
         Ok(())
+    }
+
+    /// No run is active and no `handle_event` has begun.
+    fn has_nothing_to_stop(&self) -> bool {
+        !self.model.is_running() && !(self.call.is_some() && self.begun)
     }
 
     fn check_stopped(&self, idle: bool, stopped: &Result<(), AgentError>, nothing: bool) -> Check {

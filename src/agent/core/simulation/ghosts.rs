@@ -19,7 +19,7 @@ impl World {
     pub(super) fn ghost(&mut self) -> Check {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
-        let (mut op, mut kind) = (op, self.rng.below(14));
+        let (mut op, mut kind) = (op, self.rng.below(15));
         if let Phase::Streaming { question: Some(question), .. } = self.core.phase()
             && self.rng.percent(50)
         {
@@ -64,6 +64,7 @@ impl World {
             10 => core.error_decided(op, ErrorDecision::RetryAfter(Duration::from_secs(1)), env, effects),
             11 => core.delay_over(op, effects),
             12 => core.call_failed(op, "prepare_step", "ghost".into(), env, effects),
+            13 => core.event_begun(op),
             _ => core.event_handled(op, Some(Prompt::new("ghost")), env, effects),
         });
         ensure!(effects.is_empty(), "a ghost has effects: {effects:?}");

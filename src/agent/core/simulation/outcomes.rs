@@ -38,6 +38,10 @@ impl World {
             return self.stream_outcome();
         }
         if let Some((op, call)) = self.call.take() {
+            if matches!(call, Call::HandleEvent) && !self.begun {
+                self.call = Some((op, call));
+                return self.event_begins(op);
+            }
             return self.returned(op, call);
         }
         if self.tasks.is_some() {
@@ -192,6 +196,14 @@ impl World {
         self.model.continuation = content.clone().filter(|_| !exhausted);
         let decision = content.map_or(TurnDecision::Stop, TurnDecision::Continue);
         self.input(|core, env, effects| core.turn_decided(op, decision, env, effects))
+    }
+
+    /// `handle_event` is polled for the first time: its event no longer waits.
+    fn event_begins(&mut self, op: Op) -> Check {
+        self.note(|| "handle_event begins".to_owned());
+        self.begun = true;
+        self.notices -= 1;
+        self.input(|core, _, _| core.event_begun(op))
     }
 
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {

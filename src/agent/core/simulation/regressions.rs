@@ -320,6 +320,7 @@ fn snapshot_apply_shows_a_staged_prompt_taken_between_two_turns() {
     assert!(snapshot.staged.is_some());
     bench.events.clear();
     let call = bench.call;
+    bench.feed(|core, _, _| core.event_begun(call));
     bench.feed(|core, env, effects| core.event_handled(call, None, env, effects));
     bench.events.iter().for_each(|event| snapshot.apply(event));
     assert_eq!(snapshot, bench.snapshot());

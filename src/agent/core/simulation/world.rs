@@ -23,6 +23,8 @@ pub(super) struct World {
     clock: u64,
     /// The callback that runs.
     pub(super) call: Option<(Op, Call)>,
+    /// Whether `handle_event`, if it is called, has begun.
+    pub(super) begun: bool,
     pub(super) stream: Option<Stream>,
     /// The provider's question, until it is answered.
     pub(super) question: Option<ToolUse>,
@@ -118,6 +120,7 @@ impl World {
             tools: TOOLS.with(ToolSet::clone),
             clock: 0,
             call: None,
+            begun: false,
             stream: None,
             question: None,
             answer: None,
@@ -236,6 +239,7 @@ impl World {
                 ensure!(self.call.is_none(), "{call:?} overlaps {:?}", self.call);
                 self.check_call(&call)?;
                 self.call = Some((op, call));
+                self.begun = false;
             }
             Effect::Abort => {
                 (self.call, self.stream, self.question, self.tasks, self.delay) =
@@ -307,7 +311,6 @@ impl World {
             Call::HandleEvent => {
                 ensure!(self.notices > 0, "handle_event without an event");
                 ensure!(!self.model.has_turn(), "handle_event within a turn");
-                self.notices -= 1;
                 Ok(())
             }
         }
@@ -320,7 +323,10 @@ impl World {
         let name = self.call.as_ref().map(|(_, call)| call.name());
         let (call, streams, runs, waits) = match phase {
             Phase::Idle | Phase::Paused { .. } => (name.is_none(), false, false, false),
-            Phase::Noticing { op, .. } => (calling(*op) && name == Some("handle_event"), false, false, false),
+            Phase::Noticing { op, begun, .. } => {
+                let calls = calling(*op) && name == Some("handle_event") && self.begun == *begun;
+                (calls, false, false, false)
+            }
             Phase::Preparing { op, .. } => {
                 (calling(*op) && name == Some("prepare_step"), false, false, false)
             }
@@ -358,6 +364,8 @@ impl World {
             "{phase:?} does not fit what goes on: {:?}, (stream, tools, delay) {hands:?}",
             self.call
         );
+        let waiting = self.core.notices as usize;
+        ensure!(waiting == self.notices, "{waiting} application events wait, not {}", self.notices);
         let frozen = self.watch.is_some_and(|(_, frozen)| frozen);
         let paused = self.core.status() == crate::agent::Status::Paused;
         ensure!(!frozen || paused, "the clock stands although nobody waits for a person");

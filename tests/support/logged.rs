@@ -1,0 +1,47 @@
+//! The log, for a test to look at.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::{
+    fmt::{self, Write},
+    sync::{Arc, Mutex},
+};
+
+/// A subscriber that keeps the fields of everything that is logged.
+#[derive(Clone, Default)]
+pub struct Log(Arc<Mutex<String>>);
+
+impl Log {
+    pub fn text(&self) -> String {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl tracing::field::Visit for Log {
+    fn record_debug(&mut self, field: &tracing::field::Field, value: &dyn fmt::Debug) {
+        write!(self.0.lock().unwrap(), "{field}={value:?} ").unwrap();
+    }
+}
+
+impl tracing::Subscriber for Log {
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn new_span(&self, span: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        span.record(&mut self.clone());
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, values: &tracing::span::Record<'_>) {
+        values.record(&mut self.clone());
+    }
+
+    fn event(&self, event: &tracing::Event<'_>) {
+        event.record(&mut self.clone());
+    }
+
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
+}

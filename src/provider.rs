@@ -13,7 +13,10 @@ pub mod dialect;
 mod error;
 mod fit;
 mod fold;
-#[cfg(any(feature = "http", feature = "acp"))]
+#[cfg_attr(
+    not(any(feature = "http", feature = "acp")),
+    allow(dead_code, reason = "only answers from outside the process have halves to join")
+)]
 mod halves;
 #[cfg(feature = "http")]
 pub mod http;

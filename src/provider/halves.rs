@@ -1,70 +1,290 @@
-//! Halves of characters: services and programs in languages whose strings are UTF-16 cut a text between the two halves
-//! of a character, and so send in two events, as an escape each, what is no text in either.
+//! Halves of characters. Services and programs whose strings are UTF-16 may cut a text between the two halves of a
+//! character. Each half then arrives as an escape of its own, `\uD83D` and `\uDE00`, perhaps in two events, and a JSON
+//! reader refuses both.
+//!
+//! [`marked`] rewrites such JSON so that it can be read, and keeps each half as a mark. Only the deltas tell which text
+//! continues which, so [`Halves`] resolves the marks there: two halves become a character if the second one continues
+//! the text that the first one ended. A half alone becomes U+FFFD at its place.
 
-use std::ops::Range;
+use std::collections::HashMap;
 
-/// What stands for a half that is alone: the replacement character.
-const REPLACEMENT: &str = "\\ufffd";
+use serde_json::{Map, Value};
+
+use super::{BlockStart, Delta, Part, ProviderError, StopReason};
+
+/// The first character of a mark: a noncharacter, which no text may hold. The second one stands for the half.
+const MARK: char = '\u{10FFFF}';
+/// The second character of a mark is this far above the half, in the last plane for private use.
+const PLANE: u32 = 0x10_0000;
 /// Bytes of an escape: `\uXXXX`.
 const ESCAPE: usize = 6;
 
-/// Puts the halves together again, over all events of one.
+/// The JSON text with a mark in place of each half that is alone. `None` if there is none.
+pub(in crate::provider) fn marked(json: &str) -> Option<String> {
+    let mut marked = String::new();
+    let mut copied = 0;
+    let mut at = 0;
+    while let Some(found) = json[at..].find('\\') {
+        at += found;
+        let Some(half) = Half::escaped(json, at) else {
+            // The escaped character may be a backslash.
+            at += 2;
+            if !json.is_char_boundary(at) {
+                break;
+            }
+            continue;
+        };
+        let end = at + ESCAPE;
+        if let Some(second) = Half::escaped(json, end)
+            && half.joined(second).is_some()
+        {
+            at = end + ESCAPE;
+            continue;
+        }
+        marked.push_str(&json[copied..at]);
+        marked.extend([MARK, half.mark()]);
+        (copied, at) = (end, end);
+    }
+    (copied > 0).then(|| marked + &json[copied..])
+}
+
+/// Reads JSON text in which halves may be alone. Halves that meet in a text become a character, others U+FFFD.
+///
+/// # Errors
+///
+/// The text is not JSON, whatever becomes of its halves.
+pub(in crate::provider) fn read(json: &str) -> serde_json::Result<Value> {
+    serde_json::from_str(json).or_else(|error| {
+        let mut value = serde_json::from_str(&marked(json).ok_or(error)?)?;
+        resolve_value(&mut value);
+        Ok(value)
+    })
+}
+
+/// Resolves the marks in the deltas of one answer.
 #[derive(Debug, Default)]
 pub(in crate::provider) struct Halves {
-    /// The escape that a text ended with; the other half begins another event.
-    first: Option<String>,
+    /// Whether there was a half alone. Before that, deltas are passed on without a look.
+    found: bool,
+    /// The first halves that ended a text so far, by block.
+    open: HashMap<usize, (Kind, Half)>,
 }
 
 impl Halves {
-    /// The JSON text in which each half is joined with the other, waits for it, or is replaced. `None` if there is
-    /// none alone.
-    pub(in crate::provider) fn mend(&mut self, json: &str) -> Option<String> {
-        let mut mended = String::new();
-        let mut copied = 0;
-        let mut at = 0;
-        while let Some(found) = memchr::memchr(b'\\', &json.as_bytes()[at..]) {
-            at += found;
-            let Some(half) = half(json, at) else {
-                // What is escaped may be a backslash.
-                at += 2;
-                if at >= json.len() {
-                    break;
-                }
-                continue;
-            };
-            let end = at + ESCAPE;
-            if half == Half::First && self::half(json, end) == Some(Half::Second) {
-                at = end + ESCAPE;
-                continue;
-            }
-            mended.push_str(&json[copied..at]);
-            let escape = &json[at..end];
-            match half {
-                Half::First if json[end..].starts_with('"') => self.first = Some(escape.to_owned()),
-                Half::Second if json[..at].ends_with('"') => match self.first.take() {
-                    Some(first) => mended.extend([&*first, escape]),
-                    None => mended.push_str(REPLACEMENT),
-                },
-                Half::First | Half::Second => mended.push_str(REPLACEMENT),
-            }
-            (copied, at) = (end, end);
+    /// The JSON text of an event with a [mark](marked) in place of each half that is alone. `None` if there is none.
+    pub(in crate::provider) fn mark(&mut self, json: &str) -> Option<String> {
+        let marked = marked(json)?;
+        self.found = true;
+        Some(marked)
+    }
+
+    /// Resolves the marks in the deltas of an event. A first half at the end of a text waits for the text's
+    /// continuation.
+    pub(in crate::provider) fn resolve(&mut self, deltas: &mut Vec<Delta>) {
+        if !self.found {
+            return;
         }
-        (copied > 0).then(|| mended + &json[copied..])
+        for delta in std::mem::take(deltas) {
+            match delta {
+                Delta::Start { index, mut block } => {
+                    resolve_start(&mut block);
+                    deltas.push(Delta::Start { index, block });
+                }
+                Delta::Extend { index, part } => self.extend(index, part, deltas),
+                Delta::End { index } => {
+                    self.give_up(index, deltas);
+                    deltas.push(Delta::End { index });
+                }
+                Delta::Message(mut message) => {
+                    if let Some(reason) = &mut message.stop_reason {
+                        if let StopReason::Other(word) = reason {
+                            resolve_text(word);
+                        }
+                        self.finish(deltas);
+                    }
+                    message.model.iter_mut().chain(&mut message.warnings).for_each(resolve_text);
+                    resolve_members(&mut message.provider_data);
+                    deltas.push(Delta::Message(message));
+                }
+                Delta::Retry(notice) => deltas.push(Delta::Retry(notice)),
+            }
+        }
+    }
+
+    /// Nothing follows: each half that waits becomes U+FFFD.
+    pub(in crate::provider) fn finish(&mut self, deltas: &mut Vec<Delta>) {
+        let mut open: Vec<usize> = self.open.keys().copied().collect();
+        open.sort_unstable();
+        open.into_iter().for_each(|index| self.give_up(index, deltas));
+    }
+
+    /// The error with U+FFFD in place of each mark.
+    pub(in crate::provider) fn resolve_error(&self, mut error: ProviderError) -> ProviderError {
+        if self.found {
+            resolve_text(&mut error.message);
+            error.body.iter_mut().chain(&mut error.request_id).for_each(resolve_text);
+        }
+        error
+    }
+
+    fn extend(&mut self, index: usize, part: Part, deltas: &mut Vec<Delta>) {
+        let (kind, text) = match part {
+            Part::Text(text) => (Kind::Text, text),
+            Part::Input(text) => (Kind::Input, text),
+            Part::Signature(text) => (Kind::Signature, text),
+            Part::Redacted(text) => (Kind::Redacted, text),
+            Part::Item(mut item) => {
+                resolve_value(&mut item);
+                return deltas.push(Delta::Extend { index, part: Part::Item(item) });
+            }
+        };
+        if self.open.get(&index).is_some_and(|(open, _)| *open != kind) {
+            self.give_up(index, deltas);
+        }
+        let before = self.open.remove(&index).map(|(_, half)| half);
+        let (text, open) = resolved(before, text);
+        if let Some(half) = open {
+            self.open.insert(index, (kind, half));
+        }
+        if !text.is_empty() {
+            deltas.push(Delta::Extend { index, part: kind.part(text) });
+        }
+    }
+
+    /// No continuation came for the half that waits in this block, if there is one.
+    fn give_up(&mut self, index: usize, deltas: &mut Vec<Delta>) {
+        if let Some((kind, _)) = self.open.remove(&index) {
+            let part = kind.part(char::REPLACEMENT_CHARACTER.to_string());
+            deltas.push(Delta::Extend { index, part });
+        }
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Half {
-    First,
-    Second,
+/// The kinds of text that a block grows by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Input,
+    Signature,
+    Redacted,
 }
 
-/// Which half of a character the escape at this place means, if it means one.
-fn half(json: &str, at: usize) -> Option<Half> {
-    const FIRST: Range<u16> = 0xD800..0xDC00;
-    const SECOND: Range<u16> = 0xDC00..0xE000;
+impl Kind {
+    fn part(self, text: String) -> Part {
+        match self {
+            Self::Text => Part::Text(text),
+            Self::Input => Part::Input(text),
+            Self::Signature => Part::Signature(text),
+            Self::Redacted => Part::Redacted(text),
+        }
+    }
+}
 
-    let digits = json.get(at..at + ESCAPE)?.strip_prefix("\\u")?;
-    let unit = u16::from_str_radix(digits, 16).ok()?;
-    if FIRST.contains(&unit) { Some(Half::First) } else { SECOND.contains(&unit).then_some(Half::Second) }
+/// One half: a surrogate of UTF-16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::provider) struct Half(u16);
+
+impl Half {
+    /// The half that the escape at this place means, if it means one.
+    fn escaped(json: &str, at: usize) -> Option<Self> {
+        let digits = json.get(at..at + ESCAPE)?.strip_prefix("\\u")?;
+        let unit = digits.bytes().all(|digit| digit.is_ascii_hexdigit()).then_some(digits)?;
+        let unit = u16::from_str_radix(unit, 16).ok()?;
+        (0xD800..=0xDFFF).contains(&unit).then_some(Self(unit))
+    }
+
+    /// The second character of its mark.
+    fn mark(self) -> char {
+        char::from_u32(PLANE + u32::from(self.0)).unwrap_or(char::REPLACEMENT_CHARACTER)
+    }
+
+    /// The half that the second character of a mark stands for.
+    fn of_mark(mark: char) -> Option<Self> {
+        let unit = u16::try_from(u32::from(mark).checked_sub(PLANE)?).ok()?;
+        (0xD800..=0xDFFF).contains(&unit).then_some(Self(unit))
+    }
+
+    fn is_first(self) -> bool {
+        self.0 < 0xDC00
+    }
+
+    /// The character that the two are, if they are one.
+    fn joined(self, second: Self) -> Option<char> {
+        char::decode_utf16([self.0, second.0]).next()?.ok()
+    }
+}
+
+/// The text without marks, and the first half that it ends with. `before` is the half that the text before it ended with.
+pub(in crate::provider) fn resolved(before: Option<Half>, text: String) -> (String, Option<Half>) {
+    if before.is_none() && !text.contains(MARK) {
+        return (text, None);
+    }
+    let mut open = before;
+    let mut resolved = String::with_capacity(text.len());
+    let mut characters = text.chars();
+    while let Some(character) = characters.next() {
+        let next = characters.clone().next().filter(|_| character == MARK);
+        let half = next.and_then(Half::of_mark);
+        let last = open.take();
+        if half.is_some() {
+            characters.next();
+        }
+        let pair = last.zip(half).and_then(|(first, second)| first.joined(second));
+        if last.is_some() && pair.is_none() {
+            resolved.push(char::REPLACEMENT_CHARACTER);
+        }
+        match (pair, half) {
+            (Some(pair), _) => resolved.push(pair),
+            (None, Some(half)) if half.is_first() => open = Some(half),
+            (None, Some(_)) => resolved.push(char::REPLACEMENT_CHARACTER),
+            (None, None) => resolved.push(character),
+        }
+    }
+    (resolved, open)
+}
+
+fn resolve_text(text: &mut String) {
+    if text.contains(MARK) {
+        let (mut resolved, open) = resolved(None, std::mem::take(text));
+        resolved.extend(open.map(|_| char::REPLACEMENT_CHARACTER));
+        *text = resolved;
+    }
+}
+
+pub(in crate::provider) fn resolve_value(value: &mut Value) {
+    match value {
+        Value::String(text) => resolve_text(text),
+        Value::Array(items) => items.iter_mut().for_each(resolve_value),
+        Value::Object(members) => resolve_members(members),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+fn resolve_members(members: &mut Map<String, Value>) {
+    if members.keys().any(|key| key.contains(MARK)) {
+        let resolved = std::mem::take(members).into_iter().map(|(mut key, value)| {
+            resolve_text(&mut key);
+            (key, value)
+        });
+        *members = resolved.collect();
+    }
+    members.values_mut().for_each(resolve_value);
+}
+
+fn resolve_start(block: &mut BlockStart) {
+    match block {
+        BlockStart::Text | BlockStart::Thinking => {}
+        BlockStart::ToolUse { id, name } => {
+            if id.as_str().contains(MARK) {
+                let mut resolved = id.as_str().to_owned();
+                resolve_text(&mut resolved);
+                *id = resolved.into();
+            }
+            resolve_text(name);
+        }
+        BlockStart::Attachment(attachment) => {
+            attachment.name.iter_mut().chain([&mut attachment.media_type]).for_each(resolve_text);
+        }
+        BlockStart::ProviderItem(item) => resolve_value(&mut item.data),
+    }
 }

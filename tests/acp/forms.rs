@@ -120,12 +120,15 @@ async fn text_that_was_cut_within_a_character_is_told() {
         next
         cat <<'END'
 {"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"Cut \ud83d"}}}}
-{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"\ude00 in \ud83d two"}}}}
+{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"\ude00 in \ud83d two \ud83d"}}}}
+{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":" X"}}}}
+{"jsonrpc":"2.0","method":"session/update","params":{"sessionId":"s","update":{"sessionUpdate":"agent_message_chunk","content":{"type":"text","text":"\ude00 \ud83d"}}}}
 END
         ended; sleep 600
     "#;
     let session = soon(started(cut).start(&SessionOptions::default())).await.unwrap();
-    assert_eq!(asked(&*session, "Hello").await.text, "Cut \u{1f600} in \u{fffd} two");
+    let text = "Cut \u{1f600} in \u{fffd} two \u{fffd} X\u{fffd} \u{fffd}";
+    assert_eq!(asked(&*session, "Hello").await.text, text);
 }
 
 /// Some agents pass over what comes while they begin.

@@ -42,16 +42,31 @@ async fn halves_of_a_character_in_two_events_are_one_character() {
 async fn half_a_character_alone_is_no_reason_to_lose_the_answer() {
     for (texts, whole) in [
         // Its other half may have been cut off by a limit.
-        (&["a\\ud83d", "b"][..], "ab"),
-        (&["a\\ud83d"], "a"),
+        (&["a\\ud83d", "b"][..], "a\u{FFFD}b"),
+        (&["a\\ud83d"], "a\u{FFFD}"),
+        (&["a\\ud83d", "XX", "\\ude00b"], "a\u{FFFD}XX\u{FFFD}b"),
+        (&["\\ud83d", "\\ud83d", "\\ude00"], "\u{FFFD}😀"),
         (&["\\ude00b"], "\u{FFFD}b"),
         (&["a\\ud83db", "c\\ude00"], "a\u{FFFD}bc\u{FFFD}"),
-        (&["\\ude00\\ud83d", "\\ud83d\\ude00"], "\u{FFFD}😀"),
+        (&["\\ude00\\ud83d", "\\ud83d\\ude00"], "\u{FFFD}\u{FFFD}😀"),
     ] {
         assert_eq!(answer(Reply::sse().piece(events(texts))).await.text(), whole, "{texts:?}");
     }
     let whole = "{\"text\":\"a\\ud83d b\",\"stop\":true}";
     assert_eq!(answer(Reply::json(200, whole)).await.text(), "a\u{FFFD} b");
+}
+
+/// The text that came before the failure ends with what came of the character.
+#[tokio::test]
+async fn half_a_character_before_a_failure_is_replaced() {
+    for failure in ["data: nonsense\n\n", "data: {\"error\":\"it broke \\ude00\"}\n\n", ""] {
+        let begin = "data: {\"text\":\"a\\ud83d\"}\n\n";
+        let answer = answer(Reply::sse().piece(begin).piece(failure)).await;
+        assert_eq!(answer.text, "a\u{FFFD}", "{failure}");
+        let error = answer.error();
+        assert!(!error.message.contains('\u{10FFFF}'), "{error}");
+        assert!(!failure.contains("broke") || error.message == "it broke \u{FFFD}", "{error}");
+    }
 }
 
 #[tokio::test]

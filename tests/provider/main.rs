@@ -45,6 +45,8 @@ mod gemini_errors;
 #[cfg(feature = "http")]
 mod groq;
 #[cfg(feature = "http")]
+mod halves;
+#[cfg(feature = "http")]
 mod http;
 #[cfg(feature = "http")]
 mod log;
@@ -93,5 +95,7 @@ mod services;
 mod tool_input;
 mod tool_names;
 mod tool_schemas;
+#[cfg(feature = "http")]
+mod wires;
 #[cfg(feature = "http")]
 mod zai;

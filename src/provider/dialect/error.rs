@@ -4,14 +4,14 @@ use std::{borrow::Cow, time::Duration};
 
 use serde_json::{Map, Value};
 
-use crate::provider::{ErrorKind, ProviderError};
+use crate::provider::{ErrorKind, ProviderError, halves};
 
 /// Bytes of a service's own words that a message keeps.
 const MESSAGE_LIMIT: usize = 1000;
 
 /// The error that an answer with this status and body means.
 pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
-    let report = match serde_json::from_str::<Value>(body) {
+    let report = match halves::read(body) {
         Ok(value) if value.is_object() || value.is_array() => Report::read(&value, 0),
         Ok(Value::String(text)) => Report::plain(&text),
         _ => Report::plain(body),
@@ -34,6 +34,12 @@ pub(crate) fn from_value(error: &Value) -> ProviderError {
         Some(status) => error.with_status(status),
         None => error,
     }
+}
+
+/// The error that an event reports: the error object, its envelope, or a text.
+pub(crate) fn from_event(data: &str) -> ProviderError {
+    let error = halves::read(data).unwrap_or_else(|_| Value::from(data));
+    from_value(&error).with_body(data)
 }
 
 /// Servers also send an `error` that says that there is none.

@@ -61,16 +61,27 @@ struct Decoding {
 }
 
 impl Decoding {
-    /// Decodes a frame, a second time if the first failed for halves of characters. Only what is no JSON to the
-    /// decoder has them, and that leaves it as it was.
+    /// Decodes a frame, a second time if the first failed for halves of characters. Data with a half alone is not JSON to
+    /// the decoder, which leaves the decoder as it was.
     fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
-        match self.decoder.decode(frame, &mut self.decoded) {
-            Err(error) if error.kind == ErrorKind::Decoding => match self.halves.mend(frame.data) {
-                Some(data) => self.decoder.decode(Frame { data: &data, ..frame }, &mut self.decoded),
-                None => Err(error),
-            },
+        let decoded = match self.decoder.decode(frame, &mut self.decoded) {
+            Err(error) if error.kind == ErrorKind::Decoding && self.decoded.is_empty() => {
+                match self.halves.mark(frame.data) {
+                    Some(data) => self.decoder.decode(Frame { data: &data, ..frame }, &mut self.decoded),
+                    None => Err(error),
+                }
+            }
             decoded => decoded,
-        }
+        };
+        self.halves.resolve(&mut self.decoded);
+        decoded.map_err(|error| self.halves.resolve_error(error))
+    }
+
+    /// The body has ended.
+    fn end(&mut self) -> Result<(), ProviderError> {
+        let ended = self.decoder.end(&mut self.decoded);
+        self.halves.resolve(&mut self.decoded);
+        ended.map_err(|error| self.halves.resolve_error(error))
     }
 }
 
@@ -149,8 +160,9 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
     /// Makes what was decoded ready, all that came before an error included.
     fn settle(&mut self, decoded: Result<(), ProviderError>) -> Result<(), ProviderError> {
         let deltas = &mut self.decoding.decoded;
-        for hook in &self.hooks {
-            hook(deltas)?;
+        if let Err(error) = self.hooks.iter().try_for_each(|hook| hook(deltas)) {
+            deltas.clear();
+            return Err(error);
         }
         self.service.take_if(|service| origin::mark(deltas, service));
         self.content = self.content || deltas.iter().any(Delta::is_content);
@@ -211,11 +223,10 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
     }
 
     fn end_decoding(&mut self) -> Result<(), ProviderError> {
-        let Decoding { decoder, decoded, .. } = &mut self.decoding;
-        if decoder.is_done() {
+        if self.decoding.decoder.is_done() {
             return Ok(());
         }
-        let ended = decoder.end(decoded);
+        let ended = self.decoding.end();
         self.settle(ended)
     }
 
@@ -309,6 +320,9 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
     }
 
     fn fail(&mut self, error: ProviderError) {
+        // A half that waits is a part of the text that came.
+        self.decoding.halves.finish(&mut self.decoding.decoded);
+        _ = self.settle(Ok(()));
         self.body = None;
         self.reading = Reading::Over;
         self.failed = Some(self.dress.dress(error));

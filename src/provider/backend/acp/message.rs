@@ -13,7 +13,7 @@ use memchr::memmem;
 use rand::RngExt;
 use serde_json::{Map, Value};
 
-use crate::provider::halves::Halves;
+use crate::provider::halves;
 
 /// What a line says.
 #[derive(Debug, PartialEq)]
@@ -66,7 +66,7 @@ impl Asked {
 }
 
 /// What a line says.
-pub(super) fn hear(line: &[u8], asked: &mut Asked, halves: &mut Halves) -> Heard {
+pub(super) fn hear(line: &[u8], asked: &mut Asked) -> Heard {
     if !begins_like_a_message(line) {
         // Behind what a program wrote without ending the line stands the message; a log that quotes one looks the same.
         // An answer that is taken twice does no harm.
@@ -78,15 +78,23 @@ pub(super) fn hear(line: &[u8], asked: &mut Asked, halves: &mut Halves) -> Heard
     }
     let read =
         |line: &[u8]| serde_json::Deserializer::from_slice(line).into_iter().collect::<Result<Vec<_>, _>>();
-    let mended = |error| {
-        let mended = std::str::from_utf8(line).ok().and_then(|line| halves.mend(line)).ok_or(error)?;
-        read(mended.as_bytes())
+    let marked = |error: serde_json::Error| {
+        let marked = std::str::from_utf8(line).ok().and_then(halves::marked).ok_or(error)?;
+        let mut values = read(marked.as_bytes())?;
+        values.iter_mut().filter(|value| !is_chunk(value)).for_each(halves::resolve_value);
+        Ok::<_, serde_json::Error>(values)
     };
-    match read(line).or_else(mended) {
+    match read(line).or_else(marked) {
         Ok(values) => heard(values, asked),
         Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => Heard::Damaged,
         Err(_) => Heard::Noise,
     }
+}
+
+/// Whether this is a part of a text, which another message may continue.
+fn is_chunk(message: &Value) -> bool {
+    let kind = message.pointer("/params/update/sessionUpdate").and_then(Value::as_str);
+    matches!(kind, Some("agent_message_chunk" | "agent_thought_chunk"))
 }
 
 fn begins_like_a_message(line: &[u8]) -> bool {
@@ -174,7 +182,7 @@ mod tests {
 
     /// What is taken of a line, written again.
     fn taken(line: &str) -> Value {
-        match hear(line.as_bytes(), &mut asking(), &mut Halves::default()) {
+        match hear(line.as_bytes(), &mut asking()) {
             Heard::Messages(messages) => json!(messages),
             other => json!(format!("{other:?}")),
         }
@@ -211,7 +219,7 @@ mod tests {
         asked.ask("one".to_owned().into());
         for id in 0..1000 {
             let line = format!(r#"[debug] got {{"jsonrpc":"2.0","id":{id},"result":7}}"#);
-            let heard = hear(line.as_bytes(), &mut asked, &mut Halves::default());
+            let heard = hear(line.as_bytes(), &mut asked);
             assert_eq!(heard, Heard::Messages(Vec::new()), "{line}");
         }
     }
@@ -221,8 +229,8 @@ mod tests {
         let line = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}"#;
         let mut asked = asking();
         asked.ask("two".to_owned().into());
-        assert_eq!(hear(line, &mut asked, &mut Halves::default()), Heard::Messages(Vec::new()));
-        assert_eq!(hear(line, &mut Asked::default(), &mut Halves::default()), Heard::Messages(Vec::new()));
+        assert_eq!(hear(line, &mut asked), Heard::Messages(Vec::new()));
+        assert_eq!(hear(line, &mut Asked::default()), Heard::Messages(Vec::new()));
     }
 
     #[test]
@@ -250,16 +258,12 @@ mod tests {
             r#"[debug] got {"jsonrpc":"2.0","meth"#,
             "\u{fffd}",
         ] {
-            assert_eq!(hear(line.as_bytes(), &mut asking(), &mut Halves::default()), Heard::Noise, "{line}");
+            assert_eq!(hear(line.as_bytes(), &mut asking()), Heard::Noise, "{line}");
         }
         for line in
             [r#"{"jsonrpc":"2.0","id":"#, r#"[{"jsonrpc":"2.0","id":1}"#, r#"{"jsonrpc":"2.0","id":1} x"#]
         {
-            assert_eq!(
-                hear(line.as_bytes(), &mut asking(), &mut Halves::default()),
-                Heard::Damaged,
-                "{line}"
-            );
+            assert_eq!(hear(line.as_bytes(), &mut asking()), Heard::Damaged, "{line}");
         }
     }
 }

@@ -79,8 +79,11 @@ impl Turn {
         let _ = self.events.send((event, room.cloned()));
     }
 
-    fn end(self, event: BackendEvent) {
+    fn end(mut self, event: BackendEvent) {
         self.over.cancel();
+        if let Some(rest) = self.translator.finish() {
+            self.tell(rest, None);
+        }
         self.tell(event, None);
     }
 }

@@ -10,7 +10,10 @@ use serde_json::{Value, json};
 
 use crate::{
     message::{Attachment, ResultBlock, Text, ToolResult, ToolUse, ToolUseId},
-    provider::backend::BackendEvent,
+    provider::{
+        backend::BackendEvent,
+        halves::{self, Half},
+    },
 };
 
 /// Turns a turn's updates into events.
@@ -19,6 +22,8 @@ pub(super) struct Translator {
     tools: HashMap<String, Tool>,
     /// Tells uses of one id apart.
     uses: u64,
+    /// The first half of a character at the end of the last text, and whether that text was thinking.
+    open: Option<(bool, Half)>,
 }
 
 /// A tool call, as far as it is known.
@@ -31,8 +36,46 @@ struct Tool {
 }
 
 impl Translator {
-    /// What an update says. One that says nothing here, or can't be understood, says nothing.
+    /// The events of an update. An unknown update has none.
     pub(super) fn update(&mut self, update: Value) -> Vec<BackendEvent> {
+        let mut events = Vec::new();
+        for event in self.events(update) {
+            match event {
+                BackendEvent::Text(text) => {
+                    let text = self.joined(false, text, &mut events);
+                    events.push(BackendEvent::Text(text));
+                }
+                BackendEvent::Thinking(text) => {
+                    let text = self.joined(true, text, &mut events);
+                    events.push(BackendEvent::Thinking(text));
+                }
+                // The text goes on behind these.
+                BackendEvent::Status { .. } | BackendEvent::Plan(_) => events.push(event),
+                event => events.extend(self.finish().into_iter().chain([event])),
+            }
+        }
+        events
+    }
+
+    /// A text without marks of halves, joined with the half that the text before it ended with.
+    fn joined(&mut self, thinking: bool, text: String, events: &mut Vec<BackendEvent>) -> String {
+        if self.open.is_some_and(|(kind, _)| kind != thinking) {
+            events.extend(self.finish());
+        }
+        let before = self.open.take().map(|(_, half)| half);
+        let (text, open) = halves::resolved(before, text);
+        self.open = open.map(|half| (thinking, half));
+        text
+    }
+
+    /// The text that is left at the turn's end: U+FFFD if the last text ended with half a character.
+    pub(super) fn finish(&mut self) -> Option<BackendEvent> {
+        let (thinking, _) = self.open.take()?;
+        let text = char::REPLACEMENT_CHARACTER.to_string();
+        Some(if thinking { BackendEvent::Thinking(text) } else { BackendEvent::Text(text) })
+    }
+
+    fn events(&mut self, update: Value) -> Vec<BackendEvent> {
         if let Some((name, data)) = status(&update) {
             return vec![BackendEvent::Status { name, data }];
         }

@@ -20,7 +20,6 @@ use super::{
     lines::{Line, Lines, shown},
     message::{Asked, Heard, hear},
 };
-use crate::provider::halves::Halves;
 
 /// The longest message, in bytes.
 pub(super) const LONGEST: usize = 32 * 1024 * 1024;
@@ -63,7 +62,6 @@ struct Inner {
     /// Of the requests whose answers have not been written.
     owed: VecDeque<Room>,
     asked: Asked,
-    halves: Halves,
     /// Lines that were no messages, since the last that was.
     noise: u32,
 }
@@ -129,8 +127,7 @@ impl Traffic {
     /// What a line says.
     fn hear(&self, line: &[u8]) -> Heard {
         let mut inner = self.lock();
-        let Inner { asked, halves, .. } = &mut *inner;
-        let heard = hear(line, asked, halves);
+        let heard = hear(line, &mut inner.asked);
         if matches!(heard, Heard::Messages(_)) {
             inner.noise = 0;
             self.noise.send_if_modified(|noise| noise.take().is_some());

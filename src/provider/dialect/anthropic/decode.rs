@@ -330,7 +330,7 @@ fn stop_reason(word: &str) -> StopReason {
 }
 
 fn service_error(data: &str) -> ProviderError {
-    error::from_value(&serde_json::from_str(data).unwrap_or_else(|_| data.into()))
+    error::from_event(data)
 }
 
 fn bad(what: &str, data: &str) -> ProviderError {

@@ -78,7 +78,7 @@ impl ChatDecoder {
         }
         let bare = chunk.choices.is_none() && chunk.usage.is_none() && !chunk.message.as_str().is_empty();
         if bare || chunk.object.as_str() == "error" {
-            return Err(error_text(data));
+            return Err(error::from_event(data));
         }
         self.tell(&chunk, deltas);
         let usage = chunk.usage.or(chunk.x_groq.and_then(|groq| groq.usage));
@@ -286,7 +286,7 @@ impl Decoder for ChatDecoder {
             return self.finish(deltas);
         }
         if frame.event == "error" {
-            return Err(error_text(data));
+            return Err(error::from_event(data));
         }
         match wire::parse(data) {
             Ok(chunk) => self.chunk(chunk, data, deltas),
@@ -355,17 +355,12 @@ fn read_usage(usage: &WireUsage) -> Usage {
     }
 }
 
-fn error_text(data: &str) -> ProviderError {
-    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
-    error::from_value(&error).with_body(data)
-}
-
 fn undecodable(data: &str, cause: serde_json::Error) -> ProviderError {
     // Google's compatible endpoint sends errors as a list.
     if let Ok(Value::Array(items)) = serde_json::from_str::<Value>(data)
         && items.iter().any(|item| item.get("error").is_some_and(is_error))
     {
-        return error_text(data);
+        return error::from_event(data);
     }
     ProviderError::new(ErrorKind::Decoding, "an event that is no chunk of a chat completion")
         .with_source(cause)

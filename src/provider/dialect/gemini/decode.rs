@@ -327,8 +327,7 @@ fn read_usage(usage: &WireUsage) -> Usage {
 
 /// The error that an event tells of, which may come as a list.
 fn error_text(data: &str) -> ProviderError {
-    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
-    refined(error::from_value(&error), data).with_body(data)
+    refined(error::from_event(data), data)
 }
 
 fn bad(message: &str, data: &str) -> ProviderError {

@@ -133,8 +133,7 @@ impl Decoder for OllamaDecoder {
 
 /// The error that a line tells of.
 fn error_text(data: &str) -> ProviderError {
-    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
-    refined(error::from_value(&error)).with_body(data)
+    refined(error::from_event(data))
 }
 
 fn bad(message: &str, data: &str) -> ProviderError {

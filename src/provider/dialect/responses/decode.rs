@@ -202,8 +202,7 @@ impl ResponsesDecoder {
 }
 
 fn service_error(data: &str) -> ProviderError {
-    let error = serde_json::from_str(data).unwrap_or_else(|_| Value::from(data));
-    error::from_value(&error).with_body(data)
+    error::from_event(data)
 }
 
 fn failed(message: &str, data: &str) -> ProviderError {

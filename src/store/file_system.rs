@@ -51,6 +51,9 @@
 //! outweigh the nodes; then the log is written anew, synced, and renamed into place. The new one is locked before that,
 //! and until the folder is synced. A log that belongs to another user, or that a link leads to, stays as it is.
 //!
+//! A delete removes both files, and any that a crash left under one of their names. The bytes on the disk are the file system's
+//! to use again.
+//!
 //! # Versions of the format
 //!
 //! The first line names the version, now 1. Later versions of the crate read it. A log of a version yet to come

@@ -32,6 +32,9 @@
 //! that finds nothing to write to does a second one ask why. `synchronous_commit` is raised from `off` to `on`, so that
 //! what is acknowledged is on the server's disk.
 //!
+//! A delete removes the rows. Their bytes stay in the server's files until `VACUUM` and later writes have replaced them, and
+//! in its write-ahead log, replicas and backups for as long as the server keeps those.
+//!
 //! # Connections
 //!
 //! There is a pool of them, each with its prepared statements, and two more for renewing leases. They are served, and all operations

@@ -38,6 +38,20 @@
 //! A file that is removed or replaced while a store has it open takes no more writes, and gives nothing to read:
 //! [`StoreError::Unreachable`] (where another is in its place, on Unix alone) until it is back, or opened anew.
 //!
+//! # Deletes
+//!
+//! A delete overwrites the conversation's pages with zeros (`secure_delete`), and empties the write-ahead log before it is
+//! acknowledged, so that the deleted text is neither in the file nor beside it. Two things can keep some of it there:
+//!
+//! - A reader that began before the delete, in this process or another, needs the log as it was. The delete waits for such
+//!   readers for a fifth of a second. If they take longer, the log is emptied by a later delete, by a new try every ten
+//!   seconds, when the file is opened next, or when the last process closes it.
+//! - SQLite itself can leave a copy of a row of less than about 1,000 bytes in the unused part of a page when it moves rows
+//!   between pages. `secure_delete` does not reach such copies. [`SqliteStore::vacuum`] removes them, and what was deleted
+//!   with an earlier version of this crate or by another program.
+//!
+//! Blocks of the disk that the file system has taken back, backups and snapshots are out of the store's reach.
+//!
 //! Room of deleted conversations is used again, and given back to the file system when it comes to more than a quarter of
 //! the file: 4096 pages at a time, between writes. A write-ahead log of more than 64 MiB, to which it grows while some
 //! reader is always there, is brought back to 16 MiB by waiting for the readers, for a fifth of a second at a time.
@@ -161,6 +175,10 @@ impl SqliteStoreBuilder {
         blocking(move || {
             let mut database = Database::new(database::absolute(&file)?, durability, busy, lease);
             let (writer, readers) = database.open(readers)?;
+            // A process that ended right after a delete has left the deleted content in the log.
+            if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
+                tracing::debug!(%error, "the log of a file of conversations could not be cleared");
+            }
             let start = |name, connections| {
                 Workers::start(name, connections, busy)
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))
@@ -212,6 +230,28 @@ impl SqliteStore {
         &self.0.database.file
     }
 
+    /// Writes the file anew (`VACUUM`), without free room and without any trace of what was deleted or replaced before.
+    ///
+    /// Takes as long as copying the file, and as much room on the disk meanwhile. Nobody can write to the file until this is
+    /// done; others can read.
+    ///
+    /// # Errors
+    ///
+    /// [`StoreError::Busy`], [`StoreError::Full`], or another failure to write to the file.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the file is as before or written anew, and whole in both cases.
+    pub async fn vacuum(&self) -> Result<(), StoreError> {
+        let upkeep = Arc::clone(&self.0.upkeep);
+        self.write_by(Urgency::Other, None, move |connection, _| {
+            connection.execute_batch("VACUUM")?;
+            upkeep.clear(connection);
+            Ok(())
+        })
+        .await
+    }
+
     async fn read<T: Send + 'static>(
         &self,
         id: Option<&ConversationId>,
@@ -248,6 +288,7 @@ impl SqliteStore {
         self.write(id, move |connection, _| {
             write::delete(connection, &named, lease.as_ref())?;
             upkeep.give_back(connection);
+            upkeep.clear(connection);
             Ok(())
         })
         .await

@@ -1,6 +1,7 @@
 //! The SQLite store: the suite, settings, locks, files that are not what they should be.
 
 mod damage;
+mod erasing;
 mod golden;
 mod hostile;
 mod queue;

@@ -157,6 +157,8 @@ impl Database {
         // On macOS, a plain sync leaves writes in the disk's cache, where a power cut takes them. Elsewhere both have no effect.
         connection.pragma_update(None, "fullfsync", true)?;
         connection.pragma_update(None, "checkpoint_fullfsync", true)?;
+        // Deleted content is overwritten with zeros, so that it can't be read from the file's free pages.
+        connection.pragma_update(None, "secure_delete", true)?;
         // Before anything is in the file: afterwards it takes rewriting all of it.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         let mode: String =
@@ -323,7 +325,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_sets_full_syncs_on_every_connection() {
+    fn open_sets_full_syncs_and_erasing_on_every_connection() {
         let folder = std::env::temp_dir().join(format!("database-{}", ConversationId::generate()));
         fs::create_dir(&folder).unwrap();
         for durability in [Durability::Machine, Durability::Process] {
@@ -331,7 +333,7 @@ mod tests {
             let mut database = Database::new(file, durability, Duration::ZERO, Duration::ZERO);
             let (writer, readers) = database.open(2).unwrap();
             for connection in readers.iter().chain([&writer]) {
-                for pragma in ["fullfsync", "checkpoint_fullfsync"] {
+                for pragma in ["fullfsync", "checkpoint_fullfsync", "secure_delete"] {
                     let value: i64 = connection.pragma_query_value(None, pragma, |row| row.get(0)).unwrap();
                     assert_eq!(value, 1, "{pragma}");
                 }

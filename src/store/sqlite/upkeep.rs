@@ -25,6 +25,9 @@ const SPARE: i64 = 1024;
 const LONG: u64 = 4 * LOG_LIMIT as u64;
 /// How long they are waited for: new ones don't count, and nobody can write meanwhile.
 const PATIENCE: Duration = Duration::from_millis(200);
+/// The pause after a try to clear the log that readers held up. With [`PATIENCE`], a reader that never ends costs writers a
+/// fiftieth of their time.
+const PAUSE: Duration = Duration::from_secs(10);
 
 pub(super) struct Upkeep {
     log: PathBuf,
@@ -32,6 +35,10 @@ pub(super) struct Upkeep {
     due: AtomicU64,
     /// There is a job that gives room back.
     gives_back: AtomicBool,
+    /// There is a job that clears the log of what was deleted.
+    clears: AtomicBool,
+    /// The pause between two tries to clear the log.
+    pause: Duration,
     behind: Behind,
 }
 
@@ -45,6 +52,8 @@ impl Upkeep {
             log: log.into(),
             due: AtomicU64::new(LONG),
             gives_back: AtomicBool::new(false),
+            clears: AtomicBool::new(false),
+            pause: PAUSE,
             behind,
         })
     }
@@ -73,6 +82,19 @@ impl Upkeep {
         });
     }
 
+    /// After a delete: clears the log, which still has the deleted pages as they were. Waits for readers for a short time.
+    /// If they take longer, tries again from time to time.
+    pub(super) fn clear(self: &Arc<Self>, connection: &Connection) {
+        if self.clears.swap(true, Ordering::Relaxed) {
+            // A reader held up the one before. Many deletes must not wait for that reader one after another.
+            if let Err(error) = clear_log(connection, Duration::ZERO) {
+                tracing::debug!(%error, "the log of a file of conversations could not be cleared");
+            }
+        } else {
+            Clearing(Arc::clone(self)).go_on(connection, PATIENCE);
+        }
+    }
+
     /// After a delete: gives room that is not needed back to the file system, some of it now and the rest in turn with what
     /// others wait for.
     pub(super) fn give_back(self: &Arc<Self>, connection: &Connection) {
@@ -81,6 +103,39 @@ impl Upkeep {
             GivingBack(Arc::clone(self)).go_on(connection);
         }
     }
+}
+
+/// Held by the one job that clears the log, and handed to the next one.
+struct Clearing(Arc<Upkeep>);
+
+impl Clearing {
+    /// Empties the log, or leaves that for later if readers hold it up.
+    fn go_on(self, connection: &Connection, patience: Duration) {
+        let is_held = clear_log(connection, patience).unwrap_or_else(|error| {
+            tracing::debug!(%error, "the log of a file of conversations could not be cleared");
+            is_busy(&error)
+        });
+        if is_held {
+            let (behind, pause) = (self.0.behind.clone(), self.0.pause);
+            behind.leave_for(pause, move |connection| {
+                self.go_on(connection, PATIENCE);
+                // As with a long log: readers keep nobody from writing.
+                false
+            });
+        }
+    }
+}
+
+impl Drop for Clearing {
+    fn drop(&mut self) {
+        self.0.clears.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Moves the content of the log into the file and empties the log. Returns whether readers or another writer were in the way.
+pub(super) fn clear_log(connection: &Connection, patience: Duration) -> Result<bool, rusqlite::Error> {
+    connection.busy_timeout(patience)?;
+    connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
 }
 
 /// Held by the one job that gives room back, and handed to the next; dropped when there is none, whyever.
@@ -228,6 +283,34 @@ mod tests {
         free_pages(&connection).expect_err("it is no database");
         upkeep.give_back(&connection);
         assert!(!upkeep.gives_back.load(Ordering::Relaxed));
+    }
+
+    #[tokio::test]
+    async fn log_that_a_reader_held_up_is_cleared_when_the_reader_has_ended() {
+        let folder = Folder::new();
+        let open = || Connection::open(folder.file()).expect("a database");
+        let (writer, reader) = (open(), open());
+        writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
+        reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
+        writer.execute_batch("INSERT INTO a VALUES (1)").expect("a row");
+        let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
+        let mut upkeep = Upkeep::new(&folder.file(), workers.behind());
+        Arc::get_mut(&mut upkeep).expect("nobody else has it").pause = Duration::from_millis(1);
+        let clearing = Arc::clone(&upkeep);
+        let clear = move |connection: &mut Connection| {
+            clearing.clear(connection);
+            Ok(clearing.clears.load(Ordering::Relaxed))
+        };
+        assert!(workers.run(Urgency::Other, clear).await.expect("it is done"), "it is left for later");
+        assert_ne!(upkeep.log_len(), 0, "the reader holds it up");
+        reader.execute_batch("COMMIT").expect("it has read");
+        // Nothing else is to be done meanwhile: the worker comes back to it by itself.
+        while upkeep.log_len() != 0 {
+            std::thread::yield_now();
+        }
+        while upkeep.clears.load(Ordering::Relaxed) {
+            std::thread::yield_now();
+        }
     }
 
     #[tokio::test]

@@ -48,6 +48,8 @@ struct Queue {
 struct Jobs {
     /// With the time since when.
     waiting: BTreeMap<Place, (Instant, Job)>,
+    /// Jobs that nobody waits for, by the time from which they may run. The number tells apart those of one moment.
+    later: BTreeMap<(Instant, u64), Job>,
     given: u64,
     is_over: bool,
 }
@@ -71,12 +73,32 @@ impl Queue {
         place
     }
 
-    /// The next job, waited for, and since when it is there; `None` once there will be none.
+    /// Waits for the next job. Returns it with the time since when it may run, or `None` once there will be none.
     fn next(&self) -> Option<(Instant, Job)> {
-        let idle = |jobs: &mut Jobs| jobs.waiting.is_empty() && !jobs.is_over;
-        let jobs = self.changed.wait_while(self.jobs(), idle);
-        let (_, next) = jobs.unwrap_or_else(PoisonError::into_inner).waiting.pop_first()?;
-        Some(next)
+        let mut jobs = self.jobs();
+        loop {
+            // First, so that a queue that never empties does not put these off for ever. They are few.
+            let wait = match jobs.later.first_key_value().map(|(key, _)| *key) {
+                Some(first) if !jobs.is_over => match first.0.checked_duration_since(Instant::now()) {
+                    Some(wait) if !wait.is_zero() => Some(wait),
+                    _ => return jobs.later.remove(&first).map(|job| (first.0, job)),
+                },
+                _ => None,
+            };
+            if let Some((_, next)) = jobs.waiting.pop_first() {
+                return Some(next);
+            }
+            if jobs.is_over {
+                return None;
+            }
+            jobs = match wait {
+                Some(wait) => {
+                    let woken = self.changed.wait_timeout(jobs, wait);
+                    woken.unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner),
+            };
+        }
     }
 
     /// Does all jobs that there will be. None waits for longer than `busy` for others to let go of the file.
@@ -114,16 +136,35 @@ pub(super) struct Behind(Weak<Queue>);
 impl Behind {
     /// Has a job done that nobody waits for, after all that wait now; not at all once the workers are to end.
     pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
-        if let Some(queue) = self.0.upgrade()
-            && !queue.jobs().is_over
-        {
-            // It is in nobody's hands who would see a panic, and is not to end the worker.
-            let job = |connection: &mut Connection| {
-                catch_unwind(AssertUnwindSafe(|| job(connection))).unwrap_or_default()
-            };
-            queue.push(Urgency::Other, Box::new(job));
+        if let Some(queue) = self.open_queue() {
+            queue.push(Urgency::Other, contained(job));
         }
     }
+
+    /// Has a job done that nobody waits for, when this time has passed. Never runs it once the workers are to end.
+    pub(super) fn leave_for(
+        &self,
+        pause: Duration,
+        job: impl FnOnce(&mut Connection) -> bool + Send + 'static,
+    ) {
+        if let Some(queue) = self.open_queue() {
+            let mut jobs = queue.jobs();
+            jobs.given += 1;
+            let place = (Instant::now() + pause, jobs.given);
+            jobs.later.insert(place, contained(job));
+            drop(jobs);
+            queue.changed.notify_one();
+        }
+    }
+
+    fn open_queue(&self) -> Option<Arc<Queue>> {
+        self.0.upgrade().filter(|queue| !queue.jobs().is_over)
+    }
+}
+
+/// A job that panics must not end its worker, and nobody waits for this one who could be handed the panic.
+fn contained(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Job {
+    Box::new(|connection| catch_unwind(AssertUnwindSafe(|| job(connection))).unwrap_or_default())
 }
 
 impl Workers {
@@ -173,7 +214,11 @@ impl Workers {
 
 impl Drop for Workers {
     fn drop(&mut self) {
-        self.0.jobs().is_over = true;
+        let mut jobs = self.0.jobs();
+        jobs.is_over = true;
+        let later = std::mem::take(&mut jobs.later);
+        drop(jobs);
+        drop(later);
         self.0.changed.notify_all();
     }
 }

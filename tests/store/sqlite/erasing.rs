@@ -1,0 +1,118 @@
+//! Deleted conversations leave no text in the file, nor beside it.
+
+use std::fs;
+
+use omni_agent::store::{Page, SqliteStore, StateChange, Store, StoredState, Write};
+
+use super::{file, quick, raw};
+use crate::support::{Folder, child, child_folder, commit, create, id};
+
+/// The markers that are in some file of the folder. Reading a file as a file takes away the locks that this process has on it:
+/// nobody else may write meanwhile, and a reader does not hold up later writes.
+fn found<'a>(folder: &Folder, markers: impl IntoIterator<Item = &'a String>) -> Vec<String> {
+    let files: Vec<_> =
+        folder.names().iter().map(|name| fs::read(folder.path().join(name)).unwrap()).collect();
+    let is_there = |marker: &String| {
+        files.iter().any(|file| file.windows(marker.len()).any(|bytes| bytes == marker.as_bytes()))
+    };
+    markers.into_iter().filter(|marker| is_there(marker)).cloned().collect()
+}
+
+/// A conversation whose title, system prompt and messages have its marker, and each of them a second time after it was replaced.
+async fn marked(store: &SqliteStore, number: usize) -> String {
+    let (id, marker) = (id(&format!("n{number}")), format!("marker-{number:03}-of-a-conversation"));
+    let mut version = create(store, &id).await;
+    for long in [3000, 3] {
+        let system = format!("{marker} {}", "s".repeat(long));
+        let state = StoredState::default().with_system(system).with_title(&marker);
+        version = store.save_state(&id, &Write::on(version), &StateChange::whole(state)).await.unwrap();
+    }
+    for (turn, long) in (1..).zip([10, 200, 700, 9000]) {
+        version = commit(store, &id, version, turn, &format!("{marker} {}", "m".repeat(long))).await;
+    }
+    marker
+}
+
+async fn many_marked(store: &SqliteStore, count: usize) -> Vec<String> {
+    let mut markers = Vec::new();
+    for number in 0..count {
+        markers.push(marked(store, number).await);
+    }
+    markers
+}
+
+#[tokio::test]
+async fn delete_leaves_no_text_in_the_file_or_its_log() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let markers = many_marked(&store, 67).await;
+    assert_eq!(found(&folder, &markers).len(), 67, "the search finds what is there");
+    for number in 0..67 {
+        store.delete(&id(&format!("n{number}"))).await.unwrap();
+        assert_eq!(found(&folder, [&markers[number]]), [""; 0], "after delete {number}");
+    }
+    assert_eq!(found(&folder, &markers), [""; 0]);
+    drop(store);
+    quick(&folder).await.list(Page::default()).await.unwrap();
+    assert_eq!(found(&folder, &markers), [""; 0]);
+}
+
+#[tokio::test]
+async fn delete_under_a_reader_leaves_the_text_to_the_log_until_the_reader_has_ended() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let marker = [marked(&store, 0).await];
+    let reader = raw(&folder);
+    reader.execute_batch("BEGIN; SELECT * FROM conversations").unwrap();
+    store.delete(&id("n0")).await.unwrap();
+    assert_eq!(found(&folder, &marker), marker, "the reader may still read it");
+    reader.execute_batch("COMMIT").unwrap();
+    // Any delete tries again, also one that finds nothing.
+    store.delete(&id("nothing")).await.unwrap();
+    assert_eq!(found(&folder, &marker), [""; 0]);
+}
+
+/// The child: deletes, and is gone before anything but the delete itself is done.
+#[tokio::test]
+async fn child_deletes_under_a_reader_and_is_killed() {
+    let Some(folder) = child_folder() else {
+        return;
+    };
+    let reader = rusqlite::Connection::open(folder.join("conversations.sqlite")).unwrap();
+    let store = SqliteStore::open(folder.join("conversations.sqlite")).await.unwrap();
+    reader.execute_batch("BEGIN; SELECT * FROM conversations").unwrap();
+    store.delete(&id("n0")).await.unwrap();
+    std::process::abort();
+}
+
+#[tokio::test]
+async fn open_after_a_process_died_behind_a_delete_erases_what_it_left() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let marker = [marked(&store, 0).await];
+    drop(store);
+    let test = "sqlite::erasing::child_deletes_under_a_reader_and_is_killed";
+    assert!(!child(test, folder.path()).status().unwrap().success());
+    assert_eq!(found(&folder, &marker), marker, "the log still has it");
+    let store = quick(&folder).await;
+    assert_eq!(found(&folder, &marker), [""; 0]);
+    assert!(!store.exists(&id("n0")).await.unwrap());
+}
+
+#[tokio::test]
+async fn vacuum_leaves_no_text_that_was_deleted_without_erasing() {
+    let folder = Folder::new();
+    let store = quick(&folder).await;
+    let markers = many_marked(&store, 20).await;
+    let other = raw(&folder);
+    other.execute_batch("PRAGMA foreign_keys = ON; DELETE FROM conversations WHERE key % 2").unwrap();
+    let kept: Vec<_> = markers.iter().skip(1).step_by(2).cloned().collect();
+    assert!(found(&folder, &markers).len() > kept.len(), "another program does not erase");
+    store.vacuum().await.unwrap();
+    assert_eq!(found(&folder, &markers), kept);
+    assert_eq!(store.list(Page::default()).await.unwrap().len(), kept.len());
+    assert_eq!(store.load(&id("n1")).await.unwrap().nodes.len(), 4);
+    let integrity = raw(&folder).query_row("PRAGMA integrity_check", [], |row| row.get::<_, String>(0));
+    assert_eq!(integrity.unwrap(), "ok");
+    assert!(file(&folder).is_file());
+}

@@ -17,7 +17,7 @@ use std::{error::Error, fs, path::Path, process::ExitCode, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, Event, Response, State, TurnDecision, TurnOutcome},
+    agent::{Agent, AgentCallbacks, Event, Response, State, Status, TurnDecision, TurnOutcome},
     message::Role,
     provider::{Model, Options, StopReason},
     subscription::Update,
@@ -93,7 +93,10 @@ async fn main() -> ExitCode {
 }
 
 async fn autonomous() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model().await?;
+    let picked = support::pick_model(
+        "An agent that works on a goal until it calls its completion tool, within a limit of requests.",
+    )
+    .await?;
     let goals = support::prompts(
         &picked.words,
         &["Find out how large this library is: list_files in `src`, then count_lines of `src/lib.rs`."],
@@ -122,7 +125,15 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
     let mut printer = Printer::default();
     agent.prompt(goal).await?;
     while let Some(update) = events.next().await {
-        let Update::Event(numbered) = update else { continue };
+        let numbered = match update {
+            Update::Event(numbered) => numbered,
+            // This reader was too slow. The events that it missed are in the snapshot.
+            Update::Resync(snapshot) if snapshot.status == Status::Idle => {
+                return Err("the end of the run was missed: the terminal is too slow".into());
+            }
+            Update::Closed(end) => return Err(end.reason.into()),
+            _ => continue,
+        };
         printer.event(&numbered.event);
         match &*numbered.event {
             // The goal, and each time that `handle_turn` sends the model on.

@@ -36,7 +36,10 @@ async fn main() -> ExitCode {
 }
 
 async fn branching() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model().await?;
+    let picked = support::pick_model(
+        "Another answer, an edited question and a switch between branches, with the tree drawn after each.",
+    )
+    .await?;
     let agent = Agent::builder().model(picked.model).system("Answer in one short sentence.");
     let session = Session::builder(Arc::new(MemoryStore::new())).agent(agent).create().await?;
     let events = session.subscribe(Mode::Controller).await?;

@@ -27,8 +27,8 @@ use std::{error::Error, process::ExitCode};
 
 use conversation::Conversation;
 use omni_agent::{
-    agent::{Accepted, AgentError, Event, Status, TurnOutcome},
-    message::ToolUse,
+    agent::{Accepted, AgentError, Event, Response, Status, TurnOutcome},
+    message::{Role, ToolUse},
     provider::StopReason,
     session::{Mode, SessionError, SessionEvent, StoreReport},
     subscription::Update,
@@ -36,6 +36,8 @@ use omni_agent::{
 };
 use serde_json::json;
 use support::{Interrupts, Lines, Printer, explain};
+
+const ABOUT: &str = "A conversation in the terminal: streamed, with a tool that runs only if you allow it, and with branches.";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -49,15 +51,16 @@ async fn main() -> ExitCode {
 }
 
 async fn chat() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model_with(conversation::FLAGS).await?;
+    let picked = support::pick_model_with(ABOUT, conversation::FLAGS).await?;
     let mut printer = Printer::default();
     let words = picked.words.join(" ");
     let conversation = conversation::open(picked, &mut printer).await?;
-    let mut chat = Chat { conversation, printer, runs: 0, waiting: None };
+    let mut chat = Chat { conversation, printer, runs: 0, waiting: None, unanswered: None, failed: None };
     let followed = chat.follow(&words).await;
     // Whatever happened, what has been said is to be saved.
     conversation::close(chat.conversation, &mut chat.printer).await?;
-    Ok(followed?)
+    followed?;
+    chat.failed.map_or(Ok(()), Err)
 }
 
 struct Chat {
@@ -67,6 +70,10 @@ struct Chat {
     runs: u32,
     /// A tool use that waits for a yes or no.
     waiting: Option<ToolUse>,
+    /// The last prompt that was stopped, or that failed, before it had an answer.
+    unanswered: Option<String>,
+    /// The last run's failure, which the exit code shows if nobody types.
+    failed: Option<Box<dyn Error>>,
 }
 
 impl Chat {
@@ -81,7 +88,7 @@ impl Chat {
         if !words.is_empty() {
             self.say(words).await?;
         }
-        let mut ended = false;
+        let (mut ended, mut warned) = (false, false);
         self.show_prompt();
         // The end of the input still lets the answer come to its end.
         while !ended || self.runs > 0 {
@@ -91,7 +98,14 @@ impl Chat {
                 biased;
                 () = interrupts.next() => {
                     if self.runs == 0 {
-                        break;
+                        if warned || !self.conversation.is_lost_at_the_end().await? {
+                            break;
+                        }
+                        warned = true;
+                        self.printer.line("");
+                        self.printer.note("[this conversation is not kept; Ctrl-C again ends it]");
+                        self.show_prompt();
+                        continue;
                     }
                     // If the run ends just now, there is nothing to interrupt.
                     match session.interrupt().await {
@@ -117,6 +131,7 @@ impl Chat {
                 line = lines.next(), if listens => match line {
                     Some(line) if line.trim() == "/quit" => break,
                     Some(line) => {
+                        warned = false;
                         if !lines.interactive {
                             self.printer.line(&line);
                         }
@@ -130,6 +145,9 @@ impl Chat {
             }
         }
         self.printer.line("");
+        if lines.interactive {
+            self.failed = None;
+        }
         Ok(())
     }
 
@@ -157,6 +175,7 @@ impl Chat {
                 return self.show_prompt();
             }
             Event::Turn(TurnOutcome::Stop { response, staged }) => {
+                self.failed = None;
                 match response.stop_reason {
                     StopReason::Interrupted => self.printer.note("[interrupted; what came is kept]"),
                     StopReason::MaxSteps => self.printer.note("[stopped after 20 requests; say \"go on\"]"),
@@ -164,11 +183,16 @@ impl Chat {
                 }
                 staged
             }
-            Event::Error { failure, staged, .. } => {
+            Event::Error { failure, staged, response } => {
                 self.printer.line(&format!("error: {}", explain(failure)));
+                self.failed = Some("a request failed".into());
+                self.keep(response);
                 staged
             }
-            Event::Cancelled { staged, .. } => staged,
+            Event::Cancelled { staged, response } => {
+                self.keep(response);
+                staged
+            }
             _ => return,
         };
         if let Some(prompt) = staged {
@@ -178,6 +202,15 @@ impl Chat {
         self.runs = self.runs.saturating_sub(1);
         self.waiting = None;
         self.show_prompt();
+    }
+
+    /// Keeps the question of a run that came to nothing.
+    fn keep(&mut self, response: &Response) {
+        let question = response.messages.first().filter(|message| message.role == Role::User);
+        self.unanswered = question.map(|message| message.text()).filter(|text| !text.is_empty());
+        if self.unanswered.is_some() {
+            self.printer.note("[no answer; /again asks again]");
+        }
     }
 
     async fn say(&mut self, text: &str) -> Result<(), SessionError> {

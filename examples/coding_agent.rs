@@ -2,17 +2,19 @@
 //!
 //! ```sh
 //! cargo run --features acp --example coding_agent -- gemini --acp
-//! cargo run --features acp --example coding_agent -- npx @zed-industries/claude-code-acp
+//! cargo run --features acp --example coding_agent -- npx @agentclientprotocol/claude-agent-acp
 //! echo 'What does this project do?' | cargo run --features acp --example coding_agent -- gemini --acp
 //! ```
 //!
 //! It works in the current folder. What it says, thinks, does and plans is shown as it comes; what it wants to do and asks
 //! about is yours to decide. Ctrl-C cancels the turn, and ends the chat between two.
 
-#![allow(clippy::print_stderr, reason = "this talks to the terminal")]
+#![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
 
 #[path = "coding_agent/activity.rs"]
 mod activity;
+#[path = "support/pipe.rs"]
+mod pipe;
 #[allow(dead_code, reason = "shared with other examples, which use more of it")]
 #[path = "support/terminal.rs"]
 mod terminal;
@@ -34,13 +36,24 @@ use omni_agent::{
 use serde_json::json;
 use terminal::{Interrupts, Lines, Printer, explain};
 
+const HELP: &str = "A chat with a coding agent that speaks the Agent Client Protocol.
+
+usage: coding_agent PROGRAM [ARGUMENT ...], for example: coding_agent gemini --acp";
+
 #[tokio::main]
 async fn main() -> ExitCode {
+    pipe::quiet_on_broken_pipe();
     let mut words = env::args_os().skip(1);
-    let Some(program) = words.next() else {
-        eprintln!("A chat with a coding agent that speaks the Agent Client Protocol.");
-        eprintln!("usage: coding_agent PROGRAM [ARGUMENT...], for example: coding_agent gemini --acp");
-        return ExitCode::from(2);
+    let program = match words.next() {
+        Some(help) if help == "--help" || help == "-h" => {
+            println!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Some(program) => program,
+        None => {
+            eprintln!("{HELP}");
+            return ExitCode::from(2);
+        }
     };
     let backend = AcpBackend::new("coding", program).with_arguments(words);
     match chat(backend).await {

@@ -140,7 +140,10 @@ async fn main() -> ExitCode {
 }
 
 async fn custom_store() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model().await?;
+    let picked = support::pick_model(
+        "A store written by an application, checked by the suite that every store has to pass.",
+    )
+    .await?;
 
     println!("\n1. The suite, which panics if a check fails. A test of the store would do the same.");
     // Nobody can tear or damage what is in memory: what else a `Subject` can do is not called for.

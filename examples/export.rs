@@ -12,6 +12,9 @@
 
 #![allow(clippy::print_stderr, clippy::print_stdout, reason = "this talks to the terminal")]
 
+#[path = "support/pipe.rs"]
+mod pipe;
+
 use std::{env, error::Error, fs, path::Path, process::ExitCode, sync::Arc};
 
 use omni_agent::{
@@ -24,8 +27,17 @@ use omni_agent::{
     tree::Tree,
 };
 
+const HELP: &str = "Copies conversations from one place to another, without overwriting any.
+
+usage: export FROM TO [--id ID]
+
+FROM and TO are folders, .sqlite files, postgres:// URLs, or a .json file with one conversation. `--id` names the
+conversation to write to a .json file, or the id under which one is imported. Without arguments, the example shows
+itself in a temporary folder.";
+
 #[tokio::main]
 async fn main() -> ExitCode {
+    pipe::quiet_on_broken_pipe();
     match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -37,32 +49,36 @@ async fn main() -> ExitCode {
 
 async fn run() -> Result<(), Box<dyn Error>> {
     let mut words: Vec<String> = env::args().skip(1).collect();
+    if words.iter().any(|word| word == "--help" || word == "-h") {
+        println!("{HELP}");
+        return Ok(());
+    }
     let id = match words.iter().position(|word| word == "--id") {
         Some(at) if at + 1 < words.len() => {
             let id = words.drain(at..at + 2).nth(1);
             id.map(ConversationId::new).transpose()?
         }
-        _ => None,
+        Some(_) => return Err("--id needs an id".into()),
+        None => None,
     };
     match &words[..] {
         [] => show().await,
         [from, to] if is_json(from) => {
+            let json = fs::read_to_string(from).map_err(|error| format!("{from} can't be read: {error}"))?;
             let store = open(to).await?;
-            let id = import_json(&*store, &fs::read_to_string(from)?, id).await?;
+            let id = import_json(&*store, &json, id).await?;
             println!("imported {id}");
             Ok(())
         }
         [from, to] if is_json(to) => {
             let id = id.ok_or("which conversation? Name it with --id")?;
-            fs::write(to, export_json(&*open(from).await?, &id).await?)?;
+            let json = export_json(&*open_existing(from).await?, &id).await?;
+            fs::write(to, json).map_err(|error| format!("{to} can't be written: {error}"))?;
             println!("exported {id}");
             Ok(())
         }
-        [from, to] => copy_all(&*open(from).await?, &*open(to).await?).await,
-        _ => {
-            Err("name where from and where to: folders, .sqlite files, postgres:// URLs, or a .json file"
-                .into())
-        }
+        [from, to] => copy_all(&*open_existing(from).await?, &*open(to).await?).await,
+        _ => Err(format!("two places are needed, FROM and TO\n\n{HELP}").into()),
     }
 }
 
@@ -74,9 +90,21 @@ fn has_ending(place: &str, ending: &str) -> bool {
     Path::new(place).extension().is_some_and(|extension| extension.eq_ignore_ascii_case(ending))
 }
 
+/// Opens a store that must exist: opening one creates it otherwise.
+async fn open_existing(place: &str) -> Result<Arc<dyn Store>, Box<dyn Error>> {
+    if !is_url(place) && !Path::new(place).exists() {
+        return Err(format!("{place} does not exist").into());
+    }
+    open(place).await
+}
+
+fn is_url(place: &str) -> bool {
+    place.starts_with("postgres://") || place.starts_with("postgresql://")
+}
+
 /// The store at a place: a URL of a database, a file of SQLite's, else a folder.
 async fn open(place: &str) -> Result<Arc<dyn Store>, Box<dyn Error>> {
-    if place.starts_with("postgres://") || place.starts_with("postgresql://") {
+    if is_url(place) {
         #[cfg(feature = "postgres")]
         return Ok(Arc::new(omni_agent::store::PostgresStore::open(place).await?));
         #[cfg(not(feature = "postgres"))]

@@ -51,9 +51,14 @@ async fn main() -> ExitCode {
 }
 
 async fn conversations() -> Result<(), BoxError> {
-    let picked = support::pick_model_with(&[support::STORE]).await.map_err(|error| error.to_string())?;
+    let picked = support::pick_model_with(
+        "Several conversations at once, within limits, with a table of what each of them does.",
+        &[support::STORE],
+    )
+    .await
+    .map_err(|error| error.to_string())?;
     let questions = support::prompts(&picked.words, &QUESTIONS);
-    let folder = Folder::given_or_temporary(picked.value(&support::STORE));
+    let folder = Folder::given_or_temporary(picked.value(&support::STORE))?;
     let store = Arc::new(FileSystemStore::open(folder.path()).await?);
     let manager = Manager::builder(store).registry(support::models()).max_open(4).max_turns(2).build();
     let agent = || Agent::builder().model(picked.model.clone()).system("Be brief.");

@@ -8,18 +8,52 @@
 //!
 //! Needs no key and no network.
 
-use std::{env, error::Error, fs, path::Path};
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "the purpose of the example")]
 
-use omni_agent::provider::{Catalogue, ModelInfo, Price, Registry};
+#[path = "support/pipe.rs"]
+mod pipe;
 
-#[expect(clippy::print_stdout, clippy::print_stderr, reason = "the purpose of the example")]
-fn main() -> Result<(), Box<dyn Error>> {
-    let (files, filters): (Vec<String>, Vec<String>) = env::args()
-        .skip(1)
+use std::{env, error::Error, fs, path::Path, process::ExitCode};
+
+use omni_agent::{
+    error_chain,
+    provider::{Catalogue, Modality, ModelInfo, Price, Registry},
+};
+
+const HELP: &str = "The models that the crate knows, with windows, limits, modalities and prices.
+
+usage: models [WORD ...] [FILE.json ...]
+
+  WORD       only the models whose name contains it
+  FILE.json  also the models of a file from https://models.dev/api.json
+
+Windows and longest answers are in thousands of tokens. The letters of what a model takes are
+t text, i image, a audio, v video and p PDF. Prices are dollars per million tokens, in/out; a + marks
+higher prices for long requests.";
+
+fn main() -> ExitCode {
+    pipe::quiet_on_broken_pipe();
+    match models() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", error_chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn models() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    if arguments.iter().any(|argument| argument == "--help" || argument == "-h") {
+        println!("{HELP}");
+        return Ok(());
+    }
+    let (files, filters): (Vec<String>, Vec<String>) = arguments
+        .into_iter()
         .partition(|argument| Path::new(argument).extension().is_some_and(|end| end == "json"));
     let mut catalogue = Catalogue::clone(Catalogue::built_in());
     for file in files {
-        let imported = Catalogue::from_models_dev(&fs::read_to_string(&file)?)?;
+        let imported = Catalogue::from_models_dev(&read(&file)?)?;
         for skipped in &imported.skipped {
             let model = skipped.model.as_deref().unwrap_or("*");
             eprintln!("{file}: {}:{model} is skipped: {}", skipped.provider, skipped.reason);
@@ -30,22 +64,37 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The models of the services that can be reached, under the names by which a program asks for them. A file
     // may know many more services: `catalogue.iter()` has all.
     let registry = Registry::default().with_catalogue(catalogue);
-    println!(
-        "{:<42} {:>9} {:>9}  {:<26} {:<5} $ per million tokens",
-        "model", "window", "answer", "takes", "think"
-    );
-    for model in registry.models() {
-        let chosen = filters.iter().all(|filter| model.name().contains(filter.as_str()));
-        if let Some(info) = model.info().filter(|_| chosen) {
-            println!("{:<42} {}", model.name(), row(info));
+    let chosen = |name: &str| filters.iter().all(|filter| name.contains(filter.as_str()));
+    let known = registry.models().filter(|model| chosen(model.name()) && model.info().is_some());
+    let known: Vec<_> = known.collect();
+    if known.is_empty() {
+        return Err(format!("no known model has {} in its name", filters.join(" and ")).into());
+    }
+    println!("{:<40} {:>6} {:>6} {:<5} {:<5} $ in/out", "model", "window", "answer", "takes", "think");
+    for model in known {
+        if let Some(info) = model.info() {
+            println!("{:<40} {}", shortened(model.name(), 40), row(info));
         }
     }
     Ok(())
 }
 
+fn read(file: &str) -> Result<String, Box<dyn Error>> {
+    fs::read_to_string(file).map_err(|error| format!("{file} can't be read: {error}").into())
+}
+
+/// Returns the text, or its beginning if it has more than `limit` characters.
+fn shortened(text: &str, limit: usize) -> String {
+    if text.chars().count() <= limit {
+        return text.to_owned();
+    }
+    text.chars().take(limit - 1).chain(['…']).collect()
+}
+
 fn row(info: &ModelInfo) -> String {
-    let tokens = |count: Option<u64>| count.map_or("?".to_owned(), |count| count.to_string());
-    let takes = info.input.map_or("?".to_owned(), |input| input.to_string());
+    let tokens = |count: Option<u64>| count.map_or("?".to_owned(), |count| format!("{}k", count / 1000));
+    let first = |modality: Modality| modality.to_string().chars().next();
+    let takes = info.input.map_or("?".to_owned(), |input| input.iter().filter_map(first).collect());
     let thinks = match info.thinking {
         Some(true) => "yes",
         Some(false) => "no",
@@ -53,7 +102,7 @@ fn row(info: &ModelInfo) -> String {
     };
     let price = info.price.as_ref().map_or("?".to_owned(), price);
     format!(
-        "{:>9} {:>9}  {takes:<26} {thinks:<5} {price}",
+        "{:>6} {:>6} {takes:<5} {thinks:<5} {price}",
         tokens(info.context_window),
         tokens(info.output_limit)
     )
@@ -61,9 +110,6 @@ fn row(info: &ModelInfo) -> String {
 
 fn price(price: &Price) -> String {
     let rates = &price.rates;
-    let cached = rates.cache_read.map(|read| format!(", {read} cached")).unwrap_or_default();
-    let tiers = price.tiers.iter().map(|tier| {
-        format!("; above {} tokens {} in, {} out", tier.above, tier.rates.input, tier.rates.output)
-    });
-    format!("{} in, {} out{cached}{}", rates.input, rates.output, tiers.collect::<String>())
+    let more = if price.tiers.is_empty() { "" } else { "+" };
+    format!("{}/{}{more}", rates.input, rates.output)
 }

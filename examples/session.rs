@@ -37,14 +37,18 @@ async fn main() -> ExitCode {
 }
 
 async fn session() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model_with(&[support::STORE]).await?;
+    let picked = support::pick_model_with(
+        "A conversation that is stored, stopped and loaded again by its id.",
+        &[support::STORE],
+    )
+    .await?;
     let prompts = support::prompts(
         &picked.words,
         &["My name is Ada, and I like mountains.", "Name three of them.", "What is my name?"],
     );
     let (today, another_day) = prompts.split_at(prompts.len().min(2));
     let mut printer = Printer::default();
-    let folder = Folder::given_or_temporary(picked.value(&support::STORE));
+    let folder = Folder::given_or_temporary(picked.value(&support::STORE))?;
     let store: Arc<dyn Store> = Arc::new(FileSystemStore::open(folder.path()).await?);
 
     printer.line("\n1. A new conversation. It gets an id that nobody else has.");

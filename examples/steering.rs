@@ -14,7 +14,9 @@ use std::{error::Error, process::ExitCode, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Accepted, Agent, AgentCallbacks, AgentError, AgentSubscription, Event, State, TurnOutcome},
+    agent::{
+        Accepted, Agent, AgentCallbacks, AgentError, AgentSubscription, Event, State, Status, TurnOutcome,
+    },
     provider::Request,
     subscription::Update,
 };
@@ -49,7 +51,10 @@ async fn main() -> ExitCode {
 }
 
 async fn steering() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model().await?;
+    let picked = support::pick_model(
+        "Prompts that wait for the end of a turn, an interrupt, a cancel, and a trimmed request.",
+    )
+    .await?;
     let prompts = support::prompts(&picked.words, &["Count from 1 to 60.", "Now count only to 5."]);
     let task = prompts.first().map_or("", String::as_str);
     let correction = prompts.get(1).map_or("Now count only to 5.", String::as_str);
@@ -111,7 +116,15 @@ async fn follow(
 ) -> Result<bool, Box<dyn Error>> {
     let mut came = 0;
     while let Some(update) = events.next().await {
-        let Update::Event(numbered) = update else { continue };
+        let numbered = match update {
+            Update::Event(numbered) => numbered,
+            // This reader was too slow. The events that it missed are in the snapshot.
+            Update::Resync(snapshot) if snapshot.status == Status::Idle => {
+                return Err("the end of the run was missed: the terminal is too slow".into());
+            }
+            Update::Closed(end) => return Err(end.reason.into()),
+            _ => continue,
+        };
         printer.event(&numbered.event);
         match &*numbered.event {
             Event::TextDelta { .. } => {

@@ -14,7 +14,7 @@ mod support;
 use std::{borrow::Cow, error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentSubscription, Event, Prompt, Response, TurnOutcome},
+    agent::{Agent, AgentSubscription, Event, Prompt, Response, Status, TurnOutcome},
     message::{Content, ToolResult, ToolUse},
     subscription::Update,
     tool::{SchemaTool, ToolContext, ToolError, ToolOutput, Typed, TypedTool, tool_fn},
@@ -95,7 +95,10 @@ async fn main() -> ExitCode {
 }
 
 async fn tools() -> Result<(), Box<dyn Error>> {
-    let picked = support::pick_model().await?;
+    let picked = support::pick_model(
+        "Typed, closure and schema-only tools, in parallel, with progress, and an answer as a value.",
+    )
+    .await?;
     let agent = Agent::builder()
         .model(picked.model)
         .options(picked.options)
@@ -150,7 +153,15 @@ async fn follow(
 ) -> Result<Arc<Response>, Box<dyn Error>> {
     let mut start = Instant::now();
     while let Some(update) = events.next().await {
-        let Update::Event(numbered) = update else { continue };
+        let numbered = match update {
+            Update::Event(numbered) => numbered,
+            // This reader was too slow. The events that it missed are in the snapshot.
+            Update::Resync(snapshot) if snapshot.status == Status::Idle => {
+                return Err("the end of the run was missed: the terminal is too slow".into());
+            }
+            Update::Closed(end) => return Err(end.reason.into()),
+            _ => continue,
+        };
         printer.event(&numbered.event);
         match &*numbered.event {
             Event::Step(_) => start = Instant::now(),

@@ -16,14 +16,15 @@ pub const HELP: &str = "\
 /tree          the conversation with all its branches, and the numbers of its messages
 /regenerate    answer your last message again, beside the answer that is there
 /edit TEXT     say this in place of your last message, beside it
+/again         ask again what a stop or an error left without an answer
 /goto NUMBER   go on from that message, and what followed it last
 /clear         begin anew; /goto leads back
 /title [TEXT]  show the title, or give one
 /sessions      the conversations that are kept
 /system TEXT   give the model other instructions
 /model NAME    go on with another model, for instance openai:gpt-5.2
-/quit          end, as Ctrl-D does, or Ctrl-C when nothing goes on
-Ctrl-C stops an answer and keeps what came of it. What you type meanwhile is said next.
+/quit          end, as Ctrl-D does, or Ctrl-C while nothing runs
+Ctrl-C stops an answer and keeps the part that has come. What you type meanwhile is said next.
 To see the tool, say: run `ls`";
 
 impl Chat {
@@ -61,6 +62,10 @@ impl Chat {
                 session.edit(question.id(), rest).await?;
                 self.runs += 1;
             }
+            "/again" => {
+                let question = self.unanswered.take().ok_or("Everything you said was answered.")?;
+                self.say(&question).await?;
+            }
             "/goto" => {
                 let node =
                     rest.parse().ok().and_then(NodeId::new).ok_or("Go where? /tree has the numbers.")?;
@@ -83,16 +88,26 @@ impl Chat {
                     })
                     .await?;
             }
+            "/model" if rest.is_empty() => {
+                let model = session.state().await?.config().model.to_string();
+                self.printer.note(&format!("[{model}; another one: /model PROVIDER:ID]"));
+            }
             "/model" => {
                 let model = support::model_named(rest)?;
+                if let Some(variable) = support::missing_key(&model) {
+                    return Err(format!("{variable} is not set, and {model} needs its key").into());
+                }
+                let known = if model.info().is_some() { "" } else { "; the catalogue does not know it" };
+                let chosen = format!("[from now on with {model}{known}]");
                 session
                     .configure(|config| {
                         config.model = model;
                         Ok(())
                     })
                     .await?;
+                self.printer.note(&chosen);
             }
-            _ => return Err(format!("There is no {command}; /help tells what there is.").into()),
+            _ => return Err(format!("{command} is not a command; /help lists them.").into()),
         }
         Ok(())
     }

@@ -25,6 +25,13 @@ pub struct Conversation {
     folder: Option<Folder>,
 }
 
+impl Conversation {
+    /// Whether something was said that will be gone.
+    pub async fn is_lost_at_the_end(&self) -> Result<bool, SessionError> {
+        Ok(self.folder.is_none() && !self.session.tree().await?.is_empty())
+    }
+}
+
 /// The conversation that the command line names, which may be there or not; else a new one.
 pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation, Box<dyn Error>> {
     let (id, place) = (picked.value(&SESSION), picked.value(&STORE));
@@ -46,7 +53,14 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
                 session
             }
             Err(SessionError::Store(StoreError::NotFound { .. })) => {
-                builder().agent(fresh(&picked)).create_as(id).await?
+                match builder().agent(fresh(&picked)).create_as(id.clone()).await {
+                    Err(SessionError::Store(StoreError::AlreadyExists { .. })) => {
+                        return Err(
+                            format!("another chat has just begun {id}; start again to join it").into()
+                        );
+                    }
+                    created => created?,
+                }
             }
             Err(error) => return Err(error.into()),
         },

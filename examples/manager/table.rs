@@ -167,14 +167,19 @@ impl Table {
             return;
         }
         self.erase();
+        // Without line wrapping, so that a row is one line on a narrow terminal too, and can be drawn over.
+        print!("\x1b[?7l");
         println!("{}", dim(&format!("{:<7} {:<31} what it does", "id", "title")));
         for row in &self.rows {
             let title = first_words(row.title.as_deref().unwrap_or("—"), 30);
-            // The last words fit, whatever came before them.
-            let from = row.words.char_indices().rev().nth(26).map_or(0, |(at, _)| at);
-            let words = dim(&first_words(&row.words[from..], 27));
-            println!("{:<7} {title:<31} {:<8} {words}", short(&row.id), row.doing);
+            let doing = first_words(&row.doing, 38);
+            // The last words fit into what is left of 80 columns.
+            let room = 38_usize.saturating_sub(doing.chars().count().max(8) + 1);
+            let from = row.words.char_indices().rev().nth(room.saturating_sub(1)).map_or(0, |(at, _)| at);
+            let words = if room > 0 { dim(&first_words(&row.words[from..], room)) } else { String::new() };
+            println!("{:<7} {title:<31} {doing:<8} {words}", short(&row.id));
         }
+        print!("\x1b[?7h");
         self.drawn = self.rows.len() + 1;
         // Nothing can be done about a terminal that is gone.
         let _ = std::io::stdout().flush();

@@ -20,12 +20,12 @@ pub struct Folder {
 
 impl Folder {
     /// The folder that was given, else a temporary one.
-    pub fn given_or_temporary(given: Option<&str>) -> Self {
+    pub fn given_or_temporary(given: Option<&str>) -> io::Result<Self> {
         if let Some(path) = given {
-            return Self { path: path.into(), is_temporary: false };
+            return Self::at(path.into());
         }
         let name = format!("omni-agent-example-{}", process::id());
-        Self { path: env::temp_dir().join(name), is_temporary: true }
+        Ok(Self { path: env::temp_dir().join(name), is_temporary: true })
     }
 
     /// The folder that was given, else where the system wants an application's data.
@@ -34,6 +34,14 @@ impl Folder {
             Some(path) => path.into(),
             None => data_home()?.join("omni-agent").join("conversations"),
         };
+        Self::at(path)
+    }
+
+    fn at(path: PathBuf) -> io::Result<Self> {
+        if path.exists() && !path.is_dir() {
+            let path = path.display();
+            return Err(io::Error::other(format!("{path} is a file; --store takes the name of a folder")));
+        }
         Ok(Self { path, is_temporary: false })
     }
 

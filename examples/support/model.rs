@@ -17,6 +17,20 @@ use super::demo::Demo;
 const SERVICES: [(&str, &str); 2] =
     [("ANTHROPIC_API_KEY", "anthropic:claude-sonnet-5"), ("OPENAI_API_KEY", "openai:gpt-5.2")];
 
+/// The environment variables of the services' keys.
+const KEYS: [(&str, &str); 10] = [
+    ("anthropic", "ANTHROPIC_API_KEY"),
+    ("openai", "OPENAI_API_KEY"),
+    ("openai_responses", "OPENAI_API_KEY"),
+    ("google", "GEMINI_API_KEY"),
+    ("ollama-cloud", "OLLAMA_API_KEY"),
+    ("openrouter", "OPENROUTER_API_KEY"),
+    ("groq", "GROQ_API_KEY"),
+    ("moonshot", "MOONSHOT_API_KEY"),
+    ("zai", "ZAI_API_KEY"),
+    ("alibaba", "DASHSCOPE_API_KEY"),
+];
+
 /// Local servers, and the ports that they use unless told otherwise.
 const SERVERS: [(&str, u16); 3] = [("ollama", 11434), ("llama.cpp", 8080), ("lmstudio", 1234)];
 
@@ -70,13 +84,14 @@ impl std::fmt::Display for Usage {
 
 impl Error for Usage {}
 
-/// Picks a model and says which and why.
-pub async fn pick_model() -> Result<Picked, Box<dyn Error>> {
-    pick_model_with(&[]).await
+/// Picks a model and reports which and why. `about` is what `--help` says of the example.
+pub async fn pick_model(about: &str) -> Result<Picked, Box<dyn Error>> {
+    pick_model_with(about, &[]).await
 }
 
-/// As [`pick_model`], for an example with flags of its own.
-pub async fn pick_model_with(flags: &'static [Flag]) -> Result<Picked, Box<dyn Error>> {
+/// As [`pick_model`], for an example that has flags.
+pub async fn pick_model_with(about: &str, flags: &'static [Flag]) -> Result<Picked, Box<dyn Error>> {
+    super::quiet_on_broken_pipe();
     let (mut name, mut base_url, mut words, mut values) = (None, None, Vec::new(), Vec::new());
     let usage = || {
         let own = flags.iter().map(|Flag { name, value, help }| {
@@ -93,12 +108,12 @@ pub async fn pick_model_with(flags: &'static [Flag]) -> Result<Picked, Box<dyn E
             "--model" => name = Some(value()?),
             "--base-url" => base_url = Some(value()?),
             "--help" | "-h" => {
-                println!("{}", usage());
+                println!("{about}\n\n{}", usage());
                 std::process::exit(0);
             }
             flag if flag.starts_with('-') => match flags.iter().find(|own| own.name == flag) {
                 Some(own) => values.push((own.name, value()?)),
-                None => return Err(Usage(format!("{flag} is no option\n\n{}", usage())).into()),
+                None => return Err(Usage(format!("{flag} is not an option\n\n{}", usage())).into()),
             },
             _ => words.push(argument),
         }
@@ -129,12 +144,19 @@ pub fn model_named(name: &str) -> Result<Model, Box<dyn Error>> {
     })
 }
 
+/// Returns the environment variable that a model's key would come from, if the model needs a key and has none.
+pub fn missing_key(model: &Model) -> Option<&'static str> {
+    let (provider, _) = model.name().split_once(':')?;
+    let (_, variable) = KEYS.into_iter().find(|(name, _)| *name == provider)?;
+    env::var(variable).map_or(true, |key| key.trim().is_empty()).then_some(variable)
+}
+
 /// A model at an address. A provider that is known keeps its wire format there.
 fn model_at(name: &str, url: &str) -> Result<Model, Box<dyn Error>> {
     let Some((provider, id)) =
         name.split_once(':').filter(|(provider, id)| !provider.is_empty() && !id.is_empty())
     else {
-        return Err(Usage(format!("{name:?} is no model name; write PROVIDER:ID")).into());
+        return Err(Usage(format!("{name:?} is not the name of a model; write PROVIDER:ID")).into());
     };
     let known = Endpoint::all().into_iter().find(|endpoint| endpoint.name() == provider);
     let endpoint = match known {

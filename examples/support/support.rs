@@ -7,8 +7,10 @@
 mod demo;
 mod folder;
 mod model;
+mod pipe;
 mod terminal;
 
 pub use folder::{Folder, STORE};
-pub use model::{Flag, Picked, model_named, models, pick_model, pick_model_with};
+pub use model::{Flag, Picked, missing_key, model_named, models, pick_model, pick_model_with};
+pub use pipe::quiet_on_broken_pipe;
 pub use terminal::{Interrupts, Lines, Printer, ago, dim, explain, first_words, prompts};

@@ -109,7 +109,11 @@ impl Printer {
             Event::ToolProgress { data, .. } => self.note(&format!("  … {data}")),
             Event::ToolResult { result, .. } => self.note(&result_line(result)),
             Event::Retry { failure, delay, .. } => {
-                self.note(&format!("! {}\n  What came is void; again in {delay:?}.", explain(failure)));
+                let wait = delay.as_secs_f32();
+                self.note(&format!(
+                    "! {}\n  Asked again in {wait:.1} s; an answer that had begun is void.",
+                    explain(failure)
+                ));
             }
             Event::Turn(TurnOutcome::Stop { response, .. } | TurnOutcome::Continue { response }) => {
                 for warning in &response.warnings {
@@ -214,7 +218,7 @@ fn advice(kind: ErrorKind) -> Option<&'static str> {
         ErrorKind::ContextTooLong => "The conversation is too long for this model; begin a new one.",
         ErrorKind::Unsupported => "Leave that out, or choose another model with --model.",
         ErrorKind::Timeout | ErrorKind::Transport | ErrorKind::Truncated => {
-            "Is the service up, and the network? Then say it again."
+            "Check that the service and the network are up, then say it again."
         }
         _ => return None,
     })

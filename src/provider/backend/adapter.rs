@@ -335,7 +335,7 @@ enum Reached {
 
 /// Returns the new messages after a user message that has the text of all earlier ones.
 fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Message>> {
-    let mut transcript = "The conversation so far:".to_owned();
+    let mut parts = vec!["The conversation so far:".to_owned()];
     for message in history.iter().take(history.len().saturating_sub(new.len())) {
         let text = message.text();
         if !text.trim().is_empty() {
@@ -343,11 +343,11 @@ fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Mess
                 Role::User => "User",
                 Role::Assistant => "Assistant",
             };
-            transcript.push_str(&format!("\n\n{author}: {text}"));
+            parts.push(format!("{author}: {text}"));
         }
     }
-    transcript.push_str("\n\nThe user continues:");
-    std::iter::once(Arc::new(Message::user(transcript))).chain(new).collect()
+    parts.push("The user continues:".to_owned());
+    std::iter::once(Arc::new(Message::user(parts.join("\n\n")))).chain(new).collect()
 }
 
 /// Whether a resumed session says that it is not at this place.

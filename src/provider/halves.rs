@@ -115,7 +115,9 @@ impl Halves {
     pub(in crate::provider) fn finish(&mut self, deltas: &mut Vec<Delta>) {
         let mut open: Vec<usize> = self.open.keys().copied().collect();
         open.sort_unstable();
-        open.into_iter().for_each(|index| self.give_up(index, deltas));
+        for index in open {
+            self.give_up(index, deltas);
+        }
     }
 
     /// The error with U+FFFD in place of each mark.

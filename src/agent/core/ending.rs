@@ -196,11 +196,10 @@ impl Core {
         effects: &mut Effects,
     ) {
         let waiting = match &self.phase {
-            Phase::Noticing { begun: false, .. } => None,
             Phase::Streaming { question: Some(question), .. } if question.paused.is_none() => {
                 Some(question.op)
             }
-            Phase::Streaming { .. } => None,
+            Phase::Noticing { begun: false, .. } | Phase::Streaming { .. } => None,
             other => other.op(),
         };
         if waiting != Some(op) {

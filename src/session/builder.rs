@@ -321,6 +321,7 @@ impl Starting {
             idle: None,
             idle_when_saved: false,
             flushes: Vec::new(),
+            commands_in_a_row: 0,
             effects: Vec::new(),
         });
         tokio::spawn(task.run(receiver));

@@ -37,6 +37,9 @@ use crate::{
 /// Events of the agent that may wait for the session.
 pub(super) const DELIVERIES: usize = 32;
 
+/// Commands served in a row before another input gets its turn.
+const COMMANDS_IN_A_ROW: u8 = 32;
+
 /// How soon it is looked again, at the earliest, whether an agent that handles an event is done.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -109,6 +112,8 @@ pub(super) struct Task {
     /// The session would have ended, had it not had something to save.
     pub(super) idle_when_saved: bool,
     pub(super) flushes: Vec<Flush>,
+    /// Commands served since the last input of another kind.
+    pub(super) commands_in_a_row: u8,
     /// Room for the effects of the next step, while the agent is busy.
     pub(super) effects: Vec<Effect>,
     /// Dropped with the rest, whatever ends the task.
@@ -167,16 +172,25 @@ impl Task {
 
     /// Takes one input.
     async fn turn(&mut self, commands: &mut mpsc::Receiver<Box<Command>>) -> Option<Exit> {
-        let input = tokio::select! {
-            biased;
-            command = commands.recv() => Input::Command(command),
-            outcome = writing::outcome(&mut self.attempts) => Input::Written(outcome),
-            delivery = self.deliveries.next() => Input::Delivery(delivery),
-            () = self.shared.left.given() => Input::Left,
-            error = lost(self.tenure.as_mut()) => Input::Lost(error),
-            () = passed(&mut self.retry) => Input::Retry,
-            () = passed(&mut self.idle) => Input::IdleTimeOver,
+        let input = if self.commands_in_a_row < COMMANDS_IN_A_ROW {
+            tokio::select! {
+                biased;
+                command = commands.recv() => Input::Command(command),
+                input = self.other_input() => input,
+            }
+        } else {
+            self.commands_in_a_row = 0;
+            tokio::select! {
+                biased;
+                input = self.other_input() => input,
+                command = commands.recv() => Input::Command(command),
+            }
         };
+        if matches!(input, Input::Command(_)) {
+            self.commands_in_a_row += 1;
+        } else {
+            self.commands_in_a_row = 0;
+        }
         match input {
             Input::Command(Some(command)) => return Box::pin(self.serve(*command)).await,
             Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
@@ -198,6 +212,23 @@ impl Task {
             }
         }
         None
+    }
+
+    /// The next input that is not a command. The agent's events come last but one, since a fast stream always has one ready.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future takes nothing.
+    async fn other_input(&mut self) -> Input {
+        tokio::select! {
+            biased;
+            outcome = writing::outcome(&mut self.attempts) => Input::Written(outcome),
+            () = self.shared.left.given() => Input::Left,
+            error = lost(self.tenure.as_mut()) => Input::Lost(error),
+            () = passed(&mut self.retry) => Input::Retry,
+            delivery = self.deliveries.next() => Input::Delivery(delivery),
+            () = passed(&mut self.idle) => Input::IdleTimeOver,
+        }
     }
 
     /// Takes the agent's next event.

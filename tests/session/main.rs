@@ -7,6 +7,7 @@ mod branches;
 mod callbacks;
 mod cost;
 mod ends;
+mod fairness;
 mod files;
 mod flushing;
 mod hooks;

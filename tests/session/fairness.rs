@@ -1,0 +1,66 @@
+//! Clients that ask without pause do not keep a session from its work.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicUsize, Ordering},
+};
+
+use omni_agent::session::{Session, SessionEvent, StoreReport};
+
+use crate::support::{ScriptedStore, event, parrot, secs, watch};
+
+/// Questions that may be answered while one turn is made and saved. The session serves 32 commands in a row, and a turn
+/// takes some dozens of other inputs.
+const ENOUGH: usize = 2_000;
+
+/// Questions after which the clients give up, so that the test ends.
+const TOO_MANY: usize = 100_000;
+
+/// Prompts a session that `clients` ask without pause. Returns the questions answered until its first turn was saved.
+async fn answered_until_saved(clients: usize) -> usize {
+    let store = ScriptedStore::new([]);
+    let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
+    let (answered, done) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let mut events = watch(&session).await;
+    let asking: Vec<_> = (0..clients)
+        .map(|client| {
+            let (session, answered, done) = (session.clone(), Arc::clone(&answered), Arc::clone(&done));
+            tokio::spawn(async move {
+                while !done.load(Ordering::Relaxed) && answered.load(Ordering::Relaxed) < TOO_MANY {
+                    match client % 3 {
+                        0 => drop(session.tree().await.unwrap()),
+                        1 => drop(session.flush(secs(0)).await),
+                        _ => drop(session.title().await.unwrap()),
+                    }
+                    answered.fetch_add(1, Ordering::Relaxed);
+                }
+            })
+        })
+        .collect();
+    let before = answered.load(Ordering::Relaxed);
+    session.prompt("One").await.unwrap();
+    while !matches!(&*event(&mut events).await, SessionEvent::Store(StoreReport::Saved { .. })) {}
+    let after = answered.load(Ordering::Relaxed);
+    done.store(true, Ordering::Relaxed);
+    for client in asking {
+        client.await.unwrap();
+    }
+    session.stop(secs(60)).await.unwrap();
+    after - before
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_while_clients_ask_without_pause_is_saved_soon() {
+    for clients in [1, 8, 64, 1024] {
+        let answered = answered_until_saved(clients).await;
+        assert!(answered < ENOUGH, "{answered} questions of {clients} clients");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn prompt_while_clients_on_other_threads_ask_is_saved_soon() {
+    for clients in [8, 64, 1024] {
+        let answered = answered_until_saved(clients).await;
+        assert!(answered < ENOUGH, "{answered} questions of {clients} clients");
+    }
+}

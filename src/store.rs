@@ -43,6 +43,7 @@
 #[cfg(feature = "test-util")]
 pub mod conformance;
 mod content;
+mod document;
 mod error;
 pub mod file_system;
 mod id;
@@ -58,6 +59,7 @@ mod transfer;
 mod write;
 
 pub use content::{Commit, Page, StateChange, Stored, StoredState, Summary};
+pub use document::{export_json, import_json};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
 pub use id::{ConversationId, InvalidId, InvalidWriteId, WriteId};
@@ -66,7 +68,7 @@ pub use memory::MemoryStore;
 pub use postgres::PostgresStore;
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
-pub use transfer::{Copied, copy, copy_one, export_json, import_json};
+pub use transfer::{Copied, copy, copy_one};
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
 use async_trait::async_trait;

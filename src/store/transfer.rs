@@ -1,16 +1,25 @@
-//! From one store to another, and to a file that people can read.
+//! Copies conversations from one store to another.
 //!
-//! A conversation is written as it stands: its nodes, head, cursors and state. Its history of writes and its times stay
-//! behind: the other store has its own.
+//! A conversation is written with its nodes, head, cursors and state. Its history of writes and its times are not copied: the
+//! other store has its own.
 
-use std::collections::BTreeSet;
+use std::{
+    io,
+    time::{Duration, Instant},
+};
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
-use super::{Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, json};
-use crate::tree::Tree;
+use super::{Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId};
+use crate::tree::Node;
 
-/// What copying came to.
+/// Bytes of JSON that a commit of a copy has at most, unless one message has more. Every store takes commits of this size, and a
+/// larger one would cost no less per byte.
+const PORTION: usize = 4 * 1024 * 1024;
+/// Times in lists are in whole milliseconds. After this pause, another write has a later time.
+const TICK: Duration = Duration::from_micros(1100);
+
+/// The outcome of [`copy`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Copied {
@@ -33,10 +42,14 @@ impl Copied {
     }
 }
 
-/// Copies all conversations from one store to another, one at a time. Nothing is overwritten. What is there already from
-/// an earlier run is left as it is, so that copying again completes what was interrupted.
+/// Copies all conversations from one store to another, one at a time and the oldest first, so that a list of the copies has the
+/// same order. Nothing is overwritten. A conversation that an earlier run has copied stays as it is, so that copying again
+/// completes an interrupted copy.
 ///
-/// `progress` is told how many of how many are done, after each.
+/// A long conversation is written in several commits of a few megabytes. Until the last of them is written, the copy has
+/// messages but no head. Copying again adds the rest.
+///
+/// `progress` is called after each conversation with the number of finished conversations and the number of all.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, copy};
@@ -56,7 +69,7 @@ impl Copied {
 ///
 /// # Cancel safety
 ///
-/// Conversations copied so far stay, and of the one under way perhaps its state without its nodes. Copying again completes it.
+/// Copied conversations stay. The one being copied may have its state and only some of its nodes. Copying again completes it.
 pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usize, usize)) -> Copied {
     let mut copied = Copied::default();
     let ids = match ids(from).await {
@@ -67,8 +80,9 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
         }
     };
     let all = ids.len();
+    let mut pace = Pace::default();
     for (id, done) in ids.into_iter().zip(1..) {
-        match copy_one(from, to, &id).await {
+        match copy_after(from, to, &id, &mut pace).await {
             Ok(true) => copied.copied += 1,
             Ok(false) => copied.unchanged += 1,
             // What keeps one conversation from being copied is not to keep the others, if the stores answer.
@@ -83,14 +97,48 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
     copied
 }
 
+/// Keeps the order of a list that is copied from its end.
+#[derive(Default)]
+struct Pace(Option<(ConversationId, Instant)>);
+
+impl Pace {
+    /// Waits until a write to `id` comes before the last one in a list.
+    async fn wait(&self, id: &ConversationId) {
+        if let Some((last, written)) = &self.0
+            // Within a millisecond, lists are ordered by id.
+            && id > last
+        {
+            // No timer: a store may be used on a runtime that has none.
+            while written.elapsed() < TICK {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+}
+
+async fn copy_after(
+    from: &dyn Store,
+    to: &dyn Store,
+    id: &ConversationId,
+    pace: &mut Pace,
+) -> Result<bool, StoreError> {
+    let stored = from.load(id).await?;
+    pace.wait(id).await;
+    let is_new = put(to, id, stored).await?;
+    if is_new {
+        pace.0 = Some((id.clone(), Instant::now()));
+    }
+    Ok(is_new)
+}
+
 async fn answers(store: &dyn Store) -> bool {
     store.list(Page::first(1)).await.is_ok()
 }
 
-/// All ids, from one list: of a list in pages, what is deleted between two of them hides others.
-async fn ids(store: &dyn Store) -> Result<BTreeSet<ConversationId>, StoreError> {
+/// All ids, the oldest first, from one list: of a list in pages, what is deleted between two of them hides others.
+async fn ids(store: &dyn Store) -> Result<Vec<ConversationId>, StoreError> {
     let listed = store.list(Page::first(usize::MAX)).await?;
-    Ok(listed.into_iter().map(|summary| summary.id).collect())
+    Ok(listed.into_iter().rev().map(|summary| summary.id).collect())
 }
 
 /// Copies one conversation, as [`copy`] does with all. `false` if it is there already, as it is here.
@@ -108,23 +156,27 @@ pub async fn copy_one(from: &dyn Store, to: &dyn Store, id: &ConversationId) -> 
 }
 
 /// Writes a conversation; `false` if it is there already.
-async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<bool, StoreError> {
-    // Made of what is copied, so that doing it again is a repetition to the store, and does nothing.
-    let create = write_id([id.as_str().as_bytes(), &stored.created.0.to_be_bytes()]);
-    let content = write_id([content(id, &stored)?.as_bytes()]);
+pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<bool, StoreError> {
+    let Writes { create, portions, last } = Writes::of(id, &stored)?;
     let Stored { state, head, cursors, nodes, .. } = stored;
     let before = match to.summary(id).await {
         Ok(there) => Some(there.version),
         Err(StoreError::NotFound { .. }) => None,
         Err(error) => return Err(error),
     };
-    let first = to.create(id, create, &state).await?;
+    let mut version = to.create(id, create, &state).await?;
+    let mut nodes = nodes.into_iter();
+    for (len, write) in portions {
+        // Without a head: a path that ends somewhere in the middle might be one that can't be opened.
+        let commit = Commit::new(None).with_nodes(nodes.by_ref().take(len));
+        version = to.commit(id, &Write::on(version).with_id(write), &commit).await?;
+    }
     let mut commit = Commit::new(head).with_nodes(nodes).with_cursors(cursors);
     if before.is_some() {
         // It may have been created from an earlier state, and no more.
         commit = commit.with_state(state);
     }
-    let written = to.commit(id, &Write::on(first).with_id(content), &commit).await?;
+    let written = to.commit(id, &Write::on(version).with_id(last), &commit).await?;
     match before {
         // It was copied, and somebody has gone on with it.
         Some(current) if current > written => Err(StoreError::Conflict { id: id.clone(), current }),
@@ -132,113 +184,91 @@ async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<bool
     }
 }
 
-/// All that is copied of a conversation.
-fn content(id: &ConversationId, stored: &Stored) -> Result<String, StoreError> {
-    let Stored { state, head, cursors, nodes, .. } = stored;
-    serde_json::to_string(&(state, head, cursors, nodes))
-        .map_err(|error| StoreError::Unstorable { id: id.clone(), problem: error.to_string() })
+/// The ids of the writes that make a copy. They are derived from what is copied, so that copying again repeats the same writes,
+/// and a store does nothing for those that it has.
+struct Writes {
+    create: WriteId,
+    /// The commits before the last: how many nodes each has, and its id. They depend on their own nodes and those before
+    /// alone, so that a conversation that has grown since still has them.
+    portions: Vec<(usize, WriteId)>,
+    last: WriteId,
 }
 
-/// 128 bits that stand for these (FNV-1a: draft-eastlake-fnv, 2 and 5).
-fn write_id<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> WriteId {
-    let mut hash = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d_u128;
-    for part in parts {
-        // No id has a zero byte in it: so where one part ends is told.
-        for byte in part.iter().chain(&[0]) {
-            hash = (hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+impl Writes {
+    fn of(id: &ConversationId, stored: &Stored) -> Result<Self, StoreError> {
+        let failed =
+            |error: serde_json::Error| StoreError::Unstorable { id: id.clone(), problem: error.to_string() };
+        let mut digest = Digest::default();
+        digest.part(id.as_str().as_bytes());
+        digest.part(&stored.created.0.to_be_bytes());
+        let create = digest.write_id();
+        let (mut portions, mut len, mut size) = (Vec::new(), 0, 0);
+        for node in &stored.nodes {
+            let before = digest;
+            let node = digest.json::<Node>(node).map_err(failed)?;
+            if len > 0 && size + node > PORTION {
+                portions.push((len, before.write_id()));
+                (len, size) = (0, 0);
+            }
+            len += 1;
+            size += node;
         }
+        // No node has this form, so that the last commit has another id than a portion.
+        digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
+        Ok(Self { create, portions, last: digest.write_id() })
     }
-    WriteId::from_bytes(hash.to_be_bytes())
 }
 
-/// The version of the file's format that this crate writes.
-const FORMAT_VERSION: u64 = 1;
-/// What the file says it is.
-const FORMAT: &str = "omni-agent exported conversation";
-
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Document {
-    format: String,
-    format_version: u64,
-    id: ConversationId,
-    conversation: Stored,
+/// 128 bits that stand for what was written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
+#[derive(Clone, Copy)]
+struct Digest {
+    hash: u128,
+    /// Bytes so far.
+    len: usize,
 }
 
-/// Enough of any version's document to tell which it is.
-#[derive(Deserialize)]
-struct AnyDocument {
-    format: String,
-    format_version: u64,
-}
-
-/// A conversation as a JSON document that a person can read: id, state, and all nodes with their messages.
-///
-/// # Errors
-///
-/// As for [`Store::load`], and [`StoreError::Unstorable`] if its messages are nested too deep.
-pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<String, StoreError> {
-    let conversation = store.load(id).await?;
-    let document =
-        Document { format: FORMAT.to_owned(), format_version: FORMAT_VERSION, id: id.clone(), conversation };
-    let problem =
-        |error: serde_json::Error| StoreError::Unstorable { id: id.clone(), problem: error.to_string() };
-    let text = serde_json::to_string_pretty(&document).map_err(problem)?;
-    json::check_depth(id, text.as_bytes())?;
-    Ok(text)
-}
-
-/// Writes a conversation from such a document, under the id that it has there, or another. Nothing is overwritten.
-/// Importing the same document again does nothing, as long as nobody has gone on with the conversation.
-///
-/// ```
-/// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, export_json, import_json};
-/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
-///
-/// let store = MemoryStore::new();
-/// let id = ConversationId::new("first")?;
-/// store.create(&id, WriteId::generate(), &StoredState::default().with_title("A talk")).await?;
-///
-/// let json = export_json(&store, &id).await?;
-/// let second = import_json(&store, &json, Some(ConversationId::new("second")?)).await?;
-/// assert_eq!(store.summary(&second).await?.title.as_deref(), Some("A talk"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// # })?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-///
-/// [`StoreError::Damaged`] if the text is no such document, or its nodes make no tree; [`StoreError::UnknownFormat`] if a later
-/// version of the crate wrote it; [`StoreError::AlreadyExists`] if there is another of this id, be it an earlier or a later
-/// state of the same; or that the store can't be written to.
-///
-/// # Cancel safety
-///
-/// As for [`copy`].
-pub async fn import_json(
-    store: &dyn Store,
-    text: &str,
-    id: Option<ConversationId>,
-) -> Result<ConversationId, StoreError> {
-    const PLACE: &str = "the exported conversation";
-
-    let damaged = |problem: String| StoreError::damaged(PLACE, problem);
-    let any: AnyDocument = json::parse(text).map_err(damaged)?;
-    if any.format != FORMAT {
-        return Err(damaged(format!("its format is {:?}, not {FORMAT:?}", any.format)));
+impl Default for Digest {
+    fn default() -> Self {
+        Self { hash: 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, len: 0 }
     }
-    if any.format_version > FORMAT_VERSION {
-        let (found, known) = (any.format_version, FORMAT_VERSION);
-        return Err(StoreError::UnknownFormat { place: PLACE.to_owned(), found, known });
+}
+
+impl Digest {
+    fn add(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.hash =
+                (self.hash ^ u128::from(*byte)).wrapping_mul(0x0000_0000_0100_0000_0000_0000_0000_013b);
+        }
+        self.len += bytes.len();
     }
-    let document: Document = json::parse(text).map_err(damaged)?;
-    let stored = document.conversation;
-    Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone())
-        .map_err(|error| damaged(error.to_string()))?;
-    let id = id.unwrap_or(document.id);
-    match put(store, &id, stored).await {
-        Err(StoreError::Conflict { id, .. }) => Err(StoreError::AlreadyExists { id }),
-        put => put.map(|_| id),
+
+    fn part(&mut self, bytes: &[u8]) {
+        self.add(bytes);
+        // No id and no JSON has a zero byte in it, so the parts can be told apart.
+        self.add(&[0]);
+    }
+
+    /// Adds the value's JSON text and returns its length.
+    fn json<T: Serialize>(&mut self, value: &T) -> Result<usize, serde_json::Error> {
+        let before = self.len;
+        serde_json::to_writer(&mut *self, value)?;
+        let len = self.len - before;
+        self.add(&[0]);
+        Ok(len)
+    }
+
+    fn write_id(self) -> WriteId {
+        WriteId::from_bytes(self.hash.to_be_bytes())
+    }
+}
+
+impl io::Write for Digest {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.add(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }

@@ -127,6 +127,132 @@ async fn copy_while_others_delete_misses_none_left_alone() {
     }
 }
 
+/// The ids that a list of the store has, in its order.
+async fn listed(store: &dyn Store) -> Vec<String> {
+    let list = store.list(Page::first(usize::MAX)).await.unwrap();
+    list.into_iter().map(|summary| summary.id.to_string()).collect()
+}
+
+async fn keeps_the_order(from: &dyn Store, to: &dyn Store) {
+    assert!(copy(from, to, |_, _| {}).await.is_complete());
+    assert_eq!(listed(to).await, listed(from).await);
+}
+
+#[tokio::test]
+async fn copy_keeps_the_order_of_the_list() {
+    let folders = [(); 2].map(|()| Folder::new());
+    let from = MemoryStore::new();
+    // Several are written within a millisecond, and then their ids decide.
+    for number in 0..60 {
+        create(&from, &id(&format!("n{}", number * 37 % 60))).await;
+    }
+    let files = folders[0].quick_store().await;
+    keeps_the_order(&from, &files).await;
+    keeps_the_order(&files, &MemoryStore::new()).await;
+    #[cfg(feature = "sqlite")]
+    keeps_the_order(&from, &crate::sqlite::quick(&folders[1]).await).await;
+    #[cfg(feature = "postgres")]
+    if let Some(url) = crate::postgres::server::url() {
+        keeps_the_order(&from, &crate::postgres::server::fresh(url).open().await.unwrap()).await;
+    }
+}
+
+/// A store that takes no commit beyond a limit, and fails after some.
+struct Limited {
+    inner: MemoryStore,
+    bytes: usize,
+    commits: std::sync::Mutex<usize>,
+}
+
+impl Limited {
+    fn new(commits: usize) -> Self {
+        Self { inner: MemoryStore::new(), bytes: 5 << 20, commits: commits.into() }
+    }
+}
+
+#[async_trait]
+impl Store for Limited {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        self.inner.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        if serde_json::to_string(commit).unwrap().len() > self.bytes {
+            return Err(StoreError::Unstorable { id: id.clone(), problem: "it is too large".to_owned() });
+        }
+        let left = {
+            let mut commits = self.commits.lock().unwrap();
+            commits.checked_sub(1).map(|left| *commits = left)
+        };
+        match left {
+            Some(()) => self.inner.commit(id, write, commit).await,
+            None => Err(StoreError::failed("writing", std::io::Error::other("it crashed"))),
+        }
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        self.inner.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.inner.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.inner.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.inner.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.inner.delete(id).await
+    }
+}
+
+#[tokio::test]
+async fn copy_of_more_than_a_commit_can_hold_is_completed_after_crashes() {
+    let (from, to) = (MemoryStore::new(), Limited::new(1));
+    let mut version = create(&from, &id("long")).await;
+    // 12 MiB, in commits that are small or large by themselves.
+    for (number, size) in (1..).zip([1, 2, 2, 4, 1, 1, 1]) {
+        version = commit(&from, &id("long"), version, number, &"x".repeat(size << 20)).await;
+    }
+    for crash in 0..3 {
+        assert!(copy_one(&from, &to, &id("long")).await.is_err(), "crash {crash}");
+        let stored = to.load(&id("long")).await.unwrap();
+        assert_eq!((stored.head, stored.cursors.len()), (None, 0), "what is there makes no path yet");
+        assert!(!stored.nodes.is_empty());
+        // Repeated writes count as well.
+        *to.commits.lock().unwrap() = crash + 2;
+    }
+    // Meanwhile, the conversation went on.
+    commit(&from, &id("long"), version, 8, "more").await;
+    *to.commits.lock().unwrap() = 100;
+    let copied = copy(&from, &to, |_, _| {}).await;
+    assert_eq!((copied.copied, copied.is_complete()), (1, true), "{copied:?}");
+    let (before, after) = (from.load(&id("long")).await.unwrap(), to.load(&id("long")).await.unwrap());
+    assert!(content(&before) == content(&after));
+    let again = copy(&from, &to, |_, _| {}).await;
+    assert_eq!((again.unchanged, again.is_complete()), (1, true), "{again:?}");
+}
+
 #[tokio::test]
 async fn copy_of_what_was_interrupted_completes_it() {
     let folder = Folder::new();

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::support::{Act, ScriptedStore, created, parrot, secs, tree_in};
 
 /// The outage, so long that the waits between two attempts have grown to half a minute.
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_mins(10);
 
 /// The behaviour of a store that is down.
 #[derive(Clone, Copy, Debug)]
@@ -111,7 +111,10 @@ async fn agent_ends_after_an_outage_saves_once_the_store_works() {
 #[tokio::test(start_paused = true)]
 async fn idle_time_over_after_an_outage_saves_soon_once_the_store_works() {
     let store = ScriptedStore::new([]);
-    let session = builder(&store).idle_shutdown(LONG - secs(1)).create_as(crate::support::id("talk")).await;
+    let session = builder(&store)
+        .idle_shutdown(LONG.saturating_sub(secs(1)))
+        .create_as(crate::support::id("talk"))
+        .await;
     let session = session.unwrap();
     let start = Instant::now();
     break_down(&store, Down::Fails, start + LONG);

@@ -212,7 +212,7 @@ impl World {
 
     /// No run is active and no `handle_event` has begun.
     fn has_nothing_to_stop(&self) -> bool {
-        !self.model.is_running() && !(self.call.is_some() && self.begun)
+        !self.model.is_running() && (self.call.is_none() || !self.begun)
     }
 
     fn check_stopped(&self, idle: bool, stopped: &Result<(), AgentError>, nothing: bool) -> Check {

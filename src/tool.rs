@@ -100,6 +100,7 @@
 mod cap;
 mod contain;
 mod context;
+mod execute;
 mod output;
 mod run;
 mod schema;
@@ -112,6 +113,7 @@ use std::borrow::Cow;
 use async_trait::async_trait;
 pub(crate) use contain::panic_message;
 pub use context::{Extensions, Progress, ToolContext};
+pub use execute::ToolExt;
 pub use output::{ToolError, ToolOutput};
 pub use run::{ToolLimits, ToolTimeout};
 pub(crate) use schema::resolve as resolve_reference;

@@ -29,7 +29,7 @@ async fn run(input: RunCommand, _: ToolContext) -> Result<String, ToolError> {
     if output.status.success() {
         Ok(text.into())
     } else {
-        Err(ToolError(format!("{}: {text}", output.status)))
+        Err(ToolError::new(format!("{}: {text}", output.status)))
     }
 }
 

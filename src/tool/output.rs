@@ -1,5 +1,6 @@
 use std::{error::Error, fmt};
 
+use serde::Serialize;
 use serde_json::Value;
 
 use crate::{
@@ -24,6 +25,30 @@ pub struct ToolOutput {
 }
 
 impl ToolOutput {
+    /// The JSON text of any value that can be serialised.
+    ///
+    /// ```
+    /// use omni_agent::tool::{ToolContext, ToolOutput, tool_fn};
+    /// use serde::Serialize;
+    /// use serde_json::Value;
+    ///
+    /// #[derive(Serialize)]
+    /// struct Weather {
+    ///     degrees: i32,
+    /// }
+    ///
+    /// let weather = tool_fn("weather", "Returns the weather.", |_: Value, _: ToolContext| async move {
+    ///     ToolOutput::json(&Weather { degrees: 18 })
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The value can't be written as JSON, a map whose keys are no strings for example.
+    pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, ToolError> {
+        Ok(serde_json::to_string(value)?.into())
+    }
+
     /// Blocks, an image say.
     pub fn blocks(blocks: impl IntoIterator<Item = impl Into<ResultBlock>>) -> Self {
         Self { blocks: blocks.into_iter().map(Into::into).collect() }
@@ -89,24 +114,43 @@ impl From<Vec<ResultBlock>> for ToolOutput {
 /// assert_eq!(double("x").unwrap_err().to_string(), "invalid digit found in string");
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ToolError(pub String);
+pub struct ToolError {
+    text: String,
+    is_invalid_input: bool,
+}
 
 impl ToolError {
     /// An error with this text.
     pub fn new(text: impl Into<String>) -> Self {
-        Self(text.into())
+        Self { text: text.into(), is_invalid_input: false }
+    }
+
+    /// An error with this text: the input is invalid, and the tool has done nothing.
+    pub fn invalid_input(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_invalid_input: true }
+    }
+
+    /// Whether the input was invalid: it did not fit the schema, it could not be read, or the tool
+    /// [rejected it](Self::invalid_input). Otherwise the tool failed.
+    pub fn is_invalid_input(&self) -> bool {
+        self.is_invalid_input
+    }
+
+    /// The text that the model gets.
+    pub fn text(&self) -> &str {
+        &self.text
     }
 
     /// The text of an error and of its causes. This is what `?` does; use it for a boxed error, which `?`
     /// can't take: `.map_err(|error| ToolError::caused_by(&*error))`.
     pub fn caused_by(error: &(dyn Error + 'static)) -> Self {
-        Self(error_chain(error))
+        Self::new(error_chain(error))
     }
 }
 
 impl fmt::Display for ToolError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.text)
     }
 }
 

@@ -3,7 +3,7 @@ use std::{fmt, sync::Arc, time::Duration};
 use serde_json::Value;
 
 use super::{
-    Tool, ToolContext, ToolError, ToolOutput, ToolSet,
+    Tool, ToolContext, ToolOutput, ToolSet,
     cap::{cap, clip},
     contain::{Contained, contained},
 };
@@ -134,17 +134,12 @@ impl ToolSet {
         let name = &tool_use.name;
         let tool = self.get(name).ok_or_else(|| self.no_such_tool(name))?;
         if !tool.has_handler() {
-            return Err(format!("The tool {name:?} can't be run: it is only declared here."));
+            return Err(no_handler(name));
         }
         if let Some(raw) = &tool_use.malformed {
             return Err(malformed(name, raw));
         }
-        if !tool_use.input.is_object() {
-            return Err(format!("The input of {name:?} must be a JSON object. Correct it and call again."));
-        }
-        tool.schema().validate(&tool_use.input).map_err(|problems| {
-            format!("The input of {name:?} does not fit its schema:\n{problems}\nCorrect it and call again.")
-        })?;
+        check_input(&**tool, name, &tool_use.input)?;
         Ok((&**tool, timeout.of(name)))
     }
 
@@ -161,6 +156,20 @@ impl ToolSet {
         };
         format!("There is no tool {name:?}. The tools are: {}{more}.", names.join(", "))
     }
+}
+
+pub(super) fn no_handler(name: &str) -> String {
+    format!("The tool {name:?} can't be run: it is only declared here.")
+}
+
+/// Checks an input against the tool's schema; the error is for the model.
+pub(super) fn check_input<T: Tool + ?Sized>(tool: &T, name: &str, input: &Value) -> Result<(), String> {
+    if !input.is_object() {
+        return Err(format!("The input of {name:?} must be a JSON object. Correct it and call again."));
+    }
+    tool.schema().validate(input).map_err(|problems| {
+        format!("The input of {name:?} does not fit its schema:\n{problems}\nCorrect it and call again.")
+    })
 }
 
 async fn call(
@@ -190,10 +199,10 @@ async fn call(
     }
     match outcome {
         Ok(Ok(Ok(output))) => Ok(output),
-        Ok(Ok(Err(ToolError(text)))) if text.trim().is_empty() => {
+        Ok(Ok(Err(error))) if error.text().trim().is_empty() => {
             Err(format!("The tool {name:?} failed and did not say why."))
         }
-        Ok(Ok(Err(ToolError(text)))) => Err(text),
+        Ok(Ok(Err(error))) => Err(error.text().to_owned()),
         Ok(Err(panic)) => Err(panicked(name, &panic)),
         Err(limit) => Err(format!("The tool {name:?} did not finish within {limit:?} and was stopped.")),
     }

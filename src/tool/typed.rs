@@ -165,7 +165,8 @@ impl<I, F> fmt::Debug for FnTool<I, F> {
 
 /// A schema can't say everything that a type demands, so this may fail for input that has been checked.
 fn parse<I: DeserializeOwned>(input: Value) -> Result<I, ToolError> {
-    serde_json::from_value(input).map_err(|error| ToolError(format!("The input could not be read: {error}")))
+    serde_json::from_value(input)
+        .map_err(|error| ToolError::invalid_input(format!("The input could not be read: {error}")))
 }
 
 /// A tool that is declared and never run; see [`Tool::has_handler`].

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as the test itself may")]
 
 mod cap;
+mod execute;
 mod run;
 mod schema;
 mod schema_limits;

@@ -1,0 +1,85 @@
+//! One tool run by itself: what it gives, and whether the input or the tool is at fault.
+
+use std::{collections::HashMap, sync::Arc};
+
+use omni_agent::tool::{
+    Extensions, FnTool, Schema, SchemaTool, Tool, ToolContext, ToolError, ToolExt, ToolOutput, tool_fn,
+};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+#[derive(Deserialize, JsonSchema)]
+struct Order {
+    pieces: u8,
+}
+
+#[derive(Serialize)]
+struct Receipt<'a> {
+    pieces: u8,
+    note: Option<&'a str>,
+}
+
+fn order() -> impl Tool {
+    tool_fn("order", "Orders.", |order: Order, context: ToolContext| async move {
+        match order.pieces {
+            0 => Err(ToolError::new("sold out")),
+            9.. => Err(ToolError::invalid_input("at most 8 pieces")),
+            pieces => {
+                let note = context.extensions().get::<String>().cloned();
+                ToolOutput::json(&Receipt { pieces, note: note.as_deref() })
+            }
+        }
+    })
+}
+
+#[tokio::test]
+async fn execute_valid_input_gives_the_output() {
+    let output = order().execute(json!({ "pieces": 2 })).await.unwrap();
+    assert_eq!(output, ToolOutput::from(r#"{"pieces":2,"note":null}"#));
+    let context = ToolContext::detached("call").with_extensions(Extensions::default().with("hi".to_owned()));
+    let output = order().execute_in(json!({ "pieces": 2 }), context).await.unwrap();
+    assert_eq!(output, ToolOutput::from(r#"{"pieces":2,"note":"hi"}"#));
+}
+
+#[tokio::test]
+async fn execute_on_a_shared_tool_of_any_type_works() {
+    let tool: Arc<dyn Tool> = Arc::new(order());
+    assert!(tool.execute(json!({ "pieces": 1 })).await.is_ok());
+    assert!((*tool).execute(json!({ "pieces": 1 })).await.is_ok());
+}
+
+#[tokio::test]
+async fn execute_tool_fails_is_not_invalid_input() {
+    let failed = order().execute(json!({ "pieces": 0 })).await.unwrap_err();
+    assert_eq!((failed.text(), failed.is_invalid_input()), ("sold out", false));
+    let declared = SchemaTool::new("ask", "Asks.", Schema::new(json!({ "type": "object" })).unwrap());
+    let failed = declared.execute(json!({})).await.unwrap_err();
+    assert!(!failed.is_invalid_input());
+    assert!(failed.text().contains("only declared"), "{failed}");
+}
+
+#[tokio::test]
+async fn execute_invalid_input_is_told_apart_and_the_tool_is_not_run() {
+    for input in [json!({}), json!({ "pieces": "two" }), json!(["pieces"]), Value::Null] {
+        let invalid = order().execute(input.clone()).await.unwrap_err();
+        assert!(invalid.is_invalid_input(), "{input}: {invalid}");
+        assert!(invalid.text().contains("\"order\""), "{invalid}");
+    }
+    let rejected = order().execute(json!({ "pieces": 9 })).await.unwrap_err();
+    assert_eq!((rejected.text(), rejected.is_invalid_input()), ("at most 8 pieces", true));
+
+    // The schema allows it, the type does not.
+    let schema = Schema::new(json!({ "type": "object" })).unwrap();
+    let call = |_: Order, _| async move { Ok("run") };
+    let unread = FnTool::with_schema("order", "Orders.", schema, call).execute(json!({})).await.unwrap_err();
+    assert!(unread.is_invalid_input(), "{unread}");
+}
+
+#[test]
+fn json_of_what_has_no_json_form_is_an_error() {
+    assert_eq!(ToolOutput::json(&[1, 2]).unwrap(), ToolOutput::from("[1,2]"));
+    assert_eq!(ToolOutput::json("text").unwrap(), ToolOutput::from(json!("text")));
+    let error = ToolOutput::json(&HashMap::from([((1, 2), 3)])).unwrap_err();
+    assert!(error.text().contains("key must be a string"), "{error}");
+}

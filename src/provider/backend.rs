@@ -8,6 +8,9 @@
 //! - It sends what is new: the messages behind the last answer that the backend gave. Where the backend is in the
 //!   conversation stands in each answer's [`provider_data`](crate::message::Message::provider_data), under the backend's name;
 //!   a conversation that is loaded again is resumed by that, or says that it can't be.
+//! - Settings of one conversation, such as the folder that the backend works in, are in
+//!   [`Options::backend`](super::OptionFields::backend). They are saved with the conversation, and each session that is
+//!   started, resumed or forked for it gets them.
 //! - The backend's tools, plans and statuses are shown as they come, and kept in the answer as opaque items. The agent
 //!   runs none of them.
 //! - A tool is an item with the members `type` (`"tool"`), `id`, `name`, `input`, `status`, and `update`, `result` and `permission`

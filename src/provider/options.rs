@@ -178,6 +178,13 @@ pub struct OptionFields {
     #[serde(skip_serializing_if = "Option::is_none")]
     extra: Map<String, Value> =
         with_extra(body: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(body);
+    /// Settings for the session of a [backend](super::backend), the folder that it works in for example. The
+    /// backend gets them in [`SessionOptions::settings`](super::backend::SessionOptions::settings) when its session is
+    /// started, resumed or forked, so set them for the agent and not for one prompt. Model services ignore them. They are
+    /// saved with the conversation, so secrets do not belong here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Map<String, Value> =
+        with_backend(settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>) => members(settings);
     /// The API key, in place of the registry's. Never serialised. An agent sends it to the provider alone whose model
     /// was in force when it was set.
     #[serde(skip)]
@@ -189,6 +196,13 @@ pub struct OptionFields {
 }
 
 impl Options {
+    /// The same options with this folder, in which the session of a backend works: the setting `folder` of
+    /// [`backend`](OptionFields::backend). The other settings stay.
+    pub fn with_folder(mut self, path: impl Into<String>) -> Self {
+        self.backend.get_or_insert_default().insert("folder".to_owned(), Value::String(path.into()));
+        self
+    }
+
     /// The same options with this HTTP header beside the others, in place of one of exactly its name.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
         self.headers.get_or_insert_default().insert(name.into(), value.into());

@@ -11,6 +11,8 @@ use omni_agent::{
     },
 };
 
+use serde_json::json;
+
 use crate::support::{Place, asked, read, soon};
 
 async fn started(backend: &AcpBackend) -> std::sync::Arc<dyn BackendSession> {
@@ -96,6 +98,27 @@ async fn start_tells_the_agent_its_folder_and_servers() {
     assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("`web`")), "{error}");
     drop(session);
     place.is_left().await;
+}
+
+#[tokio::test]
+async fn start_in_the_folder_of_the_conversation_replaces_that_of_the_backend() {
+    let place = Place::new();
+    let own = place.path().join("own");
+    std::fs::create_dir(&own).unwrap();
+    let whole = own.to_str().unwrap();
+    for folder in ["own", whole] {
+        let options = SessionOptions::default().with_settings([("folder", folder), ("sandbox", "on")]);
+        let session = soon(place.agent("").start(&options)).await.unwrap();
+        let answer = asked(&*session, "Where are you?").await;
+        assert_eq!(answer.text.trim(), whole);
+        let warnings = answer.result.unwrap().warnings;
+        assert!(warnings.len() == 1 && warnings[0].contains("`sandbox`"), "{warnings:?}");
+    }
+    for wrong in [json!("none"), json!(7)] {
+        let options = SessionOptions::default().with_settings([("folder", wrong)]);
+        let Err(error) = soon(place.agent("").start(&options)).await else { panic!("it started") };
+        assert!(matches!(&error, BackendError::Misconfigured(why) if why.contains("`folder`")), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 //! Conversations that are stopped and reopened, branch, and are cut short.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::Agent,
@@ -10,8 +10,8 @@ use omni_agent::{
     },
 };
 use omni_agent::{
-    agent::Event,
-    provider::backend::Capabilities,
+    agent::{Config, Event},
+    provider::{Options, backend::Capabilities},
     session::{Mode, Session, SessionError},
     store::{ConversationId, MemoryStore, Store},
     subscription::Update,
@@ -69,6 +69,37 @@ async fn session_reopened_goes_on_where_it_was() {
         (backend.count("start"), backend.count("resume s1"), backend.count("terminate s1")),
         (1, 1, 2)
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation() {
+    let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
+    let options = Options::default().with_backend([("sandbox", true)]).with_folder("/work/one");
+    let builder = Session::builder(Arc::clone(&store)).agent(backend.agent().options(options));
+    let session = builder.create_as(id()).await.unwrap();
+    session.ask("One").await.unwrap();
+    // It was given at the creation alone.
+    let session = reopened(&store, session, &backend).await;
+    let answer = session.ask("Two").await.unwrap();
+    assert!(answer.warnings.is_empty(), "{:?}", answer.warnings);
+    let given = backend.options();
+    assert_eq!(given.len(), 2);
+    assert_eq!(given[1], given[0]);
+    assert_eq!(given[1].folder().unwrap(), Some(Path::new("/work/one")));
+    assert_eq!(given[1].settings["sandbox"], true);
+
+    // A session that runs can't move; the next one starts in the new folder.
+    let moved = Options::default().with_folder("/work/two");
+    let set = move |config: &mut Config| {
+        config.options = moved;
+        Ok(())
+    };
+    session.configure(set).await.unwrap();
+    let answer = session.ask("Three").await.unwrap();
+    assert!(answer.warnings.iter().any(|warning| warning.contains("settings")), "{:?}", answer.warnings);
+    let session = reopened(&store, session, &backend).await;
+    session.ask("Four").await.unwrap();
+    assert_eq!(backend.options()[2].folder().unwrap(), Some(Path::new("/work/two")));
 }
 
 #[tokio::test(start_paused = true)]

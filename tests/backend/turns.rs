@@ -42,7 +42,7 @@ async fn prompt_brings_model_and_system_and_a_later_change_is_a_warning() {
         .await
         .unwrap();
     let warnings = agent.ask("Two").await.unwrap().warnings.clone();
-    assert!(warnings[0].contains("system prompt it was started with"), "{warnings:?}");
+    assert!(warnings[0].contains("the system prompt and the settings it was started with"), "{warnings:?}");
 }
 
 #[tokio::test(start_paused = true)]

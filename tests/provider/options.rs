@@ -40,6 +40,7 @@ const SETS: &[(&str, Set)] = &[
         })
     }),
     ("extra", |o, n| o.with_extra([("n", json!([n]))])),
+    ("backend", |o, n| o.with_folder(n.to_string())),
     ("api_key", |o, n| o.with_api_key(format!("{KEY}-{n}"))),
     ("headers", |o, n| o.with_header("X-Name", format!("{HEADER}-{n}"))),
 ];
@@ -127,6 +128,7 @@ fn options_encode_to_the_stored_format() {
         "max_retries": 3,
         "unsupported_attachment": "placeholder",
         "extra": { "n": [3] },
+        "backend": { "folder": "3" },
     });
     assert_eq!(to_value(set(&all, 3)).unwrap(), value);
     assert_eq!(to_value(Options::default()).unwrap(), json!({}));

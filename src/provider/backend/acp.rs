@@ -115,7 +115,8 @@ impl AcpBackend {
         self
     }
 
-    /// The same backend working in this folder, in place of the process's own.
+    /// The same backend working in this folder, in place of the process's own. A conversation that has a folder of
+    /// [its own](crate::provider::Options::with_folder) works in that one; a relative path is meant from this one.
     pub fn with_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.0.folder = Some(folder.into());
         self
@@ -164,16 +165,21 @@ impl AcpBackend {
 }
 
 impl Config {
-    /// The folder to work in, as the protocol wants it.
-    fn folder(&self) -> Result<PathBuf, BackendError> {
-        let folder = self.folder.as_deref().unwrap_or(Path::new("."));
+    /// The folder to work in, as the protocol wants it: the conversation's own, else the backend's, else the process's.
+    fn folder(&self, own: Option<&Path>) -> Result<PathBuf, BackendError> {
+        let chosen = match (&self.folder, own) {
+            // A relative one is meant from the backend's, and an absolute one replaces it.
+            (Some(folder), Some(own)) => Some(folder.join(own)),
+            (folder, own) => own.map(Path::to_owned).or_else(|| folder.clone()),
+        };
+        let setting = if own.is_some() { "the option `folder`" } else { "`with_folder`" };
         let cannot = |why: &dyn fmt::Display| {
-            let folder = folder.display();
+            let folder = chosen.as_deref().unwrap_or(Path::new(".")).display();
             BackendError::Misconfigured(format!(
-                "the folder `{folder}` can't be used: {why}; check `with_folder`"
+                "the folder `{folder}` can't be used: {why}; check {setting}"
             ))
         };
-        let whole = match &self.folder {
+        let whole = match &chosen {
             Some(folder) => absolute(folder),
             None => std::env::current_dir(),
         };

@@ -284,7 +284,8 @@ impl Owner {
         let before = BackendError::before_prompt;
         let name = ask("name", || self.name().to_owned()).map_err(before)?;
         let conversation = Conversation::read(&name, &request.history).map_err(before)?;
-        let options = SessionOptions { model: request.model, system: request.system };
+        let settings = request.options.backend.clone().unwrap_or_default();
+        let options = SessionOptions { model: request.model, system: request.system, settings };
         let reached = self.reach_or_start(&conversation, &options).await.map_err(before)?;
         let (session, started_with) = self.sessions().begin().map_err(before)?;
         let (mut warnings, messages) = match reached {
@@ -303,8 +304,9 @@ impl Owner {
             }
         };
         if started_with != options {
-            warnings
-                .push(format!("`{name}` goes on with the model and the system prompt it was started with"));
+            warnings.push(format!(
+                "`{name}` continues with the model, the system prompt and the settings it was started with"
+            ));
         }
         if !request.tools.is_empty() {
             warnings.push(format!("`{name}` has tools of its own and was not offered those of the agent"));

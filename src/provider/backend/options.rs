@@ -1,6 +1,9 @@
-use std::{fmt, sync::Arc};
+use std::{fmt, path::Path, sync::Arc};
 
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::BackendError;
 
 use crate::{message::Message, provider::Options};
 
@@ -47,18 +50,47 @@ pub struct SessionOptions {
     pub model: Arc<str>,
     /// The system prompt.
     pub system: Option<Arc<str>>,
+    /// The conversation's own settings, from [`Options::backend`](crate::provider::OptionFields::backend). They are saved
+    /// with the conversation, so a session that is resumed after a reload gets the same ones. A backend that does not
+    /// know a setting reports it in [`TurnResult::warnings`](super::TurnResult::warnings).
+    pub settings: Map<String, Value>,
 }
 
 impl SessionOptions {
     /// Options for this model, all else empty.
     pub fn new(model: impl Into<Arc<str>>) -> Self {
-        Self { model: model.into(), system: None }
+        Self { model: model.into(), ..Self::default() }
     }
 
     /// The same options with a system prompt.
     pub fn with_system(mut self, system: impl Into<Arc<str>>) -> Self {
         self.system = Some(system.into());
         self
+    }
+
+    /// The same options with these settings.
+    pub fn with_settings(
+        mut self,
+        settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>,
+    ) -> Self {
+        self.settings = settings.into_iter().map(|(name, value)| (name.into(), value.into())).collect();
+        self
+    }
+
+    /// The folder to work in, if the settings have one: see [`Options::with_folder`].
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::Misconfigured`] if the setting `folder` is not a text.
+    pub fn folder(&self) -> Result<Option<&Path>, BackendError> {
+        match self.settings.get("folder") {
+            None => Ok(None),
+            Some(Value::String(folder)) => Ok(Some(Path::new(folder))),
+            Some(other) => {
+                let why = format!("the setting `folder` is {other}; give a path as text");
+                Err(BackendError::Misconfigured(why))
+            }
+        }
     }
 }
 

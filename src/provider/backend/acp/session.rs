@@ -59,7 +59,7 @@ pub(super) async fn open(
     resumed: Option<&SessionId>,
     options: &SessionOptions,
 ) -> Result<AcpSession, BackendError> {
-    let folder = config.folder()?;
+    let folder = config.folder(options.folder()?)?;
     let connection = Connection::open(config.command(&folder), &config.name).await?;
     let until = Instant::now() + config.start_limit;
     let mut opening = Opening { config, connection, until, sign_in: Vec::new() };
@@ -86,6 +86,10 @@ pub(super) async fn open(
     if options.system.is_some() {
         warnings.push(format!("`{}` has a system prompt of its own; the agent's was not sent", config.name));
     }
+    let unknown = options.settings.keys().filter(|name| *name != "folder");
+    warnings.extend(unknown.map(|setting| {
+        format!("the setting `{setting}` is ignored: `{}` is told its folder alone", config.name)
+    }));
     warnings.extend(opening.choose(&id, &options.model, model_options.unwrap_or_default()).await?);
     let connection = opening.connection;
     Ok(AcpSession {

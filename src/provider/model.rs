@@ -173,6 +173,33 @@ impl Model {
 
     /// The whole answer to one request.
     ///
+    /// Tools in the request are declared to the model, and the answer has the uses that the model asks for, but no tool is
+    /// run. To run tools until the model needs no more of them, start an agent and [`ask`](crate::agent::Agent::ask) it. An
+    /// agent that is dropped after one answer leaves nothing behind:
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// use omni_agent::agent::Agent;
+    /// use omni_agent::testing::{ScriptedProvider, Step};
+    /// use omni_agent::tool::tool_fn;
+    /// use serde_json::{Value, json};
+    ///
+    /// let model = ScriptedProvider::new([
+    ///     Step::tool_use("call-1", "time", json!({})),
+    ///     Step::text("It is noon."),
+    /// ])
+    /// .model();
+    /// let time = tool_fn("time", "Returns the time.", |_: Value, _| async { Ok("12:00") });
+    ///
+    /// let agent = Agent::builder().model(model).tool(time).max_steps(5).start().await?;
+    /// let response = agent.ask("What time is it?").await?;
+    /// assert_eq!(response.text(), "It is noon.");
+    /// # Ok::<(), omni_agent::agent::AgentError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Why there is no whole answer: what the service, the way to it or [`Model::stream`] refused, or

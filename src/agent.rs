@@ -47,6 +47,7 @@ mod command;
 mod core;
 mod error;
 mod event;
+mod named;
 mod owner;
 mod phase;
 mod response;
@@ -336,6 +337,16 @@ impl Agent {
         }
     }
 
+    /// Waits for the agent's end, whatever causes it. This handle keeps the agent alive; a
+    /// [weak one](WeakAgent::ended) does not.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only stops the waiting.
+    pub async fn ended(&self) -> End<Snapshot> {
+        self.shared.fate.ended().await
+    }
+
     /// How the agent ended, with its last snapshot; `None` while it lives.
     pub fn end(&self) -> Option<End<Snapshot>> {
         self.shared.fate.end().cloned()
@@ -362,6 +373,15 @@ impl WeakAgent {
             return None;
         }
         Some(Agent { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
+    }
+
+    /// Waits for the agent's end, whatever causes it, and keeps nothing alive.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future only stops the waiting.
+    pub async fn ended(&self) -> End<Snapshot> {
+        self.shared.fate.ended().await
     }
 
     /// Sends a command and awaits its answer, without a handle meanwhile. An agent that has not begun is waited

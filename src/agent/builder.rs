@@ -1,5 +1,4 @@
 use std::{
-    cell::LazyCell,
     fmt,
     sync::{Arc, atomic::Ordering},
     time::Duration,
@@ -12,11 +11,12 @@ use tokio::sync::mpsc;
 use super::{
     Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, SavedConfig, State,
     Status, WeakAgent,
+    named::{Named, choose_model},
     task::{Outlet, Setup, Shared, Task},
 };
 use crate::{
     message::History,
-    provider::{Credentials, Model, Options, Registry},
+    provider::{Credentials, Options, Registry},
     subscription::FeedLimits,
     tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError, panic_message},
 };
@@ -46,34 +46,6 @@ pub struct AgentBuilder {
     admission: Option<Arc<dyn Admission>>,
 }
 
-/// A model, or the name of one.
-#[derive(Clone, Debug)]
-pub struct Named(Name);
-
-#[derive(Clone, Debug)]
-enum Name {
-    Model(Model),
-    Name(String),
-}
-
-impl From<Model> for Named {
-    fn from(model: Model) -> Self {
-        Self(Name::Model(model))
-    }
-}
-
-impl From<&str> for Named {
-    fn from(name: &str) -> Self {
-        Self(Name::Name(name.to_owned()))
-    }
-}
-
-impl From<String> for Named {
-    fn from(name: String) -> Self {
-        Self(Name::Name(name))
-    }
-}
-
 impl Default for AgentBuilder {
     fn default() -> Self {
         Self {
@@ -99,13 +71,13 @@ impl Default for AgentBuilder {
 }
 
 impl AgentBuilder {
-    /// The model: a [`Model`], or a name like `anthropic:claude-sonnet-4-6`. Required.
+    /// The model: a [`Model`](crate::provider::Model), or a name like `anthropic:claude-sonnet-4-6`. Required.
     pub fn model(mut self, model: impl Into<Named>) -> Self {
         self.model = Some(model.into());
         self
     }
 
-    /// Where a model's name is looked up; [`Registry::default`] if unset.
+    /// The registry that resolves names of models, here and in [`Config::set_model`]. [`Registry::default`] if unset.
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
         self
@@ -174,7 +146,7 @@ impl AgentBuilder {
 
     /// Restores a configuration that was [saved](super::Config::saved) earlier. The saved model wins if its name can be
     /// resolved. If not, the model given to the builder is used in its place, and
-    /// [`Model::fallback_for`] names the saved one. A given model of the same name is used as it is. The system prompt, the options and
+    /// [`Model::fallback_for`](crate::provider::Model::fallback_for) names the saved one. A given model of the same name is used as it is. The system prompt, the options and
     /// the limits apply where the builder is given none, before or after.
     pub fn restore(mut self, saved: SavedConfig) -> Self {
         self.saved = Some(Box::new(saved));
@@ -271,7 +243,8 @@ impl AgentBuilder {
     async fn launch(self, owned: bool) -> Result<Agent, AgentError> {
         let saved = self.saved.map_or_else(SavedConfig::default, |saved| *saved);
         let config = Config {
-            model: choose_model(self.model, saved.model, self.registry)?,
+            model: choose_model(self.model, saved.model, self.registry.as_ref())?,
+            registry: self.registry,
             system: self.system.or(saved.system),
             tools: self.tools?,
             options: choose_options(self.options, saved.options),
@@ -311,36 +284,6 @@ impl AgentBuilder {
     }
 }
 
-/// The model to start with, of the given and the saved one.
-fn choose_model(
-    given: Option<Named>,
-    saved: Option<String>,
-    registry: Option<Registry>,
-) -> Result<Model, AgentError> {
-    // Made where a name is to be looked up, and not for each agent.
-    let registry = LazyCell::new(|| registry.unwrap_or_default());
-    let given = given.map(|named| named.0);
-    let unknown = match (saved, &given) {
-        (Some(saved), Some(Name::Model(model))) if model.name() == saved => None,
-        (Some(saved), _) => match registry.model(&saved) {
-            Ok(model) => return Ok(model),
-            Err(error) => Some((saved, error)),
-        },
-        (None, _) => None,
-    };
-    let model = match (given, &unknown) {
-        (Some(Name::Model(model)), _) => model,
-        (Some(Name::Name(name)), _) => registry.model(&name)?,
-        (None, Some((_, error))) => return Err(error.clone().into()),
-        (None, None) => return Err(AgentError::NoModel),
-    };
-    let Some((saved, error)) = unknown else {
-        return Ok(model);
-    };
-    tracing::warn!(saved, fallback = model.name(), %error, "the saved model can't be used; the fallback is used instead");
-    Ok(model.as_fallback_for(&saved))
-}
-
 /// The options to start with. A key and headers do not decide which side wins, since they are never saved.
 fn choose_options(given: Option<Options>, saved: Options) -> Options {
     match given {
@@ -368,7 +311,7 @@ async fn init(
     };
     let init = std::panic::AssertUnwindSafe(async { callbacks.init(draft, &state).await });
     match init.catch_unwind().await {
-        Ok(done) => done.map_err(|error| AgentError::Refused(error.into())),
+        Ok(done) => done.map_err(AgentError::refused),
         Err(panic) => Err(AgentError::Panicked("init", panic_message(panic))),
     }
 }

@@ -76,6 +76,19 @@ pub enum AgentError {
 }
 
 impl AgentError {
+    /// Converts the error that `init` or the closure of `set_state` returned. An unresolved model name stays `Model`.
+    pub(crate) fn refused(error: Box<dyn Error + Send + Sync>) -> Self {
+        let error = match error.downcast::<RegistryError>() {
+            Ok(error) => return Self::Model(*error),
+            Err(error) => error,
+        };
+        match error.downcast::<Self>() {
+            Ok(error) if matches!(*error, Self::Model(_)) => *error,
+            Ok(error) => Self::Refused(Arc::new(*error)),
+            Err(error) => Self::Refused(error.into()),
+        }
+    }
+
     /// The model service's error, if it made the run fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {

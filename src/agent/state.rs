@@ -2,10 +2,10 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{AgentError, Status, WeakAgent};
+use super::{AgentError, Status, WeakAgent, named::Named};
 use crate::{
     message::{Blocks, Content, History},
-    provider::{Model, Options},
+    provider::{Model, Options, Registry},
     tool::{Extensions, ToolDeclaration, ToolSet},
 };
 
@@ -28,9 +28,40 @@ pub struct Config {
     /// The longest that one turn may take. A change holds from the next turn on, and for a step
     /// that is repeated after the limit.
     pub turn_timeout: Option<Duration>,
+    /// The agent's, for names of models; the default one if unset.
+    pub(crate) registry: Option<Registry>,
 }
 
 impl Config {
+    /// Sets the model: a [`Model`], or a name such as `anthropic:claude-sonnet-4-6`. The agent's registry resolves the name.
+    /// If the registry does not have the provider, the provider in use is taken if it has that name.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// use omni_agent::agent::{Agent, AgentError};
+    /// use omni_agent::testing::ScriptedProvider;
+    ///
+    /// let agent = Agent::builder().model(ScriptedProvider::new([]).model()).start().await?;
+    /// agent.set_state(|draft| Ok(draft.config.set_model("test:other")?)).await?;
+    /// assert_eq!(agent.state().await?.config().model.name(), "test:other");
+    ///
+    /// let unknown = agent.set_state(|draft| Ok(draft.config.set_model("nobody:other")?)).await;
+    /// assert!(matches!(unknown, Err(AgentError::Model(_))));
+    /// # Ok::<(), AgentError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Model`] if the name can't be resolved; the model stays as it is. A closure of
+    /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`, and the operation fails with it.
+    pub fn set_model(&mut self, model: impl Into<Named>) -> Result<(), AgentError> {
+        self.model = model.into().resolve(self.registry.as_ref(), &self.model)?;
+        Ok(())
+    }
+
     pub(crate) fn check(&self) -> Result<(), AgentError> {
         check(self.max_steps, self.turn_timeout, &self.options)
     }

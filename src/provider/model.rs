@@ -12,6 +12,7 @@ use serde::de::DeserializeOwned;
 use super::{
     Catalogue, Corrections, Delta, DeltaStream, ErrorKind, Fold, Folded, ModelInfo, OutputSchema, Part,
     Provider, ProviderError, Request, RequestContext, RetryPolicy, key::KeySource, read_output,
+    registry::split,
 };
 use crate::message::{Content, Timestamp, Usage};
 
@@ -68,6 +69,13 @@ impl Model {
         let name = format!("{}:{id}", provider.name());
         let info = OnceLock::new();
         Self(Arc::new(Inner { name, id, provider, catalogue, info, key, fallback_for: None }))
+    }
+
+    /// The model of this name, `provider:id`, if its provider is the one that serves this model.
+    pub(crate) fn of_same_provider(&self, name: &str) -> Option<Self> {
+        let Inner { provider, catalogue, key, .. } = &*self.0;
+        let (_, id) = split(name).filter(|(named, _)| *named == self.provider_name())?;
+        Some(Self::of_registry(Arc::clone(provider), id.into(), catalogue.clone(), key.clone()))
     }
 
     /// The same model, used in place of a saved one that could not be resolved.

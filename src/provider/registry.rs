@@ -13,8 +13,13 @@ use super::{Catalogue, Model, Provider, Secret, key::KeySource};
 /// assert!(matches!(registry.model("nobody:gpt"), Err(RegistryError::UnknownProvider { .. })));
 /// assert!(matches!(registry.model("gpt"), Err(RegistryError::BadName { .. })));
 /// ```
+///
+/// Cheap to clone: clones share their contents until one is changed.
 #[derive(Clone)]
-pub struct Registry {
+pub struct Registry(Arc<Contents>);
+
+#[derive(Clone)]
+struct Contents {
     providers: BTreeMap<String, Arc<dyn Provider>>,
     keys: BTreeMap<String, KeySource>,
     /// The built-in one if unset.
@@ -47,10 +52,21 @@ fn list(known: &[String]) -> String {
     if known.is_empty() { "none".to_owned() } else { known.join(", ") }
 }
 
+/// The provider and the id in a model's name; `None` if the name is malformed.
+pub(super) fn split(name: &str) -> Option<(&str, &str)> {
+    let well_formed = |part: &str| !part.is_empty() && part.trim() == part;
+    name.split_once(':').filter(|(provider, id)| well_formed(provider) && well_formed(id))
+}
+
 impl Registry {
+    fn contents(&mut self) -> &mut Contents {
+        Arc::make_mut(&mut self.0)
+    }
+
     /// A registry without any provider.
     pub fn empty() -> Self {
-        Self { providers: BTreeMap::new(), keys: BTreeMap::new(), catalogue: None }
+        let contents = Contents { providers: BTreeMap::new(), keys: BTreeMap::new(), catalogue: None };
+        Self(Arc::new(contents))
     }
 
     /// The same registry with this provider under its own name, in place of one that had it.
@@ -62,7 +78,7 @@ impl Registry {
     /// Adds a provider under its own name, in place of one that had it. A name with a colon in it is never
     /// found.
     pub fn register(&mut self, provider: Arc<dyn Provider>) -> &mut Self {
-        self.providers.insert(provider.name().to_owned(), provider);
+        self.contents().providers.insert(provider.name().to_owned(), provider);
         self
     }
 
@@ -70,7 +86,7 @@ impl Registry {
     /// Models made from now on put it into [`Options::api_key`](super::OptionFields::api_key) of requests that bring
     /// none, as they go to the provider, in place of what the endpoint or the environment has. An empty one is none.
     pub fn with_key(mut self, provider: impl Into<String>, key: impl Into<Secret>) -> Self {
-        self.keys.insert(provider.into(), KeySource::Value(key.into()));
+        self.contents().keys.insert(provider.into(), KeySource::Value(key.into()));
         self
     }
 
@@ -81,42 +97,42 @@ impl Registry {
         provider: impl Into<String>,
         key: impl Fn() -> Option<Secret> + Send + Sync + 'static,
     ) -> Self {
-        self.keys.insert(provider.into(), KeySource::function(key));
+        self.contents().keys.insert(provider.into(), KeySource::function(key));
         self
     }
 
     /// The same registry with this catalogue in place of the built-in one.
     pub fn with_catalogue(mut self, catalogue: impl Into<Arc<Catalogue>>) -> Self {
-        self.catalogue = Some(catalogue.into());
+        self.contents().catalogue = Some(catalogue.into());
         self
     }
 
     /// What is known of models. Models that it does not know work all the same.
     pub fn catalogue(&self) -> &Arc<Catalogue> {
-        self.catalogue.as_ref().unwrap_or_else(|| Catalogue::built_in())
+        self.0.catalogue.as_ref().unwrap_or_else(|| Catalogue::built_in())
     }
 
     /// The models of the registered providers that the catalogue knows, sorted by name.
     pub fn models(&self) -> impl Iterator<Item = Model> {
-        self.providers.iter().flat_map(move |(name, provider)| {
+        self.0.providers.iter().flat_map(move |(name, provider)| {
             let known = self.catalogue().models_of(name);
             known.map(move |info| self.model_of(provider, &info.id))
         })
     }
 
     fn model_of(&self, provider: &Arc<dyn Provider>, id: &str) -> Model {
-        let key = self.keys.get(provider.name()).cloned();
-        Model::of_registry(Arc::clone(provider), id.into(), self.catalogue.clone(), key)
+        let key = self.0.keys.get(provider.name()).cloned();
+        Model::of_registry(Arc::clone(provider), id.into(), self.0.catalogue.clone(), key)
     }
 
     /// The names of the providers, sorted.
     pub fn providers(&self) -> impl Iterator<Item = &str> {
-        self.providers.keys().map(String::as_str)
+        self.0.providers.keys().map(String::as_str)
     }
 
     /// The provider of this name.
     pub fn provider(&self, name: &str) -> Option<&Arc<dyn Provider>> {
-        self.providers.get(name)
+        self.0.providers.get(name)
     }
 
     /// The model with this name, `provider:id`. Everything after the first colon is the id.
@@ -126,10 +142,8 @@ impl Registry {
     /// The name has no colon, an empty part or space around a part, or its provider is not registered.
     pub fn model(&self, name: &str) -> Result<Model, RegistryError> {
         let known = || self.providers().map(str::to_owned).collect();
-        let well_formed = |part: &str| !part.is_empty() && part.trim() == part;
-        let (provider, id) = match name.split_once(':') {
-            Some((provider, id)) if well_formed(provider) && well_formed(id) => (provider, id),
-            _ => return Err(RegistryError::BadName { name: name.to_owned(), known: known() }),
+        let Some((provider, id)) = split(name) else {
+            return Err(RegistryError::BadName { name: name.to_owned(), known: known() });
         };
         match self.provider(provider) {
             Some(found) => Ok(self.model_of(found, id)),
@@ -153,6 +167,6 @@ impl Default for Registry {
 
 impl fmt::Debug for Registry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.providers.keys()).finish()
+        f.debug_set().entries(self.0.providers.keys()).finish()
     }
 }

@@ -96,8 +96,8 @@ impl Session {
         self.on_agent(async |agent| agent.notify(event).await).await
     }
 
-    /// Changes the agent's configuration, as a whole or not at all: see [`Agent::set_state`](crate::agent::Agent::set_state). Model, system prompt and
-    /// options are saved, if they are others than before.
+    /// Changes the agent's configuration, as a whole or not at all: see [`Agent::set_state`](crate::agent::Agent::set_state). The model,
+    /// the system prompt, the options and the limits are saved if they changed.
     ///
     /// # Errors
     ///

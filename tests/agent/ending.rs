@@ -373,3 +373,31 @@ async fn wait_until_idle_idle_at_once_and_after_a_run() {
     answered(waiting).await.unwrap().unwrap();
     assert_eq!(agent.status().await.unwrap(), Status::Idle);
 }
+
+#[tokio::test(start_paused = true)]
+async fn ended_waits_for_the_end_and_gives_its_reason_and_snapshot() {
+    let (_, builder) = scripted([Step::text("One")]);
+    let agent = builder.start().await.unwrap();
+    agent.ask("Hi").await.unwrap();
+    let waiting = agent.clone();
+    let ended = tokio::spawn(async move { waiting.ended().await });
+    tokio::task::yield_now().await;
+    assert!(!ended.is_finished());
+    agent.stop(Duration::from_secs(1)).await.unwrap();
+    let end = ended.await.unwrap();
+    assert_eq!(end.reason, EndReason::Stopped);
+    assert_eq!(end.snapshot.unwrap().state.history.len(), 2);
+    assert_eq!(agent.ended().await.reason, EndReason::Stopped, "one that has ended is not waited for");
+}
+
+#[tokio::test(start_paused = true)]
+async fn ended_of_a_weak_handle_keeps_nothing_alive() {
+    let (_, builder) = scripted([]);
+    let agent = builder.start().await.unwrap();
+    let weak = agent.downgrade();
+    let ended = tokio::spawn(async move { weak.ended().await });
+    tokio::task::yield_now().await;
+    assert!(!ended.is_finished());
+    drop(agent);
+    assert_eq!(ended.await.unwrap().reason, EndReason::HandlesDropped);
+}

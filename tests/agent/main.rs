@@ -21,6 +21,7 @@ mod limits;
 mod liveness;
 #[path = "../support/logged.rs"]
 mod logged;
+mod models;
 mod notices;
 mod open_uses;
 mod operations;

@@ -2,9 +2,9 @@
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentCallbacks, Prompt, Response, State, TurnDecision},
-    provider::{Options, Request},
-    session::{Session, SessionEvent},
+    agent::{AgentCallbacks, AgentError, Prompt, Response, State, TurnDecision},
+    provider::{Options, Registry, Request},
+    session::{Session, SessionError, SessionEvent},
     testing::{Gate, ScriptedProvider, Step},
     tool::tool_fn,
 };
@@ -53,6 +53,20 @@ async fn state_changed_in_what_is_kept_each_change_is_written() {
     assert_eq!(state.options, Options::default().with_temperature(0.5));
     assert_eq!(state.model.as_deref(), Some("other:scripted"));
     assert_eq!((state.max_steps, state.turn_timeout), (Some(3), Some(secs(9))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn configure_model_by_name_is_resolved_and_stored() {
+    let store = ScriptedStore::new([]);
+    let registry = Registry::empty().with(ScriptedProvider::new([]).named("other"));
+    let session = created(&store, "talk", parrot().registry(registry)).await;
+    let unknown = session.configure(|config| Ok(config.set_model("nobody:small")?)).await.unwrap_err();
+    assert!(matches!(unknown, SessionError::Agent(AgentError::Model(_))), "{unknown:?}");
+    session.configure(|config| Ok(config.set_model("other:small")?)).await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    assert_eq!(store.words(), ["state"]);
+    let state = store.beneath().load(&id("talk")).await.unwrap().state;
+    assert_eq!(state.model.as_deref(), Some("other:small"));
 }
 
 #[tokio::test(start_paused = true)]

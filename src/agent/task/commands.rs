@@ -108,7 +108,7 @@ impl Task {
         let mut draft = Draft { config: (*self.config).clone(), history: before.clone() };
         let edited = guard("set_state", || edit(&mut draft))
             .map_err(|words| AgentError::Panicked("the closure of set_state", words))
-            .and_then(|edited| edited.map_err(|error| AgentError::Refused(error.into())))
+            .and_then(|edited| edited.map_err(AgentError::refused))
             .and_then(|()| draft.check(&before))
             .and_then(|()| if self.setup.owned { draft.keep_history(&before) } else { Ok(()) });
         if let Err(error) = edited {

@@ -76,6 +76,7 @@ pub(super) fn config() -> Config {
         options: Options::default(),
         max_steps: None,
         turn_timeout: None,
+        registry: None,
     }
 }
 

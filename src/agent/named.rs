@@ -1,0 +1,87 @@
+//! Models by name: at the start, and at run time.
+
+use super::AgentError;
+use crate::provider::{Model, Registry, RegistryError};
+
+/// A model, or the name of one.
+#[derive(Clone, Debug)]
+pub struct Named(Name);
+
+#[derive(Clone, Debug)]
+enum Name {
+    Model(Model),
+    Name(String),
+}
+
+impl From<Model> for Named {
+    fn from(model: Model) -> Self {
+        Self(Name::Model(model))
+    }
+}
+
+impl From<&str> for Named {
+    fn from(name: &str) -> Self {
+        Self(Name::Name(name.to_owned()))
+    }
+}
+
+impl From<String> for Named {
+    fn from(name: String) -> Self {
+        Self(Name::Name(name))
+    }
+}
+
+impl Named {
+    /// The model, for an agent that has this registry and uses this model.
+    ///
+    /// # Errors
+    ///
+    /// The name is malformed, or its provider is neither in the registry nor in use.
+    pub(super) fn resolve(self, registry: Option<&Registry>, used: &Model) -> Result<Model, RegistryError> {
+        let name = match self.0 {
+            Name::Model(model) => return Ok(model),
+            Name::Name(name) => name,
+        };
+        match registry.map(|registry| registry.model(&name)) {
+            Some(Err(error @ RegistryError::UnknownProvider { .. })) => {
+                used.of_same_provider(&name).ok_or(error)
+            }
+            Some(found) => found,
+            None => used.of_same_provider(&name).map_or_else(|| Registry::default().model(&name), Ok),
+        }
+    }
+}
+
+/// The model to start with: the saved one if its name resolves, else the given one.
+pub(super) fn choose_model(
+    given: Option<Named>,
+    saved: Option<String>,
+    registry: Option<&Registry>,
+) -> Result<Model, AgentError> {
+    let look_up = |name: &str| match registry {
+        Some(registry) => registry.model(name),
+        // Made only if a name is looked up, and not kept: an idle agent does not need it.
+        None => Registry::default().model(name),
+    };
+    let given = given.map(|named| named.0);
+    let unknown = match (saved, &given) {
+        (Some(saved), Some(Name::Model(model))) if model.name() == saved => None,
+        (Some(saved), _) => match look_up(&saved) {
+            Ok(model) => return Ok(model),
+            Err(error) => Some((saved, error)),
+        },
+        (None, _) => None,
+    };
+    let model = match (given, &unknown) {
+        (Some(Name::Model(model)), _) => model,
+        (Some(Name::Name(name)), _) => look_up(&name)?,
+        (None, Some((_, error))) => return Err(error.clone().into()),
+        (None, None) => return Err(AgentError::NoModel),
+    };
+    let Some((saved, error)) = unknown else {
+        return Ok(model);
+    };
+    let fallback = model.name();
+    tracing::warn!(saved, fallback, %error, "the saved model can't be used; the fallback is used instead");
+    Ok(model.as_fallback_for(&saved))
+}

@@ -68,7 +68,8 @@ pub use self::core::Accepted;
 pub use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnDecision};
-use command::{Command, Reply};
+pub(crate) use command::InFlight;
+use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure};
 pub use event::{Event, Status, TurnOutcome};
 pub use owner::{HistoryOwner, Moment};
@@ -88,8 +89,8 @@ use crate::{
     tool::Decision,
 };
 
-/// A handle to an agent. Cheap to clone; the agent ends when the last one is dropped, as [`stop`](Agent::stop)
-/// ends it.
+/// A handle to an agent. Cheap to clone. When the last one is dropped, the agent ends as [`stop`](Agent::stop) ends it:
+/// a run in flight is interrupted, and its completed steps are committed.
 ///
 /// All operations are answered at all times: while a model streams, while tools run, and while a callback
 /// awaits something that never comes. After the agent's end they return [`AgentError::Stopped`].
@@ -324,14 +325,31 @@ impl Agent {
         self.call(Command::WaitIdle).await
     }
 
-    /// Ends the agent: the run is cancelled, `terminate` runs, subscribers get the final snapshot. What is
-    /// not done by the deadline is cut off. Stopping a stopped agent is fine.
+    /// Ends the agent. A run in flight is [interrupted](Agent::interrupt), so its completed steps are committed. Then
+    /// [`terminate`](AgentCallbacks::terminate) runs, and subscribers get the final snapshot. Whatever is not done by
+    /// the deadline is cut off. Dropping the last handle ends the agent in the same way. Stopping a stopped agent
+    /// succeeds.
     ///
     /// # Errors
     ///
     /// [`AgentError::Deadline`] if something was cut off; the agent has ended all the same.
     pub async fn stop(&self, deadline: Duration) -> Result<(), AgentError> {
-        match self.call(|reply| Command::Stop(Box::new((deadline, reply)))).await {
+        self.end_within(deadline, InFlight::Keep).await
+    }
+
+    /// Ends the agent as [`stop`](Agent::stop) does, but [cancels](Agent::cancel) a run in flight: the history stays as
+    /// it was before the turn. If several callers stop the agent, the first one decides.
+    ///
+    /// # Errors
+    ///
+    /// As [`stop`](Agent::stop).
+    pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), AgentError> {
+        self.end_within(deadline, InFlight::Discard).await
+    }
+
+    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: InFlight) -> Result<(), AgentError> {
+        let stop = |reply| Command::Stop(Box::new(Stop { deadline, in_flight, reply }));
+        match self.call(stop).await {
             Ok(stopped) => stopped,
             Err(_) => Ok(()),
         }

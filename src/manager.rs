@@ -61,6 +61,7 @@ pub use titles::{TitleGenerator, Titles};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    agent::InFlight,
     provider::Registry,
     session::Session,
     store::{ConversationId, Owner, Page, Store},
@@ -281,7 +282,17 @@ impl Manager {
     ///
     /// [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): it is closed, but not all of it is saved.
     pub async fn close(&self, id: &ConversationId) -> Result<(), ManagerError> {
-        self.0.close(id).await
+        self.0.close(id, InFlight::Keep).await
+    }
+
+    /// Ends the session with this id as [`close`](Manager::close) does, but cancels a run in flight: the conversation stays
+    /// as it was before the turn.
+    ///
+    /// # Errors
+    ///
+    /// As [`close`](Manager::close).
+    pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), ManagerError> {
+        self.0.close(id, InFlight::Discard).await
     }
 
     /// Removes a conversation from the store, and ends its session first. That there is none is no error.

@@ -60,7 +60,7 @@ use std::{
 };
 
 pub use builder::SessionBuilder;
-use command::{Command, Reply};
+use command::{Command, Reply, Stop};
 pub use error::SessionError;
 pub use event::{SavedPart, SessionEvent, StoreReport};
 pub use snapshot::SessionSnapshot;
@@ -72,7 +72,7 @@ pub use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, AgentError, Prompt},
+    agent::{Agent, AgentError, InFlight, Prompt},
     store::{ConversationId, Store},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     tree::{NodeId, Tree},
@@ -278,15 +278,36 @@ impl Session {
         }
     }
 
-    /// Ends the session: the run is cancelled, what is unsaved is saved, subscribers get the final snapshot. What is not
-    /// done by the deadline is cut off. Stopping a session that has ended is fine, and tells the same of it.
+    /// Ends the session. A run in flight is [interrupted](Session::interrupt), so its completed steps are committed.
+    /// Then everything unsaved is saved, and subscribers get the final snapshot. Whatever is not done by the deadline is
+    /// cut off. A session also ends in this way when its last handle and its last controller are dropped. Stopping a
+    /// session that has ended succeeds or fails as its end did.
     ///
     /// # Errors
     ///
     /// [`SessionError::Unsaved`] says what is not safe; the session has ended all the same, and what is unsaved is in
     /// [`Session::end`]. [`SessionError::Ended`] if its task was killed before, and nobody knows what was.
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
-        if let Ok(stopped) = self.call(|reply| Command::Stop((deadline, reply))).await {
+        self.end_within(deadline, InFlight::Keep).await
+    }
+
+    /// Ends the session as [`stop`](Session::stop) does, but [cancels](Session::cancel) a run in flight: the tree stays as
+    /// it was before the turn. If several callers stop the session, the first one decides.
+    ///
+    /// # Errors
+    ///
+    /// As [`stop`](Session::stop).
+    pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), SessionError> {
+        self.end_within(deadline, InFlight::Discard).await
+    }
+
+    pub(crate) async fn end_within(
+        &self,
+        deadline: Duration,
+        in_flight: InFlight,
+    ) -> Result<(), SessionError> {
+        let stop = |reply| Command::Stop(Stop { deadline, in_flight, reply });
+        if let Ok(stopped) = self.call(stop).await {
             return stopped;
         }
         let end = self.shared.fate.ended().await;

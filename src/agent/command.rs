@@ -17,8 +17,23 @@ pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type Outcome<T> = Result<T, AgentError>;
 pub(super) type Edit = Box<dyn FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
 
-/// A stop's deadline, and where its outcome goes.
-pub(super) type Stop = Box<(Duration, Reply<Outcome<()>>)>;
+/// Ends the agent.
+pub(super) struct Stop {
+    pub(super) deadline: Duration,
+    pub(super) in_flight: InFlight,
+    pub(super) reply: Reply<Outcome<()>>,
+}
+
+/// The fate of the turn in flight when its agent ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum InFlight {
+    /// The turn is interrupted, so its completed steps are committed.
+    #[default]
+    Keep,
+    /// The turn is cancelled, so the history stays as it was before it.
+    Discard,
+}
+
 /// A place in the stream of events, on its way to a subscriber.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
@@ -45,7 +60,7 @@ pub(super) enum Command {
     Moment(Reply<Moment>),
     Change(Box<(Option<EventId>, Change, Reply<Outcome<EventId>>)>),
     Retire(Box<(Option<EventId>, Reply<bool>)>),
-    Stop(Stop),
+    Stop(Box<Stop>),
 }
 
 const _: () = assert!(size_of::<Command>() <= 16, "commands are at most 16 bytes");

@@ -126,7 +126,7 @@ enum Exit {
     /// The callback that runs has to be dropped.
     Dropped,
     /// The agent ends.
-    End(EndReason, Option<Stop>),
+    End(EndReason, Option<Box<Stop>>),
 }
 
 impl Task {

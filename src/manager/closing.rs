@@ -6,6 +6,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{Inner, ManagerError, opening::in_a_task};
 use crate::{
+    agent::InFlight,
     session::{Session, SessionError},
     store::{ConversationId, Lease, StateChange, StoreError, Write},
 };
@@ -18,7 +19,11 @@ const SHARE_FOR_STOPPING: u32 = 8;
 
 impl Inner {
     /// Ends the session with this id, if there is one.
-    pub(super) async fn close(self: &Arc<Self>, id: &ConversationId) -> Result<(), ManagerError> {
+    pub(super) async fn close(
+        self: &Arc<Self>,
+        id: &ConversationId,
+        in_flight: InFlight,
+    ) -> Result<(), ManagerError> {
         // Whoever waits for room has nothing open, and may wait for long.
         if self.registry().is_waiting(id) {
             return Ok(());
@@ -29,7 +34,7 @@ impl Inner {
         };
         let inner = Arc::clone(self);
         in_a_task(self.patience(), async move {
-            let ended = inner.end(&session, Duration::ZERO, inner.close_timeout).await;
+            let ended = inner.end(&session, Duration::ZERO, inner.close_timeout, in_flight).await;
             drop(hold);
             Ok(ended?)
         })
@@ -44,8 +49,8 @@ impl Inner {
         let gone = id.clone();
         in_a_task(self.patience(), async move {
             if let Some(session) = session {
-                // What is not saved is to be removed in any case.
-                let _ = session.stop(limit).await;
+                // What is not saved is removed in any case.
+                let _ = session.stop_discarding(limit).await;
             }
             inner.delete_stored(&id).await?;
             inner.registry().tell_deleted(&id);
@@ -126,21 +131,30 @@ impl Inner {
         }
     }
 
-    /// Ends a session in order. Its run has `grace` to end, and is interrupted then. After that the title in the making, if
-    /// there is one, and saving have `limit`.
-    async fn end(&self, session: &Session, grace: Duration, limit: Duration) -> Result<(), SessionError> {
+    /// Ends a session in order. Its run has `grace` to end, and is interrupted or cancelled then. After that the title in
+    /// the making, if there is one, and saving have `limit`.
+    async fn end(
+        &self,
+        session: &Session,
+        grace: Duration,
+        limit: Duration,
+        in_flight: InFlight,
+    ) -> Result<(), SessionError> {
         let is_idle = !grace.is_zero() && timeout(grace, session.wait_until_idle()).await.is_ok();
         let begun = Instant::now();
         let titled = async {
             if !is_idle {
                 // A turn that keeps nothing is cancelled by that, and one that is complete by now needs none.
-                let _ = session.interrupt().await;
+                let _ = match in_flight {
+                    InFlight::Keep => session.interrupt().await,
+                    InFlight::Discard => session.cancel().await,
+                };
             }
             self.titled(session).await;
         };
         // Turns are saved meanwhile. The time that is left is for the title itself.
         let _ = timeout(limit.saturating_sub(limit / SHARE_FOR_STOPPING), titled).await;
-        session.stop(limit.saturating_sub(begun.elapsed())).await
+        session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }
 
     /// Ends all sessions. Returns those that could not be ended with everything saved.
@@ -151,7 +165,7 @@ impl Inner {
         limit: Duration,
     ) -> Vec<(ConversationId, SessionError)> {
         let ends = sessions.into_iter().map(|session| async move {
-            let ended = self.end(&session, grace, limit).await;
+            let ended = self.end(&session, grace, limit, InFlight::Keep).await;
             ended.err().map(|error| (session.id().clone(), error))
         });
         futures_util::future::join_all(ends).await.into_iter().flatten().collect()

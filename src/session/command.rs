@@ -6,15 +6,21 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{SessionError, SessionEvent, SessionSnapshot};
 use crate::{
-    agent::Prompt,
+    agent::{InFlight, Prompt},
     subscription::{Attachment, EventId},
     tree::{NodeId, Tree},
 };
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type Outcome<T> = Result<T, SessionError>;
-/// A stop's deadline, and where its outcome goes.
-pub(super) type Stop = (Duration, Reply<Outcome<()>>);
+
+/// Ends the session.
+pub(super) struct Stop {
+    pub(super) deadline: Duration,
+    pub(super) in_flight: InFlight,
+    pub(super) reply: Reply<Outcome<()>>,
+}
+
 /// A place in the stream of events, on its way to a subscriber.
 pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
 

@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, Draft, Event, State, Status, WeakAgent},
+    agent::{Agent, AgentCallbacks, AgentError, Draft, Event, State, Status, TurnOutcome, WeakAgent},
     provider::{DeltaStream, Model, Provider, ProviderError, Request, RequestContext},
     subscription::EndReason,
     testing::{Gate, Step},
@@ -49,7 +49,7 @@ impl AgentCallbacks for Terminating {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_handle_dropped_mid_turn_cancelled_and_terminated() {
+async fn last_handle_dropped_mid_turn_interrupted_and_terminated() {
     let provider = Rogue::new(&[Deed::Answer, Deed::Hang]);
     let terminating = Terminating::default();
     let builder = Agent::builder().model(provider.model()).callbacks(terminating.clone());
@@ -64,13 +64,15 @@ async fn last_handle_dropped_mid_turn_cancelled_and_terminated() {
     assert_eq!(clone.status().await.unwrap(), Status::Busy, "one handle is enough");
     drop(clone);
     let run = run_events(&mut events).await;
-    let Event::Cancelled { response, staged } = &**run.last().unwrap() else { panic!("{run:?}") };
-    assert_eq!(response.messages[0].text(), "Two");
+    let Event::Turn(TurnOutcome::Stop { response, staged }) = &**run.last().unwrap() else {
+        panic!("{run:?}")
+    };
+    assert_eq!((response.messages[0].text().as_str(), response.text().as_str()), ("Two", "Half"));
     assert!(staged.is_some(), "what was staged is carried back");
     let (reason, snapshot) = closed(&mut events).await;
     assert_eq!(reason, EndReason::HandlesDropped);
-    assert_eq!(snapshot.unwrap().state.history.len(), 2);
-    assert_eq!(terminating.calls(), [(EndReason::HandlesDropped, Status::Idle, 2)]);
+    assert_eq!(snapshot.unwrap().state.history.len(), 4);
+    assert_eq!(terminating.calls(), [(EndReason::HandlesDropped, Status::Idle, 4)]);
     assert!(provider.was_dropped());
     assert_eq!(provider.closed(), 1, "the instance is closed with its agent");
 }
@@ -242,7 +244,7 @@ async fn stop_from_a_tool_agent_ends_and_tool_dropped() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     let run = run_events(&mut events).await;
-    assert!(matches!(&**run.last().unwrap(), Event::Cancelled { .. }));
+    assert!(matches!(&**run.last().unwrap(), Event::Turn(_)));
     assert_eq!(closed(&mut events).await.0, EndReason::Stopped);
     assert!(dropped.load(Ordering::SeqCst));
 }

@@ -17,6 +17,7 @@ mod finished_tools;
 mod flood;
 mod hooks;
 mod joining;
+mod kept_at_end;
 mod limits;
 mod liveness;
 #[path = "../support/logged.rs"]

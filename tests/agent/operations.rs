@@ -129,21 +129,30 @@ async fn interrupt_whatever_goes_on_ends_the_run_and_agent_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_whatever_goes_on_cancels_and_closes() {
-    for amid in Amid::ALL {
+async fn stop_whatever_goes_on_ends_the_run_and_closes() {
+    for (amid, discards) in Amid::ALL.into_iter().flat_map(|amid| [(amid, false), (amid, true)]) {
         let mut scene = amid.agent().await;
-        let stopped = answered(scene.agent.stop(Duration::from_millis(100))).await;
+        let (agent, limit) = (&scene.agent, Duration::from_millis(100));
+        let stopped = answered(async {
+            if discards { agent.stop_discarding(limit).await } else { agent.stop(limit).await }
+        });
+        let stopped = stopped.await;
         if amid == Amid::NoRoom {
             assert!(matches!(stopped, Err(AgentError::Deadline(_))), "{amid:?}: {stopped:?}");
         } else {
             stopped.unwrap();
         }
         let run = run_events(&mut scene.events).await;
-        assert!(matches!(&**run.last().unwrap(), Event::Cancelled { .. }), "{amid:?}");
+        let kept = match &**run.last().unwrap() {
+            Event::Turn(TurnOutcome::Stop { response, .. }) if !discards => response.messages.len(),
+            Event::Cancelled { .. } => 0,
+            other => panic!("{amid:?}: {other:?}"),
+        };
         let (reason, snapshot) = closed(&mut scene.events).await;
         let snapshot = snapshot.unwrap();
         assert_eq!(reason, EndReason::Stopped, "{amid:?}");
         assert_eq!((snapshot.status, snapshot.pending.len()), (Status::Idle, 0), "{amid:?}");
+        assert_eq!(snapshot.state.history.len(), kept, "{amid:?}");
     }
 }
 

@@ -186,11 +186,11 @@ async fn callback_panics_before_the_first_commit_history_of_before_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_before_the_first_commit_last_snapshot_has_the_history_of_before() {
+async fn stop_discarding_before_the_first_commit_last_snapshot_has_the_history_of_before() {
     for at in IN_A_RUN {
         let (mut agent, owner, gate) = misbehaving(at, Act::Hang).await;
         reached(&gate).await;
-        answered(agent.agent.stop(Duration::from_secs(1))).await.unwrap();
+        answered(agent.agent.stop_discarding(Duration::from_secs(1))).await.unwrap();
         rolled_back(&mut agent, "cancelled").await;
         let last = agent.agent.end().unwrap().snapshot.unwrap();
         assert_eq!(briefs(&last.state.history), BEFORE, "{at:?}");

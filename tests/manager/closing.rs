@@ -46,7 +46,7 @@ async fn close_of_what_is_not_open_is_fine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_of_a_busy_one_cancels_its_run_and_keeps_what_was_committed() {
+async fn close_of_a_busy_one_with_nothing_to_keep_cancels_its_run() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);

@@ -8,6 +8,7 @@ mod elsewhere;
 mod faults;
 mod feed;
 mod flavours;
+mod kept_at_end;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/leasing.rs"]
 mod leasing;

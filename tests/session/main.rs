@@ -13,6 +13,7 @@ mod flushing;
 mod hooks;
 mod idle;
 mod joining;
+mod kept_at_end;
 #[allow(dead_code, reason = "shared with other tests")]
 #[path = "../support/leasing.rs"]
 mod leasing;

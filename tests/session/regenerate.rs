@@ -283,8 +283,8 @@ async fn regenerate_never_stores_a_bare_prompt() {
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!(stored.state.title.as_deref(), Some("A title"));
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));
-    // The run that is cut off by the end leaves no trace.
-    answered(session.session.stop(Duration::from_secs(1))).await.unwrap();
+    // A run that the end discards leaves no trace.
+    answered(session.session.stop_discarding(Duration::from_secs(1))).await.unwrap();
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));
     session.closed().await;

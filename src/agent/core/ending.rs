@@ -358,8 +358,8 @@ impl Core {
     }
 }
 
-const NOT_RUN: &str = "Interrupted by the user. The tool was not run.";
-const RUNNING: &str = "Interrupted by the user while the tool was running.";
+const NOT_RUN: &str = "Interrupted. The tool was not run.";
+const RUNNING: &str = "Interrupted while the tool was running. It may have had an effect.";
 
 /// The results of a step that is interrupted, one for each open tool use. Emits those that subscribers have not
 /// seen. A result that exists is kept, because its effect has happened, or somebody gave it.

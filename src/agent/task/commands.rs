@@ -43,11 +43,7 @@ impl Task {
             Command::Cancel(reply) => {
                 drop(reply.send(self.step(Core::cancel)));
             }
-            Command::Interrupt(reply) => {
-                // A tool that has finished keeps its result, also if the agent has not looked at it yet.
-                self.take_finished_tools();
-                drop(reply.send(self.step(Core::interrupt)));
-            }
+            Command::Interrupt(reply) => drop(reply.send(self.interrupt())),
             Command::Notify(notify) => {
                 let (event, reply) = *notify;
                 self.notices.push_back(event);
@@ -86,6 +82,12 @@ impl Task {
                 unreachable!("the loop that serves commands looks at them")
             }
         }
+    }
+
+    pub(super) fn interrupt(&mut self) -> Result<(), AgentError> {
+        // A tool that has finished keeps its result, also if the agent has not looked at it yet.
+        self.take_finished_tools();
+        self.step(Core::interrupt)
     }
 
     /// Refuses to begin anything while too many events wait for the commit channel. What goes on already may

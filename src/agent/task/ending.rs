@@ -14,7 +14,7 @@ use super::{Commit, Task, calls::let_go};
 use crate::{
     agent::{
         AgentCallbacks, AgentError,
-        command::{Command, Stop},
+        command::{Command, InFlight, Stop},
         core::Core,
     },
     subscription::{End, EndReason},
@@ -22,16 +22,20 @@ use crate::{
 };
 
 impl Task {
-    /// Cancels the turn in flight, lets `terminate` run, and leaves the last snapshot behind.
+    /// Interrupts the turn in flight, or cancels it if the stop asks for that. Then lets `terminate` run, and leaves the
+    /// last snapshot behind.
     pub(super) async fn finish(
         mut self,
         callbacks: &mut dyn AgentCallbacks,
         mut commands: mpsc::Receiver<Command>,
         reason: EndReason,
-        stop: Option<Stop>,
+        stop: Option<Box<Stop>>,
     ) {
-        // Nothing is left to be cancelled if the agent is idle.
-        let _ = self.step(Core::cancel);
+        // Either one is refused by an idle agent, which has nothing in flight.
+        let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
+            InFlight::Keep => self.interrupt(),
+            InFlight::Discard => self.step(Core::cancel),
+        };
         let_go(self.work.take());
         let_go(self.wanted.take());
         if !self.notices.is_empty() {
@@ -50,9 +54,9 @@ impl Task {
             let_go(instance.of);
             instance.own
         });
-        let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.0);
+        let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.deadline);
         let mut deadline = Box::pin(sleep(limit));
-        let mut waiting: Vec<Stop> = stop.into_iter().collect();
+        let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
         // Side by side: none of them is to be cut off because another one hangs.
         let mut orderly = Box::pin(async {
             tokio::join!(
@@ -73,11 +77,11 @@ impl Task {
                     let_go(command);
                     continue;
                 };
-                let other = Box::pin(sleep(stop.0));
+                let other = Box::pin(sleep(stop.deadline));
                 if other.deadline() < deadline.deadline() {
-                    (limit, deadline) = (stop.0, other);
+                    (limit, deadline) = (stop.deadline, other);
                 }
-                waiting.retain(|stop| !stop.1.is_closed());
+                waiting.retain(|stop| !stop.reply.is_closed());
                 waiting.push(stop);
             }
             if orderly.as_mut().poll(cx).is_ready() {
@@ -93,7 +97,7 @@ impl Task {
         // Subscribers learn of the end before those who stopped the agent go on.
         let_go(self);
         for stop in waiting {
-            let _ = stop.1.send(if in_time { Ok(()) } else { Err(AgentError::Deadline(limit)) });
+            let _ = stop.reply.send(if in_time { Ok(()) } else { Err(AgentError::Deadline(limit)) });
         }
     }
 }

@@ -10,7 +10,7 @@ use tokio::{
 
 use super::{Task, writing};
 use crate::{
-    agent::{Agent, Snapshot, Status},
+    agent::{Agent, InFlight, Snapshot, Status},
     session::{
         command::{Command, Stop, Unsaved},
         core::Core,
@@ -30,10 +30,11 @@ impl Task {
         stop: Option<Stop>,
     ) {
         self.shared.fate.close(reason.clone());
-        let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.0);
+        let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.deadline);
+        let in_flight = stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default();
         self.ends_by = Instant::now().checked_add(limit);
         let mut waiting: Vec<Stop> = stop.into_iter().collect();
-        self.wind_down(&mut commands, &mut waiting, limit).await;
+        self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
         // An agent that is cut off goes at once, unless its callbacks hold up their thread: whoever loads the conversation
         // next is not to meet it.
         let _ = timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await;
@@ -64,10 +65,9 @@ impl Task {
         // Subscribers learn of the end before those who stopped the session go on.
         drop(self);
         for stop in waiting {
-            let (waited, reply) = stop;
-            let _ = reply.send(match &unsaved {
+            let _ = stop.reply.send(match &unsaved {
                 None => Ok(()),
-                Some(unsaved) => Err(unsaved.clone().after(waited)),
+                Some(unsaved) => Err(unsaved.clone().after(stop.deadline)),
             });
         }
     }
@@ -78,11 +78,12 @@ impl Task {
         commands: &mut mpsc::Receiver<Box<Command>>,
         waiting: &mut Vec<Stop>,
         limit: Duration,
+        in_flight: InFlight,
     ) {
         let agent: Agent = self.agent.clone();
         let mut stopping = Box::pin(async move {
             // That it was cut off is in the log of its callbacks; it has ended.
-            let _ = agent.stop(limit).await;
+            let _ = agent.end_within(limit, in_flight).await;
         });
         let (mut stopped, mut heard_out, mut open) = (false, false, true);
         let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
@@ -112,13 +113,13 @@ impl Task {
                     // gets the end as its answer.
                     Some(command) => {
                         if let Command::Stop(stop) = *command {
-                            let other = Instant::now().checked_add(stop.0);
+                            let other = Instant::now().checked_add(stop.deadline);
                             if let Some(other) = other.filter(|other| self.ends_by.is_none_or(|by| *other < by)) {
                                 self.ends_by = Some(other);
                                 deadline = Some(Box::pin(sleep_until(other)));
                                 self.step(Core::hurry);
                             }
-                            waiting.retain(|(_, reply)| !reply.is_closed());
+                            waiting.retain(|stop| !stop.reply.is_closed());
                             waiting.push(stop);
                         }
                     }

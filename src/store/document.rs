@@ -69,7 +69,7 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// # Cancel safety
 ///
-/// As for [`copy`].
+/// As for [`copy`](super::copy).
 pub async fn import_json(
     store: &dyn Store,
     text: &str,

@@ -1,12 +1,14 @@
 //! What goes in comes out: any tree, and JSON as deep as it may be.
 
+use std::time::Duration;
+
 use omni_agent::{
     message::{Content, Message, ToolUse, Usage},
-    store::{Commit, MemoryStore, Store, StoreError, Version, Write},
+    store::{Commit, MemoryStore, Store, StoreError, StoredState, Version, Write},
     tree::{Node, NodeId, Tree},
 };
 use proptest::prelude::*;
-use serde_json::{Value, json};
+use serde_json::{Value, from_value, json, to_value};
 
 use crate::support::{Folder, create, id, node};
 
@@ -142,4 +144,18 @@ async fn commit_of_json_too_deep_to_read_again_is_refused() {
         store.delete(&id("a")).await.unwrap();
     }
     panic!("everything was taken");
+}
+
+#[test]
+fn state_of_an_older_or_a_later_version_is_read() {
+    let older = json!({ "model": "openai:gpt-5", "options": { "max_tokens": 5 } });
+    let state: StoredState = from_value(older.clone()).unwrap();
+    assert_eq!((state.max_steps, state.turn_timeout), (None, None));
+    assert_eq!(to_value(&state).unwrap(), older, "what is unset is not written");
+
+    let limited = state.with_max_steps(3).with_turn_timeout(Duration::from_millis(1_500));
+    let mut later = to_value(&limited).unwrap();
+    assert_eq!(later["turn_timeout"], json!({ "secs": 1, "nanos": 500_000_000 }));
+    later["unknown"] = json!(true);
+    assert_eq!(from_value::<StoredState>(later).unwrap(), limited);
 }

@@ -2,6 +2,7 @@
 //! [`Delta`]s. A format knows nothing of addresses, keys and sockets; that is an endpoint's part, since many
 //! services speak few formats.
 
+mod alternatives;
 mod anthropic;
 mod blocks;
 mod chat;
@@ -17,6 +18,7 @@ mod openai;
 mod output;
 mod output_tool;
 mod responses;
+mod strays;
 mod strict;
 mod texts;
 mod tool_schema;

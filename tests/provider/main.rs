@@ -92,9 +92,13 @@ mod salvage;
 mod server;
 #[cfg(feature = "http")]
 mod services;
+#[cfg(feature = "http")]
+mod strays;
 mod tool_input;
 mod tool_names;
 mod tool_schemas;
+#[cfg(feature = "http")]
+mod usage_reports;
 #[cfg(feature = "http")]
 mod wires;
 #[cfg(feature = "http")]

@@ -260,7 +260,7 @@ impl Dialect for ChatCompletions {
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let chat = self.of(request);
-        let decoder = decode::ChatDecoder::new(chat.reasoning == ReasoningReturn::Details);
+        let decoder = decode::ChatDecoder::new(chat.reasoning == ReasoningReturn::Details, chat.stream_usage);
         output::read(
             named(decoder, &chat.asked(request), openai::NAME_LIMIT, ""),
             openai::reading(encode::output_support(&chat, request), chat.output_enforced, request),

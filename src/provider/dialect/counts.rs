@@ -1,6 +1,10 @@
 use serde_json::{Map, Value};
 
-use crate::provider::{Delta, MessageDelta};
+use super::lenient::Told;
+use crate::{
+    message::Usage,
+    provider::{Delta, MessageDelta},
+};
 
 /// The counts in a service's report of usage. A count that can't be read is left out and makes a warning: usage never
 /// costs an answer.
@@ -64,15 +68,80 @@ impl<'v> Counts<'v> {
 
     /// Adds a warning if a count could not be read. `warned` makes it one warning per answer.
     pub(super) fn warn(self, warned: &mut bool, deltas: &mut Vec<Delta>) {
-        if let Some(member) = self.unreadable
-            && !std::mem::replace(warned, true)
-        {
-            let warning = format!(
-                "usage is incomplete: the service reports `{member}` in a form that can't be read as a number"
-            );
-            let warnings = vec![warning];
+        warn(self.unreadable.as_deref(), warned, deltas);
+    }
+}
+
+/// Reads a report of usage that was parsed into a struct, as formats do that have one in each event.
+#[derive(Debug, Default)]
+pub(super) struct TypedCounts {
+    /// The first member that can't be read.
+    unreadable: Option<&'static str>,
+}
+
+impl TypedCounts {
+    /// The value of this member, if the service reports it.
+    pub(super) fn read<T>(&mut self, member: &'static str, told: Told<T>) -> Option<T> {
+        match told {
+            Told::Nothing => None,
+            Told::Value(value) => Some(value),
+            Told::Unreadable => {
+                self.unreadable.get_or_insert(member);
+                None
+            }
+        }
+    }
+}
+
+/// The usage of one answer, for formats that report it again and again. The last report counts.
+#[derive(Debug, Default)]
+pub(super) struct LatestUsage {
+    /// Whether the request asks for usage.
+    expected: bool,
+    usage: Option<Usage>,
+    /// Whether the warning about unreadable usage was sent.
+    warned: bool,
+}
+
+impl LatestUsage {
+    /// No usage so far. `expected`: the request asks for it.
+    pub(super) fn new(expected: bool) -> Self {
+        Self { expected, ..Self::default() }
+    }
+
+    /// Takes the usage that a report holds, and its counts that can't be read.
+    pub(super) fn report(&mut self, usage: Option<Usage>, counts: &TypedCounts, deltas: &mut Vec<Delta>) {
+        warn(counts.unreadable, &mut self.warned, deltas);
+        if usage.is_some() && self.usage != usage {
+            self.usage = usage;
+            deltas.push(Delta::Message(Box::new(MessageDelta { usage, ..MessageDelta::default() })));
+        }
+    }
+
+    /// The answer is whole: its usage is not reported in another event.
+    pub(super) fn is_settled(&mut self) {
+        self.expected = false;
+    }
+
+    /// The stream has ended early. Adds a warning if a report was still to come.
+    pub(super) fn end(&self, deltas: &mut Vec<Delta>) {
+        if self.expected && self.usage.is_none() && !self.warned {
+            let warning = "usage is unknown: the stream ended before the service reported it";
+            let warnings = vec![warning.to_owned()];
             deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
         }
+    }
+}
+
+fn warn(unreadable: Option<&str>, warned: &mut bool, deltas: &mut Vec<Delta>) {
+    if let Some(member) = unreadable
+        && !std::mem::replace(warned, true)
+    {
+        let warning = format!(
+            "usage is incomplete: the service reports `{member}` in a form that can't be read as a number"
+        );
+        let warnings = vec![warning];
+        deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
     }
 }
 

@@ -57,9 +57,28 @@ impl Count {
     }
 }
 
-/// A number that measures.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Amount(pub(super) Option<f64>);
+/// A value in a report, which may be in a form that can't be read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Told<T> {
+    #[default]
+    Nothing,
+    Value(T),
+    Unreadable,
+}
+
+impl<T> Told<T> {
+    /// This, or the other one if this is nothing.
+    pub(super) fn or(self, other: Self) -> Self {
+        if matches!(self, Self::Nothing) { other } else { self }
+    }
+}
+
+impl<T> From<Option<T>> for Told<T> {
+    /// The value, or `Unreadable` for `None`.
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Self::Unreadable, Self::Value)
+    }
+}
 
 /// What a value of unexpected type is read as.
 pub(super) enum Scalar<'a> {
@@ -68,6 +87,8 @@ pub(super) enum Scalar<'a> {
     Whole(u64),
     Real(f64),
     Structure(Value),
+    /// A truth value or a negative number.
+    Other,
 }
 
 pub(super) struct ScalarVisitor<'a>(pub(super) PhantomData<&'a str>);
@@ -96,7 +117,7 @@ impl<'de: 'a, 'a> Visitor<'de> for ScalarVisitor<'a> {
     }
 
     fn visit_i64<E>(self, number: i64) -> Result<Scalar<'a>, E> {
-        Ok(u64::try_from(number).map_or(Scalar::None, Scalar::Whole))
+        Ok(u64::try_from(number).map_or(Scalar::Other, Scalar::Whole))
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<Scalar<'a>, E> {
@@ -104,7 +125,7 @@ impl<'de: 'a, 'a> Visitor<'de> for ScalarVisitor<'a> {
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<Scalar<'a>, E> {
-        Ok(Scalar::None)
+        Ok(Scalar::Other)
     }
 
     fn visit_unit<E>(self) -> Result<Scalar<'a>, E> {
@@ -188,7 +209,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Arguments<'a> {
         Ok(Self(Text(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
             Scalar::Text(text) => Some(text),
             Scalar::Structure(value) => Some(Cow::Owned(value.to_string())),
-            Scalar::None | Scalar::Whole(_) | Scalar::Real(_) => None,
+            Scalar::None | Scalar::Whole(_) | Scalar::Real(_) | Scalar::Other => None,
         })))
     }
 }
@@ -199,18 +220,84 @@ impl<'de> Deserialize<'de> for Count {
             Scalar::Whole(number) => Some(number),
             Scalar::Text(text) => text.trim().parse().ok(),
             Scalar::Real(number) => whole(number),
-            Scalar::None | Scalar::Structure(_) => None,
+            Scalar::None | Scalar::Other | Scalar::Structure(_) => None,
         }))
     }
 }
 
-impl<'de> Deserialize<'de> for Amount {
+/// A count of tokens.
+impl<'de> Deserialize<'de> for Told<u64> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
+        Ok(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
+            Scalar::Whole(number) => Self::Value(number),
+            Scalar::None => Self::Nothing,
+            Scalar::Real(number) => whole(number).into(),
+            Scalar::Text(text) => text.trim().parse().ok().into(),
+            Scalar::Other | Scalar::Structure(_) => Self::Unreadable,
+        })
+    }
+}
+
+/// An amount of money.
+impl<'de> Deserialize<'de> for Told<f64> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let amount = match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
             Scalar::Real(number) => Some(number),
             Scalar::Whole(number) => u32::try_from(number).ok().map(f64::from),
-            Scalar::Text(text) => text.trim().parse().ok().filter(|number: &f64| number.is_finite()),
-            Scalar::None | Scalar::Structure(_) => None,
-        }))
+            Scalar::Text(text) => text.trim().parse().ok(),
+            Scalar::None => return Ok(Self::Nothing),
+            Scalar::Other | Scalar::Structure(_) => None,
+        };
+        Ok(amount.filter(|amount: &f64| amount.is_finite() && *amount >= 0.0).into())
+    }
+}
+
+/// A part of a report.
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Told<Box<T>> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PartVisitor(PhantomData))
+    }
+}
+
+struct PartVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for PartVisitor<T> {
+    type Value = Told<Box<T>>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any JSON")
+    }
+
+    fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
+        Box::deserialize(MapAccessDeserializer::new(map)).map(Told::Value)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(Told::Nothing)
+    }
+
+    fn visit_seq<S: SeqAccess<'de>>(self, mut seq: S) -> Result<Self::Value, S::Error> {
+        while seq.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(Told::Unreadable)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(Told::Unreadable)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(Told::Unreadable)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(Told::Unreadable)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(Told::Unreadable)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(Told::Unreadable)
     }
 }

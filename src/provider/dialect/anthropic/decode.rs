@@ -14,7 +14,7 @@ use crate::{
     message::Usage,
     provider::{
         Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
-        dialect::{Decoder, Frame, counts::Counts, error},
+        dialect::{Decoder, Frame, counts::Counts, error, strays},
     },
 };
 
@@ -131,7 +131,7 @@ impl MessagesDecoder {
         let Ok(Value::Object(event)) = serde_json::from_str(data) else {
             return match name {
                 "error" => Err(service_error(data)),
-                name if name.is_empty() || wire::is_known(name) => {
+                name if name.is_empty() || wire::is_known(name) || strays::may_be_own(data) => {
                     Err(bad("an event is no JSON object", data))
                 }
                 _ => Ok(()),
@@ -142,7 +142,7 @@ impl MessagesDecoder {
         if kind == "error" || (!wire::is_known(kind) && (has_error() || self.is_bare_error(kind))) {
             return Err(service_error(data));
         }
-        if !wire::is_known(kind) {
+        if !wire::is_known(kind) || kind == "ping" {
             return Ok(());
         }
         let delta = event.get("delta").and_then(Value::as_object);

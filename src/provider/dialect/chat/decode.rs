@@ -6,7 +6,7 @@ use super::{
     NAME,
     calls::{Calls, Fragment},
     details::{Annotations, Details},
-    wire::{self, Choice, Chunk, Piece, ToolCall, Usage as WireUsage},
+    wire::{self, Choice, Chunk, Piece, PromptDetails, ToolCall, Usage as WireUsage},
 };
 use crate::{
     message::{ProviderItem, Usage},
@@ -14,9 +14,12 @@ use crate::{
         BlockStart, Delta, ErrorKind, MessageDelta, Part, ProviderError, StopReason,
         dialect::{
             Decoder, Frame,
+            alternatives::Alternatives,
             blocks::{Blocks, Kind},
+            counts::{LatestUsage, TypedCounts},
             error::{self, is_error},
-            lenient::Count,
+            lenient::{Count, Told},
+            strays::{self, Strays},
         },
     },
 };
@@ -28,14 +31,16 @@ use crate::{
 /// if no chunk said why, unless there is no answer at all.
 pub(super) struct ChatDecoder {
     keep_details: bool,
+    alternatives: Alternatives,
+    strays: Strays,
     blocks: Blocks,
     calls: Calls,
     details: Details,
     annotations: Annotations,
     /// The answer's id.
     id: String,
-    told: Option<Told>,
-    usage: Option<Usage>,
+    told: Option<Facts>,
+    usage: LatestUsage,
     stop: Option<StopReason>,
     refused: bool,
     done: bool,
@@ -43,23 +48,26 @@ pub(super) struct ChatDecoder {
 
 /// What has been told of the message as a whole.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Told {
+struct Facts {
     id: bool,
     model: bool,
 }
 
 impl ChatDecoder {
-    /// `keep_details` asks for the entries of `reasoning_details`, as an opaque item.
-    pub(super) fn new(keep_details: bool) -> Self {
+    /// `keep_details` asks for the entries of `reasoning_details`, as an opaque item. `wants_usage`: the request asks for
+    /// usage.
+    pub(super) fn new(keep_details: bool, wants_usage: bool) -> Self {
         Self {
             keep_details,
+            alternatives: Alternatives::default(),
+            strays: Strays::default(),
             blocks: Blocks::default(),
             calls: Calls::default(),
             details: Details::default(),
             annotations: Annotations::default(),
             id: String::new(),
             told: None,
-            usage: None,
+            usage: LatestUsage::new(wants_usage),
             stop: None,
             refused: false,
             done: false,
@@ -72,24 +80,27 @@ impl ChatDecoder {
         data: &str,
         deltas: &mut Vec<Delta>,
     ) -> Result<(), ProviderError> {
-        let groq = chunk.x_groq.as_mut().and_then(|groq| groq.error.take());
-        if let Some(error) = chunk.error.take().or(groq).filter(|error| is_error(error)) {
+        let mut groq = Told::Nothing;
+        let mut error = chunk.error.take();
+        if let Told::Value(own) = chunk.x_groq {
+            error = error.or(own.error);
+            groq = own.usage;
+        }
+        if let Some(error) = error.filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
         }
-        let bare = chunk.choices.is_none() && chunk.usage.is_none() && !chunk.message.as_str().is_empty();
-        if bare || chunk.object.as_str() == "error" {
-            return Err(error::from_event(data));
+        let usage = chunk.usage.or(groq);
+        if chunk.choices.is_none() && usage == Told::Nothing {
+            return self.strays.skip(data);
         }
-        self.tell(&chunk, deltas);
-        let usage = chunk.usage.or(chunk.x_groq.and_then(|groq| groq.usage));
-        // More than one alternative is never asked for; the first is the answer.
-        let mut choices = chunk.choices.into_iter().flatten().flatten();
-        let choice = choices.find(|choice| choice.index.or_zero() == 0);
+        self.tell(chunk.id.as_str(), chunk.model.as_str(), deltas);
+        let choices = chunk.choices.unwrap_or_default();
+        let choice = self.alternatives.pick(choices, |choice| choice.index, deltas);
         let Some(mut choice) = choice else {
             self.tell_usage(usage, deltas);
             return Ok(());
         };
-        self.tell_usage(usage.or(choice.usage.take()), deltas);
+        self.tell_usage(usage.or(std::mem::take(&mut choice.usage)), deltas);
         self.choice(choice, data, deltas)
     }
 
@@ -103,6 +114,9 @@ impl ChatDecoder {
             return Err(error::from_value(&error).with_body(data));
         }
         let whole = choice.delta.is_none() && choice.message.is_some();
+        if whole {
+            self.usage.is_settled();
+        }
         if let Some(piece) = choice.delta.or(choice.message) {
             self.piece(*piece, deltas)?;
         }
@@ -199,13 +213,12 @@ impl ChatDecoder {
     }
 
     /// Id and model, as soon as they are known; that this format wrote the message, at once.
-    fn tell(&mut self, chunk: &Chunk<'_>, deltas: &mut Vec<Delta>) {
-        if self.told == Some(Told { id: true, model: true }) {
+    fn tell(&mut self, id: &str, model: &str, deltas: &mut Vec<Delta>) {
+        if self.told == Some(Facts { id: true, model: true }) {
             return;
         }
-        let (id, model) = (chunk.id.as_str(), chunk.model.as_str());
-        let told = self.told.unwrap_or(Told { id: false, model: false });
-        let now = Told { id: told.id || !id.is_empty(), model: told.model || !model.is_empty() };
+        let told = self.told.unwrap_or(Facts { id: false, model: false });
+        let now = Facts { id: told.id || !id.is_empty(), model: told.model || !model.is_empty() };
         if self.told == Some(now) {
             return;
         }
@@ -226,15 +239,13 @@ impl ChatDecoder {
     }
 
     /// Usage is of the whole request so far, so that the last one told counts.
-    fn tell_usage(&mut self, usage: Option<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
-        let Some(usage) = usage.map(|usage| read_usage(&usage)) else {
+    fn tell_usage(&mut self, usage: Told<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
+        if usage == Told::Nothing {
             return;
-        };
-        if self.usage != Some(usage) {
-            self.usage = Some(usage);
-            let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
-            deltas.push(Delta::Message(Box::new(message)));
         }
+        let mut counts = TypedCounts::default();
+        let usage = counts.read("usage", usage).map(|usage| read_usage(*usage, &mut counts));
+        self.usage.report(usage, &counts, deltas);
     }
 
     /// The entries of `reasoning_details` since those told before, as an opaque item.
@@ -253,6 +264,10 @@ impl ChatDecoder {
         deltas.push(Delta::End { index });
     }
 
+    fn truncated(&self) -> ProviderError {
+        self.strays.truncated(self.told.is_some(), "the stream ended before the answer did")
+    }
+
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let reason = self.stop.take();
         let cut = matches!(reason, Some(StopReason::Length | StopReason::ContextLength));
@@ -263,7 +278,7 @@ impl ChatDecoder {
         }
         let wants_tools = !self.calls.is_empty();
         let reason = match reason {
-            None if self.blocks.count == 0 => return Err(truncated()),
+            None if self.blocks.count == 0 => return Err(self.truncated()),
             None | Some(StopReason::Stop | StopReason::ToolUse) if self.refused => StopReason::Refusal,
             // Some servers say `stop` although they made calls, some the other way round.
             None | Some(StopReason::Stop | StopReason::ToolUse) if wants_tools => StopReason::ToolUse,
@@ -290,7 +305,9 @@ impl Decoder for ChatDecoder {
         }
         match wire::parse(data) {
             Ok(chunk) => self.chunk(chunk, data, deltas),
-            Err(cause) => Err(undecodable(data, cause)),
+            Err(cause) => {
+                strays::skip_unreadable(frame, "an event is not a chunk of a chat completion", cause)
+            }
         }
     }
 
@@ -303,10 +320,12 @@ impl Decoder for ChatDecoder {
             return Ok(());
         }
         if self.stop.is_none() {
-            return Err(truncated());
+            return Err(self.truncated());
         }
         self.done = true;
-        self.finish(deltas)
+        self.finish(deltas)?;
+        self.usage.end(deltas);
+        Ok(())
     }
 }
 
@@ -330,19 +349,29 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
     }))
 }
 
-fn read_usage(usage: &WireUsage) -> Usage {
-    let prompt = usage.prompt_tokens.or_zero();
-    let details = usage.prompt_tokens_details.as_ref();
-    let cached = details.and_then(|details| details.read.0);
-    let cached = cached.or(usage.prompt_cache_hit_tokens.0).or(usage.cached_tokens.0);
+fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
+    let prompt = counts.read("usage.prompt_tokens", usage.prompt_tokens).unwrap_or(0);
+    let details = counts.read("usage.prompt_tokens_details", usage.prompt_tokens_details);
+    let mut detail = |member, pick: fn(&PromptDetails) -> Told<u64>| {
+        details.as_deref().and_then(|details| counts.read(member, pick(details)))
+    };
+    let read = detail("usage.prompt_tokens_details.cached_tokens", |details| details.read);
+    let written = detail("usage.prompt_tokens_details.cache_write_tokens", |details| details.written)
+        .or_else(|| {
+            detail("usage.prompt_tokens_details.cache_creation_input_tokens", |details| details.created)
+        });
+    let cached = read
+        .or_else(|| counts.read("usage.prompt_cache_hit_tokens", usage.prompt_cache_hit_tokens))
+        .or_else(|| counts.read("usage.cached_tokens", usage.cached_tokens));
     let cache_read = cached.unwrap_or(0).min(prompt);
-    let written = details.and_then(|d| d.written.0.or(d.created.0));
     let cache_write = written.unwrap_or(0).min(prompt - cache_read);
-    let details = usage.completion_tokens_details.as_ref();
-    let reasoning = details.map_or(0, |details| details.reasoning_tokens.or_zero());
-    let mut output = usage.completion_tokens.or_zero();
+    let details = counts.read("usage.completion_tokens_details", usage.completion_tokens_details);
+    let reasoning = details.map_or(Told::Nothing, |details| details.reasoning_tokens);
+    let reasoning = counts.read("usage.completion_tokens_details.reasoning_tokens", reasoning).unwrap_or(0);
+    let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
+    let total = counts.read("usage.total_tokens", usage.total_tokens);
     // xAI counts reasoning beside the completion; the total gives it away.
-    if usage.total_tokens.0 == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
+    if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
         output = output.saturating_add(reasoning);
     }
     Usage {
@@ -351,22 +380,6 @@ fn read_usage(usage: &WireUsage) -> Usage {
         cache_write,
         output: output.max(reasoning),
         reasoning,
-        cost: usage.cost.0,
+        cost: counts.read("usage.cost", usage.cost),
     }
-}
-
-fn undecodable(data: &str, cause: serde_json::Error) -> ProviderError {
-    // Google's compatible endpoint sends errors as a list.
-    if let Ok(Value::Array(items)) = serde_json::from_str::<Value>(data)
-        && items.iter().any(|item| item.get("error").is_some_and(is_error))
-    {
-        return error::from_event(data);
-    }
-    ProviderError::new(ErrorKind::Decoding, "an event that is no chunk of a chat completion")
-        .with_source(cause)
-        .with_body(data)
-}
-
-fn truncated() -> ProviderError {
-    ProviderError::new(ErrorKind::Truncated, "the stream ended before the answer did")
 }

@@ -8,7 +8,7 @@ use std::{borrow::Cow, marker::PhantomData};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 
-use crate::provider::dialect::lenient::{Amount, Arguments, Count, Scalar, ScalarVisitor, Text};
+use crate::provider::dialect::lenient::{Arguments, Count, Scalar, ScalarVisitor, Text, Told};
 
 /// A chunk of a stream, or a whole answer.
 #[derive(Deserialize)]
@@ -18,15 +18,11 @@ pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
     pub(super) model: Text<'a>,
     #[serde(borrow, default)]
-    pub(super) object: Text<'a>,
-    #[serde(borrow, default)]
-    pub(super) message: Text<'a>,
-    #[serde(borrow, default)]
     pub(super) choices: Option<Vec<Option<Choice<'a>>>>,
     #[serde(default)]
-    pub(super) usage: Option<Box<Usage>>,
+    pub(super) usage: Told<Box<Usage>>,
     #[serde(default)]
-    pub(super) x_groq: Option<Box<XGroq>>,
+    pub(super) x_groq: Told<Box<XGroq>>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
 }
@@ -35,7 +31,7 @@ pub(super) struct Chunk<'a> {
 #[derive(Deserialize)]
 pub(super) struct XGroq {
     #[serde(default)]
-    pub(super) usage: Option<Box<Usage>>,
+    pub(super) usage: Told<Box<Usage>>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
 }
@@ -55,7 +51,7 @@ pub(super) struct Choice<'a> {
     pub(super) error: Option<Box<Value>>,
     /// Moonshot's place for it.
     #[serde(default)]
-    pub(super) usage: Option<Box<Usage>>,
+    pub(super) usage: Told<Box<Usage>>,
 }
 
 #[derive(Deserialize)]
@@ -101,45 +97,45 @@ pub(super) struct Function<'a> {
     pub(super) arguments: Arguments<'a>,
 }
 
-#[derive(Deserialize)]
+#[derive(PartialEq, Deserialize)]
 pub(super) struct Usage {
     #[serde(default)]
-    pub(super) prompt_tokens: Count,
+    pub(super) prompt_tokens: Told<u64>,
     #[serde(default)]
-    pub(super) completion_tokens: Count,
+    pub(super) completion_tokens: Told<u64>,
     #[serde(default)]
-    pub(super) total_tokens: Count,
+    pub(super) total_tokens: Told<u64>,
     #[serde(default)]
-    pub(super) prompt_tokens_details: Option<PromptDetails>,
+    pub(super) prompt_tokens_details: Told<Box<PromptDetails>>,
     #[serde(default)]
-    pub(super) completion_tokens_details: Option<CompletionDetails>,
+    pub(super) completion_tokens_details: Told<Box<CompletionDetails>>,
     /// DeepSeek's way of counting what came from the cache.
     #[serde(default)]
-    pub(super) prompt_cache_hit_tokens: Count,
+    pub(super) prompt_cache_hit_tokens: Told<u64>,
     /// Moonshot's.
     #[serde(default)]
-    pub(super) cached_tokens: Count,
+    pub(super) cached_tokens: Told<u64>,
     /// OpenRouter's price, in US dollars.
     #[serde(default)]
-    pub(super) cost: Amount,
+    pub(super) cost: Told<f64>,
 }
 
-#[derive(Deserialize)]
+#[derive(PartialEq, Deserialize)]
 pub(super) struct PromptDetails {
     #[serde(rename = "cached_tokens", default)]
-    pub(super) read: Count,
+    pub(super) read: Told<u64>,
     /// OpenRouter's name.
     #[serde(rename = "cache_write_tokens", default)]
-    pub(super) written: Count,
+    pub(super) written: Told<u64>,
     /// Alibaba's name.
     #[serde(rename = "cache_creation_input_tokens", default)]
-    pub(super) created: Count,
+    pub(super) created: Told<u64>,
 }
 
-#[derive(Deserialize)]
+#[derive(PartialEq, Deserialize)]
 pub(super) struct CompletionDetails {
     #[serde(default)]
-    pub(super) reasoning_tokens: Count,
+    pub(super) reasoning_tokens: Told<u64>,
 }
 
 /// A text, or a list of parts that make one, as Mistral sends it: `text` and `thinking` parts.
@@ -159,7 +155,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Parts<'a> {
                 let thinking = (!thinking.is_empty()).then(|| thinking.into_boxed_str());
                 Self { text: Text::from(Cow::Owned(text)), thinking }
             }
-            Scalar::None | Scalar::Whole(_) | Scalar::Real(_) => Self::default(),
+            Scalar::None | Scalar::Whole(_) | Scalar::Real(_) | Scalar::Other => Self::default(),
         })
     }
 }

@@ -10,10 +10,13 @@ use crate::{
         BlockStart, Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
         dialect::{
             Decoder, Frame,
+            alternatives::Alternatives,
             blocks::{Blocks, Kind},
+            counts::{LatestUsage, TypedCounts},
             error::{self, is_error},
             ids::CallIds,
-            lenient::Text,
+            lenient::{Text, Told},
+            strays::{self, Strays},
         },
     },
 };
@@ -26,6 +29,8 @@ type Decoded = Result<(), ProviderError>;
 /// was blocked; usage may come after that.
 #[derive(Default)]
 pub(super) struct GeminiDecoder {
+    alternatives: Alternatives,
+    strays: Strays,
     blocks: Blocks,
     ids: CallIds,
     /// The answer's id.
@@ -35,7 +40,7 @@ pub(super) struct GeminiDecoder {
     /// Whether some of it is told at the end.
     has_more_data: bool,
     has_model: bool,
-    usage: Option<Usage>,
+    usage: LatestUsage,
     /// What the service says of its sources: the last word on each.
     sources: Map<String, Value>,
     stop: Option<StopReason>,
@@ -48,13 +53,11 @@ impl GeminiDecoder {
             return Err(error_text(data));
         }
         let empty = chunk.candidates.is_none() && chunk.prompt_feedback.is_none();
-        if empty && chunk.usage_metadata.is_none() && chunk.response_id.as_str().is_empty() {
-            return Err(bad("an event that is no part of a Gemini answer", data));
+        if empty && chunk.usage_metadata == Told::Nothing && chunk.response_id.as_str().is_empty() {
+            return self.strays.skip(data).map_err(|error| refined(error, data));
         }
         self.tell(&chunk, deltas);
-        if let Some(usage) = chunk.usage_metadata {
-            self.tell_usage(&usage, deltas);
-        }
+        self.tell_usage(chunk.usage_metadata, deltas);
         if let Some(feedback) = chunk.prompt_feedback {
             let reason = feedback.get("blockReason").and_then(Value::as_str).unwrap_or_default();
             if !matches!(reason, "" | "BLOCK_REASON_UNSPECIFIED") {
@@ -62,9 +65,8 @@ impl GeminiDecoder {
                 self.keep([("promptFeedback", *feedback)]);
             }
         }
-        // More than one alternative is never asked for; the first is the answer.
-        let mut candidates = chunk.candidates.into_iter().flatten().flatten();
-        match candidates.find(|candidate| candidate.index.or_zero() == 0) {
+        let candidates = chunk.candidates.unwrap_or_default();
+        match self.alternatives.pick(candidates, |candidate| candidate.index, deltas) {
             Some(candidate) => self.candidate(candidate, data, deltas),
             None => Ok(()),
         }
@@ -222,19 +224,19 @@ impl GeminiDecoder {
     }
 
     /// Usage is of the whole request so far, so that the last one told counts.
-    fn tell_usage(&mut self, usage: &WireUsage, deltas: &mut Vec<Delta>) {
-        let usage = read_usage(usage);
-        if self.usage != Some(usage) {
-            self.usage = Some(usage);
-            let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
-            deltas.push(Delta::Message(Box::new(message)));
+    fn tell_usage(&mut self, usage: Told<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
+        if usage == Told::Nothing {
+            return;
         }
+        let mut counts = TypedCounts::default();
+        let usage = counts.read("usageMetadata", usage).map(|usage| read_usage(&usage, &mut counts));
+        self.usage.report(usage, &counts, deltas);
     }
 
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
         let Some(reason) = self.stop.take() else {
             let message = "the stream ended before the answer did: no chunk gave a finish reason";
-            return Err(ProviderError::new(ErrorKind::Truncated, message));
+            return Err(self.strays.truncated(self.data.is_some(), message));
         };
         self.done = true;
         if let Some(data) = self.data.take().filter(|_| self.has_more_data) {
@@ -272,7 +274,8 @@ impl Decoder for GeminiDecoder {
         }
         match wire::parse(data) {
             Ok(chunks) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
-            Err(cause) => Err(bad("an event that is no part of a Gemini answer", data).with_source(cause)),
+            Err(cause) => strays::skip_unreadable(frame, "an event is not a part of a Gemini answer", cause)
+                .map_err(|error| refined(error, data)),
         }
     }
 
@@ -312,14 +315,17 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
 
 /// What is cached is a part of the prompt; thoughts, and what tools of the service put into the prompt, are
 /// counted beside the rest.
-fn read_usage(usage: &WireUsage) -> Usage {
-    let prompt = usage.prompt.or_zero().saturating_add(usage.tool_use_prompt.or_zero());
-    let cache_read = usage.cached.or_zero().min(prompt);
-    let reasoning = usage.thoughts.or_zero();
+fn read_usage(usage: &WireUsage, counts: &mut TypedCounts) -> Usage {
+    let mut count = |member, told| counts.read(member, told).unwrap_or(0);
+    let prompt = count("usageMetadata.promptTokenCount", usage.prompt);
+    let prompt = prompt.saturating_add(count("usageMetadata.toolUsePromptTokenCount", usage.tool_use_prompt));
+    let cache_read = count("usageMetadata.cachedContentTokenCount", usage.cached).min(prompt);
+    let reasoning = count("usageMetadata.thoughtsTokenCount", usage.thoughts);
+    let candidates = count("usageMetadata.candidatesTokenCount", usage.candidates);
     Usage {
         input: prompt - cache_read,
         cache_read,
-        output: usage.candidates.or_zero().saturating_add(reasoning),
+        output: candidates.saturating_add(reasoning),
         reasoning,
         ..Usage::default()
     }

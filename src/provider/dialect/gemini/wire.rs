@@ -8,7 +8,7 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-use crate::provider::dialect::lenient::{Arguments, Count, Text};
+use crate::provider::dialect::lenient::{Arguments, Count, Text, Told};
 
 /// A chunk of a stream, or a whole answer.
 #[derive(Deserialize)]
@@ -19,7 +19,7 @@ pub(super) struct Chunk<'a> {
     #[serde(default)]
     pub(super) prompt_feedback: Option<Box<Value>>,
     #[serde(default)]
-    pub(super) usage_metadata: Option<Box<Usage>>,
+    pub(super) usage_metadata: Told<Box<Usage>>,
     #[serde(borrow, default)]
     pub(super) model_version: Text<'a>,
     #[serde(borrow, default)]
@@ -84,18 +84,18 @@ pub(super) struct Blob {
     pub(super) data: String,
 }
 
-#[derive(Deserialize)]
+#[derive(PartialEq, Deserialize)]
 pub(super) struct Usage {
     #[serde(rename = "promptTokenCount", default)]
-    pub(super) prompt: Count,
+    pub(super) prompt: Told<u64>,
     #[serde(rename = "cachedContentTokenCount", default)]
-    pub(super) cached: Count,
+    pub(super) cached: Told<u64>,
     #[serde(rename = "candidatesTokenCount", default)]
-    pub(super) candidates: Count,
+    pub(super) candidates: Told<u64>,
     #[serde(rename = "toolUsePromptTokenCount", default)]
-    pub(super) tool_use_prompt: Count,
+    pub(super) tool_use_prompt: Told<u64>,
     #[serde(rename = "thoughtsTokenCount", default)]
-    pub(super) thoughts: Count,
+    pub(super) thoughts: Told<u64>,
 }
 
 struct PartVisitor<'a>(PhantomData<&'a str>);

@@ -13,8 +13,10 @@ use crate::{
         dialect::{
             Decoder, Frame,
             blocks::{Blocks, Kind},
+            counts::{LatestUsage, TypedCounts},
             error::{self, is_error},
             ids::CallIds,
+            strays::{self, Strays},
         },
     },
 };
@@ -22,6 +24,7 @@ use crate::{
 /// Decodes one answer: lines up to one that says `done`, or the whole as one object.
 #[derive(Default)]
 pub(super) struct OllamaDecoder {
+    strays: Strays,
     blocks: Blocks,
     ids: CallIds,
     /// When the answer began, by the server's clock; `None` before its first line.
@@ -35,7 +38,7 @@ impl OllamaDecoder {
             return Err(error_text(data));
         }
         if line.message.is_none() && line.done.is_none() {
-            return Err(bad("a line that is no part of a chat answer", data));
+            return self.strays.skip(data).map_err(refined);
         }
         if self.began.is_none() {
             self.began = Some(line.created_at.as_str().to_owned());
@@ -52,16 +55,15 @@ impl OllamaDecoder {
         }
         if line.done == Some(true) {
             self.done = true;
-            let prompt = line.prompt_eval_count.or_zero();
-            let cache_read = line.prompt_eval_cached_count.or_zero().min(prompt);
-            let usage = Usage {
-                input: prompt - cache_read,
-                cache_read,
-                output: line.eval_count.or_zero(),
-                ..Usage::default()
-            };
+            let mut counts = TypedCounts::default();
+            let mut count = |member, told| counts.read(member, told).unwrap_or(0);
+            let prompt = count("prompt_eval_count", line.prompt_eval_count);
+            let cache_read = count("prompt_eval_cached_count", line.prompt_eval_cached_count).min(prompt);
+            let output = count("eval_count", line.eval_count);
+            let usage = Usage { input: prompt - cache_read, cache_read, output, ..Usage::default() };
+            LatestUsage::default().report(Some(usage), &counts, deltas);
             let stop_reason = Some(self.stop_reason(line.done_reason.as_str()));
-            let message = MessageDelta { stop_reason, usage: Some(usage), ..MessageDelta::default() };
+            let message = MessageDelta { stop_reason, ..MessageDelta::default() };
             deltas.push(Delta::Message(Box::new(message)));
         }
         Ok(())
@@ -115,7 +117,7 @@ impl Decoder for OllamaDecoder {
         }
         match wire::parse(data) {
             Ok(line) => self.line(line, data, deltas),
-            Err(cause) => Err(bad("a line that is no part of a chat answer", data).with_source(cause)),
+            Err(cause) => strays::skip_unreadable(frame, "a line is not a part of a chat answer", cause),
         }
     }
 
@@ -127,7 +129,7 @@ impl Decoder for OllamaDecoder {
         if self.done {
             return Ok(());
         }
-        Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its line with `done`"))
+        Err(self.strays.truncated(self.began.is_some(), "the stream ended before its line with `done`"))
     }
 }
 

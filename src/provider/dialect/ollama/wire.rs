@@ -3,7 +3,7 @@
 use serde::{Deserialize, de};
 use serde_json::Value;
 
-use crate::provider::dialect::lenient::{Arguments, Count, Text};
+use crate::provider::dialect::lenient::{Arguments, Text, Told};
 
 /// A line of a stream, or a whole answer.
 #[derive(Deserialize)]
@@ -19,12 +19,12 @@ pub(super) struct Line<'a> {
     #[serde(borrow, default)]
     pub(super) done_reason: Text<'a>,
     #[serde(default)]
-    pub(super) prompt_eval_count: Count,
+    pub(super) prompt_eval_count: Told<u64>,
     /// How much of that came from a cache.
     #[serde(default)]
-    pub(super) prompt_eval_cached_count: Count,
+    pub(super) prompt_eval_cached_count: Told<u64>,
     #[serde(default)]
-    pub(super) eval_count: Count,
+    pub(super) eval_count: Told<u64>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
 }

@@ -12,6 +12,7 @@ use crate::provider::{
         Decoder, Frame,
         counts::Counts,
         error::{self, is_error},
+        strays,
     },
 };
 
@@ -42,6 +43,7 @@ impl Decoder for ResponsesDecoder {
         match wire::parse(data) {
             Ok(event) => self.event(frame.name(), event, data, deltas),
             Err(_) if frame.event == "error" => Err(service_error(data)),
+            Err(_) if wire::is_foreign(frame.name()) && !strays::may_be_own(data) => Ok(()),
             Err(cause) => Err(ProviderError::new(ErrorKind::Decoding, "an event that is no JSON object")
                 .with_source(cause)
                 .with_body(data)),

@@ -76,6 +76,11 @@ pub(super) fn parse(data: &str) -> Result<Event<'_>, serde_json::Error> {
     serde_json::from_str(data)
 }
 
+/// Whether an event of this name is not one of the format's.
+pub(super) fn is_foreign(name: &str) -> bool {
+    !name.is_empty() && !name.starts_with("response.")
+}
+
 /// The text at `key`; empty if there is none.
 pub(super) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value.get(key).and_then(Value::as_str).unwrap_or_default()

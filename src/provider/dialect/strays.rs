@@ -1,0 +1,114 @@
+//! Events that are not part of an answer: keep-alives, prices, events of other formats, reports of failures. All formats
+//! treat them alike. A report is an error, anything else is skipped.
+
+use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
+
+use super::error::{self, is_error};
+use crate::provider::{ErrorKind, ProviderError, dialect::Frame, halves};
+
+/// Bytes of a stray event that an error's message quotes.
+const QUOTE: usize = 200;
+
+/// The stray events of one answer.
+#[derive(Debug, Default)]
+pub(super) struct Strays {
+    /// The first event with members but without a name for its kind. A gateway may send such an object in place of an answer.
+    said: Option<Box<str>>,
+    /// The number of events, up to 2.
+    count: u8,
+}
+
+impl Strays {
+    /// Skips an event, a JSON object, that has no member of an answer.
+    ///
+    /// # Errors
+    ///
+    /// The event reports a failure.
+    pub(super) fn skip(&mut self, data: &str) -> Result<(), ProviderError> {
+        self.count = self.count.saturating_add(1).min(2);
+        let Ok(Value::Object(event)) = halves::read(data) else {
+            return Ok(());
+        };
+        if is_report(&event) {
+            return Err(error::from_event(data));
+        }
+        if name_of(&event).is_none() && !event.is_empty() && self.said.is_none() {
+            let end = data.floor_char_boundary(ProviderError::BODY_LIMIT);
+            self.said = Some(data[..end].into());
+        }
+        Ok(())
+    }
+
+    /// The error for an answer that ended without its end; `begun` if any event was part of an answer.
+    pub(super) fn truncated(&self, begun: bool, message: &str) -> ProviderError {
+        match &self.said {
+            // Nothing is missing: this is something else.
+            Some(said) if self.count == 1 && !begun => {
+                let quote = &said[..said.floor_char_boundary(QUOTE)];
+                let message = format!("the service sent something else than an answer: {quote}");
+                ProviderError::new(ErrorKind::Decoding, message).with_body(said)
+            }
+            Some(said) => ProviderError::new(ErrorKind::Truncated, message).with_body(said),
+            None => ProviderError::new(ErrorKind::Truncated, message),
+        }
+    }
+}
+
+/// Skips data that can't be read as an event, if the format does not know the event's name.
+///
+/// # Errors
+///
+/// The event may be a part of the answer, and `what` is the error's message; or it reports a failure.
+pub(super) fn skip_unreadable(
+    frame: Frame<'_>,
+    what: &str,
+    cause: serde_json::Error,
+) -> Result<(), ProviderError> {
+    let data = frame.data.trim_ascii();
+    let reports = match halves::read(data) {
+        Ok(Value::Object(event)) => is_named_report(&event),
+        // Google's compatible endpoint sends errors as a list.
+        Ok(Value::Array(items)) => items.iter().any(|item| item.get("error").is_some_and(is_error)),
+        _ => false,
+    };
+    if reports {
+        return Err(error::from_event(data));
+    }
+    if frame.name().is_empty() || may_be_own(data) {
+        return Err(ProviderError::new(ErrorKind::Decoding, what).with_source(cause).with_body(data));
+    }
+    Ok(())
+}
+
+/// Whether data that can't be read, under a name that the format does not know, may still be a part of the answer: JSON
+/// of another shape, with half a character, or cut off.
+pub(super) fn may_be_own(data: &str) -> bool {
+    match serde_json::from_str::<IgnoredAny>(data) {
+        Ok(_) => data.starts_with('{'),
+        Err(error) => error.is_eof() && data.starts_with(['{', '[']),
+    }
+}
+
+/// Whether an event without any member of an answer reports a failure.
+fn is_report(event: &Map<String, Value>) -> bool {
+    let speaks = || ["message", "msg"].iter().any(|key| !text_at(event, key).is_empty());
+    is_named_report(event) || name_of(event).is_none() && speaks()
+}
+
+/// Whether the members of an event name a failure.
+fn is_named_report(event: &Map<String, Value>) -> bool {
+    let has_errors = event.get("errors").and_then(Value::as_array).is_some_and(|errors| !errors.is_empty());
+    has_errors
+        || event.get("error").is_some_and(is_error)
+        || name_of(event).is_some_and(|name| name.to_ascii_lowercase().ends_with("error"))
+}
+
+/// The event's own name for its kind.
+fn name_of(event: &Map<String, Value>) -> Option<&str> {
+    ["type", "object", "event"].iter().map(|key| text_at(event, key)).find(|name| !name.is_empty())
+}
+
+fn text_at<'v>(event: &'v Map<String, Value>, key: &str) -> &'v str {
+    event.get(key).and_then(Value::as_str).unwrap_or_default()
+}

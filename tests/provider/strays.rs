@@ -1,0 +1,154 @@
+//! Events that are not part of an answer, and further answers to one request.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use omni_agent::provider::{ErrorKind, StopReason};
+
+use crate::wires::Wire;
+
+const MANY: &str = "the service sent several answers to one request: only the first one is read";
+
+#[tokio::test]
+async fn answer_with_events_that_are_none_of_its_own_is_read_in_every_format() {
+    let strays = [
+        "{}",
+        r#"{"type":"ping","cost":"0.00006550"}"#,
+        r#"{"type":"ping","message":"still here"}"#,
+        r#"{"ts":17}"#,
+        r#"{"error":null}"#,
+        r#"{"event":"progress","error":{}}"#,
+    ];
+    for wire in Wire::ALL {
+        for stray in strays.map(ToOwned::to_owned) {
+            // In this format, `message` is a member of the answer.
+            if wire == Wire::Ollama && stray.contains("message") {
+                continue;
+            }
+            let mut events = wire.text(&["Hello"]);
+            events.insert(0, stray.clone());
+            events.push(stray.clone());
+            let body = wire.frame(&stray) + &wire.body(&events) + &wire.frame(&stray);
+            let answer = wire.answer(&body).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {stray}: {error}"));
+            assert_eq!(answer.message.text(), "Hello", "{wire:?} {stray}");
+            assert_eq!((answer.stop_reason, answer.warnings), (StopReason::Stop, vec![]), "{wire:?} {stray}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn event_that_reports_a_failure_in_a_known_shape_is_an_error() {
+    for wire in [Wire::Chat, Wire::Gemini, Wire::Ollama] {
+        for report in [
+            r#"{"error":{"message":"prompt is too long"}}"#,
+            r#"{"error":"prompt is too long"}"#,
+            r#"{"type":"error","message":"prompt is too long"}"#,
+            r#"{"type":"invalid_request_error","message":"prompt is too long"}"#,
+            r#"{"object":"error","message":"prompt is too long","code":400}"#,
+            r#"{"errors":[{"message":"prompt is too long"}]}"#,
+            r#"{"msg":"prompt is too long","success":false}"#,
+        ] {
+            for begun in [vec![], wire.text(&["Hel"])] {
+                let events = [begun, vec![report.to_owned()]].concat();
+                let body: String = events.iter().map(|event| wire.frame(event)).collect();
+                let error = wire.answer(&body).await.unwrap_err();
+                assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {report}: {error}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn stream_of_one_object_that_is_no_answer_is_a_decoding_error_that_shows_it() {
+    for wire in [Wire::Chat, Wire::Gemini, Wire::Ollama] {
+        let detail = wire.frame(r#"{"detail":"You shall not pass"}"#);
+        let error = wire.answer(&format!("\n{detail}")).await.unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{wire:?}: {error}");
+        assert!(error.message.contains("You shall not pass"), "{wire:?}: {error}");
+        // An answer that had begun was cut.
+        let begun = wire.frame(&wire.text(&["Hel"])[0]);
+        let error = wire.answer(&(begun + &detail)).await.unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{wire:?}: {error}");
+        let error = wire.answer(&wire.frame(r#"{"type":"ping"}"#)).await.unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{wire:?}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn event_of_an_unknown_name_without_json_is_skipped_in_every_format() {
+    for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
+        for data in ["still here", "17", "[1, 2]", "<p>", "{oops}", "\"x\""] {
+            let named = format!("event: keep-alive\ndata: {data}\n\n");
+            let text = wire.text(&["Hello"]);
+            let events = [wire.begin(), text, wire.end()].concat();
+            let frames: Vec<String> = events.iter().map(|event| wire.frame(event)).collect();
+            let body = named.clone() + &frames.join(&named);
+            let answer = wire.answer(&body).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {data}: {error}"));
+            assert_eq!(answer.message.text(), "Hello", "{wire:?} {data}");
+        }
+        // Without a name, or under the default one, it is a broken event of the format.
+        for name in ["", "event: message\n"] {
+            let body = format!("{name}data: still here\n\n{}", wire.body(&wire.text(&["Hello"])));
+            assert_eq!(wire.answer(&body).await.unwrap_err().kind, ErrorKind::Decoding, "{wire:?} {name}");
+        }
+    }
+}
+
+/// A gateway may name its events as it likes. What they hold of the answer is not lost without a word.
+#[tokio::test]
+async fn event_of_an_unknown_name_with_a_part_of_the_answer_is_read() {
+    for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
+        let events = [wire.begin(), wire.text(&["a\\ud83d", "\\ude00b"]), wire.end()].concat();
+        let frames: Vec<String> = events.iter().map(|event| wire.frame(event)).collect();
+        let named = format!("event: chunk\n{}", frames.join("event: chunk\n"));
+        assert_eq!(wire.answer(&named).await.unwrap().message.text(), "a😀b", "{wire:?}");
+    }
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let cut = wire.text(&["Hello"]).remove(0);
+        let body = format!("event: chunk\ndata: {}\n\n{}", &cut[..cut.len() - 4], wire.body(&[]));
+        assert_eq!(wire.answer(&body).await.unwrap_err().kind, ErrorKind::Decoding, "{wire:?}");
+    }
+}
+
+#[tokio::test]
+async fn answer_under_another_index_than_zero_is_read_whole() {
+    let chat = [
+        r#"{"choices":[{"index":1,"delta":{"content":"Hel"}}]}"#,
+        r#"{"choices":[{"index":1,"delta":{"content":"lo"},"finish_reason":"stop"}]}"#,
+        "[DONE]",
+    ];
+    let gemini = [
+        r#"{"candidates":[{"index":1,"content":{"parts":[{"text":"Hel"}]}}]}"#,
+        r#"{"candidates":[{"index":1,"content":{"parts":[{"text":"lo"}]},"finishReason":"STOP"}]}"#,
+    ];
+    for (wire, events) in [(Wire::Chat, &chat[..]), (Wire::Gemini, &gemini)] {
+        let body: String = events.iter().map(|event| wire.frame(event)).collect();
+        let answer = wire.answer(&body).await.unwrap();
+        assert_eq!((answer.message.text(), answer.warnings), ("Hello".to_owned(), vec![]), "{wire:?}");
+    }
+}
+
+#[tokio::test]
+async fn answers_beside_the_first_make_one_warning() {
+    let chat = [
+        r#"{"choices":[{"index":0,"delta":{"content":"Hello"}},{"index":1,"delta":{"content":"Bye"}}]}"#,
+        r#"{"choices":[{"index":1,"delta":{"content":"!"},"finish_reason":"stop"}]}"#,
+        r#"{"choices":[{"index":0,"delta":{"content":"."},"finish_reason":"stop"}]}"#,
+        "[DONE]",
+    ];
+    let gemini = [
+        r#"{"candidates":[{"content":{"parts":[{"text":"Hello"}]}},{"index":1,"content":{"parts":[{"text":"Bye"}]}}]}"#,
+        r#"{"candidates":[{"index":1,"content":{"parts":[{"text":"!"}]},"finishReason":"STOP"}]}"#,
+        r#"{"candidates":[{"index":0,"content":{"parts":[{"text":"."}]},"finishReason":"STOP"}]}"#,
+    ];
+    for (wire, events) in [(Wire::Chat, &chat[..]), (Wire::Gemini, &gemini)] {
+        let body: String = events.iter().map(|event| wire.frame(event)).collect();
+        let answer = wire.answer(&body).await.unwrap();
+        assert_eq!(
+            (answer.message.text(), answer.warnings),
+            ("Hello.".to_owned(), vec![MANY.to_owned()]),
+            "{wire:?}"
+        );
+    }
+}

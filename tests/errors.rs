@@ -11,7 +11,7 @@ use omni_agent::{
     manager::{Manager, ManagerError, ShutdownError},
     message::{History, HistoryError, Message, ToolResult, ToolUse},
     provider::{
-        Catalogue, ErrorKind, Options, ProviderError, Request,
+        Catalogue, ErrorKind, ProviderError,
         backend::{BackendError, Breach},
     },
     session::{Session, SessionError},
@@ -187,7 +187,7 @@ async fn display_of_an_agents_first_failures_names_the_cause_once() {
 #[cfg(feature = "http")]
 #[tokio::test]
 async fn display_of_a_request_without_a_key_or_a_server_names_the_cause_once() {
-    use omni_agent::provider::{Model, http::Endpoint};
+    use omni_agent::provider::{Model, Options, Request, http::Endpoint};
 
     let model = |endpoint: Endpoint| Model::new(Arc::new(endpoint.with_key_variable("NO_SUCH_KEY")), "m");
     let anthropic = Endpoint::all()
@@ -273,7 +273,7 @@ fn source_of_causes_that_repeat_themselves_is_what_was_not_said() {
     check("backend", &error, "the event stream ended without a result or an error", &[]);
     let error = Catalogue::from_models_dev("{").unwrap_err();
     check("catalogue", &error, "EOF while parsing an object at line 1 column 1", &[]);
-    assert_eq!(ToolError::caused_by(&Outer).0, "the licence check failed: disk on fire");
+    assert_eq!(ToolError::caused_by(&Outer).to_string(), "the licence check failed: disk on fire");
     assert_eq!(error_chain(&Repeating), "the licence check failed: disk on fire");
 }
 

@@ -45,7 +45,8 @@
 //!
 //! A crash can leave a piece of a line at the end of the log. It was never acknowledged, and the next write
 //! cuts it off. Every other line that does not match its length and sum is
-//! [damage](StoreError::Damaged), and the error names file and line.
+//! [damage](StoreError::Damaged), and the error names file and line. A list reads a log without a summary once. If the log is damaged, or the summary can't be
+//! saved, the store remembers what the list shows until the log is written to.
 //!
 //! State, titles and moves in the tree that later lines replaced stay in the log until loading finds that they
 //! outweigh the nodes; then the log is written anew, synced, and renamed into place. The new one is locked before that,
@@ -93,6 +94,7 @@ use self::{
     format::Change,
     log::{Lock, Log},
     place::Place,
+    summary::Findings,
 };
 use super::{
     Commit, ConversationId, Page, StateChange, Store, StoreError, Stored, StoredState, Summary, Version,
@@ -125,6 +127,7 @@ struct Inner {
     folder: PathBuf,
     durability: Durability,
     lock_wait: Duration,
+    findings: Findings,
 }
 
 /// What an acknowledged write survives.
@@ -188,7 +191,7 @@ impl FileSystemStoreBuilder {
             Ok(folder)
         })
         .await?;
-        Ok(FileSystemStore(Arc::new(Inner { folder, durability, lock_wait })))
+        Ok(FileSystemStore(Arc::new(Inner { folder, durability, lock_wait, findings: Findings::default() })))
     }
 }
 
@@ -364,9 +367,10 @@ impl Store for FileSystemStore {
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
         self.at(id, |place, _| {
-            // What looks like damage may have been a torn line that a writer was just replacing.
+            let seen = place.seen();
             let loaded = load(place).or_else(|error| match error {
-                StoreError::Damaged { .. } => load(place),
+                // It may have been a torn line that a writer was just replacing.
+                StoreError::Damaged { .. } if place.seen() != seen => load(place),
                 error => Err(error),
             });
             loaded?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
@@ -375,15 +379,16 @@ impl Store for FileSystemStore {
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.at(id, |place, _| {
-            summary::summarise(place, &mut 0)?.ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
+        self.at(id, |place, inner| {
+            summary::summarise(place, &inner.findings, &mut 0)?
+                .ok_or_else(|| StoreError::NotFound { id: place.id().clone() })
         })
         .await
     }
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
         let inner = Arc::clone(&self.0);
-        blocking(move || summary::list(&inner.folder, page)).await
+        blocking(move || summary::list(&inner.folder, &inner.findings, page)).await
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {

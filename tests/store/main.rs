@@ -11,6 +11,7 @@ mod hostile;
 mod ids;
 mod kill;
 mod limits;
+mod listing;
 mod memory;
 #[cfg(feature = "postgres")]
 mod postgres;

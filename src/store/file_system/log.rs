@@ -2,7 +2,7 @@
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
-    io::{self, Read, Seek, SeekFrom, Write as _},
+    io::{self, BufRead as _, BufReader, Read, Seek, SeekFrom, Write as _},
 };
 
 use super::{
@@ -178,14 +178,32 @@ impl<'a> Log<'a> {
 
     /// Names the line that begins at `at` by its number.
     fn damaged_at(&self, at: u64, problem: impl Into<String>) -> StoreError {
-        match read(self.place, self.file, 0, at) {
-            Ok(before) => {
-                let number = before.split(|byte| *byte == b'\n').count();
-                StoreError::damaged(self.place.line(number), problem)
-            }
+        match lines_before(self.place, self.file, at) {
+            Ok(lines) => StoreError::damaged(self.place.line(lines + 1), problem),
             Err(error) => error,
         }
     }
+}
+
+/// Counts the lines that end before this byte. Holds no more than a piece of them in memory.
+fn lines_before(place: &Place<'_>, mut file: &File, at: u64) -> Result<usize, StoreError> {
+    const PIECE: usize = 64 * 1024;
+
+    let mut count = || {
+        file.seek(SeekFrom::Start(0))?;
+        let mut before = BufReader::with_capacity(PIECE, file.take(at));
+        let mut lines = 0;
+        loop {
+            let piece = before.fill_buf()?;
+            if piece.is_empty() {
+                return Ok(lines);
+            }
+            lines += piece.iter().filter(|byte| **byte == b'\n').count();
+            let len = piece.len();
+            before.consume(len);
+        }
+    };
+    count().map_err(|error| place.failed("reading", error))
 }
 
 fn len(place: &Place<'_>, file: &File) -> Result<u64, StoreError> {

@@ -5,6 +5,7 @@ use std::{
     io::{self, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
+    time::{Duration, SystemTime},
 };
 
 use super::Durability;
@@ -51,6 +52,11 @@ impl<'a> Place<'a> {
     /// For people: a line of the log, counted from 1.
     pub(super) fn line(&self, number: usize) -> String {
         format!("{}, line {number}", self.log().display())
+    }
+
+    /// The state of the log's file; `None` if it can't be had.
+    pub(super) fn seen(&self) -> Option<Seen> {
+        fs::metadata(self.log()).ok().as_ref().and_then(Seen::of)
     }
 
     /// What an error on one of the files means.
@@ -147,6 +153,27 @@ impl<'a> Place<'a> {
 
     pub(super) fn remove_log(&self) -> Result<(), StoreError> {
         remove(&self.log())
+    }
+}
+
+/// The state of a file, to find out whether it was written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Seen {
+    len: u64,
+    modified: SystemTime,
+}
+
+impl Seen {
+    /// A file system gives equal times to writes that come within this of each other, and none gives coarser ones.
+    const COARSEST: Duration = Duration::from_secs(2);
+
+    pub(super) fn of(file: &fs::Metadata) -> Option<Self> {
+        Some(Self { len: file.len(), modified: file.modified().ok()? })
+    }
+
+    /// Whether each later write gives the file another state: not if the last one was only just made.
+    pub(super) fn is_settled(&self) -> bool {
+        SystemTime::now().duration_since(self.modified).is_ok_and(|since| since > Self::COARSEST)
     }
 }
 

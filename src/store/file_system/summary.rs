@@ -1,18 +1,20 @@
 //! What a list says of each conversation.
 
 use std::{
+    collections::{HashMap, HashSet},
     fs::{self, File},
     io::{self, Read},
     num::NonZeroUsize,
     panic::resume_unwind,
     path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
     thread,
 };
 
 use super::{
     format::SummaryFile,
     log::{self, Log, try_lock},
-    place::{self, LOG, Place},
+    place::{self, LOG, Place, Seen},
     read,
 };
 use crate::{
@@ -39,20 +41,63 @@ pub(super) fn read(place: &Place<'_>) -> Option<SummaryFile> {
     }
 }
 
-/// Saves a summary. Failing is no failure of the write before it: the summary is then made again from the log.
-/// The log is locked.
-pub(super) fn save(place: &Place<'_>, summary: &SummaryFile) {
-    if let Err(error) = place.replace_summary(&summary.encode()) {
-        let error: &dyn std::error::Error = &error;
+/// Saves a summary and returns whether that succeeded. The write before it succeeds in any case: without a summary, one is
+/// made again from the log. The log is locked.
+pub(super) fn save(place: &Place<'_>, summary: &SummaryFile) -> bool {
+    let saved = place.replace_summary(&summary.encode());
+    if let Err(error) = &saved {
+        let error: &dyn std::error::Error = error;
         tracing::debug!(error, "a summary was not saved");
+    }
+    saved.is_ok()
+}
+
+/// Summaries that took reading a log and could not be saved beside it: of damaged logs, and in a folder that can't be written
+/// to. Each is good for as long as its log is not written to. They spare later lists to read the log again.
+#[derive(Debug, Default)]
+pub(super) struct Findings(Mutex<HashMap<ConversationId, (Seen, Summary)>>);
+
+impl Findings {
+    // Nothing that can panic runs under the lock.
+    fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, (Seen, Summary)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn get(&self, id: &ConversationId, seen: Option<Seen>) -> Option<Summary> {
+        let mut findings = self.lock();
+        let (of, summary) = findings.get(id)?;
+        if Some(*of) == seen {
+            return Some(summary.clone());
+        }
+        findings.remove(id);
+        None
+    }
+
+    fn keep(&self, seen: Option<Seen>, summary: &Summary) {
+        if let Some(seen) = seen.filter(Seen::is_settled) {
+            self.lock().insert(summary.id.clone(), (seen, summary.clone()));
+        }
+    }
+
+    /// Drops those of conversations that are not among these.
+    fn retain(&self, ids: &[ConversationId]) {
+        let mut findings = self.lock();
+        if !findings.is_empty() {
+            let ids: HashSet<_> = ids.iter().collect();
+            findings.retain(|id, _| ids.contains(id));
+        }
     }
 }
 
 /// What a list says of the conversation, if there is one. Summaries that commits left behind are brought up to date as
 /// long as `refresh` is not used up.
-pub(super) fn summarise(place: &Place<'_>, refresh: &mut usize) -> Result<Option<Summary>, StoreError> {
-    let len = match fs::metadata(place.log()) {
-        Ok(log) if log.is_file() => log.len(),
+pub(super) fn summarise(
+    place: &Place<'_>,
+    findings: &Findings,
+    refresh: &mut usize,
+) -> Result<Option<Summary>, StoreError> {
+    let (len, mut seen) = match fs::metadata(place.log()) {
+        Ok(log) if log.is_file() => (log.len(), Seen::of(&log)),
         // No conversation of this store's.
         Ok(_) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -65,18 +110,33 @@ pub(super) fn summarise(place: &Place<'_>, refresh: &mut usize) -> Result<Option
     if let Some(saved) = saved.as_ref().filter(|saved| saved.log == len) {
         return Ok(Some(saved.clone().into_summary()));
     }
-    // What looks like damage may have been a torn line that a writer was just replacing.
-    let summary = from_log(place, saved.as_ref(), refresh).or_else(|error| match error {
-        StoreError::Damaged { .. } => from_log(place, saved.as_ref(), refresh),
-        error => Err(error),
-    });
+    if let Some(found) = findings.get(place.id(), seen) {
+        return Ok(Some(found));
+    }
+    let mut summary = from_log(place, saved.as_ref(), refresh);
+    if let Err(StoreError::Damaged { .. }) = summary {
+        let before = std::mem::replace(&mut seen, place.seen());
+        if seen != before {
+            // It may have been a torn line that a writer was just replacing.
+            summary = from_log(place, saved.as_ref(), refresh);
+        }
+    }
     match summary {
         Err(error @ (StoreError::Damaged { .. } | StoreError::UnknownFormat { .. })) => {
             let known = saved.map_or_else(|| unknown(place), SummaryFile::into_summary);
-            Ok(Some(Summary { damage: Some(error.to_string()), ..known }))
+            let summary = Summary { damage: Some(error.to_string()), ..known };
+            findings.keep(seen, &summary);
+            Ok(Some(summary))
         }
         Err(StoreError::NotFound { .. }) => Ok(None),
-        summary => summary,
+        Err(error) => Err(error),
+        Ok(Some(Found { summary, is_costly })) => {
+            if is_costly {
+                findings.keep(seen, &summary);
+            }
+            Ok(Some(summary))
+        }
+        Ok(None) => Ok(None),
     }
 }
 
@@ -88,11 +148,18 @@ fn unknown(place: &Place<'_>) -> Summary {
     Summary::new(place.id().clone(), Version::new(0), Timestamp(touched.unwrap_or_default()))
 }
 
+/// A summary that was made from the log.
+struct Found {
+    summary: Summary,
+    /// Whether it took reading the whole log, and the next list would have to read it again.
+    is_costly: bool,
+}
+
 fn from_log(
     place: &Place<'_>,
     saved: Option<&SummaryFile>,
     refresh: &mut usize,
-) -> Result<Option<Summary>, StoreError> {
+) -> Result<Option<Found>, StoreError> {
     let Some(file) = log::open(place)? else {
         return Ok(None);
     };
@@ -119,10 +186,9 @@ fn from_log(
             && matches!(place.is_gone(&file), Ok(false))
             && matches!(log.len(), Ok(len) if len == tail.end)
     };
-    if wanted && is_current() {
-        save(place, &summary);
-    }
-    Ok(Some(summary.into_summary()))
+    let is_saved = wanted && is_current() && save(place, &summary);
+    let is_costly = known.is_none() && !is_saved;
+    Ok(Some(Found { summary: summary.into_summary(), is_costly }))
 }
 
 /// How many conversations are worth a thread more to list them, and how many threads at most.
@@ -133,25 +199,26 @@ const MAX_THREADS: usize = 4;
 const REFRESHED: usize = 500;
 
 /// The conversations in the folder that are on this page.
-pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError> {
+pub(super) fn list(folder: &Path, findings: &Findings, page: Page) -> Result<Vec<Summary>, StoreError> {
     let ids = ids(folder)?;
+    findings.retain(&ids);
     let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
     let threads = ids.len().div_ceil(SHARE).clamp(1, cores.min(MAX_THREADS));
     let summaries = if threads == 1 {
-        summarise_all(folder, &ids)?
+        summarise_all(folder, findings, &ids)?
     } else {
         thread::scope(|scope| {
             let shares = ids.chunks(ids.len().div_ceil(threads));
             let spawn = |share| {
-                let spawned =
-                    thread::Builder::new().spawn_scoped(scope, move || summarise_all(folder, share));
+                let spawned = thread::Builder::new()
+                    .spawn_scoped(scope, move || summarise_all(folder, findings, share));
                 (share, spawned)
             };
             let threads: Vec<_> = shares.map(spawn).collect();
             let shares = threads.into_iter().map(|(share, spawned)| match spawned {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
                 // No more threads for this process.
-                Err(_) => summarise_all(folder, share),
+                Err(_) => summarise_all(folder, findings, share),
             });
             shares.collect::<Result<Vec<_>, _>>()
         })?
@@ -162,11 +229,15 @@ pub(super) fn list(folder: &Path, page: Page) -> Result<Vec<Summary>, StoreError
     Ok(places.into_iter().map(|at| summaries[at].clone()).collect())
 }
 
-fn summarise_all(folder: &Path, ids: &[ConversationId]) -> Result<Vec<Summary>, StoreError> {
+fn summarise_all(
+    folder: &Path,
+    findings: &Findings,
+    ids: &[ConversationId],
+) -> Result<Vec<Summary>, StoreError> {
     let mut refresh = REFRESHED;
     let summaries = ids.iter().map(|id| {
         let place = Place::new(folder, id);
-        summarise(&place, &mut refresh).or_else(|error| match problem(&place, &error) {
+        summarise(&place, findings, &mut refresh).or_else(|error| match problem(&place, &error) {
             Some(problem) => Ok(Some(Summary { damage: Some(problem), ..unknown(&place) })),
             None => Err(error),
         })

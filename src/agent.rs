@@ -305,10 +305,9 @@ impl Agent {
     async fn subscribe_after(&self, after: Option<EventId>) -> Result<AgentSubscription, AgentError> {
         let attachment = self.call(|reply| Command::Subscribe(Box::new((after, reply)))).await?;
         let source = Box::new(self.downgrade());
-        Ok(if after.is_some() {
-            Subscription::resumed(source, attachment)
-        } else {
-            Subscription::new(source, attachment)
+        Ok(match after {
+            Some(seen) => Subscription::resumed(source, seen, attachment),
+            None => Subscription::new(source, attachment),
         })
     }
 

@@ -360,7 +360,7 @@ impl Manager {
     /// [`Agent::resume_from`](crate::agent::Agent::resume_from).
     pub fn resume_from(&self, last: EventId) -> ManagerSubscription {
         let attachment = self.0.registry().attach(Some(last), self.0.feed_limits);
-        Subscription::resumed(Box::new(WeakManager(Arc::downgrade(&self.0))), attachment)
+        Subscription::resumed(Box::new(WeakManager(Arc::downgrade(&self.0))), last, attachment)
     }
 
     /// Ends everything in order. From now on nothing is opened and no prompt is taken; runs that are on have `grace` to come

@@ -247,10 +247,9 @@ impl Session {
             (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
         let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
         let source = Box::new(self.downgrade());
-        let events = if after.is_some() {
-            Subscription::resumed(source, attachment)
-        } else {
-            Subscription::new(source, attachment)
+        let events = match after {
+            Some(seen) => Subscription::resumed(source, seen, attachment),
+            None => Subscription::new(source, attachment),
         };
         Ok(SessionSubscription::new(events, Guard::new(self.downgrade(), hold)))
     }

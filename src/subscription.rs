@@ -152,8 +152,8 @@ pub(crate) struct Attachment<S, E> {
 pub struct Subscription<S, E> {
     source: Box<dyn Source<S, E>>,
     snapshot: Option<Arc<S>>,
-    /// A snapshot that is the next update.
-    resync: Option<Arc<S>>,
+    /// A snapshot that is the next update, and the last event that it includes.
+    resync: Option<(Arc<S>, EventId)>,
     last: EventId,
     backlog: VecDeque<Numbered<E>>,
     place: Place<E>,
@@ -174,10 +174,16 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
         Self { source, snapshot, resync: None, last, backlog, place: Place::Live(live) }
     }
 
-    /// A subscription that goes on from an event seen before: a snapshot that it needs is its first update.
-    pub(crate) fn resumed(source: Box<dyn Source<S, E>>, attachment: Attachment<S, E>) -> Self {
-        let resync = attachment.snapshot.clone();
-        Self { snapshot: None, resync, ..Self::new(source, attachment) }
+    /// A subscription that continues after `seen`, the last event that its reader saw. If it needs a snapshot, that is
+    /// its first update.
+    pub(crate) fn resumed(
+        source: Box<dyn Source<S, E>>,
+        seen: EventId,
+        attachment: Attachment<S, E>,
+    ) -> Self {
+        let resync = attachment.snapshot.clone().map(|snapshot| (snapshot, attachment.last));
+        // Until the reader has the snapshot, it has seen nothing newer.
+        Self { snapshot: None, resync, last: seen, ..Self::new(source, attachment) }
     }
 
     /// The truth at the start. `None` if the subscription was resumed from an event: what is missed comes as
@@ -186,7 +192,9 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
         self.snapshot.as_ref()
     }
 
-    /// The id of the last event seen, to resume from.
+    /// The id of the last event that this reader has seen, in an update or as part of a snapshot. A resumed subscription
+    /// returns the id that it was resumed from until [`next`](Subscription::next) has returned something newer, so
+    /// resuming from this id never skips an event.
     pub fn last_id(&self) -> EventId {
         self.last
     }
@@ -197,7 +205,8 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
     ///
     /// Dropping the future loses no update.
     pub async fn next(&mut self) -> Option<Update<S, E>> {
-        if let Some(snapshot) = self.resync.take() {
+        if let Some((snapshot, last)) = self.resync.take() {
+            self.last = last;
             return Some(Update::Resync(snapshot));
         }
         loop {

@@ -82,7 +82,8 @@ impl SessionSubscription {
         self.events.snapshot()
     }
 
-    /// The id of the last event seen, to resume from.
+    /// The id of the last event that this reader has seen, in an update or as part of a snapshot; see
+    /// [`Subscription::last_id`].
     pub fn last_id(&self) -> EventId {
         self.events.last_id()
     }

@@ -83,6 +83,7 @@ async fn resume_from_what_is_gone_or_foreign_one_resync_then_events() {
     let mut all = Vec::new();
     for id in [first, foreign, future] {
         let mut resumed = agent.resume_from(id).await.unwrap();
+        assert_eq!(resumed.last_id(), id, "the reader has not seen the snapshot yet");
         let Some(Update::Resync(snapshot)) = answered(resumed.next()).await else { panic!("no resync") };
         assert_eq!((snapshot.last, resumed.last_id()), (last, last));
         all.push(resumed);

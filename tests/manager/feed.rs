@@ -180,9 +180,12 @@ async fn resume_from_an_event_gives_what_followed_it_or_a_resync() {
     let elsewhere = EventId { incarnation: seen.id.incarnation ^ 1, ..seen.id };
     let beyond = EventId { number: 1 << 40, ..seen.id };
     for strange in [elsewhere, beyond] {
-        let Some(Update::Resync(truth)) = in_time(manager.resume_from(strange).next()).await else {
+        let mut resumed = manager.resume_from(strange);
+        assert_eq!(resumed.last_id(), strange, "the reader has not seen the snapshot yet");
+        let Some(Update::Resync(truth)) = in_time(resumed.next()).await else {
             panic!("it is no event of this manager's");
         };
+        assert_eq!(resumed.last_id().incarnation, seen.id.incarnation);
         assert_eq!(truth.open, manager.list_open());
     }
 }

@@ -127,7 +127,9 @@ async fn resume_from_what_is_gone_resyncs_first() {
     for last in [before.last, stranger, future] {
         let mut events = answered(session.resume_from(last, Mode::Observer)).await.unwrap();
         let truth = answered(session.snapshot()).await.unwrap();
+        assert_eq!(events.last_id(), last, "the reader has not seen the snapshot yet");
         let Some(Update::Resync(snapshot)) = in_time(events.next()).await else { panic!("{last}") };
+        assert_eq!(events.last_id(), snapshot.last);
         let mut told = SessionSnapshot::clone(&snapshot);
         follow(&mut events, &mut told, truth.last).await;
         assert_eq!(told.tree, truth.tree);

@@ -71,8 +71,9 @@ impl ToolContext {
         &self.tool_use_id
     }
 
-    /// A key that stays the same if this very call is ever repeated, after a crash say: give it to services
-    /// that can tell a repetition by it.
+    /// The key of this call. No other call of the agent has it, and a repetition of this call would have the same one.
+    /// Pass it to services that detect repeated requests by a key. Today nothing repeats a call: a call in flight ends
+    /// with its process, and a call of a later turn or step has a new key.
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
     }

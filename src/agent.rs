@@ -70,7 +70,7 @@ pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
-pub use error::{AgentError, Failure};
+pub use error::{AgentError, Failure, RunningTool};
 pub use event::{Event, Status, TurnOutcome};
 pub use owner::{HistoryOwner, Moment};
 pub use response::Response;
@@ -325,13 +325,14 @@ impl Agent {
     }
 
     /// Ends the agent. A run in flight is [interrupted](Agent::interrupt), so its completed steps are committed. Then
-    /// [`terminate`](AgentCallbacks::terminate) runs, and subscribers get the final snapshot. Whatever is not done by
-    /// the deadline is cut off. Dropping the last handle ends the agent in the same way. Stopping a stopped agent
-    /// succeeds.
+    /// [`terminate`](AgentCallbacks::terminate) runs, and subscribers get the final snapshot. The end waits for aborted
+    /// tools, also those of earlier runs, since a tool that does not await runs on. It does not wait for work that a tool
+    /// started elsewhere. Whatever is not done by the deadline is cut off. Dropping the last handle ends the agent in the
+    /// same way. Stopping a stopped agent succeeds or fails as its end did.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Deadline`] if something was cut off; the agent has ended all the same.
+    /// [`AgentError::Deadline`] if something was cut off, with the tools that still run; the agent has ended all the same.
     pub async fn stop(&self, deadline: Duration) -> Result<(), AgentError> {
         self.end_within(deadline, InFlight::Keep).await
     }
@@ -350,7 +351,7 @@ impl Agent {
         let stop = |reply| Command::Stop(Box::new(Stop { deadline, in_flight, reply }));
         match self.call(stop).await {
             Ok(stopped) => stopped,
-            Err(_) => Ok(()),
+            Err(_) => self.shared.cut_off.get().map_or(Ok(()), |error| Err((**error).clone())),
         }
     }
 

@@ -281,6 +281,7 @@ impl Manager {
     /// # Errors
     ///
     /// [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): it is closed, but not all of it is saved.
+    /// [`AgentError::Deadline`](crate::agent::AgentError::Deadline): it is closed and saved, but aborted tools still run.
     pub async fn close(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.close(id, InFlight::Keep).await
     }
@@ -369,7 +370,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ShutdownError`] names the sessions of which not everything is saved. All are closed in any case.
+    /// [`ShutdownError`] names the sessions of which not everything is saved, or whose aborted tools still run. All are
+    /// closed in any case.
     ///
     /// # Cancel safety
     ///

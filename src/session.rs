@@ -285,7 +285,8 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError::Unsaved`] says what is not safe; the session has ended all the same, and what is unsaved is in
-    /// [`Session::end`]. [`SessionError::Ended`] if its task was killed before, and nobody knows what was.
+    /// [`Session::end`]. [`AgentError::Deadline`] names aborted tools that still run; everything is saved then.
+    /// [`SessionError::Ended`] if its task was killed before, and nobody knows what was.
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
         self.end_within(deadline, InFlight::Keep).await
     }
@@ -313,7 +314,10 @@ impl Session {
         match self.shared.left_unsaved.get() {
             Some(unsaved) => Err((**unsaved).clone().after(deadline)),
             None if end.snapshot.is_none() => Err(SessionError::Ended(end.reason)),
-            None => Ok(()),
+            None => {
+                let running = self.shared.left_running.get();
+                running.map_or(Ok(()), |error| Err(SessionError::Agent((**error).clone())))
+            }
         }
     }
 

@@ -178,8 +178,8 @@ impl AgentBuilder {
         self
     }
 
-    /// How long the end may take when no deadline is given: when the last handle is dropped. Five seconds if
-    /// unset.
+    /// The time limit of the end if no deadline is given, which is so when the last handle is dropped. Five seconds if
+    /// unset. The end waits that long for `terminate` and for aborted tools.
     pub fn terminate_timeout(mut self, limit: Duration) -> Self {
         self.terminate_timeout = limit;
         self

@@ -11,6 +11,22 @@ use crate::{
     tool::{SchemaError, ToolSetError},
 };
 
+/// A tool call that was aborted and still runs, because the tool has not awaited or returned since.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct RunningTool {
+    /// The id of the tool use.
+    pub id: ToolUseId,
+    /// The name of the tool.
+    pub name: String,
+}
+
+impl fmt::Display for RunningTool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} ({})", self.name, self.id)
+    }
+}
+
 /// An operation on an agent failed. Unless the variant states otherwise, nothing has changed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -71,8 +87,14 @@ pub enum AgentError {
     Failed(Failure, Arc<Response>),
     /// The answer does not have the requested shape.
     Output(String, Arc<Response>),
-    /// The deadline passed before `terminate` returned, so `terminate` was aborted.
-    Deadline(Duration),
+    /// The deadline passed before the agent's end was complete. The agent has ended all the same.
+    Deadline {
+        /// The deadline.
+        deadline: Duration,
+        /// The tools that were aborted and still run. If there are none, `terminate`, the provider's `close` or the commit
+        /// channel took too long.
+        tools: Vec<RunningTool>,
+    },
 }
 
 impl AgentError {
@@ -145,7 +167,18 @@ impl fmt::Display for AgentError {
             Self::Output(problem, _) => {
                 write!(f, "the answer does not have the requested shape: {problem}")
             }
-            Self::Deadline(deadline) => write!(f, "terminate was cut off at the deadline of {deadline:?}"),
+            Self::Deadline { deadline, tools } if tools.is_empty() => {
+                write!(f, "the agent's end was cut off at the deadline of {deadline:?}")
+            }
+            Self::Deadline { deadline, tools } => {
+                let tools: Vec<_> = tools.iter().map(RunningTool::to_string).collect();
+                write!(
+                    f,
+                    "at the deadline of {deadline:?}, these aborted tools still run: {}; \
+                     a tool can only be aborted where it awaits",
+                    tools.join(", ")
+                )
+            }
         }
     }
 }

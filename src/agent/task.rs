@@ -5,12 +5,13 @@ mod calls;
 mod commands;
 mod ending;
 mod poll;
+mod presence;
 mod work;
 
 use std::{
     collections::VecDeque,
     pin::Pin,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -32,6 +33,7 @@ use crate::{
     tool::{Extensions, ToolLimits},
 };
 use calls::let_go;
+use presence::ActiveCalls;
 use work::Work;
 
 /// Events that may wait for the commit channel before a new run is refused.
@@ -55,6 +57,8 @@ pub(super) struct Setup {
 pub(super) struct Shared {
     pub(super) fate: Fate<Snapshot>,
     pub(super) started: AtomicBool,
+    /// The error of an end that was cut off, for later calls of `stop`.
+    pub(super) cut_off: OnceLock<Box<AgentError>>,
 }
 
 /// An agent's task.
@@ -72,6 +76,8 @@ pub(super) struct Task {
     asker: Option<oneshot::Sender<Result<Arc<Response>, AgentError>>>,
     idle_waiters: Vec<Reply<()>>,
     instance: Option<Instance>,
+    /// The tool calls that have not ended; absent if no tool has run lately.
+    active_calls: Option<Arc<ActiveCalls>>,
     /// What goes on; absent while idle.
     work: Option<Box<Work>>,
     /// The callback that the core wants called next.
@@ -150,6 +156,7 @@ impl Task {
             asker: None,
             idle_waiters: Vec::new(),
             instance: None,
+            active_calls: None,
             work: None,
             wanted: None,
             drop_call: false,
@@ -219,6 +226,7 @@ impl Task {
         }
         if self.core.is_at_rest() {
             let_go(self.work.take());
+            self.active_calls.take_if(|active| active.is_empty());
         } else if let Some(work) = &mut self.work {
             work.effects = effects;
         }

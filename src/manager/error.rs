@@ -70,11 +70,11 @@ impl From<StoreError> for ManagerError {
     }
 }
 
-/// The sessions that a shutdown could not end with everything saved.
+/// The sessions that a shutdown could not end with everything saved and all tools gone.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{} of the sessions could not be ended with everything saved: {}", .sessions.len(), first(.sessions))]
+#[error("{} of the sessions could not be ended in full: {}", .sessions.len(), first(.sessions))]
 pub struct ShutdownError {
-    /// Each of those sessions, and what is missing.
+    /// Each of those sessions, with the reason.
     pub sessions: Vec<(ConversationId, SessionError)>,
 }
 

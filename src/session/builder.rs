@@ -273,6 +273,7 @@ impl SessionBuilder {
             is_behind: AtomicBool::new(false),
             is_draining: AtomicBool::new(false),
             left_unsaved: OnceLock::new(),
+            left_running: OnceLock::new(),
             controllers: AtomicUsize::new(0),
             left: Signal::default(),
         });

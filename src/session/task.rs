@@ -82,6 +82,8 @@ pub(super) struct Shared {
     pub(super) is_behind: AtomicBool,
     /// What was not in the store at the end, if anything was not.
     pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
+    /// The tools that still ran at the end, if there were any.
+    pub(super) left_running: OnceLock<Box<AgentError>>,
     pub(super) controllers: AtomicUsize,
     /// Tells the task that the last controller has left.
     pub(super) left: Signal,

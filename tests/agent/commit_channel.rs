@@ -250,7 +250,10 @@ async fn stop_outbox_never_drains_terminate_runs_and_deadline_told() {
     agent.prompt("Hi").await.unwrap();
     let limit = Duration::from_millis(500);
     let stopped = answered(agent.stop(limit)).await;
-    assert!(matches!(stopped, Err(AgentError::Deadline(told)) if told == limit), "{stopped:?}");
+    assert!(
+        matches!(stopped, Err(AgentError::Deadline { deadline: told, .. }) if told == limit),
+        "{stopped:?}"
+    );
     assert_eq!(terminating.0.load(Ordering::SeqCst), 1);
     drop(receiver);
 }

@@ -101,7 +101,10 @@ async fn stop_terminate_hangs_deadline_told_and_provider_closed() {
     agent.ask("Hi").await.unwrap();
     let limit = Duration::from_millis(300);
     let stopped = answered(agent.stop(limit)).await;
-    assert!(matches!(stopped, Err(AgentError::Deadline(told)) if told == limit), "{stopped:?}");
+    assert!(
+        matches!(stopped, Err(AgentError::Deadline { deadline: told, .. }) if told == limit),
+        "{stopped:?}"
+    );
     assert_eq!(provider.closed(), 1);
     assert_eq!(agent.end().unwrap().reason, EndReason::Stopped);
 }
@@ -110,7 +113,7 @@ async fn stop_terminate_hangs_deadline_told_and_provider_closed() {
 async fn stop_no_time_at_all_ended_all_the_same() {
     let terminating = Terminating { gate: Some(Gate::new()), ..Terminating::default() };
     let agent = echoing([]).callbacks(terminating.clone()).start().await.unwrap();
-    assert!(matches!(answered(agent.stop(Duration::ZERO)).await, Err(AgentError::Deadline(_))));
+    assert!(matches!(answered(agent.stop(Duration::ZERO)).await, Err(AgentError::Deadline { .. })));
     assert_eq!(terminating.calls().len(), 1);
 
     // What needs no time is done even so.
@@ -159,10 +162,13 @@ async fn stop_again_with_a_nearer_deadline_nearer_counts() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let start = Instant::now();
     let near = Duration::from_millis(100);
-    assert!(matches!(answered(agent.stop(near)).await, Err(AgentError::Deadline(_))));
+    assert!(matches!(answered(agent.stop(near)).await, Err(AgentError::Deadline { .. })));
     assert_eq!(start.elapsed(), near);
     let patient = answered(patient).await.unwrap();
-    assert!(matches!(patient, Err(AgentError::Deadline(told)) if told == near), "{patient:?}");
+    assert!(
+        matches!(patient, Err(AgentError::Deadline { deadline: told, .. }) if told == near),
+        "{patient:?}"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -332,7 +338,7 @@ async fn stop_provider_close_hangs_deadline_and_panic_does_not() {
         let mut events = agent.subscribe().await.unwrap();
         agent.ask("Hi").await.unwrap();
         let stopped = answered(agent.stop(Duration::from_millis(200))).await;
-        assert_eq!(matches!(stopped, Err(AgentError::Deadline(_))), !breaks, "{stopped:?}");
+        assert_eq!(matches!(stopped, Err(AgentError::Deadline { .. })), !breaks, "{stopped:?}");
         assert_eq!(terminating.calls(), [(EndReason::Stopped, Status::Idle, 2)]);
         assert_eq!(closed(&mut events).await.0, EndReason::Stopped);
     }

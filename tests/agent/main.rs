@@ -39,6 +39,7 @@ mod rig;
 mod secrets;
 mod staging;
 mod start;
+mod stubborn_tools;
 mod subscribing;
 mod support;
 mod testing;

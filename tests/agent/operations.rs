@@ -138,7 +138,7 @@ async fn stop_whatever_goes_on_ends_the_run_and_closes() {
         });
         let stopped = stopped.await;
         if amid == Amid::NoRoom {
-            assert!(matches!(stopped, Err(AgentError::Deadline(_))), "{amid:?}: {stopped:?}");
+            assert!(matches!(stopped, Err(AgentError::Deadline { .. })), "{amid:?}: {stopped:?}");
         } else {
             stopped.unwrap();
         }

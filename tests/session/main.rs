@@ -33,6 +33,7 @@ mod saving;
 mod starting;
 mod state;
 mod stopping;
+mod stubborn_tools;
 mod support;
 mod tenure;
 mod watch;

@@ -12,6 +12,7 @@ use tokio::{sync::mpsc, time::sleep};
 
 use super::{Commit, Task, calls::let_go};
 use crate::{
+    actor::Breath,
     agent::{
         AgentCallbacks, AgentError,
         command::{Command, InFlight, Stop},
@@ -22,8 +23,8 @@ use crate::{
 };
 
 impl Task {
-    /// Interrupts the turn in flight, or cancels it if the stop asks for that. Then lets `terminate` run, and leaves the
-    /// last snapshot behind.
+    /// Interrupts the turn in flight, or cancels it if the stop asks for that. Then lets `terminate` run, waits
+    /// for aborted tools, and leaves the last snapshot behind.
     pub(super) async fn finish(
         mut self,
         callbacks: &mut dyn AgentCallbacks,
@@ -57,9 +58,11 @@ impl Task {
         let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.deadline);
         let mut deadline = Box::pin(sleep(limit));
         let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
-        // Side by side: none of them is to be cut off because another one hangs.
+        let active_calls = self.active_calls.take().unwrap_or_default();
+        // Side by side: none of them is cut off because another one hangs.
         let mut orderly = Box::pin(async {
             tokio::join!(
+                active_calls.all_ended(),
                 poll_fn(|cx| self.poll_outbox(cx)),
                 survive("terminate", async { callbacks.terminate(&reason, &state).await }),
                 survive("the provider's close", async {
@@ -69,6 +72,7 @@ impl Task {
                 }),
             )
         });
+        let mut round = None;
         let in_time = poll_fn(|cx| {
             while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
                 // Others who stop the agent wait with the first, up to the nearest of their deadlines. Whoever
@@ -87,17 +91,31 @@ impl Task {
             if orderly.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(true);
             }
-            deadline.as_mut().poll(cx).map(|()| false)
+            std::task::ready!(deadline.as_mut().poll(cx));
+            // Aborted tools that await something need the runtime once to be dropped, and no time.
+            let round = round.get_or_insert_with(Breath::begin);
+            round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())
         })
         .await;
         let_go(orderly);
+        let cut_off = (!in_time).then(|| {
+            let tools = active_calls.running();
+            if !tools.is_empty() {
+                tracing::warn!(?tools, ?limit, "aborted tools still run at the end of their agent");
+            }
+            AgentError::Deadline { deadline: limit, tools }
+        });
+        if let Some(error) = &cut_off {
+            // Nobody else sets it.
+            let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
+        }
         self.hand_over_outbox();
         let_go(own);
         let_go(state);
         // Subscribers learn of the end before those who stopped the agent go on.
         let_go(self);
         for stop in waiting {
-            let _ = stop.reply.send(if in_time { Ok(()) } else { Err(AgentError::Deadline(limit)) });
+            let _ = stop.reply.send(cut_off.clone().map_or(Ok(()), Err));
         }
     }
 }

@@ -62,7 +62,7 @@ pub(super) struct Work {
 pub(super) struct Tasks {
     pub(super) op: Op,
     pub(super) set: JoinSet<(usize, ToolResult)>,
-    pub(super) calls: Vec<(Id, ToolCall)>,
+    pub(super) calls: Vec<(Id, Arc<ToolCall>)>,
     pub(super) progress: mpsc::Receiver<Progress>,
     cancellation: CancellationToken,
 }
@@ -227,18 +227,20 @@ impl Task {
         let work = self.work.get_or_insert_default();
         let (sender, progress) = mpsc::channel(16);
         let cancellation = CancellationToken::new();
+        let active = Arc::clone(self.active_calls.get_or_insert_default());
         let mut tasks = Tasks { op, set: JoinSet::new(), calls: Vec::new(), progress, cancellation };
-        for call in calls {
+        for call in calls.into_iter().map(Arc::new) {
             let context = ToolContext::detached(call.tool_use.id.clone())
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())
                 .with_progress(sender.clone())
                 .with_extensions(setup.extensions.clone());
-            let (tools, setup, tool_use, slot) =
-                (work.tools.clone(), Arc::clone(&setup), call.tool_use.clone(), call.slot);
+            let (tools, setup, own) = (work.tools.clone(), Arc::clone(&setup), Arc::clone(&call));
+            let presence = active.enter(&call);
             let handle = tasks.set.spawn(async move {
-                let result = tools.run(&tool_use, context, &setup.tool_limits).await;
-                (slot, result)
+                let _presence = presence;
+                let result = tools.run(&own.tool_use, context, &setup.tool_limits).await;
+                (own.slot, result)
             });
             tasks.calls.push((handle.id(), call));
         }

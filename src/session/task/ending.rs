@@ -10,8 +10,9 @@ use tokio::{
 
 use super::{Task, writing};
 use crate::{
-    agent::{Agent, InFlight, Snapshot, Status},
+    agent::{Agent, AgentError, InFlight, Snapshot, Status},
     session::{
+        SessionError,
         command::{Command, Stop, Unsaved},
         core::Core,
     },
@@ -37,7 +38,13 @@ impl Task {
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
         // An agent that is cut off goes at once, unless its callbacks hold up their thread: whoever loads the conversation
         // next is not to meet it.
-        let _ = timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await;
+        let cut_off = match timeout(CUTTING_OFF, self.agent.stop(Duration::ZERO)).await {
+            // A `terminate` that was cut off is in the log. Tools that still run are reported.
+            Ok(Err(error)) if matches!(&error, AgentError::Deadline { tools, .. } if !tools.is_empty()) => {
+                Some(error)
+            }
+            _ => None,
+        };
         // What is there already takes no time.
         while let Some(Some(delivery)) = self.deliveries.next().now_or_never() {
             self.take(delivery);
@@ -61,12 +68,16 @@ impl Task {
             // Nobody else sets it.
             let _ = self.shared.left_unsaved.set(Box::new(unsaved.clone()));
         }
+        if let Some(error) = &cut_off {
+            // Nobody else sets it.
+            let _ = self.shared.left_running.set(Box::new(error.clone()));
+        }
         self.shared.fate.seal(End { reason, snapshot: Some(snapshot) });
         // Subscribers learn of the end before those who stopped the session go on.
         drop(self);
         for stop in waiting {
             let _ = stop.reply.send(match &unsaved {
-                None => Ok(()),
+                None => cut_off.clone().map_or(Ok(()), |error| Err(SessionError::Agent(error))),
                 Some(unsaved) => Err(unsaved.clone().after(stop.deadline)),
             });
         }

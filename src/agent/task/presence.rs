@@ -1,0 +1,59 @@
+//! The tool calls whose tasks still exist. An aborted task may run on until its tool awaits or returns.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{
+    actor::Signal,
+    agent::{RunningTool, phase::ToolCall},
+};
+
+/// The calls of an agent that have not ended, aborted ones included.
+#[derive(Debug, Default)]
+pub(super) struct ActiveCalls {
+    calls: Mutex<Vec<Arc<ToolCall>>>,
+    ended: Signal,
+}
+
+/// Lists its call until it is dropped, which is the last thing that the call's task does.
+pub(super) struct Presence {
+    call: Arc<ToolCall>,
+    all: Arc<ActiveCalls>,
+}
+
+impl ActiveCalls {
+    pub(super) fn enter(self: &Arc<Self>, call: &Arc<ToolCall>) -> Presence {
+        self.calls().push(Arc::clone(call));
+        Presence { call: Arc::clone(call), all: Arc::clone(self) }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.calls().is_empty()
+    }
+
+    /// The tools that still run.
+    pub(super) fn running(&self) -> Vec<RunningTool> {
+        let running = |call: &Arc<ToolCall>| RunningTool {
+            id: call.tool_use.id.clone(),
+            name: call.tool_use.name.clone(),
+        };
+        self.calls().iter().map(running).collect()
+    }
+
+    /// Waits until every call has ended. For one task.
+    pub(super) async fn all_ended(&self) {
+        while !self.is_empty() {
+            self.ended.given().await;
+        }
+    }
+
+    fn calls(&self) -> MutexGuard<'_, Vec<Arc<ToolCall>>> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        self.all.calls().retain(|call| !Arc::ptr_eq(call, &self.call));
+        self.all.ended.give();
+    }
+}

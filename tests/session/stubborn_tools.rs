@@ -1,0 +1,51 @@
+//! A tool that does not await when its session ends: `stop` reports it.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        mpsc::{Receiver, channel},
+    },
+    time::Duration,
+};
+
+use omni_agent::{
+    agent::AgentError,
+    session::SessionError,
+    testing::{Gate, Step},
+    tool::{Tool, tool_fn},
+};
+use serde_json::{Value, json};
+
+use crate::watch::{on, scripted};
+
+fn blocking(blocked: Receiver<()>, begun: &Gate) -> impl Tool {
+    let (blocked, begun) = (Arc::new(Mutex::new(blocked)), begun.clone());
+    tool_fn("block", "Blocks.", move |_: Value, _| {
+        let (blocked, begun) = (Arc::clone(&blocked), begun.clone());
+        async move {
+            begun.open();
+            let _ = blocked.lock().unwrap().recv();
+            Ok("")
+        }
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn stop_deadline_passes_while_a_tool_blocks_error_names_the_tool_each_time() {
+    let (release, receiver) = channel();
+    let begun = Gate::new();
+    let agent = scripted([Step::tool_use("t1", "block", json!({}))]).tool(blocking(receiver, &begun));
+    let session = on(agent).create().await.unwrap();
+    session.prompt("Q").await.unwrap();
+    begun.pass().await;
+    for _ in 0..2 {
+        match session.stop(Duration::from_millis(50)).await {
+            Err(SessionError::Agent(AgentError::Deadline { tools, .. })) => {
+                assert_eq!((tools[0].name.as_str(), tools[0].id.as_str()), ("block", "t1"));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(session.end().unwrap().snapshot.unwrap().unsaved, []);
+    release.send(()).unwrap();
+}

@@ -52,6 +52,8 @@ pub use registry::{Registry, RegistryError};
 pub use request::Request;
 pub use retry::RetryPolicy;
 pub use secret::Secret;
+#[cfg(feature = "http")]
+pub(crate) use secret::{Extent, Scrubber};
 
 use crate::message::Message;
 

@@ -172,18 +172,14 @@ impl ProviderError {
         self
     }
 
-    /// The same error without these values, wherever the service echoed one. A cause whose text holds one
-    /// is left out, since its text can't be changed.
+    /// The same error without secrets, wherever the service echoed one. A cause whose text holds one is left out,
+    /// since its text can't be changed.
     #[cfg(feature = "http")]
-    pub(crate) fn scrubbed(mut self, secrets: &[super::Secret]) -> Self {
-        for secret in secrets {
-            self.message = secret.scrub_cut(&self.message);
-            self.body = self.body.map(|body| secret.scrub_cut(&body));
-            self.request_id = self.request_id.map(|id| secret.scrub_cut(&id));
-            if self.source.as_ref().is_some_and(|source| secret.shows_in(&**source)) {
-                self.source = None;
-            }
-        }
+    pub(crate) fn scrubbed(mut self, scrubber: &super::Scrubber) -> Self {
+        self.message = scrubber.scrub(&self.message).into_owned();
+        self.body = self.body.map(|body| scrubber.scrub(&body).into_owned());
+        self.request_id = self.request_id.map(|id| scrubber.scrub(&id).into_owned());
+        self.source.take_if(|source| scrubber.shows_in(&**source));
         self
     }
 

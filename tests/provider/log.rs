@@ -1,5 +1,6 @@
 //! What is logged.
 
+use base64::Engine;
 use omni_agent::provider::{CacheHint, Effort, ModelInfo, Options, Request, http::Endpoint};
 
 use crate::{
@@ -40,5 +41,21 @@ async fn warnings_of_an_answer_are_logged_once() {
     assert_eq!(answer.warnings.len(), 2, "{:?}", answer.warnings);
     for warning in &answer.warnings {
         assert_eq!(log.matches(warning.as_str()).count(), 1, "{log}");
+    }
+}
+
+#[tokio::test]
+async fn log_of_a_request_id_shows_no_part_of_the_key() {
+    let encoded = base64::engine::general_purpose::STANDARD.encode(KEY);
+    let percent: String = KEY.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    for id in [&KEY[4..], &KEY[..KEY.len() - 2], &encoded, &percent] {
+        let log = Log::default();
+        let guard = tracing::subscriber::set_default(log.clone());
+        let server =
+            Server::start([Reply::sse().header("x-request-id", &format!("req-{id}")).piece(CHAT)]).await;
+        model(Endpoint::openai(), &server).generate(Request::prompt("Hi")).await.unwrap();
+        drop(guard);
+        let log = log.0.lock().unwrap();
+        assert!(log.contains("req-[secret]") && !log.contains(id), "{id} in {log}");
     }
 }

@@ -2,6 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use base64::{
+    Engine,
+    engine::general_purpose::{STANDARD, STANDARD_NO_PAD, URL_SAFE, URL_SAFE_NO_PAD},
+};
 use omni_agent::provider::{
     CacheHint, Effort, Options, OutputSchema, Secret, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };
@@ -214,5 +218,123 @@ fn scrub_of_a_header_value_replaces_the_credentials_alone_too() {
 fn scrub_of_a_value_too_short_leaves_the_text() {
     for short in ["", " ", "a", "error", "Bearer a", "x  "] {
         assert_eq!(Secret::new(short).scrub("an error: Bear a b"), "an error: Bear a b", "{short:?}");
+    }
+}
+
+/// A key with characters that every encoding escapes.
+const LONG_KEY: &str = "sk-proj-Zq4+7f/xT_9wLm\"2-Rb8\\cVnE6/uH1=";
+
+fn percent(text: &str, all: bool) -> String {
+    text.bytes()
+        .map(|byte| {
+            if all || !byte.is_ascii_alphanumeric() {
+                format!("%{byte:02X}")
+            } else {
+                char::from(byte).to_string()
+            }
+        })
+        .collect()
+}
+
+/// The forms in which services echo a value, and their names.
+fn echoes(value: &str) -> Vec<(&'static str, String)> {
+    let json_of = |text: &str| {
+        let json = serde_json::to_string(text).unwrap();
+        json[1..json.len() - 1].to_owned()
+    };
+    let json = json_of(value);
+    let slashes = json.replace('/', "\\/");
+    let unicode: String = value.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
+    let upper: String = value.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
+    let nested = json_of(&slashes);
+    let before = |bytes: &str| format!("{bytes}{value}, and more");
+    vec![
+        ("as it is", value.to_owned()),
+        ("JSON", json),
+        ("JSON with escaped slashes", slashes),
+        ("JSON in escapes only", unicode.clone()),
+        ("JSON in large escapes only", upper),
+        ("JSON in JSON", nested),
+        ("escapes in JSON", json_of(&unicode)),
+        ("percent", percent(value, false)),
+        ("percent for all", percent(value, true)),
+        ("percent in small letters", percent(value, true).to_lowercase()),
+        ("percent twice", percent(&percent(value, false), false)),
+        ("base64", STANDARD.encode(value)),
+        ("base64 without padding", STANDARD_NO_PAD.encode(value)),
+        ("base64 for URLs", URL_SAFE.encode(value)),
+        ("base64 behind one byte", STANDARD.encode(before(":"))),
+        ("base64 behind two bytes", STANDARD.encode(before("u:"))),
+        ("base64 behind three bytes", URL_SAFE_NO_PAD.encode(before("me:"))),
+        ("base64 in percent", percent(&STANDARD.encode(value), false)),
+        ("base64 in JSON", STANDARD.encode(before("u:")).replace('/', "\\/")),
+    ]
+}
+
+#[test]
+fn scrub_finds_the_value_in_every_form() {
+    let secret = Secret::new(LONG_KEY);
+    for (form, echo) in echoes(LONG_KEY) {
+        let scrubbed = secret.scrub(&format!("The key '{echo}' is wrong."));
+        assert!(scrubbed.starts_with("The key '") && scrubbed.ends_with("' is wrong."), "{form}: {scrubbed}");
+        assert!(scrubbed.contains("[secret]"), "{form}: {scrubbed}");
+        // Base64 keeps what it holds beside the value.
+        let most = if form.starts_with("base64") { 60 } else { 32 };
+        assert!(scrubbed.len() <= most, "{form}: {scrubbed}");
+    }
+}
+
+#[test]
+fn scrub_finds_every_part_of_eight_characters() {
+    let secret = Secret::new(LONG_KEY);
+    for start in 0..LONG_KEY.len() - 8 {
+        for length in [8, 11] {
+            // A backslash does not count: nobody can tell it from an escape.
+            let part = LONG_KEY.get(start..start + length).filter(|part| !part.contains('\\'));
+            let Some(part) = part else { continue };
+            for (form, echo) in echoes(part) {
+                let scrubbed = secret.scrub(&format!("key (…{echo}…)"));
+                let public = "sk-proj-".contains(part);
+                assert_eq!(scrubbed.contains("[secret]"), !public, "{form} of {part:?}: {scrubbed}");
+            }
+        }
+    }
+}
+
+#[test]
+fn scrub_leaves_harmless_text() {
+    let text = "Incorrect API key provided: sk-proj-****uH1=. Keys begin with sk-proj-, \\u0073k-proj- or sk-ant-api03-.";
+    assert_eq!(Secret::new(LONG_KEY).scrub(text), text);
+    assert_eq!(Secret::new("sk-ant-api03-Zq47fxT9wLm2").scrub(text), text);
+    // Half of a short value can be an ordinary word.
+    assert_eq!(Secret::new("password-1").scrub("a password-2 and password-1"), "a password-2 and [secret]");
+    let text = "Bearer tokens: 100%, \\\\, \\u, \\u12, %, %2, %zz, é\\u00e9 \\ud83d 日本";
+    assert_eq!(Secret::new(format!("Bearer {LONG_KEY}")).scrub(text), text);
+}
+
+#[test]
+fn scrub_of_values_beside_characters_of_many_bytes_keeps_those() {
+    let secret = Secret::new("ééééééZq47fxT9é");
+    assert_eq!(secret.scrub("日ééééééZq47fxT9é本"), "日[secret]本");
+    let scrubbed = secret.scrub("\u{129}éééZq47fxT9本");
+    assert!(scrubbed.ends_with("[secret]本"), "{scrubbed}");
+}
+
+proptest! {
+    #[test]
+    fn scrub_of_any_text_around_the_value_leaves_none_of_it(
+        before in "[a-z%\\\\u0-9é\"]{0,12}", after in "[a-z%\\\\u0-9é\"]{0,12}", form in 0usize..19,
+    ) {
+        let (name, echo) = echoes(LONG_KEY).swap_remove(form);
+        let scrubbed = Secret::new(LONG_KEY).scrub(&format!("{before} {echo} {after}"));
+        prop_assert!(scrubbed.contains("[secret]"), "{}: {}", name, scrubbed);
+        for window in echo.as_bytes().windows(14) {
+            prop_assert!(!scrubbed.as_bytes().windows(14).any(|part| part == window) || name.starts_with("base64 "), "{}: {}", name, scrubbed);
+        }
+    }
+
+    #[test]
+    fn scrub_of_any_text_without_the_value_changes_nothing(text in "\\PC{0,80}") {
+        prop_assert_eq!(Secret::new(LONG_KEY).scrub(&text), text);
     }
 }

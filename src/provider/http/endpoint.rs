@@ -263,8 +263,9 @@ impl Provider for Endpoint {
         let format = self.format(&request);
         let dialect = &*format.dialect;
         let url = self.url(dialect, &request)?;
-        let (mut headers, secrets) = self.headers(format, &request)?;
-        let dress = Dress { secrets, request_id: None };
+        let (mut headers, mut secrets) = self.headers(format, &request)?;
+        secrets.extend(outgoing::query_secrets(&url));
+        let dress = Dress::new(secrets);
         let Encoded { body, warnings } =
             self.encode(dialect, &request).map_err(|error| dress.dress(error))?;
         outgoing::demand(&mut headers, dialect, &body)?;

@@ -1,7 +1,7 @@
 //! One exchange: a request goes out, the head of the answer comes back, and its body becomes deltas or an
 //! error.
 
-use std::{error::Error, time::Duration};
+use std::{borrow::Cow, error::Error, sync::OnceLock, time::Duration};
 
 use bytes::Bytes;
 use reqwest::{
@@ -15,7 +15,7 @@ use super::{
     answer::{Answer, Parts},
     client, meta,
 };
-use crate::provider::{DeltaStream, ErrorKind, ProviderError, Secret, dialect::Dialect};
+use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret, dialect::Dialect};
 
 /// How long the body of an error is waited for. The status is there already; the body only explains it.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
@@ -28,23 +28,34 @@ pub(super) struct Outgoing {
     pub(super) timeouts: Timeouts,
 }
 
-/// What every error of an exchange is given, and rid of.
-#[derive(Clone, Default)]
+/// Prepares the errors of an exchange: adds the id of the request and removes secrets.
 pub(super) struct Dress {
-    pub(super) secrets: Vec<Secret>,
-    pub(super) request_id: Option<String>,
+    secrets: Vec<(Secret, Extent)>,
+    /// Made for the first text, since most exchanges need none.
+    scrubber: OnceLock<Scrubber>,
+    /// As the service sent it; only scrubbed copies leave this struct.
+    request_id: Option<String>,
 }
 
 impl Dress {
+    pub(super) fn new(secrets: Vec<(Secret, Extent)>) -> Self {
+        Self { secrets, scrubber: OnceLock::new(), request_id: None }
+    }
+
     pub(super) fn dress(&self, mut error: ProviderError) -> ProviderError {
         if error.request_id.is_none() {
             error.request_id.clone_from(&self.request_id);
         }
-        error.scrubbed(&self.secrets)
+        error.scrubbed(self.scrubber())
     }
 
-    pub(super) fn scrub(&self, text: &str) -> String {
-        self.secrets.iter().fold(text.to_owned(), |text, secret| secret.scrub(&text))
+    pub(super) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        self.scrubber().scrub(text)
+    }
+
+    fn scrubber(&self) -> &Scrubber {
+        self.scrubber
+            .get_or_init(|| Scrubber::new(self.secrets.iter().map(|(secret, extent)| (secret, *extent))))
     }
 }
 
@@ -55,9 +66,14 @@ impl Dress {
 /// There was no answer, it was an error, or it is of a type that holds no events.
 pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStream, ProviderError> {
     let response = send(outgoing).await.map_err(|error| parts.dress.dress(error))?;
-    parts.dress.request_id = meta::request_id(response.headers()).map(|id| parts.dress.scrub(&id));
+    parts.dress.request_id = meta::request_id(response.headers());
     let status = response.status().as_u16();
-    tracing::debug!(status, request_id = parts.dress.request_id, "the service answers");
+    let dress = &parts.dress;
+    tracing::debug!(
+        status,
+        request_id = dress.request_id.as_deref().map(|id| dress.scrub(id)).as_deref(),
+        "the service answers"
+    );
     let checked = match check(&response) {
         Ok(()) if response.status().is_success() => {
             return Ok(Box::pin(Answer::new(response.bytes_stream(), parts)));
@@ -148,7 +164,8 @@ async fn refusal(response: Response, dialect: &dyn Dialect, limit: usize, dress:
     let should_retry = meta::should_retry(headers);
     let body = read(response, limit).await;
     // Scrubbed before anybody cuts it: half a key would not be recognised.
-    let body = dress.scrub(&String::from_utf8_lossy(&body));
+    let body = String::from_utf8_lossy(&body);
+    let body = dress.scrub(&body);
     let mut error = dialect.error(status, &body);
     error.status = error.status.or(Some(status));
     error.retry_after = retry_after.or(error.retry_after);

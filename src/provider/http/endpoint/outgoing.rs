@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use super::{Endpoint, Format};
 use crate::provider::{
-    ErrorKind, ProviderError, Request, Secret,
+    ErrorKind, Extent, ProviderError, Request, Secret,
     dialect::{Dialect, Encoded, Framing},
     http::origin,
 };
@@ -46,12 +46,12 @@ impl Endpoint {
         Ok(url)
     }
 
-    /// The headers of a request but for those that its body demands, and the values in them that nobody may see.
+    /// The headers of a request except for those that its body demands, and the secret values among them.
     pub(super) fn headers(
         &self,
         format: &Format,
         request: &Request,
-    ) -> Result<(HeaderMap, Vec<Secret>), ProviderError> {
+    ) -> Result<(HeaderMap, Vec<(Secret, Extent)>), ProviderError> {
         let mut headers = HeaderMap::new();
         let accept = match format.dialect.framing() {
             Framing::Sse => "text/event-stream, application/json",
@@ -67,7 +67,7 @@ impl Endpoint {
         let own = self.headers.iter().map(|(name, value)| (name, value));
         for (name, value) in own.chain(request.options.headers.iter().flatten()) {
             let name = header_name(name)?;
-            secrets.push(value.clone());
+            secrets.push((value.clone(), extent(&name)));
             headers.insert(name.clone(), header_value(name.as_str(), value)?);
         }
         let Some(name) = format.auth.header() else {
@@ -86,7 +86,7 @@ impl Endpoint {
                 );
                 ProviderError::new(ErrorKind::Auth, message)
             })?;
-            secrets.push(key);
+            secrets.push((key, Extent::Parts));
             headers.insert(name, value);
         }
         Ok((headers, secrets))
@@ -162,6 +162,23 @@ fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError
     // Keeps it out of the debug output of the HTTP stack and of header compression tables.
     header.set_sensitive(true);
     Ok(header)
+}
+
+/// How much of a header's value is secret. Parts of a word or a URL would hide harmless text.
+fn extent(name: &HeaderName) -> Extent {
+    if names_credentials(name.as_str()) { Extent::Parts } else { Extent::Whole }
+}
+
+fn names_credentials(name: &str) -> bool {
+    let words = ["auth", "key", "token", "secret", "cookie", "password", "credential", "signature"];
+    let name = name.to_ascii_lowercase();
+    words.iter().any(|word| name.contains(word))
+}
+
+/// The credentials in the query of an address.
+pub(super) fn query_secrets(url: &Url) -> Vec<(Secret, Extent)> {
+    let credentials = url.query_pairs().filter(|(name, _)| names_credentials(name));
+    credentials.map(|(_, value)| (Secret::new(&*value), Extent::Parts)).collect()
 }
 
 /// The error for a header with this name whose value can't be sent.

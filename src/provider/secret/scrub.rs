@@ -1,0 +1,272 @@
+//! Finds secrets in text, in every form in which services echo them.
+
+use std::{borrow::Cow, error::Error};
+
+use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
+
+use super::{PLACEHOLDER, Secret};
+
+/// Bytes from which on a value differs from ordinary text. Shorter values are left alone.
+const SHORTEST: usize = 6;
+/// Bytes from which on a part of a value is recognised.
+const WINDOW: usize = 8;
+/// Bytes that a value needs for its parts to be recognised. Half of a shorter value can be an ordinary word.
+const LONG: usize = 12;
+/// Base64 characters that [`WINDOW`] bytes determine at least, whatever stands around them.
+const BASE64_WINDOW: usize = 10;
+
+/// Beginnings that all keys of a service share. They are no secret, and services name them in their errors.
+const PUBLIC: &[&str] = &[
+    "sk-admin-",
+    "sk-ant-admin01-",
+    "sk-ant-api03-",
+    "sk-ant-oat01-",
+    "sk-or-v1-",
+    "sk-proj-",
+    "sk-svcacct-",
+];
+
+/// How much of a value has to stand in a text to be replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Extent {
+    /// Eight consecutive bytes, for credentials.
+    Parts,
+    /// The whole value, for headers that hold words of a language or a URL.
+    Whole,
+}
+
+/// Replaces secrets in texts.
+#[derive(Default)]
+pub(crate) struct Scrubber {
+    plain: Patterns,
+    base64: Patterns,
+}
+
+/// What is searched for, in canonical form.
+#[derive(Default)]
+struct Patterns {
+    whole: Vec<Vec<u8>>,
+    /// Parts of `length` bytes as numbers, sorted.
+    windows: Vec<u128>,
+    length: usize,
+    /// An occurrence that is no more than a part of one of these stays.
+    public: Vec<Vec<u8>>,
+}
+
+impl Scrubber {
+    pub(crate) fn new<'s>(secrets: impl IntoIterator<Item = (&'s Secret, Extent)>) -> Self {
+        let mut scrubber = Self::default();
+        for (secret, extent) in secrets {
+            let value = secret.reveal();
+            scrubber.add(value, Extent::Whole);
+            // A scheme and credentials. The scheme alone is an ordinary word.
+            let credentials = value.split_once(' ').map_or(value, |(_, credentials)| credentials.trim());
+            scrubber.add(credentials, extent);
+        }
+        scrubber.plain.finish();
+        scrubber.base64.finish();
+        scrubber
+    }
+
+    fn add(&mut self, value: &str, extent: Extent) {
+        if value.len() < SHORTEST {
+            return;
+        }
+        let public = PUBLIC.iter().find(|public| value.starts_with(**public)).map_or("", |public| *public);
+        let canonical = Canonical::of(value).bytes;
+        let forms = base64(value.as_bytes());
+        if extent == Extent::Parts && value.len() >= LONG {
+            self.plain.add_windows(&canonical, WINDOW);
+            self.plain.public.push(public.as_bytes().to_vec());
+            for form in &forms {
+                self.base64.add_windows(form, BASE64_WINDOW);
+            }
+            self.base64.public.extend(base64(public.as_bytes()));
+        }
+        self.base64.whole.extend(forms.into_iter().filter(|form| form.len() >= WINDOW));
+        self.plain.whole.push(canonical);
+    }
+
+    /// The text with every occurrence replaced.
+    pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
+        let mut canonical = Canonical::of(text);
+        let mut found = self.plain.find(&canonical.bytes);
+        // The URL-safe alphabet differs in two characters.
+        for byte in &mut canonical.bytes {
+            *byte = match *byte {
+                b'-' => b'+',
+                b'_' => b'/',
+                other => other,
+            };
+        }
+        found.extend(self.base64.find(&canonical.bytes));
+        if found.is_empty() {
+            return Cow::Borrowed(text);
+        }
+        let mut scrubbed = String::with_capacity(text.len());
+        let mut done = 0;
+        for (start, end) in merged(found) {
+            let start = text.floor_char_boundary(canonical.starts[start]).max(done);
+            let end = text.ceil_char_boundary(canonical.starts[end]);
+            scrubbed.push_str(&text[done..start]);
+            scrubbed.push_str(PLACEHOLDER);
+            done = end.max(start);
+        }
+        scrubbed.push_str(&text[done..]);
+        Cow::Owned(scrubbed)
+    }
+
+    /// Whether the error or one of its causes prints a secret.
+    #[cfg(feature = "http")]
+    pub(crate) fn shows_in(&self, error: &(dyn Error + 'static)) -> bool {
+        let shows = |text: &str| matches!(self.scrub(text), Cow::Owned(_));
+        shows(&error.to_string())
+            || shows(&format!("{error:?}"))
+            || error.source().is_some_and(|source| self.shows_in(source))
+    }
+}
+
+impl Patterns {
+    fn add_windows(&mut self, value: &[u8], length: usize) {
+        self.length = length;
+        self.windows.extend(value.windows(length).map(number));
+    }
+
+    fn finish(&mut self) {
+        self.windows.sort_unstable();
+        self.windows.dedup();
+    }
+
+    /// The places of the occurrences, as ranges in order.
+    fn find(&self, text: &[u8]) -> Vec<(usize, usize)> {
+        let mut found = Vec::new();
+        for pattern in &self.whole {
+            let places = text.windows(pattern.len()).enumerate().filter(|(_, window)| window == pattern);
+            found.extend(places.map(|(at, window)| (at, at + window.len())));
+        }
+        if !self.windows.is_empty() {
+            let mask = u128::MAX >> (128 - 8 * self.length);
+            let mut last = 0;
+            for (at, byte) in text.iter().enumerate() {
+                last = (last << 8 | u128::from(*byte)) & mask;
+                if at + 1 >= self.length && self.windows.binary_search(&last).is_ok() {
+                    found.push((at + 1 - self.length, at + 1));
+                }
+            }
+        }
+        let mut found = merged(found);
+        found.retain(|(start, end)| !self.is_public(&text[*start..*end]));
+        found
+    }
+
+    fn is_public(&self, part: &[u8]) -> bool {
+        self.public.iter().any(|public| public.windows(part.len()).any(|window| window == part))
+    }
+}
+
+/// Up to 16 bytes as one number.
+fn number(window: &[u8]) -> u128 {
+    window.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
+}
+
+/// Joins ranges that overlap.
+fn merged(mut ranges: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
+    ranges.sort_unstable();
+    let mut merged: Vec<(usize, usize)> = Vec::new();
+    for (start, end) in ranges {
+        match merged.last_mut() {
+            Some(last) if start < last.1 => last.1 = last.1.max(end),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
+}
+
+/// The base64 characters that the value determines, for each of the three places that it can have among other bytes.
+fn base64(value: &[u8]) -> [Vec<u8>; 3] {
+    [0, 1, 2].map(|before: usize| {
+        let mut bytes = vec![0; before];
+        bytes.extend_from_slice(value);
+        let text = STANDARD_NO_PAD.encode(&bytes);
+        let first = (before * 8).div_ceil(6);
+        let last = bytes.len() * 8 / 6;
+        text.as_bytes().get(first..last).unwrap_or_default().to_vec()
+    })
+}
+
+/// A text without its escapes, and the place of each byte in the text.
+struct Canonical {
+    bytes: Vec<u8>,
+    /// The place of each byte, and the end of the text.
+    starts: Vec<usize>,
+}
+
+impl Canonical {
+    /// Undoes escapes of JSON, however often they were applied, and percent-encoding.
+    fn of(text: &str) -> Self {
+        let raw = text.as_bytes();
+        let mut canonical =
+            Self { bytes: Vec::with_capacity(raw.len()), starts: Vec::with_capacity(raw.len() + 1) };
+        let mut at = 0;
+        while at < raw.len() {
+            let start = at;
+            // JSON inside of JSON has its escapes escaped, in any of these spellings.
+            while let Some(after) = backslash(raw, at, at > start) {
+                at = after;
+            }
+            let escaped = at > start;
+            match raw.get(at) {
+                Some(b'u') if escaped && let Some(code) = hex(raw, at + 1, 4) => {
+                    at += 5;
+                    let c = char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER);
+                    for byte in c.encode_utf8(&mut [0; 4]).bytes() {
+                        canonical.push(byte, start);
+                    }
+                }
+                Some(b'%') if let Some((byte, after)) = percent(raw, at) => {
+                    at = after;
+                    canonical.push(byte, start);
+                }
+                Some(byte) => {
+                    at += 1;
+                    canonical.push(*byte, start);
+                }
+                None => {}
+            }
+        }
+        canonical.starts.push(raw.len());
+        canonical
+    }
+
+    fn push(&mut self, byte: u8, start: usize) {
+        self.bytes.push(byte);
+        self.starts.push(start);
+    }
+}
+
+/// The place behind the backslash here. Behind another one, it may be an escape itself.
+fn backslash(raw: &[u8], at: usize, escaped: bool) -> Option<usize> {
+    const BACKSLASH: u32 = b'\\' as u32;
+    match raw.get(at)? {
+        b'\\' => Some(at + 1),
+        b'u' if escaped && hex(raw, at + 1, 4) == Some(BACKSLASH) => Some(at + 5),
+        b'%' => percent(raw, at).filter(|(byte, _)| *byte == b'\\').map(|(_, after)| after),
+        _ => None,
+    }
+}
+
+/// The byte that is percent-encoded here, once or several times, and the place behind it.
+fn percent(raw: &[u8], at: usize) -> Option<(u8, usize)> {
+    let mut at = at + 1;
+    while raw[at..].starts_with(b"25") && hex(raw, at + 2, 2).is_some() {
+        at += 2;
+    }
+    let byte = u8::try_from(hex(raw, at, 2)?).ok()?;
+    Some((byte, at + 2))
+}
+
+/// The hexadecimal number with this many digits.
+fn hex(raw: &[u8], at: usize, digits: usize) -> Option<u32> {
+    let digits = raw.get(at..at + digits)?;
+    digits.iter().try_fold(0, |number, digit| Some(number << 4 | char::from(*digit).to_digit(16)?))
+}

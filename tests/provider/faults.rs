@@ -470,3 +470,53 @@ async fn header_of_ordinary_words_hides_no_text_that_shares_a_part() {
         "it said see https://example.org/docs, organization not found, [secret] of [secret]"
     );
 }
+
+/// The gzip form of `{"error":"prompt is too long"}`.
+const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff\xabVJ-*\xca/R\xb2R*(\xca\xcf-(Q\xc8,V(\xc9\xcfW\xc8\xc9\xcfKW\xaa\x05\x00\xb0W:\xdd\x1e\x00\x00\x00";
+
+#[tokio::test]
+async fn error_with_a_compressed_body_keeps_its_status_and_says_so() {
+    for (encoding, status, kind, retryable) in [
+        ("gzip", 429, ErrorKind::RateLimit, true),
+        ("GZIP", 401, ErrorKind::Auth, false),
+        ("identity, br", 400, ErrorKind::InvalidRequest, false),
+        ("deflate", 503, ErrorKind::Service, true),
+    ] {
+        let reply = Reply::new(status).header("content-encoding", encoding).header("x-request-id", "r1");
+        let error = outcome(reply.piece(GZIP)).await.error();
+        assert_eq!(
+            (error.kind, error.retryable, error.status),
+            (kind, retryable, Some(status)),
+            "{encoding}"
+        );
+        let name = encoding.to_lowercase().replace("identity, ", "");
+        assert!(error.message.contains("compressed") && error.message.contains(&name), "{error}");
+        assert_eq!((error.body, error.request_id.as_deref()), (None, Some("r1")));
+    }
+    // Some proxies compress and do not say so.
+    let error = outcome(Reply::new(429).piece(GZIP)).await.error();
+    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::RateLimit, None));
+    assert!(error.message.contains("gzip"), "{error}");
+    let error = outcome(Reply::new(500).piece(&b"\x00\x01\x02PNG\x00\xff\xfe\xfd"[..])).await.error();
+    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Service, None));
+    assert!(error.message.contains("no text"), "{error}");
+    // An error whose text is in another encoding can still be read in part.
+    let error = outcome(Reply::new(400).piece(&b"requ\xeate trop longue"[..])).await.error();
+    assert_eq!(error.body.as_deref(), Some("requ\u{fffd}te trop longue"));
+}
+
+#[tokio::test]
+async fn answer_that_is_compressed_is_a_decoding_error_without_its_bytes() {
+    let error = outcome(Reply::sse().header("content-encoding", "gzip").piece(GZIP)).await.error();
+    assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, None));
+    assert!(error.message.contains("gzip"), "{error}");
+}
+
+#[tokio::test]
+async fn answer_with_identity_as_its_encoding_is_read() {
+    for encoding in ["identity", "Identity", "IDENTITY", "", " identity , identity"] {
+        let stop = "data: {\"stop\":true}\n\n";
+        let reply = Reply::sse().header("content-encoding", encoding).piece(TEXT).piece(stop);
+        assert_eq!(outcome(reply).await.text(), "hi", "{encoding:?}");
+    }
+}

@@ -53,6 +53,7 @@ async fn request_carries_path_headers_and_body() {
     assert_eq!(got.line, "POST /v1/answers/m?plain=yes");
     assert_eq!(got.header("content-type"), Some("application/json"));
     assert_eq!(got.header("accept"), Some("text/event-stream, application/json"));
+    assert_eq!(got.header("accept-encoding"), Some("identity"));
     assert!(got.header("user-agent").unwrap().starts_with("omni-agent/"));
     assert_eq!(got.header("authorization"), None);
     assert_eq!(got.body, r#"{"prompt":"hello","settings":{"a":1,"b":2}}"#);

@@ -6,7 +6,7 @@ use std::{borrow::Cow, error::Error, sync::OnceLock, time::Duration};
 use bytes::Bytes;
 use reqwest::{
     Response, Url,
-    header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, LOCATION},
+    header::{CONTENT_TYPE, HeaderMap, LOCATION},
 };
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -80,9 +80,13 @@ pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStr
         }
         Ok(()) => refusal(response, &*parts.dialect, parts.limits.error_body, &parts.dress).await,
         Err(error) => {
+            let compression = meta::compression(response.headers());
             let head = read(response, ProviderError::BODY_LIMIT).await;
-            let head = String::from_utf8_lossy(&head);
-            error.with_status(status).with_body(&parts.dress.scrub(&head))
+            let error = error.with_status(status);
+            match text(&head, compression) {
+                Ok(head) => error.with_body(&parts.dress.scrub(&head)),
+                Err(_) => error,
+            }
         }
     };
     Err(parts.dress.dress(checked))
@@ -139,8 +143,10 @@ fn check(response: &Response) -> Result<(), ProviderError> {
     if !response.status().is_success() {
         return Ok(());
     }
-    if let Some(encoding) = headers.get(CONTENT_ENCODING).filter(|encoding| *encoding != "identity") {
-        return bad(format!("the answer is encoded as {encoding:?}, which was not asked for"));
+    if let Some(compression) = meta::compression(headers) {
+        return bad(format!(
+            "the answer is compressed as {compression:?}, although the request allows no compression"
+        ));
     }
     let Some(full) = meta::short(headers, CONTENT_TYPE.as_str()) else {
         return Ok(());
@@ -162,15 +168,43 @@ async fn refusal(response: Response, dialect: &dyn Dialect, limit: usize, dress:
     let headers = response.headers();
     let retry_after = meta::retry_after(headers);
     let should_retry = meta::should_retry(headers);
+    let compression = meta::compression(headers);
     let body = read(response, limit).await;
-    // Scrubbed before anybody cuts it: half a key would not be recognised.
-    let body = String::from_utf8_lossy(&body);
-    let body = dress.scrub(&body);
-    let mut error = dialect.error(status, &body);
+    let mut error = match text(&body, compression) {
+        // Scrubbed before it is cut: a few characters of a key would not be recognised.
+        Ok(body) => dialect.error(status, &dress.scrub(&body)),
+        Err(reason) => {
+            // The status alone has to do.
+            let mut error = dialect.error(status, "");
+            error.message = format!("the service's explanation can't be read: {reason}");
+            error.body = None;
+            error
+        }
+    };
     error.status = error.status.or(Some(status));
     error.retry_after = retry_after.or(error.retry_after);
     error.retryable = should_retry.unwrap_or(error.retryable);
     error
+}
+
+/// The text of an error's body, or the reason why it is no text. Bytes that are no text would only fill errors and logs.
+fn text(body: &[u8], compression: Option<String>) -> Result<Cow<'_, str>, String> {
+    const MAGIC: [(&[u8], &str); 2] = [(b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd")];
+    let by_magic =
+        MAGIC.iter().find(|(magic, _)| body.starts_with(magic)).map(|(_, name)| (*name).to_owned());
+    if let Some(compression) = compression.or(by_magic) {
+        return Err(format!(
+            "its body is compressed as {compression:?}, although the request allows no compression"
+        ));
+    }
+    let text = String::from_utf8_lossy(body);
+    // Text in another encoding has some characters that can't be read.
+    let unreadable = |c: &char| *c == char::REPLACEMENT_CHARACTER || (c.is_control() && !c.is_whitespace());
+    let count = text.chars().filter(unreadable).count();
+    if text.contains('\0') || count > text.chars().count() / 4 {
+        return Err(format!("its body of {} bytes holds no text", body.len()));
+    }
+    Ok(text)
 }
 
 /// As much of a body as the limits of bytes and time allow.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use reqwest::header::{DATE, HeaderMap, RETRY_AFTER};
+use reqwest::header::{CONTENT_ENCODING, DATE, HeaderMap, RETRY_AFTER};
 
 /// Bytes of a request id or a content type that are kept.
 const SHORT: usize = 256;
@@ -38,6 +38,16 @@ pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
 /// The service's id of the request: Anthropic calls it `request-id`, all others `x-request-id`.
 pub(super) fn request_id(headers: &HeaderMap) -> Option<String> {
     short(headers, "request-id").or_else(|| short(headers, "x-request-id"))
+}
+
+/// The compression of the body; `None` if the body is sent as it is.
+pub(super) fn compression(headers: &HeaderMap) -> Option<String> {
+    let values = headers.get_all(CONTENT_ENCODING).iter();
+    let list = values.map(|value| String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase());
+    let list = list.collect::<Vec<_>>().join(",");
+    let codings = list.split(',').map(str::trim).filter(|coding| !matches!(*coding, "" | "identity"));
+    let codings = codings.collect::<Vec<_>>().join(", ");
+    (!codings.is_empty()).then(|| codings.chars().take(SHORT).collect())
 }
 
 /// A header's value, if it is text and of a reasonable length.

@@ -2,7 +2,10 @@
 
 use reqwest::{
     Url,
-    header::{ACCEPT, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, TRANSFER_ENCODING},
+    header::{
+        ACCEPT, ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+        TRANSFER_ENCODING,
+    },
 };
 use serde_json::{Map, Value};
 
@@ -58,6 +61,8 @@ impl Endpoint {
             Framing::NdJson => "application/x-ndjson, application/json",
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
+        // Without it, any compression would be allowed (RFC 9110, section 12.5.3).
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         for (name, value) in &self.plain {
             let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|_| unfit(name))?;

@@ -56,6 +56,12 @@
 //! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html) |
 //! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
 //!
+//! # Errors
+//!
+//! Each layer has one error type. `Display` ends with the sentence of the cause, and [`error_chain`] adds the causes below
+//! it. Before a run, [`AgentError`](agent::AgentError) names what is missing; a failed request is
+//! [`AgentError::provider_error`](agent::AgentError::provider_error).
+//!
 //! # Panics
 //!
 //! Panics in tools, callbacks and providers are contained, which needs `panic = "unwind"`, the default. With

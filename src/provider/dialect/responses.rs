@@ -9,6 +9,7 @@ mod decode;
 mod encode;
 mod input;
 mod item;
+mod reasoning;
 mod received;
 mod wire;
 

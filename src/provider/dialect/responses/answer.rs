@@ -6,7 +6,8 @@ use serde_json::Value;
 
 use super::{
     NAME,
-    item::{self, Blocks, Call, Item, Kind, Reasoning, Repetition, Shown, State},
+    item::{self, Blocks, Call, Item, Kind, Repetition, State},
+    reasoning::{Reasoning, Shown},
     wire::{self, Place, list, text},
 };
 use crate::{

@@ -3,7 +3,7 @@ use serde_json::{Map, Value};
 use super::{
     NAME,
     answer::Answer,
-    item::Shown,
+    reasoning::Shown,
     wire::{self, Event, list, text},
 };
 use crate::provider::{

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::rig::{Act, MoodyStore, id, parrot, secs};
 
 /// The outage, so long that the waits between two attempts have grown to half a minute.
-const LONG: Duration = Duration::from_secs(600);
+const LONG: Duration = Duration::from_mins(10);
 
 /// A manager with a session whose turn could not be saved for ten minutes, and will not be for two more seconds.
 async fn after_an_outage(down: Act, store: &MoodyStore) -> Manager {

@@ -12,6 +12,9 @@ use crate::{
     server::{Reply, Server},
 };
 
+/// Writes a secret in another form.
+type Form<'f> = &'f dyn Fn(&str) -> String;
+
 const TEXT: &str = "data: {\"text\":\"hi\"}\n\n";
 
 /// All that an error shows of itself, its causes included.
@@ -76,7 +79,7 @@ async fn key_that_a_server_echoes_in_other_forms_never_shows() {
     let base64 = |text: &str| STANDARD.encode(format!("user:{text}"));
     let head = |text: &str| text[..14].to_owned();
     let tail = |text: &str| text[text.len() - 10..].to_owned();
-    let forms: [(&str, &dyn Fn(&str) -> String); 6] = [
+    let forms: [(&str, Form<'_>); 6] = [
         ("slash", &value),
         ("unicode", &unicode),
         ("percent", &percent),

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::{fmt::Write, time::Duration};
+use std::time::Duration;
 
 use futures_util::StreamExt;
 use omni_agent::provider::{

@@ -244,8 +244,8 @@ fn echoes(value: &str) -> Vec<(&'static str, String)> {
     };
     let json = json_of(value);
     let slashes = json.replace('/', "\\/");
-    let unicode: String = value.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect();
-    let upper: String = value.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect();
+    let unicode = value.encode_utf16().map(|unit| format!("\\u{unit:04x}")).collect::<Vec<_>>().concat();
+    let upper = value.encode_utf16().map(|unit| format!("\\u{unit:04X}")).collect::<Vec<_>>().concat();
     let nested = json_of(&slashes);
     let before = |bytes: &str| format!("{bytes}{value}, and more");
     vec![

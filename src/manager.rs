@@ -143,7 +143,8 @@ impl ManagerBuilder {
         self
     }
 
-    /// How long a session stays when no controller is left and it is idle; `None` is for ever. Five minutes if unset.
+    /// How long a session stays open while it is idle and has no controller, from its start on; `None` is for ever. Five minutes
+    /// if unset.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = after;
         self

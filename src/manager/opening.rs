@@ -15,7 +15,7 @@ use super::{
     watching::Watch,
 };
 use crate::{
-    session::{Mode, Session, SessionError},
+    session::{Guard, Mode, Session, SessionError},
     store::ConversationId,
 };
 
@@ -186,9 +186,12 @@ impl Inner {
             };
             let launched = Box::pin(async {
                 room?;
-                let session = inner.launch(&claim, start, from).await?;
+                let (session, guard) = inner.launch(&claim, start, from).await?;
                 // Subscribed here: if the caller is gone, its controller leaves at once, and the session is looked after.
-                Ok(subscribe(session, mode, true).await?)
+                let opened = subscribe(session, mode, true).await?;
+                // The session's time without controllers begins after its caller has subscribed.
+                drop(guard);
+                Ok(opened)
             });
             let opened = tokio::select! {
                 biased;
@@ -295,7 +298,7 @@ impl Inner {
         claim: &Claim,
         start: Start,
         from: Beginning,
-    ) -> Result<Session, ManagerError> {
+    ) -> Result<(Session, Option<Guard>), ManagerError> {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
         start.agent = Box::new(start.agent.registry(self.registry_of_models.clone()));
@@ -303,10 +306,12 @@ impl Inner {
             start.agent = Box::new(start.agent.admission(admission));
         }
         let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
+        let (hold, mut held) = oneshot::channel();
         let builder = Session::builder(Arc::clone(&self.store))
             .watcher(Arc::new(watch))
             .owner(self.owner.clone())
-            .end_timeout(self.close_timeout);
+            .end_timeout(self.close_timeout)
+            .hold(hold);
         let builder = start.set_up(builder, self.idle_shutdown);
         // Boxed one by one: what opens a session leaves a hole of its own size behind it.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
@@ -337,7 +342,7 @@ impl Inner {
             // It came too late for the shutdown to see it as open; it waits for the claim, and then does.
             session.drain();
         }
-        Ok(session)
+        Ok((session, held.try_recv().ok()))
     }
 }
 

@@ -51,7 +51,7 @@ impl Start {
         self
     }
 
-    /// How long the session stays when no controller is left and it is idle, in place of the manager's time. `None` is for
+    /// How long the session stays open while it is idle and has no controller, in place of the manager's time. `None` is for
     /// ever.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = IdleShutdown::After(after);

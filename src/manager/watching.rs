@@ -41,6 +41,7 @@ impl Watcher for Watch {
                 inner.registry().touch(id);
                 inner.make_room();
             }
+            Notice::Settled => inner.make_room(),
             Notice::Ended(reason) => inner.registry().ended(id, key, reason),
         }
     }

@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Session, SessionError, Watcher, WeakSession,
+    Guard, Session, SessionError, Watcher, WeakSession,
     core::{Core, saved},
     task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task, writing::contained},
     tenure::Tenure,
@@ -57,11 +57,19 @@ pub struct SessionBuilder {
     title: Option<Arc<str>>,
     setup: Arc<Setup>,
     watcher: Option<Arc<dyn Watcher>>,
+    hold: Option<oneshot::Sender<Guard>>,
 }
 
 impl SessionBuilder {
     pub(super) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, agent: Agent::builder(), title: None, setup: Arc::clone(&USUAL), watcher: None }
+        Self {
+            store,
+            agent: Agent::builder(),
+            title: None,
+            setup: Arc::clone(&USUAL),
+            watcher: None,
+            hold: None,
+        }
     }
 
     /// The agent: model, tools, callbacks and all. Its history comes from the session, and its commit channel is the
@@ -90,9 +98,12 @@ impl SessionBuilder {
         self
     }
 
-    /// How long the session stays when no controller is left and the agent is idle. It is looked at when the last
-    /// controller leaves, and when the agent becomes idle; zero is allowed. Unset, it stays for as long as there is
-    /// a handle or a controller. A turn in flight is finished first, and so is saving.
+    /// How long the session stays open without a controller while the agent is idle. The time runs from the session's start,
+    /// and anew when the last controller leaves and when the agent becomes idle. Observers do not count. Zero is allowed. If
+    /// it is unset, the session stays for as long as a handle or a controller exists. A turn in flight is finished first, and so
+    /// is saving.
+    ///
+    /// A session that has just started stays for at least 20 ms, so that its starter can subscribe.
     pub fn idle_shutdown(mut self, after: Duration) -> Self {
         Arc::make_mut(&mut self.setup).idle_shutdown = Some(after);
         self
@@ -131,6 +142,12 @@ impl SessionBuilder {
     /// for its own lease to run out. Unset, each session is [an owner of its own](Owner::unique).
     pub fn owner(mut self, owner: Owner) -> Self {
         Arc::make_mut(&mut self.setup).owner = Some(Arc::new(owner));
+        self
+    }
+
+    /// Keeps the session open from its very start until the guard is dropped, which comes by this channel.
+    pub(crate) fn hold(mut self, guard: oneshot::Sender<Guard>) -> Self {
+        self.hold = Some(guard);
         self
     }
 
@@ -260,7 +277,7 @@ impl SessionBuilder {
         id: ConversationId,
         core: impl FnOnce(Arc<Config>, EventId) -> Core,
     ) -> Result<Starting, SessionError> {
-        let Self { store, agent, setup, watcher, .. } = self;
+        let Self { store, agent, setup, watcher, hold, .. } = self;
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
         let shared = Arc::new(Shared {
@@ -278,6 +295,10 @@ impl SessionBuilder {
             left: Signal::default(),
         });
         let session = Session { commands, shared };
+        if let Some(hold) = hold {
+            // The guard of a starter that went away is dropped.
+            let _ = hold.send(session.keep()?);
+        }
         let weak: WeakSession = session.downgrade();
         let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
         let state = agent.state().await?;
@@ -320,7 +341,10 @@ impl Starting {
             retry: None,
             ends_by: None,
             idle: None,
+            is_fresh: true,
             idle_when_saved: false,
+            has_refused_sleep: false,
+            settling: None,
             flushes: Vec::new(),
             commands_in_a_row: 0,
             effects: Vec::new(),

@@ -40,8 +40,8 @@ pub(super) const DELIVERIES: usize = 32;
 /// Commands served in a row before another input gets its turn.
 const COMMANDS_IN_A_ROW: u8 = 32;
 
-/// How soon it is looked again, at the earliest, whether an agent that handles an event is done.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// How long a session stays at least when it has just started: its starter is about to subscribe.
+const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 
 /// What does not change in a session's life.
 #[derive(Debug, Clone, PartialEq)]
@@ -111,8 +111,14 @@ pub(super) struct Task {
     pub(super) ends_by: Option<Instant>,
     /// When the session ends because nobody wants it.
     pub(super) idle: Option<Pin<Box<Sleep>>>,
+    /// Whether the session's idle shutdown was not begun yet.
+    pub(super) is_fresh: bool,
     /// The session would have ended, had it not had something to save.
     pub(super) idle_when_saved: bool,
+    /// The session was asked to sleep and refused. The watcher is notified when another attempt is worth while.
+    pub(super) has_refused_sleep: bool,
+    /// The session waits for its idle agent to handle its application events.
+    pub(super) settling: Option<Settling>,
     pub(super) flushes: Vec<Flush>,
     /// Commands served since the last input of another kind.
     pub(super) commands_in_a_row: u8,
@@ -141,6 +147,9 @@ pub(super) struct Flush {
     reply: super::command::Reply<()>,
 }
 
+/// The wait for an agent that has nothing left to do.
+pub(super) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
+
 /// Why a session ends, and who stopped it.
 type Exit = (EndReason, Option<Stop>);
 
@@ -153,11 +162,13 @@ enum Input {
     Left,
     Retry,
     IdleTimeOver,
+    Settled,
 }
 
 impl Task {
     /// Runs until the session ends. Boxed, or an idle session would hold it twice.
     pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
+        self.consider_idle_shutdown();
         let (reason, stop) = loop {
             if self.core.is_lost() {
                 break (EndReason::LostPlace, None);
@@ -212,6 +223,13 @@ impl Task {
                     return Some((EndReason::Idle, None));
                 }
             }
+            Input::Settled => {
+                self.settling = None;
+                if self.idle.is_none() {
+                    self.consider_idle_shutdown();
+                }
+                self.tell_settled();
+            }
         }
         None
     }
@@ -230,6 +248,7 @@ impl Task {
             () = passed(&mut self.retry) => Input::Retry,
             delivery = self.deliveries.next() => Input::Delivery(delivery),
             () = passed(&mut self.idle) => Input::IdleTimeOver,
+            () = passed(&mut self.settling) => Input::Settled,
         }
     }
 
@@ -336,12 +355,15 @@ impl Task {
         }
     }
 
-    /// A controller has left, or the agent has become idle: if both are so, the time runs, from now.
+    /// Starts the time of the idle shutdown anew, if no controller is subscribed and the agent is idle. Called at the start,
+    /// and when one of the two begins to hold.
     fn consider_idle_shutdown(&mut self) {
         if let Some(wait) = self.shared.setup.idle_shutdown
             && self.core.status() == Status::Idle
             && !self.is_controlled()
         {
+            let is_fresh = std::mem::take(&mut self.is_fresh);
+            let wait = if is_fresh { wait.max(TIME_TO_SUBSCRIBE) } else { wait };
             self.idle = Some(Box::pin(sleep(wait)));
         }
     }
@@ -363,9 +385,8 @@ impl Task {
             return false;
         }
         let retired = matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true));
-        if !retired && self.core.status() == Status::Idle {
-            // An application's event is handled, which may bring a turn or not; or it has, this very moment.
-            self.idle = self.shared.setup.idle_shutdown.map(|wait| Box::pin(sleep(wait.max(LOOK_AGAIN))));
+        if !retired {
+            self.settle();
         }
         retired
     }
@@ -390,6 +411,35 @@ impl Task {
         flushes.chain(self.ends_by).filter_map(left).min()
     }
 
+    /// The session could not be put to sleep: its watcher is notified when another attempt is worth while.
+    fn refuse_sleep(&mut self) {
+        self.has_refused_sleep = true;
+        if !self.is_controlled() && self.is_saved() {
+            self.settle();
+        }
+    }
+
+    /// Comes back when the agent, which is idle but could not be retired, has handled its application events. They may
+    /// bring a turn or not.
+    fn settle(&mut self) {
+        if self.core.status() == Status::Idle && self.settling.is_none() {
+            let agent = self.agent.clone();
+            self.settling = Some(Box::pin(async move {
+                // The end of the agent is noticed elsewhere.
+                let _ = agent.wait_until_idle().await;
+            }));
+        }
+    }
+
+    /// Notifies the watcher, if the session has refused to sleep, that everything is saved or handled now.
+    pub(super) fn tell_settled(&mut self) {
+        if std::mem::take(&mut self.has_refused_sleep)
+            && let Some(watcher) = &self.shared.watcher
+        {
+            watcher::tell_of(&**watcher, Notice::Settled);
+        }
+    }
+
     fn is_saved(&self) -> bool {
         self.core.is_safe(self.core.wanted())
     }
@@ -407,8 +457,8 @@ async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
     }
 }
 
-/// Waits for a timer, for ever if there is none.
-async fn passed(timer: &mut Option<Pin<Box<Sleep>>>) {
+/// Waits for a timer or the like, for ever if there is none.
+async fn passed<F: Future<Output = ()> + ?Sized>(timer: &mut Option<Pin<Box<F>>>) {
     match timer {
         Some(timer) => timer.as_mut().await,
         None => std::future::pending().await,

@@ -30,6 +30,9 @@ pub enum Notice<'a> {
     Finished(&'a Arc<Response>),
     /// The last controller has left.
     Left,
+    /// The session has refused to [sleep](crate::session::Session::sleep), and the reason may be gone: everything is saved, or
+    /// the agent has handled its application events.
+    Settled,
     /// The session has ended, and nothing of it is left. The last notice, and there is always one.
     Ended(&'a EndReason),
 }

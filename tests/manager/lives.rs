@@ -87,6 +87,21 @@ async fn idle_shutdown_is_the_managers_unless_the_start_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn session_opened_by_an_observer_or_by_nobody_ends_after_the_time() {
+    let store = MoodyStore::new();
+    let kept = store.put("kept").await;
+    let manager = store.manager().idle_shutdown(Some(secs(10))).build();
+    for mode in [None, Some(Mode::Observer)] {
+        let opened = manager.open(&kept, Start::new(parrot()).subscribe(mode)).await.unwrap();
+        tokio::time::sleep(secs(9)).await;
+        assert!(opened.session.end().is_none());
+        tokio::time::sleep(secs(2)).await;
+        assert_eq!(opened.session.end().unwrap().reason, EndReason::Idle);
+        assert!(manager.list_open().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn idle_shutdown_lets_a_turn_in_flight_finish() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().idle_shutdown(Some(secs(0))).build();

@@ -1,10 +1,11 @@
 //! The idle shutdown: when the last controller leaves, and when the agent becomes idle with nobody there.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Prompt, Status, ToolDecision},
     session::{Mode, Session, SessionError, SessionSubscription},
+    store::{ConversationId, MemoryStore, Store},
     subscription::EndReason,
     testing::{Gate, Step},
     tool::Decision,
@@ -68,22 +69,49 @@ async fn controller_leaves_with_another_there_session_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn observer_leaves_session_stays() {
-    let session = on(scripted([])).idle_shutdown(AFTER).create().await.unwrap();
-    drop(answered(session.subscribe(Mode::Observer)).await.unwrap());
-    lives(&session, AFTER * 10).await;
+async fn observer_from_the_start_session_ends_after_the_time() {
+    for leaves in [false, true] {
+        let session = on(scripted([])).idle_shutdown(AFTER).create().await.unwrap();
+        let observer = answered(session.subscribe(Mode::Observer)).await.unwrap();
+        let _observer = if leaves { None } else { Some(observer) };
+        ends_in(&session, AFTER).await;
+    }
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_from_the_start_session_stays() {
+async fn nobody_from_the_start_session_ends_after_the_time() {
     for after in [AFTER, Duration::ZERO] {
-        let session = on(scripted([])).idle_shutdown(after).create().await.unwrap();
-        lives(&session, AFTER * 10).await;
-        // What is no transition starts nothing.
-        answered(session.set_title(Some("A title"))).await.unwrap();
-        answered(session.configure(|_| Ok(()))).await.unwrap();
-        lives(&session, AFTER * 10).await;
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let builder = || Session::builder(Arc::clone(&store)).agent(scripted([])).idle_shutdown(after);
+        let created = builder().create_as(ConversationId::new("talk").unwrap()).await.unwrap();
+        ends_in(&created, after).await;
+        let loaded = builder().load(created.id().clone()).await.unwrap();
+        ends_in(&loaded, after).await;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn zero_starter_subscribes_or_prompts_in_time() {
+    let builder = || on(scripted([Step::text("A1")])).idle_shutdown(Duration::ZERO);
+    let session = builder().create().await.unwrap();
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    let controller = answered(session.subscribe(Mode::Controller)).await.unwrap();
+    lives(&session, AFTER * 10).await;
+    drop(controller);
+    ends_in(&session, Duration::ZERO).await;
+
+    let session = builder().create().await.unwrap();
+    assert_eq!(session.ask("Q1").await.unwrap().text(), "A1");
+    ends_in(&session, Duration::ZERO).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_changes_do_not_begin_the_time_anew() {
+    let session = on(scripted([])).idle_shutdown(AFTER).create().await.unwrap();
+    lives(&session, ALMOST).await;
+    answered(session.set_title(Some("A title"))).await.unwrap();
+    answered(session.configure(|_| Ok(()))).await.unwrap();
+    ends_in(&session, REST).await;
 }
 
 #[tokio::test(start_paused = true)]

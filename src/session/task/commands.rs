@@ -51,6 +51,9 @@ impl Task {
             }
             Command::Sleep(reply) => {
                 let ends = self.can_sleep().await;
+                if !ends {
+                    self.refuse_sleep();
+                }
                 let _ = reply.send(ends);
                 if ends {
                     return Err(Over::Unwanted);

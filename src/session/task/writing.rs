@@ -90,8 +90,11 @@ impl Task {
         });
         self.step(|core, env, effects| core.written(outcome, env, effects));
         self.answer_flushes();
-        if self.is_saved() && std::mem::take(&mut self.idle_when_saved) {
-            self.consider_idle_shutdown();
+        if self.is_saved() {
+            if std::mem::take(&mut self.idle_when_saved) {
+                self.consider_idle_shutdown();
+            }
+            self.tell_settled();
         }
     }
 

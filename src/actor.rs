@@ -1,4 +1,4 @@
-//! What all actors of the crate have in common: their end, and letting others run.
+//! Parts that the actors of the crate share: their end, letting others run, optional timers.
 
 mod breath;
 #[cfg(test)]
@@ -8,6 +8,7 @@ pub(crate) mod simulation;
 
 use std::{
     future::poll_fn,
+    pin::Pin,
     sync::{
         OnceLock,
         atomic::{AtomicBool, Ordering},
@@ -141,5 +142,13 @@ pub(crate) async fn call<C, T>(
         biased;
         answer = &mut answer => answer.ok(),
         () = commands.closed() => answer.try_recv().ok(),
+    }
+}
+
+/// Waits for a timer or the like; for ever if there is none.
+pub(crate) async fn passed<F: Future<Output = ()> + ?Sized>(timer: &mut Option<Pin<Box<F>>>) {
+    match timer {
+        Some(timer) => timer.as_mut().await,
+        None => std::future::pending().await,
     }
 }

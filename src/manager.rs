@@ -40,6 +40,7 @@ mod event;
 mod limits;
 mod opening;
 mod registry;
+mod room;
 mod start;
 mod titles;
 mod watching;
@@ -86,6 +87,7 @@ struct Inner {
     registry_of_models: Registry,
     idle_shutdown: Option<Duration>,
     close_timeout: Duration,
+    room_timeout: Option<Duration>,
     titles: Titles,
     limits: Limits,
     feed_limits: FeedLimits,
@@ -111,6 +113,7 @@ pub struct ManagerBuilder {
     registry: Option<Registry>,
     idle_shutdown: Option<Duration>,
     close_timeout: Duration,
+    room_timeout: Option<Duration>,
     titles: Titles,
     max_open: Option<usize>,
     max_turns: Option<usize>,
@@ -164,10 +167,23 @@ impl ManagerBuilder {
         self
     }
 
-    /// How many sessions may be open at once, at least one. When so many are, the idle one without controllers that was
-    /// used least recently is put to sleep; if there is none, opening waits, in order.
+    /// How many sessions may be open at once, at least one. Beyond that, each further opening closes the idle session without
+    /// controllers that was used least recently. Several openings close several sessions at the same time. Openings that
+    /// find no such session wait, in order.
+    ///
+    /// A session whose tool opens another one keeps its own place meanwhile. If all places are held like that, none comes free:
+    /// see [`room_timeout`](Self::room_timeout). Set the limit above the number of sessions that tools keep waiting.
     pub fn max_open(mut self, limit: usize) -> Self {
         self.max_open = Some(limit);
+        self
+    }
+
+    /// How long an opening waits for room behind sessions whose tools or callbacks run. These may wait for the opening
+    /// themselves, and would wait for ever. After this time the opening fails with [`ManagerError::NoRoom`], which names them.
+    /// If no such session has a place, the opening waits on. One minute if unset; `None` waits without a limit. A tool learns of the
+    /// error only if its [own time limit](crate::tool::ToolLimits::timeout) is longer.
+    pub fn room_timeout(mut self, limit: Option<Duration>) -> Self {
+        self.room_timeout = limit;
         self
     }
 
@@ -200,6 +216,7 @@ impl ManagerBuilder {
             registry_of_models: self.registry.unwrap_or_default(),
             idle_shutdown: self.idle_shutdown,
             close_timeout: self.close_timeout,
+            room_timeout: self.room_timeout,
             titles: self.titles,
             limits: Limits::new(self.max_turns, self.max_turns_per_tenant),
             feed_limits: self.feed_limits,
@@ -218,6 +235,7 @@ impl Manager {
             registry: None,
             idle_shutdown: Some(Duration::from_mins(5)),
             close_timeout: Duration::from_secs(30),
+            room_timeout: Some(Duration::from_mins(1)),
             titles: Titles::default(),
             max_open: None,
             max_turns: None,
@@ -230,7 +248,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`]; what [`SessionBuilder::create`](crate::session::SessionBuilder::create) fails with.
+    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]; what
+    /// [`SessionBuilder::create`](crate::session::SessionBuilder::create) fails with.
     pub async fn create(&self, start: impl Into<Start>) -> Result<Opened, ManagerError> {
         self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
     }
@@ -254,7 +273,7 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`]; [`ManagerError::OpenElsewhere`] names who has it; what
+    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]; [`ManagerError::OpenElsewhere`] names who has it; what
     /// [`SessionBuilder::load`](crate::session::SessionBuilder::load) fails with.
     pub async fn open(&self, id: &ConversationId, start: impl Into<Start>) -> Result<Opened, ManagerError> {
         self.0.open(id.clone(), start.into(), Beginning::Stored).await

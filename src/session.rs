@@ -341,6 +341,11 @@ impl Session {
         self.shared.controllers.load(Ordering::Acquire)
     }
 
+    /// Whether the model has answered the last request of the run, so that tools or callbacks run on the answer.
+    pub(crate) fn is_between_requests(&self) -> bool {
+        self.shared.is_between_requests.load(Ordering::Acquire)
+    }
+
     /// Keeps the session alive as a controller does, without events.
     ///
     /// # Errors

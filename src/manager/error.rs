@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use crate::{
     provider::ProviderError,
     session::SessionError,
@@ -26,6 +28,21 @@ pub enum ManagerError {
         /// Who has it open, and at which address, if it told.
         owner: Owner,
     },
+    /// No place for an open session came free within the [room timeout](super::ManagerBuilder::room_timeout), and some places
+    /// are held by sessions whose tools or callbacks run. These may be waiting for this very opening: a tool that opens
+    /// another session keeps its own session's place.
+    #[error(
+        "there is no room to open conversation {id}: after {waited:?}, places are still held by sessions whose tools \
+         run: {}; raise `max_open`, or give tools a time limit", list(.parents)
+    )]
+    NoRoom {
+        /// The conversation that was to be opened.
+        id: ConversationId,
+        /// How long the opening has waited.
+        waited: Duration,
+        /// The open sessions whose tools or callbacks run.
+        parents: Vec<ConversationId>,
+    },
     /// The session could not be started, or not be stopped with everything saved.
     #[error(transparent)]
     Session(SessionError),
@@ -50,6 +67,16 @@ impl ManagerError {
             _ => None,
         }
     }
+}
+
+/// The ids in a row, as many as can be read.
+fn list(ids: &[ConversationId]) -> String {
+    const SHOWN: usize = 5;
+    let mut list = ids.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if ids.len() > SHOWN {
+        list += &format!(" and {} more", ids.len() - SHOWN);
+    }
+    list
 }
 
 impl From<SessionError> for ManagerError {

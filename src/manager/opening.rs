@@ -3,11 +3,7 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
-use tokio::{
-    sync::oneshot,
-    task::{AbortHandle, JoinHandle},
-    time::sleep,
-};
+use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
 
 use super::{
     Inner, ManagerError, Opened, Start,
@@ -23,7 +19,7 @@ use crate::{
 pub(super) struct Claim {
     inner: Arc<Inner>,
     pub(super) id: ConversationId,
-    key: Key,
+    pub(super) key: Key,
 }
 
 impl Drop for Claim {
@@ -213,86 +209,6 @@ impl Inner {
         self.close_timeout.saturating_mul(2)
     }
 
-    /// Waits for room for one more session, if there is a limit.
-    async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), ManagerError> {
-        let Some(told) = self.registry().take_place(&claim.id, claim.key) else {
-            return Ok(());
-        };
-        self.make_room();
-        tokio::select! {
-            biased;
-            // A shutdown may free the place itself.
-            () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
-            _ = told => {}
-        }
-        // Who stands in line no more lends nothing more.
-        let loan = self.registry().loan(&claim.id);
-        if let Some(loan) = loan {
-            loan.cancelled().await;
-        }
-        Ok(())
-    }
-
-    /// Has idle sessions put to sleep, the least recently used first, for as long as somebody waits to be opened.
-    pub(super) fn make_room(self: &Arc<Self>) {
-        let mut registry = self.registry();
-        if !registry.is_anyone_in_line() {
-            return;
-        }
-        registry.room.notify_one();
-        // One that was killed with its runtime is as good as none.
-        if registry.room_maker.as_ref().is_none_or(AbortHandle::is_finished) {
-            let inner = Arc::clone(self);
-            let maker = tokio::spawn(async move { inner.keep_making_room().await });
-            registry.room_maker = Some(maker.abort_handle());
-        }
-    }
-
-    async fn keep_making_room(self: Arc<Self>) {
-        let room = Arc::clone(&self.registry().room);
-        loop {
-            let is_any_refused = self.put_to_sleep().await;
-            {
-                let mut registry = self.registry();
-                if !registry.is_anyone_in_line() {
-                    registry.room_maker = None;
-                    return;
-                }
-            }
-            let again = async {
-                if !is_any_refused {
-                    std::future::pending::<()>().await;
-                }
-                tokio::time::sleep(LOOK_AGAIN).await;
-            };
-            tokio::select! {
-                () = room.notified() => {}
-                () = again => {}
-            }
-        }
-    }
-
-    /// Puts as many idle sessions to sleep as others wait to be opened; tells whether one is not ready for it.
-    async fn put_to_sleep(&self) -> bool {
-        let sleepers = self.registry().sleepers();
-        let mut is_any_refused = false;
-        for (key, session) in sleepers {
-            if !self.registry().is_anyone_in_line() {
-                break;
-            }
-            if !session.sleep().await.unwrap_or(true) {
-                is_any_refused = true;
-                continue;
-            }
-            session.ended().await;
-            // Its place is passed on a moment later, and before another one is put to sleep.
-            while self.registry().is_open(session.id(), key) {
-                tokio::task::yield_now().await;
-            }
-        }
-        is_any_refused
-    }
-
     async fn launch(
         self: &Arc<Self>,
         claim: &Claim,
@@ -345,9 +261,6 @@ impl Inner {
         Ok((session, held.try_recv().ok()))
     }
 }
-
-/// How soon it is looked again whether a session that has something to save, or to handle, can be put to sleep.
-const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 /// Does something to its end, whether or not the caller waits for it; but if it hangs and nobody waits, it is given up.
 pub(super) async fn in_a_task<T: Send + 'static>(

@@ -1,15 +1,16 @@
 //! Who is open, and who is being worked on. Behind a lock that is held for a few steps at a time, and never across an
 //! await; a task of its own would have nothing to wait for.
 
+mod places;
+
 use std::{
     collections::{BTreeMap, HashMap},
     sync::Arc,
 };
 
-use tokio::{
-    sync::{Notify, oneshot},
-    task::AbortHandle,
-};
+pub(super) use places::{Errand, InLine};
+use places::{Number, Opening, Place, Rest};
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{Activity, ManagerEvent, ManagerSnapshot, OpenSession};
@@ -28,13 +29,15 @@ pub(super) struct Registry {
     /// The open sessions and the waiting ones, in order, by [`Slot::since`].
     open: BTreeMap<u64, ConversationId>,
     waiting: BTreeMap<u64, ConversationId>,
-    /// Those of the waiting ones that have no place yet, and how they learn of it.
-    line: BTreeMap<u64, oneshot::Sender<()>>,
-    /// Places for open sessions that nobody has; with some, nobody stands in line.
+    /// The waiting openings that have no place yet.
+    line: BTreeMap<Number, Opening>,
+    /// Unused places for open sessions. While there are some, the line is empty.
     free: usize,
-    /// Who puts idle sessions to sleep while somebody stands in line, and what tells them to look again.
-    pub(super) room_maker: Option<AbortHandle>,
-    pub(super) room: Arc<Notify>,
+    /// How many sessions are asked to sleep or are ending for the sake of the line.
+    making_room: usize,
+    /// Sessions that may be asked to sleep, by when they were last used. Kept up while the line is not empty. An entry may be
+    /// out of date.
+    prospects: BTreeMap<u64, ConversationId>,
     /// Tells that somebody has joined the line.
     pub(super) joined: Arc<Notify>,
     last_key: Key,
@@ -69,6 +72,8 @@ struct Slot {
     since: u64,
     /// The place that it has among the open sessions, or on the way there.
     place: Option<Place>,
+    /// What its session was asked to make room.
+    rest: Rest,
 }
 
 /// What somebody has borrowed.
@@ -78,9 +83,6 @@ struct Loan {
     /// Whether the claim was let go of meanwhile.
     is_given_up: bool,
 }
-
-/// One of the places for open sessions. The slot's, which gives it back when it goes.
-struct Place;
 
 impl Slot {
     fn activity(&self) -> Activity {
@@ -115,8 +117,8 @@ impl Registry {
             waiting: BTreeMap::new(),
             line: BTreeMap::new(),
             free: places,
-            room_maker: None,
-            room: Arc::new(Notify::new()),
+            making_room: 0,
+            prospects: BTreeMap::new(),
             joined: Arc::new(Notify::new()),
             last_key: 0,
             clock: 0,
@@ -156,6 +158,7 @@ impl Registry {
                 used: self.clock,
                 since: 0,
                 place: None,
+                rest: Rest::default(),
             }
         });
         if let Some(claim) = &slot.claim {
@@ -184,8 +187,8 @@ impl Registry {
         if let Some(claim) = claim {
             claim.cancel();
         }
-        // Who was worked on may be put to sleep now, or nobody stands in line any more.
-        self.room.notify_one();
+        // A session that was worked on may be put to sleep now.
+        self.changed(id, key);
     }
 
     /// Borrows an id from somebody who claims it and stands in line: that may take for ever, and nothing is open.
@@ -214,62 +217,6 @@ impl Registry {
     /// Tells when what was borrowed is given back.
     pub(super) fn loan(&self, id: &ConversationId) -> Option<CancellationToken> {
         Some(self.slots.get(id)?.loan.as_ref()?.over.clone())
-    }
-
-    // ---- places ----
-
-    /// Takes a place for a claimed id, or its place in the line for one; what is given tells when it has one.
-    pub(super) fn take_place(&mut self, id: &ConversationId, key: Key) -> Option<oneshot::Receiver<()>> {
-        self.clock += 1;
-        let (clock, is_free) = (self.clock, self.free > 0);
-        let slot = self.slot(id, key)?;
-        if is_free {
-            slot.place = Some(Place);
-            self.free -= 1;
-            return None;
-        }
-        slot.since = clock;
-        let (tell, told) = oneshot::channel();
-        self.line.insert(clock, tell);
-        self.waiting.insert(clock, id.clone());
-        self.tell(ManagerEvent::Waiting { id: id.clone() });
-        self.joined.notify_waiters();
-        Some(told)
-    }
-
-    /// Somebody opens nothing any more, neither in line nor with a place.
-    fn leave_line(&mut self, id: &ConversationId, key: Key) {
-        let Some(slot) = self.slot(id, key) else { return };
-        let (since, had_place) = (slot.since, slot.place.take().is_some());
-        self.line.remove(&since);
-        if self.waiting.remove(&since).is_some() {
-            self.tell(ManagerEvent::GivenUp { id: id.clone() });
-        }
-        if had_place {
-            self.vacate();
-        }
-    }
-
-    /// Passes a place on to the first in line.
-    fn vacate(&mut self) {
-        while let Some((since, tell)) = self.line.pop_first() {
-            let slot = self.waiting.get(&since).and_then(|id| self.slots.get_mut(id));
-            if let Some(slot) = slot.filter(|slot| slot.since == since) {
-                slot.place = Some(Place);
-                // Who no longer wants it passes it on with its claim.
-                let _ = tell.send(());
-                return;
-            }
-        }
-        self.free += 1;
-    }
-
-    pub(super) fn is_anyone_in_line(&self) -> bool {
-        !self.line.is_empty()
-    }
-
-    pub(super) fn is_waiting(&self, id: &ConversationId) -> bool {
-        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.since))
     }
 
     // ---- what is open ----
@@ -362,7 +309,8 @@ impl Registry {
         if !was_open {
             slot.ended = Some(reason.clone());
         }
-        let (since, place) = (slot.since, if was_open { slot.place.take() } else { None });
+        let (since, rest) = (slot.since, std::mem::take(&mut slot.rest));
+        let place = if was_open { slot.place.take() } else { None };
         if slot.claim.is_none() {
             self.slots.remove(id);
         }
@@ -370,10 +318,11 @@ impl Registry {
             self.open.remove(&since);
             self.tell(ManagerEvent::Closed { id: id.clone(), reason: reason.clone() });
         }
+        self.end_rest(rest);
         if place.is_some() {
             self.vacate();
         }
-        self.room.notify_one();
+        self.make_room();
     }
 
     // ---- titles ----
@@ -403,25 +352,6 @@ impl Registry {
     }
 
     // ---- looking ----
-
-    /// The idle sessions that nobody works on or controls, the least recently used first.
-    pub(super) fn sleepers(&self) -> Vec<(Key, Session)> {
-        let idle = |slot: &&Slot| slot.claim.is_none() && slot.status == Status::Idle;
-        let mut idle: Vec<_> = self
-            .slots
-            .values()
-            .filter(idle)
-            .filter_map(|slot| Some((slot.used, slot.key, slot.session.clone()?)))
-            .filter(|(_, _, session)| session.controllers() == 0)
-            .collect();
-        idle.sort_unstable_by_key(|(used, ..)| *used);
-        idle.into_iter().map(|(_, key, session)| (key, session)).collect()
-    }
-
-    /// Whether this life of a session is open.
-    pub(super) fn is_open(&self, id: &ConversationId, key: Key) -> bool {
-        self.slots.get(id).is_some_and(|slot| slot.key == key && slot.session.is_some())
-    }
 
     /// The open session with this id, whoever works on it.
     pub(super) fn get(&self, id: &ConversationId) -> Option<Session> {

@@ -30,18 +30,20 @@ impl Watcher for Watch {
         let (id, key) = (&self.id, self.key);
         match notice {
             Notice::Status(status) => {
-                inner.registry().act(id, key, Some(status), None);
+                let mut registry = inner.registry();
+                registry.act(id, key, Some(status), None);
                 if status == Status::Idle {
-                    inner.make_room();
+                    registry.changed(id, key);
                 }
             }
             Notice::Title(title) => inner.registry().titled(id, key, title.cloned()),
             Notice::Finished(_) => inner.make_title(id, key),
             Notice::Left => {
-                inner.registry().touch(id);
-                inner.make_room();
+                let mut registry = inner.registry();
+                registry.touch(id);
+                registry.changed(id, key);
             }
-            Notice::Settled => inner.make_room(),
+            Notice::Settled => inner.registry().changed(id, key),
             Notice::Ended(reason) => inner.registry().ended(id, key, reason),
         }
     }

@@ -4,6 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     agent::Event,
+    message::Role,
+    provider::StopReason,
     store::Version,
     tree::{Changes, NodeId},
 };
@@ -114,5 +116,17 @@ impl SessionEvent {
             Self::Store(report) => report.error().map_or(0, str::len),
             Self::ModelFallback { saved, fallback } => saved.len() + fallback.len(),
         }
+    }
+}
+
+/// Returns whether tools or callbacks run on the model's last answer after this event; `None` if the event changes nothing
+/// about it.
+pub(super) fn is_between_requests(event: &Event) -> Option<bool> {
+    match event {
+        // A paused answer is sent back at once.
+        Event::Step(response) => Some(response.stop_reason != StopReason::Pause),
+        Event::Message { message, .. } if message.role == Role::User => Some(false),
+        Event::Turn(_) | Event::Cancelled { .. } | Event::Error { .. } | Event::Retry { .. } => Some(false),
+        _ => None,
     }
 }

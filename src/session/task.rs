@@ -24,11 +24,12 @@ use super::{
     Notice, SessionEvent, SessionSnapshot, Watcher,
     command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
+    event,
     tenure::Tenure,
     watcher,
 };
 use crate::{
-    actor::{Breath, Fate, Signal},
+    actor::{Breath, Fate, Signal, passed},
     agent::{Agent, AgentError, Delivery, HistoryOwner, Snapshot, Status, WeakAgent},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
@@ -80,6 +81,8 @@ pub(super) struct Shared {
     pub(super) is_draining: AtomicBool,
     /// Whether new prompts are refused since the store is behind.
     pub(super) is_behind: AtomicBool,
+    /// Whether the model has answered the last request of the run, and the next one is not prepared yet.
+    pub(super) is_between_requests: AtomicBool,
     /// What was not in the store at the end, if anything was not.
     pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
     /// The tools that still ran at the end, if there were any.
@@ -255,6 +258,9 @@ impl Task {
     /// Takes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
         let Delivery { event, config, .. } = delivery;
+        if let Some(is_between_requests) = event::is_between_requests(&event.event) {
+            self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
+        }
         self.step(|core, env, effects| core.event(event.id, &event.event, &config, env, effects));
     }
 
@@ -453,14 +459,6 @@ impl Task {
 async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,
-        None => std::future::pending().await,
-    }
-}
-
-/// Waits for a timer or the like, for ever if there is none.
-async fn passed<F: Future<Output = ()> + ?Sized>(timer: &mut Option<Pin<Box<F>>>) {
-    match timer {
-        Some(timer) => timer.as_mut().await,
         None => std::future::pending().await,
     }
 }

@@ -6,10 +6,13 @@ use std::{future::Future, sync::Arc, time::Duration};
 use omni_agent::{
     manager::Manager,
     store::{MemoryStore, Store},
+    testing::Step,
+    tool::tool_fn,
 };
+use serde_json::{Value, json};
 use tokio::runtime::Builder;
 
-use crate::support::{alone, create, id, parrot, secs};
+use crate::support::{alone, create, id, parrot, scripted, secs};
 
 /// How often each race is run.
 const ROUNDS: usize = 30;
@@ -65,5 +68,50 @@ fn session_that_makes_room_right_after_its_turn_stores_its_title() {
         session.ask("Where to?").await.unwrap();
         manager.create_as(&id("next"), alone(parrot())).await.unwrap();
         assert_eq!(stored_title(&store, "talk").await.as_deref(), Some("Where to?"));
+    });
+}
+
+#[test]
+fn many_open_and_leave_under_a_limit_everyone_is_served() {
+    on_both_flavours(|| async {
+        let manager = Manager::builder(Arc::new(MemoryStore::new())).max_open(3).build();
+        let users = (0..12).map(|user| {
+            let manager = manager.clone();
+            tokio::spawn(async move {
+                let opened = manager.create_as(&id(&format!("s{user}")), parrot()).await.unwrap();
+                assert!(manager.list_open().len() <= 3);
+                opened.session.ask("Hi").await.unwrap();
+            })
+        });
+        for user in users.collect::<Vec<_>>() {
+            user.await.unwrap();
+        }
+        manager.shutdown(secs(5), secs(5)).await.unwrap();
+    });
+}
+
+#[test]
+fn tools_ask_other_sessions_under_limits_of_one_all_runs_complete() {
+    on_both_flavours(|| async {
+        let manager = Manager::builder(Arc::new(MemoryStore::new())).max_turns(1).build();
+        let users = (0..4).map(|user| {
+            let manager = manager.clone();
+            tokio::spawn(async move {
+                let inner = manager.clone();
+                let tool = tool_fn("ask", "Asks another session.", move |_: Value, _| {
+                    let inner = inner.clone();
+                    async move {
+                        let opened = inner.create(parrot()).await?;
+                        Ok(opened.session.ask("Hi").await?.text())
+                    }
+                });
+                let steps = [Step::tool_use("t1", "ask", json!({})), Step::text("Done.")];
+                let session = create(&manager, &format!("s{user}"), scripted(steps).tool(tool)).await;
+                assert_eq!(session.ask("Hi").await.unwrap().text(), "Done.");
+            })
+        });
+        for user in users.collect::<Vec<_>>() {
+            user.await.unwrap();
+        }
     });
 }

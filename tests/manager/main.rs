@@ -13,6 +13,7 @@ mod kept_at_end;
 #[path = "../support/leasing.rs"]
 mod leasing;
 mod lives;
+mod making_room;
 mod opening;
 mod outages;
 mod random;

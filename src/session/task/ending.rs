@@ -10,6 +10,7 @@ use tokio::{
 
 use super::{Task, writing};
 use crate::{
+    actor::passed,
     agent::{Agent, AgentError, InFlight, Snapshot, Status},
     session::{
         SessionError,
@@ -116,9 +117,9 @@ impl Task {
                     }
                 }
                 outcome = writing::outcome(&mut self.attempts) => self.written(outcome),
-                () = super::passed(&mut self.retry) => self.retry(),
+                () = passed(&mut self.retry) => self.retry(),
                 () = &mut stopping, if !stopped => stopped = true,
-                () = super::passed(&mut deadline) => break,
+                () = passed(&mut deadline) => break,
                 command = commands.recv(), if open => match command {
                     // Further calls of `stop` wait with the first, up to the nearest of their deadlines. Any other command
                     // gets the end as its answer.

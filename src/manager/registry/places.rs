@@ -1,0 +1,264 @@
+//! Places for open sessions: the line of openings that wait for one, and the sessions that are asked to make room.
+//!
+//! For each opening in line at most one session is asked to sleep or is ending, all at the same time. The lock is never held
+//! while a session answers: an opening in line gets an [`Errand`], performs it in its own task, and reports the answer.
+//! Nothing is looked at again on a clock. A session that refuses is asked again when it reports a change.
+
+use tokio::sync::mpsc;
+
+use super::{Key, Registry, Slot};
+use crate::{agent::Status, manager::ManagerEvent, session::Session, store::ConversationId};
+
+/// A place for an open session. It belongs to a slot, which gives it back when it is removed.
+pub(super) struct Place;
+
+/// An opening that waits for a place.
+pub(super) struct Opening {
+    errands: mpsc::UnboundedSender<Errand>,
+    /// The session that it is asking to sleep.
+    asking: Option<ConversationId>,
+}
+
+/// Identifies an opening in line. Smaller numbers came earlier.
+pub(in crate::manager) type Number = u64;
+
+/// A message to an opening in line.
+pub(in crate::manager) enum Errand {
+    /// Asks this session to sleep, and reports the answer to [`Registry::answered`]. An opening has at most one of these.
+    PutToSleep { key: Key, session: Session },
+    /// The opening has a place. This is the last message.
+    Enter,
+}
+
+/// Where an opening in line gets its messages.
+pub(in crate::manager) struct InLine {
+    pub(in crate::manager) number: Number,
+    /// Unbounded, and still never holds more than two messages: one errand at a time, and the place.
+    pub(in crate::manager) errands: mpsc::UnboundedReceiver<Errand>,
+}
+
+/// What a session was asked for the sake of openings in line.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) enum Rest {
+    #[default]
+    Unasked,
+    /// An opening asks the session to sleep.
+    Asked {
+        by: Number,
+        /// Whether the session has reported a change since, so that a refusal may be out of date.
+        has_changed: bool,
+    },
+    /// The session has refused, and has reported no change since.
+    Refused,
+    /// The session is ending.
+    Ending,
+}
+
+impl Rest {
+    /// Whether the session counts as room in the making.
+    fn counts(self) -> bool {
+        matches!(self, Self::Asked { .. } | Self::Ending)
+    }
+}
+
+impl Slot {
+    /// Whether the session may be asked to sleep.
+    fn may_sleep(&self) -> bool {
+        self.rest == Rest::Unasked
+            && self.claim.is_none()
+            && self.status == Status::Idle
+            && self.session.as_ref().is_some_and(|session| session.controllers() == 0)
+    }
+}
+
+impl Registry {
+    /// Takes a place for a claimed id. If none is free, the opening joins the line.
+    pub(in crate::manager) fn take_place(&mut self, id: &ConversationId, key: Key) -> Option<InLine> {
+        self.clock += 1;
+        let (number, is_free) = (self.clock, self.free > 0);
+        let slot = self.slot(id, key)?;
+        if is_free {
+            slot.place = Some(Place);
+            self.free -= 1;
+            return None;
+        }
+        slot.since = number;
+        if self.line.is_empty() {
+            self.find_prospects();
+        }
+        let (sender, errands) = mpsc::unbounded_channel();
+        self.line.insert(number, Opening { errands: sender, asking: None });
+        self.waiting.insert(number, id.clone());
+        self.tell(ManagerEvent::Waiting { id: id.clone() });
+        self.joined.notify_waiters();
+        self.make_room();
+        Some(InLine { number, errands })
+    }
+
+    /// Gives up what a claimed id has of a place: its number in line, or the place itself.
+    pub(super) fn leave_line(&mut self, id: &ConversationId, key: Key) {
+        let Some(slot) = self.slot(id, key) else { return };
+        let (since, had_place) = (slot.since, slot.place.take().is_some());
+        if let Some(opening) = self.line.remove(&since) {
+            self.withdraw(opening);
+        }
+        if self.waiting.remove(&since).is_some() {
+            self.tell(ManagerEvent::GivenUp { id: id.clone() });
+        }
+        if had_place {
+            self.vacate();
+        }
+        self.make_room();
+    }
+
+    /// Passes a place on to the first in line.
+    pub(super) fn vacate(&mut self) {
+        while let Some((number, opening)) = self.line.pop_first() {
+            let slot = self.waiting.get(&number).and_then(|id| self.slots.get_mut(id));
+            let has_entered = slot.filter(|slot| slot.since == number).map(|slot| slot.place = Some(Place));
+            // An opening that was given up passes the place on when it drops its claim.
+            let _ = opening.errands.send(Errand::Enter);
+            self.withdraw(opening);
+            if has_entered.is_some() {
+                return;
+            }
+        }
+        self.free += 1;
+    }
+
+    /// An opening has left the line. Nobody waits any more for the answer of the session that it asks.
+    fn withdraw(&mut self, opening: Opening) {
+        let Some(id) = opening.asking else { return };
+        if let Some(slot) = self.slots.get_mut(&id)
+            && matches!(slot.rest, Rest::Asked { .. })
+        {
+            slot.rest = Rest::Unasked;
+            self.making_room -= 1;
+            self.consider(&id);
+        }
+    }
+
+    /// Asks sessions to sleep, the least recently used first, until one is asked for each opening in line.
+    pub(super) fn make_room(&mut self) {
+        if self.line.is_empty() {
+            return self.prospects.clear();
+        }
+        while self.making_room < self.line.len() {
+            let Some(id) = self.next_prospect() else { return };
+            // The latest first, since that is the one that has just joined. There is one, since fewer sessions are asked
+            // than openings wait.
+            let free = self.line.iter_mut().next_back().filter(|(_, opening)| opening.asking.is_none());
+            let free = match free {
+                Some((number, _)) => Some(*number),
+                None => self.line.iter().find(|(_, opening)| opening.asking.is_none()).map(|(n, _)| *n),
+            };
+            let (Some(number), Some(slot)) = (free, self.slots.get_mut(&id)) else { return };
+            let (Some(opening), Some(session)) = (self.line.get_mut(&number), slot.session.clone()) else {
+                return;
+            };
+            slot.rest = Rest::Asked { by: number, has_changed: false };
+            opening.asking = Some(id);
+            // If the opening was given up, it withdraws when it drops its claim.
+            let _ = opening.errands.send(Errand::PutToSleep { key: slot.key, session });
+            self.making_room += 1;
+        }
+    }
+
+    /// A session has answered whether it ends, to the opening that asked it.
+    pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
+        if let Some(opening) = self.line.get_mut(&by) {
+            opening.asking = None;
+        }
+        if let Some(slot) = self.slot(id, key)
+            && let Rest::Asked { by: asked_by, has_changed } = slot.rest
+            && asked_by == by
+        {
+            slot.rest = match (ends, has_changed) {
+                (true, _) => Rest::Ending,
+                (false, true) => Rest::Unasked,
+                (false, false) => Rest::Refused,
+            };
+            if !ends {
+                self.making_room -= 1;
+                self.consider(id);
+            }
+        }
+        self.make_room();
+    }
+
+    /// A session has ended, and with it what it was asked. Its place is passed on by [`vacate`](Self::vacate).
+    pub(super) fn end_rest(&mut self, rest: Rest) {
+        if rest.counts() {
+            self.making_room -= 1;
+        }
+        if let Rest::Asked { by, .. } = rest
+            && let Some(opening) = self.line.get_mut(&by)
+        {
+            opening.asking = None;
+        }
+    }
+
+    /// Something has changed by which a session may be ready to sleep.
+    pub(in crate::manager) fn changed(&mut self, id: &ConversationId, key: Key) {
+        if self.line.is_empty() {
+            return;
+        }
+        let Some(slot) = self.slot(id, key) else { return };
+        match &mut slot.rest {
+            Rest::Refused => slot.rest = Rest::Unasked,
+            Rest::Asked { has_changed, .. } => *has_changed = true,
+            Rest::Unasked | Rest::Ending => {}
+        }
+        self.consider(id);
+        self.make_room();
+    }
+
+    /// Notes a session that may be asked to sleep when the next opening needs room.
+    fn consider(&mut self, id: &ConversationId) {
+        if let Some(slot) = self.slots.get(id).filter(|slot| slot.may_sleep())
+            && !self.line.is_empty()
+        {
+            self.prospects.insert(slot.used, id.clone());
+        }
+    }
+
+    /// Looks at all sessions: nothing was noted while nobody was in line.
+    fn find_prospects(&mut self) {
+        self.prospects.clear();
+        for (id, slot) in &mut self.slots {
+            if slot.rest == Rest::Refused {
+                slot.rest = Rest::Unasked;
+            }
+            if slot.may_sleep() {
+                self.prospects.insert(slot.used, id.clone());
+            }
+        }
+    }
+
+    /// Takes out the least recently used session that may be asked to sleep.
+    fn next_prospect(&mut self) -> Option<ConversationId> {
+        loop {
+            let (used, id) = self.prospects.pop_first()?;
+            let slot = self.slots.get(&id).filter(|slot| slot.may_sleep());
+            match slot {
+                Some(slot) if slot.used == used => return Some(id),
+                // It was used since.
+                Some(slot) => drop(self.prospects.insert(slot.used, id)),
+                // It is noted again when that changes.
+                None => {}
+            }
+        }
+    }
+
+    pub(in crate::manager) fn is_waiting(&self, id: &ConversationId) -> bool {
+        self.slots.get(id).is_some_and(|slot| self.waiting.contains_key(&slot.since))
+    }
+
+    /// Returns the sessions whose tools or callbacks run: their places come free no sooner than these are done.
+    pub(in crate::manager) fn parents(&self) -> Vec<ConversationId> {
+        let is_parent = |slot: &Slot| {
+            slot.status == Status::Busy && slot.session.as_ref().is_some_and(Session::is_between_requests)
+        };
+        self.open.values().filter(|id| self.slots.get(*id).is_some_and(is_parent)).cloned().collect()
+    }
+}

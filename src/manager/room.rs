@@ -1,0 +1,75 @@
+//! Waiting for room for one more session.
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::BoxFuture;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    Inner, ManagerError,
+    opening::Claim,
+    registry::{Errand, InLine},
+};
+use crate::actor::passed;
+
+impl Inner {
+    /// Waits for room for one more session, if there is a limit.
+    pub(super) async fn room(self: &Arc<Self>, claim: &Claim) -> Result<(), ManagerError> {
+        let Some(line) = self.registry().take_place(&claim.id, claim.key) else {
+            return Ok(());
+        };
+        tokio::select! {
+            biased;
+            // A shutdown may free the place itself.
+            () = self.shutting.cancelled() => return Err(ManagerError::ShutDown),
+            () = self.wait_in_line(line) => {}
+            error = self.stuck(claim) => return Err(error),
+        }
+        // An opening that has a place lends its id no more.
+        let loan = self.registry().loan(&claim.id);
+        if let Some(loan) = loan {
+            loan.cancelled().await;
+        }
+        Ok(())
+    }
+
+    /// Waits for a place, and asks sessions to sleep meanwhile as it is told.
+    async fn wait_in_line(&self, line: InLine) {
+        let InLine { number, mut errands } = line;
+        let mut asking: Option<BoxFuture<'_, ()>> = None;
+        loop {
+            tokio::select! {
+                biased;
+                errand = errands.recv() => match errand {
+                    Some(Errand::PutToSleep { key, session }) => {
+                        asking = Some(Box::pin(async move {
+                            // A session that has ended makes room too.
+                            let ends = session.sleep().await.unwrap_or(true);
+                            self.registry().answered(session.id(), key, number, ends);
+                        }));
+                    }
+                    Some(Errand::Enter) | None => return,
+                },
+                () = passed(&mut asking) => asking = None,
+            }
+        }
+    }
+
+    /// Waits until an opening has waited for too long behind sessions whose tools run: they may wait for it themselves.
+    async fn stuck(&self, claim: &Claim) -> ManagerError {
+        let Some(limit) = self.room_timeout else {
+            return std::future::pending().await;
+        };
+        let begun = Instant::now();
+        loop {
+            sleep(limit.max(SHORTEST_ROOM_TIMEOUT)).await;
+            let parents = self.registry().parents();
+            if !parents.is_empty() {
+                return ManagerError::NoRoom { id: claim.id.clone(), waited: begun.elapsed(), parents };
+            }
+        }
+    }
+}
+
+/// Openings look no more often than this whether tools keep them waiting.
+const SHORTEST_ROOM_TIMEOUT: Duration = Duration::from_millis(1);

@@ -5,6 +5,9 @@
 //!
 //! Then the same through a manager, in a process of its own, whose heap has no holes either: nobody has handles or
 //! subscribes, and after its turn each session has a title and counts down to its idle shutdown.
+//!
+//! Last, the CPU time of a manager's shutdown for each idle session, with 1,000 and with 100,000 of them, each in a process
+//! too. `cargo bench --bench idle_sessions -- --shutdown` measures this part alone.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -25,7 +28,7 @@ use omni_agent::{
     tool::{ToolSet, tool_fn},
 };
 use serde_json::Value;
-use support::{head, on_this_thread, resident, row, size};
+use support::{cpu, head, on_this_thread, resident, row, size};
 
 /// A store that forgets.
 struct Nowhere;
@@ -69,16 +72,31 @@ impl Store for Nowhere {
 /// Has this program measure sessions of a manager.
 const MANAGED: &str = "OMNI_AGENT_BENCH_MANAGED";
 
+/// Has this program measure the shutdown of this many sessions, and print the nanoseconds for each.
+const SHUTDOWN: &str = "OMNI_AGENT_BENCH_SHUTDOWN";
+
 fn main() {
     if std::env::var_os(MANAGED).is_some() {
         on_this_thread(managed());
         return;
     }
-    on_this_thread(alone());
-    let program = std::env::current_exe().expect("the benchmark is a file");
-    let arguments = std::env::args().skip(1);
-    let status = Command::new(program).args(arguments).env(MANAGED, "1").status();
-    assert!(status.expect("the benchmark can start itself").success());
+    if let Some(count) = std::env::var(SHUTDOWN).ok().and_then(|count| count.parse().ok()) {
+        on_this_thread(async move { println!("{}", shutdown(count).await) });
+        return;
+    }
+    if !std::env::args().any(|argument| argument == "--shutdown") {
+        on_this_thread(alone());
+        assert!(this_program().env(MANAGED, "1").status().expect(STARTS).success());
+    }
+    shutdowns();
+}
+
+const STARTS: &str = "the benchmark can start itself";
+
+fn this_program() -> Command {
+    let mut program = Command::new(std::env::current_exe().expect("the benchmark is a file"));
+    program.args(std::env::args().skip(1));
+    program
 }
 
 /// Makes agents which share what applications share.
@@ -173,4 +191,38 @@ fn report(title: &str, count: usize, idle: usize, messages: usize, after_turn: u
     row("the two messages of a turn", format!("{:.0} B", each(messages)), "—");
     let own = each(after_turn.saturating_sub(messages));
     row("idle, after a first turn, its messages apart", format!("{own:.0} B"), "≤ 7168 B");
+}
+
+/// The nanoseconds of CPU time that a shutdown takes for each of `count` idle sessions, which have had a turn.
+async fn shutdown(count: usize) -> u128 {
+    let agent = agents();
+    // As many sessions in all for each count, but for the largest.
+    let mut rounds: Vec<u128> = Vec::new();
+    for _ in 0..(10_000 / count).clamp(1, 10) {
+        let manager = Manager::builder(Arc::new(Nowhere)).build();
+        for _ in 0..count {
+            let opened = manager.create(Start::new(agent()).subscribe(None)).await;
+            turn(&opened.expect("the session starts").session).await;
+        }
+        let before = cpu();
+        let minute = Duration::from_mins(1);
+        manager.shutdown(minute, minute).await.expect("nothing is lost");
+        rounds.push(cpu().saturating_sub(before).as_nanos() / count as u128);
+    }
+    rounds.sort_unstable();
+    rounds[rounds.len() / 2]
+}
+
+fn shutdowns() {
+    head("CPU time of a manager's shutdown for each idle session");
+    let (few, many) = (1_000, size(100_000, 2_000));
+    let mut each = Vec::new();
+    for count in [few, many] {
+        let output = this_program().env(SHUTDOWN, count.to_string()).output().expect(STARTS);
+        let output = String::from_utf8(output.stdout).expect("it prints a number");
+        let nanos: f64 = output.trim().parse().expect("it prints a number");
+        row(&format!("of {count}"), format!("{:.1} µs", nanos / 1000.0), "—");
+        each.push(nanos);
+    }
+    row(&format!("ratio of {many} to {few}"), format!("{:.2}", each[1] / each[0]), "≤ 1.2");
 }

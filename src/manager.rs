@@ -411,11 +411,14 @@ impl Manager {
             if sessions.is_empty() && claims.is_empty() {
                 break;
             }
-            let left = grace.saturating_sub(begun.elapsed());
-            failed.extend(inner.end_all(sessions, left, deadline).await);
+            failed.extend(inner.end_all(sessions, begun, grace, deadline).await);
             // What is being opened or closed right now comes to its end too, unless the store keeps it for too long.
             let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
-            let claims = futures_util::future::join_all(claims.iter().map(CancellationToken::cancelled));
+            let claims = async {
+                for claim in &claims {
+                    claim.cancelled().await;
+                }
+            };
             if tokio::time::timeout(left, claims).await.is_err() && inner.registry().sessions().is_empty() {
                 break;
             }

@@ -2,10 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::{JoinError, JoinSet},
+    time::{Instant, timeout},
+};
 
 use super::{Inner, ManagerError, opening::in_a_task};
 use crate::{
+    actor::Breath,
     agent::InFlight,
     session::{Session, SessionError},
     store::{ConversationId, Lease, StateChange, StoreError, Write},
@@ -16,6 +20,12 @@ const RENAME_TRIES: usize = 8;
 
 /// The part of an end's time that a title in the making leaves for stopping the session.
 const SHARE_FOR_STOPPING: u32 = 8;
+
+/// How many sessions a shutdown ends before it looks at the next ones.
+const PORTION: usize = 64;
+
+/// How many rounds of the runtime a portion has to end before the next one is started. An idle session needs a dozen.
+const ROUNDS: usize = 64;
 
 impl Inner {
     /// Ends the session with this id, if there is one.
@@ -157,23 +167,60 @@ impl Inner {
         session.end_within(limit.saturating_sub(begun.elapsed()), in_flight).await
     }
 
-    /// Ends all sessions. Returns those that could not be ended with everything saved.
+    /// Ends all sessions. Returns those that could not be ended with everything saved. Runs in flight have until `grace` has
+    /// passed since `begun`.
+    ///
+    /// Each end has a task, since a task that polls very many futures runs out of tokio's budget and then polls all of them
+    /// in vain, again and again. Ends are started in portions, so that what one touches is still in the processor's cache in
+    /// its next step. A portion that takes its time does not hold the next ones up.
     pub(super) async fn end_all(
-        &self,
+        self: &Arc<Self>,
         sessions: Vec<Session>,
+        begun: Instant,
         grace: Duration,
         limit: Duration,
     ) -> Vec<(ConversationId, SessionError)> {
-        let ends = sessions.into_iter().map(|session| async move {
-            let ended = self.end(&session, grace, limit, InFlight::Keep).await;
-            ended.err().map(|error| (session.id().clone(), error))
-        });
-        futures_util::future::join_all(ends).await.into_iter().flatten().collect()
+        let mut ends = JoinSet::new();
+        let mut failed = Vec::new();
+        for portion in sessions.chunks(PORTION) {
+            let others = ends.len();
+            for session in portion {
+                let (inner, session) = (Arc::clone(self), session.clone());
+                let grace = grace.saturating_sub(begun.elapsed());
+                ends.spawn(async move {
+                    let ended = inner.end(&session, grace, limit, InFlight::Keep).await;
+                    ended.err().map(|error| (session.id().clone(), error))
+                });
+            }
+            for _ in 0..ROUNDS {
+                Breath::begin().over().await;
+                while let Some(ended) = ends.try_join_next() {
+                    failed.extend(or_panic(ended));
+                }
+                if ends.len() <= others {
+                    break;
+                }
+            }
+        }
+        while let Some(ended) = ends.join_next().await {
+            failed.extend(or_panic(ended));
+        }
+        failed
     }
 
     async fn give_back(&self, id: &ConversationId, lease: &Lease) {
         if let Err(error) = self.store.release(id, lease).await {
             tracing::warn!(%id, %error, "a conversation is not given back; its lease runs out");
         }
+    }
+}
+
+/// The outcome of a task. If the task panicked, so does this.
+fn or_panic<T>(outcome: Result<Option<T>, JoinError>) -> Option<T> {
+    match outcome.map_err(JoinError::try_into_panic) {
+        Ok(value) => value,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime ends, and the session with it.
+        Err(Err(_)) => None,
     }
 }

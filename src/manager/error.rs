@@ -69,14 +69,11 @@ impl ManagerError {
     }
 }
 
-/// The ids in a row, as many as can be read.
+/// The first ids in a row, and how many more there are.
 fn list(ids: &[ConversationId]) -> String {
     const SHOWN: usize = 5;
-    let mut list = ids.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
-    if ids.len() > SHOWN {
-        list += &format!(" and {} more", ids.len() - SHOWN);
-    }
-    list
+    let list = ids.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if ids.len() > SHOWN { format!("{list} and {} more", ids.len() - SHOWN) } else { list }
 }
 
 impl From<SessionError> for ManagerError {

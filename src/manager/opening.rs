@@ -222,12 +222,12 @@ impl Inner {
             start.agent = Box::new(start.agent.admission(admission));
         }
         let watch = Watch::new(Arc::downgrade(self), id.clone(), key);
-        let (hold, mut held) = oneshot::channel();
+        let (send_guard, mut guard) = oneshot::channel();
         let builder = Session::builder(Arc::clone(&self.store))
             .watcher(Arc::new(watch))
             .owner(self.owner.clone())
             .end_timeout(self.close_timeout)
-            .hold(hold);
+            .hold(send_guard);
         let builder = start.set_up(builder, self.idle_shutdown);
         // Boxed one by one: what opens a session leaves a hole of its own size behind it.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
@@ -258,7 +258,7 @@ impl Inner {
             // It came too late for the shutdown to see it as open; it waits for the claim, and then does.
             session.drain();
         }
-        Ok((session, held.try_recv().ok()))
+        Ok((session, guard.try_recv().ok()))
     }
 }
 

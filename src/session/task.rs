@@ -3,6 +3,7 @@
 
 mod commands;
 mod ending;
+mod idle;
 pub(super) mod writing;
 
 use std::{
@@ -40,9 +41,6 @@ pub(super) const DELIVERIES: usize = 32;
 
 /// Commands served in a row before another input gets its turn.
 const COMMANDS_IN_A_ROW: u8 = 32;
-
-/// How long a session stays at least when it has just started: its starter is about to subscribe.
-const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 
 /// What does not change in a session's life.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,7 +119,7 @@ pub(super) struct Task {
     /// The session was asked to sleep and refused. The watcher is notified when another attempt is worth while.
     pub(super) has_refused_sleep: bool,
     /// The session waits for its idle agent to handle its application events.
-    pub(super) settling: Option<Settling>,
+    pub(super) settling: Option<idle::Settling>,
     pub(super) flushes: Vec<Flush>,
     /// Commands served since the last input of another kind.
     pub(super) commands_in_a_row: u8,
@@ -149,9 +147,6 @@ pub(super) struct Flush {
     until: Option<Instant>,
     reply: super::command::Reply<()>,
 }
-
-/// The wait for an agent that has nothing left to do.
-pub(super) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Why a session ends, and who stopped it.
 type Exit = (EndReason, Option<Stop>);
@@ -361,50 +356,6 @@ impl Task {
         }
     }
 
-    /// Starts the time of the idle shutdown anew, if no controller is subscribed and the agent is idle. Called at the start,
-    /// and when one of the two begins to hold.
-    fn consider_idle_shutdown(&mut self) {
-        if let Some(wait) = self.shared.setup.idle_shutdown
-            && self.core.status() == Status::Idle
-            && !self.is_controlled()
-        {
-            let is_fresh = std::mem::take(&mut self.is_fresh);
-            let wait = if is_fresh { wait.max(TIME_TO_SUBSCRIBE) } else { wait };
-            self.idle = Some(Box::pin(sleep(wait)));
-        }
-    }
-
-    /// The time is over: whether nobody has come and nothing has begun meanwhile, and all is saved. The agent has ended
-    /// then.
-    async fn is_unwanted(&mut self) -> bool {
-        self.idle = None;
-        if self.catch_up().await.is_err() || self.is_controlled() {
-            return false;
-        }
-        if self.idle.is_some() {
-            // The agent has become idle anew, as it turns out: the time runs from there.
-            return false;
-        }
-        if !self.is_saved() {
-            self.idle_when_saved = true;
-            self.step(Core::hurry);
-            return false;
-        }
-        let retired = matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true));
-        if !retired {
-            self.settle();
-        }
-        retired
-    }
-
-    /// Whether the session may end now, whatever time is left to it. The agent has ended then; else nothing has changed.
-    async fn can_sleep(&mut self) -> bool {
-        self.catch_up().await.is_ok()
-            && !self.is_controlled()
-            && self.is_saved()
-            && matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true))
-    }
-
     /// The time left until the nearest deadline of an end or a flush.
     fn time_left(&self) -> Option<Duration> {
         if self.flushes.is_empty() && self.ends_by.is_none() {
@@ -415,35 +366,6 @@ impl Task {
         let now = Instant::now();
         let left = |until: Instant| until.checked_duration_since(now).filter(|left| !left.is_zero());
         flushes.chain(self.ends_by).filter_map(left).min()
-    }
-
-    /// The session could not be put to sleep: its watcher is notified when another attempt is worth while.
-    fn refuse_sleep(&mut self) {
-        self.has_refused_sleep = true;
-        if !self.is_controlled() && self.is_saved() {
-            self.settle();
-        }
-    }
-
-    /// Comes back when the agent, which is idle but could not be retired, has handled its application events. They may
-    /// bring a turn or not.
-    fn settle(&mut self) {
-        if self.core.status() == Status::Idle && self.settling.is_none() {
-            let agent = self.agent.clone();
-            self.settling = Some(Box::pin(async move {
-                // The end of the agent is noticed elsewhere.
-                let _ = agent.wait_until_idle().await;
-            }));
-        }
-    }
-
-    /// Notifies the watcher, if the session has refused to sleep, that everything is saved or handled now.
-    pub(super) fn tell_settled(&mut self) {
-        if std::mem::take(&mut self.has_refused_sleep)
-            && let Some(watcher) = &self.shared.watcher
-        {
-            watcher::tell_of(&**watcher, Notice::Settled);
-        }
     }
 
     fn is_saved(&self) -> bool {

@@ -71,7 +71,8 @@ pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnD
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure, RunningTool};
-pub use event::{Event, Status, TurnOutcome};
+pub use event::{Event, RunOutcome, Status, TurnOutcome};
+pub(crate) use owner::{Asker, Opening};
 pub use owner::{HistoryOwner, Moment};
 pub use response::Response;
 use schemars::JsonSchema;
@@ -120,6 +121,8 @@ pub struct Delivery {
     pub event: Numbered<Event>,
     /// The configuration, as callbacks may have changed it.
     pub config: Arc<Config>,
+    /// With a message: the settings of the prompt that its turn belongs to, if that has any.
+    pub(crate) settings: Option<Arc<Prompt>>,
 }
 
 /// A snapshot of an agent and the events that follow it.
@@ -311,7 +314,7 @@ impl Agent {
         })
     }
 
-    /// Waits until nothing goes on and nothing waits to.
+    /// Waits until no run is active and nothing waits to begin one. How the last run ended is in [`Snapshot::last_run`].
     ///
     /// # Errors
     ///

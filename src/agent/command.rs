@@ -5,10 +5,11 @@ use std::{error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, AppEvent, Draft, Event, Moment, Prompt, Response, Snapshot, State, Status,
+    Accepted, AgentError, AppEvent, Asker, Draft, Event, Moment, Opening, Prompt, Response, Snapshot, State,
+    Status,
 };
 use crate::{
-    message::{History, Message, ToolUseId},
+    message::{History, ToolUseId},
     subscription::{Attachment, EventId},
     tool::Decision,
 };
@@ -37,11 +38,10 @@ pub(crate) enum InFlight {
 /// A place in the stream of events, on its way to a subscriber.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
-/// What the history's owner wants: another history, or a run on another one.
+/// A command of the history's owner: another history, or a run on another one.
 pub(super) enum Change {
     Set(History),
-    Prompt(History, Prompt),
-    Answer(History, Arc<Message>),
+    Begin(History, Opening, Option<Asker>),
 }
 
 pub(super) enum Command {

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{
-    AgentError, Config, Event, Failure, Pause, Prompt, Response, Snapshot, StateView, Status,
+    AgentError, Config, Event, Failure, Pause, Prompt, Response, RunOutcome, Snapshot, StateView, Status,
     phase::{Asked, Between, Op, Origin, Phase, Then, ToolCall, Turn, Wanted, Working},
 };
 use crate::{
@@ -132,6 +132,8 @@ pub(super) struct Core {
     step: u32,
     /// The tool uses that waited for `resume`.
     waited: Waited,
+    /// How the last run ended.
+    last_run: Option<Arc<RunOutcome>>,
 }
 
 type Effects = Vec<Effect>;
@@ -172,6 +174,8 @@ impl Core {
             partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
             pause: self.phase.waiting().map(pause),
             staged: self.staged.clone(),
+            behind: self.behind.clone(),
+            last_run: self.last_run.clone(),
         }
     }
 
@@ -221,6 +225,15 @@ impl Core {
         {
             // What was sent is sent, and what was announced follows.
             origin.max_steps = max_steps.map(|max| max.max(step));
+        }
+    }
+
+    /// A callback changed the model, which holds for the run in flight too: it may be the fallback after a failure.
+    pub(super) fn set_model(&mut self) {
+        if let Some((origin, _)) = self.phase.origin_mut()
+            && origin.prompt.model.is_some()
+        {
+            Arc::make_mut(&mut origin.prompt).model = None;
         }
     }
 
@@ -458,6 +471,12 @@ impl Core {
         self.last_op
     }
 
+    /// Emits the event that ends a run.
+    fn end_run(&mut self, event: Event, effects: &mut Effects) {
+        self.last_run = RunOutcome::of(&event).map(Arc::new);
+        effects.push(Effect::Emit(event));
+    }
+
     /// Tells the status if it is news.
     fn tell(&mut self, status: Status, effects: &mut Effects) {
         if self.told != status {
@@ -482,9 +501,10 @@ fn open(
 ) -> Result<(Vec<Content>, Origin), AgentError> {
     let Prompt { content, .. } = prompt;
     let content = answer_open_tool_uses(history, content).map_err(AgentError::InvalidPrompt)?;
+    let model = prompt.model.as_ref().unwrap_or(&env.config.model);
     let origin = Origin {
         max_steps: prompt.max_steps.or(env.config.max_steps),
-        secrets_of: prompt.options.has_secrets().then(|| env.config.model.provider_name().into()),
+        secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(Prompt { content: Blocks::default(), ..prompt }),
         asked: ask.then(Box::default),
     };

@@ -148,7 +148,7 @@ impl fmt::Display for AgentError {
             Self::HistoryOwned => {
                 f.write_str("the history belongs to its owner, such as a session; change it there")
             }
-            Self::NotAPrompt => f.write_str("only a user message without tool results can be answered anew"),
+            Self::NotAPrompt => f.write_str("only a user message can be answered anew"),
             Self::InvalidTools(error) => write!(f, "the tools are invalid: {error}"),
             Self::InvalidOutputSchema(error) => write!(f, "the output schema is refused: {error}"),
             Self::Refused(error) => write!(f, "the application refused: {error}"),

@@ -4,8 +4,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::{Failure, Prompt, Response, StateView};
-use crate::message::{
-    Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, ToolUseId, value_weight,
+use crate::{
+    message::{
+        Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, ToolUseId, value_weight,
+    },
+    provider::StopReason,
 };
 
 /// What an agent is doing.
@@ -204,6 +207,39 @@ impl TurnOutcome {
     pub fn response(&self) -> &Arc<Response> {
         match self {
             Self::Stop { response, .. } | Self::Continue { response } => response,
+        }
+    }
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "outcome", rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum RunOutcome {
+    /// In [`TurnOutcome::Stop`]: its last turn is part of the history.
+    Stopped {
+        /// The stop reason of its last turn.
+        stop_reason: StopReason,
+    },
+    /// In [`Event::Cancelled`].
+    Cancelled,
+    /// In [`Event::Error`].
+    Failed {
+        /// The reason.
+        failure: Failure,
+    },
+}
+
+impl RunOutcome {
+    /// The outcome that `event` reports, if it ends a run.
+    pub(crate) fn of(event: &Event) -> Option<Self> {
+        match event {
+            Event::Turn(TurnOutcome::Stop { response, .. }) => {
+                Some(Self::Stopped { stop_reason: response.stop_reason.clone() })
+            }
+            Event::Cancelled { .. } => Some(Self::Cancelled),
+            Event::Error { failure, .. } => Some(Self::Failed { failure: failure.clone() }),
+            _ => None,
         }
     }
 }

@@ -2,8 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
+use tokio::sync::oneshot;
+
 use super::{
-    AgentError, Prompt, Snapshot, Status, WeakAgent,
+    AgentError, Prompt, Response, Snapshot, Status, WeakAgent,
     command::{Change, Command},
 };
 use crate::{
@@ -21,6 +23,18 @@ use crate::{
 pub struct HistoryOwner {
     agent: WeakAgent,
 }
+
+/// The message that a run on another history begins with.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Opening {
+    /// A new one.
+    Prompt(Prompt),
+    /// This one, unchanged, with the settings of a prompt.
+    Message(Arc<Message>, Prompt),
+}
+
+/// The place that the response of a run goes to.
+pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, AgentError>>;
 
 /// Where an agent is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,22 +87,34 @@ impl HistoryOwner {
         base: History,
         prompt: impl Into<Prompt>,
     ) -> Result<EventId, AgentError> {
-        self.change(at, Change::Prompt(base, prompt.into())).await
+        self.begin(at, base, Opening::Prompt(prompt.into()), None).await
     }
 
     /// As [`prompt`](Self::prompt), with `message` as it is, its time included, so that it is answered anew.
     ///
     /// # Errors
     ///
-    /// As [`prompt`](Self::prompt), and [`AgentError::NotAPrompt`] unless it is a user message without tool
-    /// results.
+    /// As [`prompt`](Self::prompt), and [`AgentError::NotAPrompt`] unless it is a user message. Its tool results must
+    /// answer the open tool uses of `base`, all of them.
     pub async fn answer(
         &self,
         at: Option<EventId>,
         base: History,
         message: Arc<Message>,
     ) -> Result<EventId, AgentError> {
-        self.change(at, Change::Answer(base, message)).await
+        self.begin(at, base, Opening::Message(message, Prompt::default()), None).await
+    }
+
+    /// As [`prompt`](Self::prompt) and [`answer`](Self::answer). `asker` gets the response, as from
+    /// [`Agent::ask`](super::Agent::ask).
+    pub(crate) async fn begin(
+        &self,
+        at: Option<EventId>,
+        base: History,
+        opening: Opening,
+        asker: Option<Asker>,
+    ) -> Result<EventId, AgentError> {
+        self.change(at, Change::Begin(base, opening, asker)).await
     }
 
     /// Ends the agent if nothing goes on and nothing waits to, not even an application event; tells whether it did.

@@ -8,10 +8,10 @@ use serde_json::Value;
 
 #[cfg(any(test, debug_assertions))]
 use super::Status;
-use super::{Failure, Prompt, Response};
+use super::{Config, Failure, Prompt, Response};
 use crate::{
     message::{Blocks, History, Message, ToolResult, ToolUse, Usage},
-    provider::{Corrections, Fold, Options, OutputSchema},
+    provider::{Corrections, Fold, Model, Options, OutputSchema},
     tool::Decision,
 };
 
@@ -234,6 +234,11 @@ impl Turn {
     /// The conversation as the next request has it.
     pub(crate) fn conversation(&self) -> History {
         self.corrections.after(self.working.all())
+    }
+
+    /// The model of the next request.
+    pub(crate) fn model_in<'a>(&'a self, config: &'a Config) -> &'a Model {
+        self.origin.prompt.model.as_ref().unwrap_or(&config.model)
     }
 
     /// Whether the prompt's requests are used up.

@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Event, Prompt, Response, StateView, Status};
+use super::{Event, Prompt, Response, RunOutcome, StateView, Status, TurnOutcome};
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
     provider::{PartialBlock, StopReason},
@@ -33,6 +33,12 @@ pub struct Snapshot {
     pub pause: Option<Pause>,
     /// A prompt that waits for the turn's end.
     pub staged: Option<Arc<Prompt>>,
+    /// A prompt of `handle_event` that waits behind the staged one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub behind: Option<Arc<Prompt>>,
+    /// How the last run ended, if one has since the agent's start. It stays while the next run is active.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_run: Option<Arc<RunOutcome>>,
 }
 
 /// What a paused agent waits for.
@@ -56,6 +62,9 @@ impl Snapshot {
     /// What callbacks change in the configuration, and a prompt that is staged, fire no event; they show in the
     /// next snapshot.
     pub fn apply(&mut self, event: &Event) {
+        if let Some(outcome) = RunOutcome::of(event) {
+            self.last_run = Some(Arc::new(outcome));
+        }
         match event {
             Event::TextStart { .. } => self.start(Text::default().into()),
             Event::ThinkingStart { .. } => self.start(Thinking::default().into()),
@@ -95,7 +104,7 @@ impl Snapshot {
             Event::Message { message, step } => {
                 if self.pending.is_empty() {
                     // A turn begins: a prompt that was staged before is taken now.
-                    self.staged = None;
+                    self.staged = self.behind.take();
                 }
                 self.partial.clear();
                 self.pending.push(Arc::clone(message));
@@ -104,7 +113,11 @@ impl Snapshot {
             Event::Turn(turn) => {
                 // A turn that leaves tool uses open keeps the results that were decided with them.
                 self.state.history.extend(turn.response().messages.iter().cloned());
+                let behind = self.behind.take();
                 self.finish(turn.response());
+                if matches!(turn, TurnOutcome::Continue { .. }) {
+                    self.behind = behind;
+                }
             }
             Event::Pause { tool_use, reason } => {
                 self.pause = Some(Pause { tool_use: tool_use.clone(), reason: reason.clone() });
@@ -157,7 +170,7 @@ impl Snapshot {
         self.pending.clear();
         self.partial.clear();
         // Taken for the next turn, or carried back.
-        self.staged = None;
+        (self.staged, self.behind) = (None, None);
         self.step = response.step;
     }
 }

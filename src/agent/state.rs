@@ -282,7 +282,9 @@ impl StateView {
     }
 }
 
-/// What to say to an agent, and options for this prompt only.
+/// A message to an agent, with settings for the run that it begins.
+///
+/// The settings take the place of the agent's, one by one, for this prompt only.
 ///
 /// ```
 /// use omni_agent::agent::Prompt;
@@ -296,24 +298,34 @@ impl StateView {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Prompt {
-    /// What is said.
+    /// The content of the message.
     pub content: Blocks,
+    /// The model, in place of the agent's. If a callback sets the agent's model during the run, that one is used from the
+    /// next request on. Never serialised.
+    #[serde(skip)]
+    pub model: Option<Model>,
     /// Laid over the agent's options. A key and headers in it are for the provider of the model in force when the prompt
     /// is taken up, and go to no other.
     #[serde(default, skip_serializing_if = "Options::is_empty")]
     pub options: Options,
-    /// In place of the agent's limit.
+    /// The limit of requests, in place of the agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u32>,
-    /// In place of the agent's limit.
+    /// The time limit of each turn, in place of the agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
 }
 
 impl Prompt {
-    /// A prompt with the agent's own options.
+    /// A prompt with the agent's own settings.
     pub fn new(content: impl Into<Blocks>) -> Self {
         Self { content: content.into(), ..Self::default() }
+    }
+
+    /// The same prompt for this model.
+    pub fn with_model(mut self, model: Model) -> Self {
+        self.model = Some(model);
+        self
     }
 
     /// The same prompt with these options laid over the agent's.
@@ -340,6 +352,36 @@ impl Prompt {
 
     pub(crate) fn weight(&self) -> usize {
         self.content.0.iter().map(Content::weight).sum()
+    }
+
+    /// Whether the prompt has settings of its own.
+    pub(crate) fn has_settings(&self) -> bool {
+        self.model.is_some()
+            || !self.options.is_empty()
+            || self.max_steps.is_some()
+            || self.turn_timeout.is_some()
+    }
+
+    /// The settings alone.
+    pub(crate) fn without_content(self) -> Self {
+        Self { content: Blocks::default(), ..self }
+    }
+
+    /// The settings alone, without a key and headers.
+    pub(crate) fn settings(&self) -> Self {
+        let options = self.options.clone().without_secrets();
+        Self { options, ..self.clone().without_content() }
+    }
+
+    /// These settings, each replaced by that of `over` where it has one. The content is that of `over`.
+    pub(crate) fn overlaid(&self, over: Self) -> Self {
+        Self {
+            content: over.content,
+            model: over.model.or_else(|| self.model.clone()),
+            options: self.options.overlaid(&over.options),
+            max_steps: over.max_steps.or(self.max_steps),
+            turn_timeout: over.turn_timeout.or(self.turn_timeout),
+        }
     }
 }
 

@@ -293,7 +293,10 @@ impl Task {
         let weight = if self.feed.is_listened_to() { event.weight() } else { 0 };
         let event = self.feed.publish(Arc::new(event), weight);
         if let Some(commit) = &mut self.commit {
-            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config) });
+            let turn = self.core.phase().turn().filter(|_| matches!(*event.event, Event::Message { .. }));
+            let settings =
+                turn.map(|turn| &turn.origin.prompt).filter(|prompt| prompt.has_settings()).cloned();
+            commit.outbox.push_back(Delivery { event, config: Arc::clone(&self.config), settings });
         }
     }
 

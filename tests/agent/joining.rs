@@ -162,6 +162,7 @@ async fn play(agent: Agent) {
 fn comparable(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.staged = None;
+    snapshot.behind = None;
     snapshot
 }
 

@@ -30,6 +30,7 @@ mod outputs;
 mod owner;
 mod panics;
 mod predicament;
+mod prompt_model;
 mod questions;
 mod races;
 mod requests;

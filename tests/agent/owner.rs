@@ -133,6 +133,17 @@ async fn answer_message_taken_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn answer_message_with_results_for_open_tool_uses_sends_them() {
+    let (provider, builder) = scripted([Step::text("Seen")]);
+    let (mut agent, owner) = owned(builder).await;
+    let result = ToolResult::ok(&ToolUse::new("open", "look", json!({})), "a cat");
+    owner.answer(None, open_ended(), Arc::new(Message::user(result))).await.unwrap();
+    agent.end().await;
+    assert_eq!(sent(&provider.requests()[0])[2], "user: result open");
+    agent.check().await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn answer_cancelled_history_of_before_is_back() {
     let (_, builder) = scripted([Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
@@ -506,7 +517,8 @@ async fn prompt_or_base_invalid_refused_and_nothing_told() {
             owner.answer(None, base(), user(vec![ToolUse::new("a", "look", json!({})).into()])).await,
             invalid_prompt,
         ),
-        (owner.answer(None, base(), user(vec![stray().into()])).await, no_prompt),
+        (owner.answer(None, base(), user(vec![stray().into()])).await, invalid_prompt),
+        (owner.answer(None, open_ended(), user(vec![stray().into()])).await, invalid_prompt),
         (owner.answer(None, base(), Arc::new(Message::assistant("Hi"))).await, no_prompt),
     ];
     for (place, (attempt, reason)) in attempts.iter().enumerate() {

@@ -106,7 +106,7 @@ impl Core {
     fn stop_run(&mut self, turn: &Turn, response: Arc<Response>, effects: &mut Effects) {
         let staged = self.unstage();
         self.tell(Status::Idle, effects);
-        effects.push(Effect::Emit(Event::Turn(TurnOutcome::Stop { response, staged })));
+        self.end_run(Event::Turn(TurnOutcome::Stop { response, staged }), effects);
         if let Some(response) = turn.origin.asked.as_deref().and_then(Asked::response) {
             effects.push(Effect::Resolve(Ok(response)));
         }
@@ -278,7 +278,7 @@ impl Core {
         effects.push(Effect::Watch(None));
         self.tell(Status::Idle, effects);
         let (event, answer) = end(response, self.unstage());
-        effects.push(Effect::Emit(event));
+        self.end_run(event, effects);
         self.fall_back(env, effects);
         if asked {
             effects.push(Effect::Resolve(answer));

@@ -32,6 +32,7 @@ impl Core {
         &mut self,
         base: History,
         prompt: Prompt,
+        ask: bool,
         env: &Env<'_>,
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
@@ -40,21 +41,24 @@ impl Core {
         if prompt.content.is_blank() {
             return Err(AgentError::EmptyPrompt);
         }
-        let (content, origin) = open(&base, prompt, false, env)?;
+        let (content, origin) = open(&base, prompt, ask, env)?;
         self.begin_on(base, Arc::new(user_message(content, env)), origin, env, effects);
         Ok(())
     }
 
-    /// As [`prompt_on`](Core::prompt_on), with `message` as it is in place of a prompt.
+    /// As [`prompt_on`](Core::prompt_on), with `message` as it is in place of the content of the prompt.
     pub(in crate::agent) fn answer(
         &mut self,
         base: History,
         message: Arc<Message>,
+        settings: Prompt,
+        ask: bool,
         env: &Env<'_>,
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
         self.check_base(&base)?;
-        if message.role != Role::User || message.tool_results().next().is_some() {
+        settings.check()?;
+        if message.role != Role::User {
             return Err(AgentError::NotAPrompt);
         }
         if message.content.iter().all(is_blank) {
@@ -63,7 +67,7 @@ impl Core {
         let mut whole = base.clone();
         whole.push(Arc::clone(&message));
         whole.check_sendable().map_err(AgentError::InvalidPrompt)?;
-        let (_, origin) = open(&History::new(), Prompt::default(), false, env)?;
+        let (_, origin) = open(&History::new(), settings.without_content(), ask, env)?;
         self.begin_on(base, message, origin, env, effects);
         Ok(())
     }

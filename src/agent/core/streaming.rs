@@ -252,7 +252,7 @@ fn respond_with(
 ) -> Response {
     let answer = messages.iter().rev().find(|message| message.role == Role::Assistant);
     Response {
-        model: turn.model.clone().unwrap_or_else(|| env.config.model.id().to_string()),
+        model: turn.model.clone().unwrap_or_else(|| turn.model_in(env.config).id().to_string()),
         message: answer.cloned(),
         messages,
         stop_reason,

@@ -86,32 +86,18 @@ impl Task {
         };
         let own = &turn.origin.prompt.options;
         let mut request = Request::new(turn.conversation());
-        request.model = Arc::clone(self.config.model.id());
+        let model = turn.model_in(&self.config);
+        request.model = Arc::clone(model.id());
         request.system.clone_from(&self.config.system);
         request.tools = self.config.tools.clone();
         let ours =
-            self.kept_secrets(&self.config.options, self.secrets_of.as_ref().map(Model::provider_name));
-        request.options = ours.overlaid(&self.kept_secrets(own, turn.origin.secrets_of.as_deref()));
-        let provider = self.config.model.provider_name();
-        let credentials = self.setup.credentials.iter().find(|given| given.provider() == provider);
-        if let Some(credentials) = credentials {
+            kept_secrets(&self.config.options, self.secrets_of.as_ref().map(Model::provider_name), model);
+        request.options = ours.overlaid(&kept_secrets(own, turn.origin.secrets_of.as_deref(), model));
+        let mut credentials = self.setup.credentials.iter();
+        if let Some(credentials) = credentials.find(|given| given.provider() == model.provider_name()) {
             credentials.complete(&mut request.options);
         }
         request
-    }
-
-    /// The options, without a key and headers that are for another provider than the model's.
-    fn kept_secrets(&self, options: &Options, provider: Option<&str>) -> Options {
-        let model = &self.config.model;
-        if !options.has_secrets() || provider == Some(model.provider_name()) {
-            return options.clone();
-        }
-        tracing::warn!(
-            model = model.name(),
-            given_for = provider,
-            "the key and the headers in the options are for another provider, and are not sent"
-        );
-        options.clone().without_secrets()
     }
 
     /// Puts another configuration in force.
@@ -135,6 +121,9 @@ impl Task {
             if after.max_steps != before.max_steps {
                 self.core.set_max_steps(after.max_steps);
             }
+            if after.model != before.model {
+                self.core.set_model();
+            }
             self.configure(after);
         } else {
             tracing::warn!("a callback's edits are dropped: the configuration was set while it ran");
@@ -142,6 +131,19 @@ impl Task {
         }
         Ok(())
     }
+}
+
+/// The options, without a key and headers that are for another provider than the model's.
+fn kept_secrets(options: &Options, provider: Option<&str>, model: &Model) -> Options {
+    if !options.has_secrets() || provider == Some(model.provider_name()) {
+        return options.clone();
+    }
+    tracing::warn!(
+        model = model.name(),
+        given_for = provider,
+        "the key and the headers in the options are for another provider, and are not sent"
+    );
+    options.clone().without_secrets()
 }
 
 /// The model with whose provider a key and headers were set, if there are some.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{
-        AgentError, Draft, Event, Moment,
+        AgentError, Draft, Event, Moment, Opening,
         command::{Change, Command, Edit},
         core::Core,
     },
@@ -137,11 +137,23 @@ impl Task {
         }
         self.ensure_room()?;
         let mut with = self.feed.last();
+        let mut asks = None;
         self.step(|core, env, effects| match change {
             Change::Set(history) => core.replace_history(history, env, effects),
-            Change::Prompt(base, prompt) => core.prompt_on(base, prompt, env, effects),
-            Change::Answer(base, message) => core.answer(base, message, env, effects),
+            Change::Begin(base, opening, asker) => {
+                let ask = asker.is_some();
+                asks = asker;
+                match opening {
+                    Opening::Prompt(prompt) => core.prompt_on(base, prompt, ask, env, effects),
+                    Opening::Message(message, settings) => {
+                        core.answer(base, message, settings, ask, env, effects)
+                    }
+                }
+            }
         })?;
+        if asks.is_some() {
+            self.asker = asks;
+        }
         // The event is the first one that the core has told.
         with.number += 1;
         Ok(with)

@@ -382,7 +382,9 @@ impl Task {
                 return self.step(|core, env, effects| core.call_failed(op, callback, message, env, effects));
             }
         };
-        let model = before.model.clone();
+        // The model of the request that was prepared.
+        let turn = self.core.phase().turn();
+        let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
         let_go(before);
         match outcome {
             Outcome::Prepared(mut request) => {

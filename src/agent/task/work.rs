@@ -187,7 +187,9 @@ impl Task {
         let (context, questions) = RequestContext::with_questions();
         work.questions = Some(questions);
         // Without a name of the service's own, an answer is taken for one of the configured model.
-        let other = (request.model != *self.config.model.id()).then(|| request.model.to_string());
+        let turn = self.core.phase().turn();
+        let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
+        let other = (request.model != *model.id()).then(|| request.model.to_string());
         let mut answer = RetryPolicy::default().stream(provider, *request, context);
         if other.is_some() {
             let data = MessageDelta { model: other, ..MessageDelta::default() };

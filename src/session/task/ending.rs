@@ -167,6 +167,8 @@ impl Task {
                 partial: Vec::new(),
                 pause: None,
                 staged: None,
+                behind: None,
+                last_run: None,
             },
         };
         self.snapshot_with(agent)

@@ -94,6 +94,9 @@ impl World {
         if self.rng.percent(20) {
             prompt = prompt.with_options(Options::default().with_max_tokens(self.prompts));
         }
+        if self.rng.percent(20) {
+            prompt = prompt.with_model(self.config.model.clone());
+        }
         match self.rng.below(60) {
             0 => prompt.with_max_steps(0),
             1 => prompt.with_turn_timeout(Duration::ZERO),

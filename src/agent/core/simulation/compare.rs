@@ -1,5 +1,7 @@
 //! Snapshots against events, and the core against what was written down of it.
 
+use std::sync::Arc;
+
 use super::{Check, ensure, world::World};
 use crate::{
     agent::{Config, Event, Snapshot, core::Core},
@@ -40,6 +42,9 @@ impl Kept {
         ensure!(kept.partial == fresh.partial, "partial: {:?}, not {:?}", kept.partial, fresh.partial);
         let staged = kept.staged.is_none() || fresh.staged.is_some();
         ensure!(staged, "staged: {:?}, not {:?}", kept.staged, fresh.staged);
+        let behind = kept.behind.is_none() || fresh.behind == kept.behind;
+        ensure!(behind, "behind: {:?}, not {:?}", kept.behind, fresh.behind);
+        ensure!(kept.last_run == fresh.last_run, "last run: {:?}, not {:?}", kept.last_run, fresh.last_run);
         Ok(())
     }
 }
@@ -49,9 +54,22 @@ fn read_again(history: &History) -> Check<History> {
 }
 
 impl World {
+    /// The model of a prompt is not written down, as keys are not.
+    fn forget_models(&mut self) {
+        self.core.set_model();
+        self.model.prompt_model = None;
+        let (core, model) = (&mut self.core, &mut self.model);
+        for prompt in [&mut core.staged, &mut core.behind, &mut model.staged, &mut model.behind] {
+            if let Some(prompt) = prompt {
+                Arc::make_mut(prompt).model = None;
+            }
+        }
+    }
+
     /// Goes on with what can be read from what was written down.
     pub(super) fn write_down_and_take_up(&mut self) -> Check {
         self.note(|| "written down and taken up".to_owned());
+        self.forget_models();
         let json = serde_json::to_string(&self.core).map_err(|error| error.to_string())?;
         let mut taken_up: Core = if self.rng.percent(50) {
             serde_json::from_str(&json).map_err(|error| error.to_string())?

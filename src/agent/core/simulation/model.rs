@@ -10,7 +10,7 @@ use crate::{
         phase::{Phase, Then},
     },
     message::{Blocks, Content, History, Message, Role, ToolUseId, Usage, answer_open_tool_uses},
-    provider::{MessageDelta, StopReason},
+    provider::{self, MessageDelta, StopReason},
 };
 
 /// The model of one agent.
@@ -38,6 +38,8 @@ pub(super) struct Model {
     /// Whether the limit was met when `handle_turn` was called.
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
+    /// The model that the prompt brought, unless a callback has set another since.
+    pub(super) prompt_model: Option<provider::Model>,
     /// What `handle_error` was called for.
     pub(super) failure: Option<Failure>,
 
@@ -51,8 +53,8 @@ pub(super) struct Model {
     pub(super) behind: Option<Arc<Prompt>>,
     /// A prompt that was accepted, and must begin its turn at once.
     pub(super) starting: Option<Arc<Prompt>>,
-    /// A message that is to be answered anew, and must begin its turn at once.
-    pub(super) answering: Option<Arc<Message>>,
+    /// A message that is to be answered anew with these settings, and must begin its turn at once.
+    pub(super) answering: Option<(Arc<Message>, Prompt)>,
     /// A history that was set, and must be told at once.
     pub(super) base: Option<History>,
     /// The history of before the run, while the run is on another one and has committed nothing.
@@ -326,10 +328,10 @@ impl Model {
 
     fn begins(&mut self, message: &Arc<Message>, step: u32) -> Check {
         ensure!(self.base.is_none(), "a turn begins before its history is told");
-        if let Some(answering) = self.answering.take() {
+        if let Some((answering, settings)) = self.answering.take() {
             ensure!(!self.run, "a message is answered anew within a run");
             ensure!(Arc::ptr_eq(message, &answering), "{message:?} is answered, not {answering:?}");
-            self.take(&Prompt::default());
+            self.take(&settings);
             return self.began(message, step);
         }
         let content = if let Some(prompt) = self.starting.take() {
@@ -359,6 +361,7 @@ impl Model {
         (self.step, self.requests) = (0, 0);
         self.limit = prompt.max_steps.or(self.own_limit);
         self.brought = prompt.max_steps;
+        self.prompt_model.clone_from(&prompt.model);
         self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
         prompt.content.clone()
     }
@@ -439,6 +442,11 @@ impl Model {
         ensure!(self.waiting.as_ref() == waiting, "it waits for {waiting:?}, told was {:?}", self.waiting);
         let idle = matches!(core.phase(), Phase::Idle | Phase::Noticing { then: Then::Rest, .. });
         ensure!(self.run != idle, "a run is {}, but it is at {:?}", self.run, core.phase());
+        let prompt = core.phase().turn().map(|turn| &turn.origin.prompt);
+        ensure!(
+            prompt.is_none_or(|prompt| prompt.model == self.prompt_model),
+            "the prompt has another model"
+        );
         let own = self.turn.iter().flat_map(|turn| &turn.pending);
         let pending = core.phase().turn().into_iter().flat_map(|turn| turn.working.pending());
         ensure!(own.eq(pending), "other messages are pending than were told");

@@ -137,6 +137,11 @@ impl World {
         if self.friendly || !self.rng.percent(8) {
             return;
         }
+        if self.rng.percent(30) {
+            self.note(|| "another model".to_owned());
+            self.core.set_model();
+            self.model.prompt_model = None;
+        }
         let max_steps = self.rng.pick(&[None, Some(1), Some(2), Some(3), Some(5)]);
         if max_steps == self.config.max_steps {
             return;

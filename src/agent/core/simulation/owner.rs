@@ -35,8 +35,11 @@ impl World {
         }
     }
 
-    /// A message to answer anew: one of the history, or any other.
-    fn random_message(&mut self) -> Arc<Message> {
+    /// A message to answer anew on `base`: the one that follows it, another one of the history, or any other.
+    fn random_message(&mut self, base: &History) -> Arc<Message> {
+        if let Some(next) = self.model.committed.get(base.len()).filter(|_| self.rng.percent(40)) {
+            return Arc::clone(next);
+        }
         self.prompts += 1;
         let text: Content = Text::new(format!("anew {}", self.prompts)).into();
         let stray = ToolUse::new("stray", "search", json!({}));
@@ -75,8 +78,12 @@ impl World {
             fits.map(drop).map_err(AgentError::InvalidPrompt)
         });
         let (on, given) = (base.clone(), prompt.clone());
-        let (begun, effects) = self.feed(|core, env, effects| core.prompt_on(on, given, env, effects));
+        let ask = self.rng.percent(40);
+        let (begun, effects) = self.feed(|core, env, effects| core.prompt_on(on, given, ask, env, effects));
         if begun.is_ok() {
+            if ask {
+                self.asks.begin();
+            }
             (self.model.base, self.model.starting) = (Some(base), Some(Arc::new(prompt)));
         }
         self.check_done(&expected, &begun, effects)
@@ -84,11 +91,13 @@ impl World {
 
     /// The owner has a message answered anew.
     pub(super) fn answer_anew(&mut self) -> Check {
-        let (base, message) = (self.random_base(), self.random_message());
-        self.note(|| format!("owner: answer {message:?} on {base:?}"));
+        let base = self.random_base();
+        let message = self.random_message(&base);
+        let settings = self.random_prompt();
+        self.note(|| format!("owner: answer {message:?} on {base:?} with {settings:?}"));
         let expected = self.expect_base(&base).and_then(|()| {
-            let is_user = message.role == crate::message::Role::User;
-            if !is_user || message.tool_results().next().is_some() {
+            settings.check()?;
+            if message.role != crate::message::Role::User {
                 return Err(AgentError::NotAPrompt);
             }
             if Blocks(message.content.clone()).is_blank() {
@@ -97,10 +106,15 @@ impl World {
             let whole: History = base.iter().chain([&message]).cloned().collect();
             whole.check_sendable().map_err(AgentError::InvalidPrompt)
         });
-        let (on, given) = (base.clone(), Arc::clone(&message));
-        let (begun, effects) = self.feed(|core, env, effects| core.answer(on, given, env, effects));
+        let (on, given, with) = (base.clone(), Arc::clone(&message), settings.clone());
+        let ask = self.rng.percent(40);
+        let (begun, effects) =
+            self.feed(|core, env, effects| core.answer(on, given, with, ask, env, effects));
         if begun.is_ok() {
-            (self.model.base, self.model.answering) = (Some(base), Some(message));
+            if ask {
+                self.asks.begin();
+            }
+            (self.model.base, self.model.answering) = (Some(base), Some((message, settings)));
         }
         self.check_done(&expected, &begun, effects)
     }

@@ -29,8 +29,7 @@
 //! // Another day.
 //! let session = Session::builder(store).agent(agent()).load(id).await?;
 //! let question = session.tree().await?.roots().next().unwrap().id();
-//! session.regenerate(question).await?;
-//! session.wait_until_idle().await?;
+//! session.ask_regenerate(question).await?;
 //! assert_eq!(session.tree().await?.to_string(), "\
 //! * 1 user: Name three mountains.
 //!   ├─ 2 assistant: Everest, K2, Lhotse.
@@ -46,6 +45,7 @@ mod core;
 mod error;
 mod event;
 mod forwarded;
+mod regenerate;
 mod snapshot;
 mod subscription;
 mod task;
@@ -60,9 +60,10 @@ use std::{
 };
 
 pub use builder::SessionBuilder;
-use command::{Command, Reply, Stop};
+use command::{Answer, Command, Reply, Start, Stop, Wait};
 pub use error::SessionError;
 pub use event::{SavedPart, SessionEvent, StoreReport};
+pub use regenerate::Regenerate;
 pub use snapshot::SessionSnapshot;
 use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
@@ -72,7 +73,7 @@ pub use watcher::{Notice, Watcher};
 
 use crate::{
     actor,
-    agent::{Agent, AgentError, InFlight, Prompt},
+    agent::{Agent, AgentError, InFlight, Prompt, Response},
     store::{ConversationId, Store},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     tree::{NodeId, Tree},
@@ -112,22 +113,42 @@ impl Session {
         &self.shared.id
     }
 
-    /// Answers a user message again: a run begins with the same message, and its answer becomes a sibling of the answers
-    /// that are there. Idle only. If the run ends in `cancelled` or `error` before its first turn is complete, the
-    /// tree is as it was.
+    /// Begins a run that answers a user message again: the answer becomes a sibling of the answers that are there. Give a
+    /// [`NodeId`], or a [`Regenerate`] to answer with another model or other options. Idle only.
+    ///
+    /// If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was. How it ended is
+    /// in [`Snapshot::last_run`](crate::agent::Snapshot::last_run); [`ask_regenerate`](Self::ask_regenerate) returns its response.
     ///
     /// # Errors
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind).
-    pub async fn regenerate(&self, user: NodeId) -> Result<(), SessionError> {
-        self.ensure_room()?;
-        self.call(|reply| Command::Regenerate(user, reply)).await?
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and invalid settings.
+    pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), SessionError> {
+        self.begin(Start::Regenerate(again.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Begins a run with a new user message below an answer, beside what may be there: an edit of the user message that
-    /// followed it. `None` begins a new root. Idle only. If the run ends in `cancelled` or `error` before its first turn
-    /// is complete, the tree is as it was.
+    /// Answers a user message again and returns the response: [`regenerate`](Self::regenerate) as
+    /// [`ask`](Self::ask).
+    ///
+    /// # Errors
+    ///
+    /// As [`regenerate`](Self::regenerate), and the run's own as [`ask`](Self::ask).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the run.
+    pub async fn ask_regenerate(&self, again: impl Into<Regenerate>) -> Result<Arc<Response>, SessionError> {
+        self.begin_and_wait(Start::Regenerate(again.into())).await
+    }
+
+    /// Begins a run with a new user message below an answer, as a sibling of the messages that are there. `None` begins a
+    /// new root. Idle only.
+    ///
+    /// Below an answer that a turn [left open](Response::open_tool_uses), the prompt answers its tool uses, as
+    /// [`prompt`](Self::prompt) does.
+    ///
+    /// If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was. How it ended is
+    /// in [`Snapshot::last_run`](crate::agent::Snapshot::last_run); [`ask_branch`](Self::ask_branch) returns its response.
     ///
     /// # Errors
     ///
@@ -139,13 +160,32 @@ impl Session {
         assistant: Option<NodeId>,
         prompt: impl Into<Prompt>,
     ) -> Result<(), SessionError> {
-        self.ensure_room()?;
-        let prompt = prompt.into();
-        self.call(|reply| Command::Branch(assistant, prompt, reply)).await?
+        self.begin(Start::Branch(assistant, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Begins a run with another user message in the place of one: a branch from where that message hangs, beside it.
-    /// Idle only. If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was.
+    /// Sends a new user message below an answer and returns the response: [`branch`](Self::branch) as
+    /// [`ask`](Self::ask).
+    ///
+    /// # Errors
+    ///
+    /// As [`branch`](Self::branch), and the run's own as [`ask`](Self::ask).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the run.
+    pub async fn ask_branch(
+        &self,
+        assistant: Option<NodeId>,
+        prompt: impl Into<Prompt>,
+    ) -> Result<Arc<Response>, SessionError> {
+        self.begin_and_wait(Start::Branch(assistant, prompt.into())).await
+    }
+
+    /// Begins a run with another user message in place of one: a [branch](Self::branch) from its parent. The prompt has
+    /// settings of its own; those of the message that it replaces do not count. Idle only.
+    ///
+    /// If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was. How it ended is
+    /// in [`Snapshot::last_run`](crate::agent::Snapshot::last_run); [`ask_edit`](Self::ask_edit) returns its response.
     ///
     /// # Errors
     ///
@@ -153,9 +193,40 @@ impl Session {
     /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and a prompt that the agent
     /// refuses.
     pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
+        self.begin(Start::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
+    }
+
+    /// Sends another user message in place of one and returns the response: [`edit`](Self::edit) as
+    /// [`ask`](Self::ask).
+    ///
+    /// # Errors
+    ///
+    /// As [`edit`](Self::edit), and the run's own as [`ask`](Self::ask).
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future does not cancel the run.
+    pub async fn ask_edit(
+        &self,
+        user: NodeId,
+        prompt: impl Into<Prompt>,
+    ) -> Result<Arc<Response>, SessionError> {
+        self.begin_and_wait(Start::Edit(user, prompt.into())).await
+    }
+
+    async fn begin(&self, start: Start, wait: Wait) -> Result<Option<Answer>, SessionError> {
         self.ensure_room()?;
-        let prompt = prompt.into();
-        self.call(|reply| Command::Edit(user, prompt, reply)).await?
+        self.call(|reply| Command::Begin(start, wait, reply)).await?
+    }
+
+    async fn begin_and_wait(&self, start: Start) -> Result<Arc<Response>, SessionError> {
+        let answer = self.begin(start, Wait::ForResponse).await?;
+        // Without an answer, the agent has ended.
+        let response = match answer {
+            Some(answer) => answer.await.ok(),
+            None => None,
+        };
+        self.heard(response.unwrap_or(Err(AgentError::Stopped(EndReason::Killed)))).await
     }
 
     /// Moves the path through a node, and on from there to the leaf that was active last; `None` makes it empty, so that
@@ -402,7 +473,12 @@ impl Session {
         let Some(agent) = self.shared.agent.get().and_then(crate::agent::WeakAgent::upgrade) else {
             return Err(self.over().await);
         };
-        match operation(&agent).await {
+        self.heard(operation(&agent).await).await
+    }
+
+    /// The outcome of an operation on the agent, as the session reports it.
+    async fn heard<T>(&self, outcome: Result<T, AgentError>) -> Result<T, SessionError> {
+        match outcome {
             Ok(value) => Ok(value),
             // The session may not know yet. It looks when there is a command to serve, and serves none.
             Err(AgentError::Stopped(_)) => match self.call(Command::Title).await {

@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::{sync::oneshot, time::Instant};
 
-use super::{SessionError, SessionEvent, SessionSnapshot};
+use super::{Regenerate, SessionError, SessionEvent, SessionSnapshot};
 use crate::{
-    agent::{InFlight, Prompt},
+    agent::{AgentError, InFlight, Prompt, Response},
     subscription::{Attachment, EventId},
     tree::{NodeId, Tree},
 };
@@ -39,11 +39,27 @@ impl Unsaved {
     }
 }
 
+/// The run that a command begins, and the node that it begins at.
+#[derive(Clone, Debug)]
+pub(super) enum Start {
+    Regenerate(Regenerate),
+    Edit(NodeId, Prompt),
+    Branch(Option<NodeId>, Prompt),
+}
+
+/// The response of a run, for a command that asks for it.
+pub(super) type Answer = oneshot::Receiver<Result<Arc<Response>, AgentError>>;
+
+/// Whether a command asks for the response of the run that it begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Wait {
+    ForStart,
+    ForResponse,
+}
+
 /// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session pays for one.
 pub(super) enum Command {
-    Branch(Option<NodeId>, Prompt, Reply<Outcome<()>>),
-    Edit(NodeId, Prompt, Reply<Outcome<()>>),
-    Regenerate(NodeId, Reply<Outcome<()>>),
+    Begin(Start, Wait, Reply<Outcome<Option<Answer>>>),
     Navigate(Option<NodeId>, Reply<Outcome<()>>),
     SetTitle(Option<Arc<str>>, Reply<()>),
     SuggestTitle(Arc<str>, Reply<bool>),

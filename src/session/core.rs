@@ -5,24 +5,25 @@
 //! The path of the tree is the agent's committed history at every moment. A move begins at the agent, which fires a
 //! `state` event with the history that it moved to; the tree follows when the session comes to that event.
 
+mod branching;
 #[cfg(any(test, debug_assertions))]
 mod check;
 mod saving;
 #[cfg(test)]
 mod simulation;
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use saving::Saver;
 pub(super) use saving::{Job, saved};
 
 use super::{SessionError, SessionEvent, StoreReport};
 use crate::{
-    agent::{Config, Event, Response, Status},
-    message::{Content, History, Message, Role},
+    agent::{Config, Event, Prompt, Response, Status},
+    message::History,
     store::{StoredState, Version, WriteId},
     subscription::EventId,
-    tree::{Node, NodeId, Tree},
+    tree::{NodeId, Tree},
 };
 
 /// What the core may know of the world.
@@ -78,8 +79,6 @@ struct Branch {
 pub(super) struct Base {
     /// The messages above it.
     pub(super) history: History,
-    /// The message that is answered again.
-    pub(super) message: Option<Arc<Message>>,
     /// What happens to the tree then.
     pub(super) then: Move,
 }
@@ -98,6 +97,10 @@ pub(super) struct Core {
     /// The move that the agent has made, and the event with which it did.
     moving: Option<Box<(EventId, Move)>>,
     branch: Option<Box<Branch>>,
+    /// The settings of the prompt in flight, if it has any.
+    prompted: Option<Arc<Prompt>>,
+    /// The settings that user messages were sent with, where they had any.
+    settings: BTreeMap<NodeId, Arc<Prompt>>,
     saver: Saver,
     /// Whether the event about a fallback for the saved model was emitted.
     is_fallback_reported: bool,
@@ -114,6 +117,8 @@ impl Core {
             seen,
             moving: None,
             branch: None,
+            prompted: None,
+            settings: BTreeMap::new(),
             saver: Saver::new(),
             is_fallback_reported: false,
         }
@@ -161,6 +166,13 @@ impl Core {
 
     // ---- events of the agent ----
 
+    /// The message in the event that follows belongs to a prompt with these settings.
+    pub(super) fn prompted(&mut self, settings: &Prompt) {
+        if self.prompted.is_none() {
+            self.prompted = Some(Arc::new(settings.settings()));
+        }
+    }
+
     /// Takes the agent's next event. `config` is the configuration in force with it.
     pub(super) fn event(
         &mut self,
@@ -198,10 +210,12 @@ impl Core {
     fn commit(&mut self, response: &Response, effects: &mut Effects) {
         let before = self.tree.clone();
         let mut messages = response.messages.iter();
+        let mut settings = self.prompted.take();
         if let Some(branch) = self.branch.take() {
             if let Some(user) = branch.answers {
-                // Its first message is in the tree already.
+                // Its first message is in the tree already, and so are the settings that it was sent with.
                 messages.next();
+                settings = None;
                 self.go(Some(user));
             }
             self.saver.about_to_change(&branch.before);
@@ -209,13 +223,15 @@ impl Core {
             self.saver.about_to_change(&before);
         }
         let bytes = messages.clone().map(|message| NODE_WEIGHT + message.weight()).sum();
-        self.tree.push_turn(messages.cloned(), response.usage);
+        let added = self.tree.push_turn(messages.cloned(), response.usage);
+        self.settings.extend(added.first().copied().zip(settings));
         self.saver.tree_changed(bytes);
         self.tell_tree(&before, effects);
     }
 
     /// A run ended without a commit: a branch that it began is as if it never was.
     fn roll_back(&mut self, effects: &mut Effects) {
+        self.prompted = None;
         if let Some(branch) = self.branch.take() {
             let before = std::mem::replace(&mut self.tree, branch.before);
             self.tell_tree(&before, effects);
@@ -269,68 +285,6 @@ impl Core {
 
     // ---- commands ----
 
-    /// Where a new user message below `node` begins, or as a new root.
-    ///
-    /// # Errors
-    ///
-    /// An unknown node, one of the user, or one with open tool uses.
-    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<Base, SessionError> {
-        let history = match node {
-            None => History::new(),
-            Some(id) => {
-                let node = self.node(id)?;
-                if node.message().role != Role::Assistant {
-                    return Err(SessionError::NotAssistant { node: id });
-                }
-                if node.message().tool_uses().next().is_some() {
-                    return Err(SessionError::OpenToolUses { node: id });
-                }
-                self.history_to(id)
-            }
-        };
-        Ok(Base { history, message: None, then: Move::Branch { base: node, answers: None } })
-    }
-
-    /// Where another answer to the user message `node` begins.
-    ///
-    /// # Errors
-    ///
-    /// An unknown node, one of the assistant, or one with tool results.
-    pub(super) fn regenerate(&self, id: NodeId) -> Result<Base, SessionError> {
-        let prompt = self.prompt(id)?;
-        let message = Some(Arc::clone(prompt.message()));
-        Ok(self.beside(prompt, message, Some(id)))
-    }
-
-    /// Where another user message in place of `node` begins.
-    ///
-    /// # Errors
-    ///
-    /// An unknown node, one of the assistant, or one with tool results.
-    pub(super) fn edit(&self, id: NodeId) -> Result<Base, SessionError> {
-        let prompt = self.prompt(id)?;
-        Ok(self.beside(prompt, None, None))
-    }
-
-    /// The user message that began a turn.
-    fn prompt(&self, id: NodeId) -> Result<&Node, SessionError> {
-        let node = self.node(id)?;
-        if node.message().role != Role::User {
-            return Err(SessionError::NotUser { node: id });
-        }
-        if node.message().content.iter().any(|content| matches!(content, Content::ToolResult(_))) {
-            return Err(SessionError::ToolResults { node: id });
-        }
-        Ok(node)
-    }
-
-    /// A branch from where a node hangs.
-    fn beside(&self, node: &Node, message: Option<Arc<Message>>, answers: Option<NodeId>) -> Base {
-        let base = node.parent();
-        let history = base.map_or_else(History::new, |base| self.history_to(base));
-        Base { history, message, then: Move::Branch { base, answers } }
-    }
-
     /// Where the path leads by way of `node` to a leaf; `None` if it does already.
     ///
     /// # Errors
@@ -350,18 +304,7 @@ impl Core {
             return Ok(None);
         }
         let then = Move::To(tree.head());
-        Ok(Some(Base { history: tree.history().clone(), message: None, then }))
-    }
-
-    fn node(&self, id: NodeId) -> Result<&Node, SessionError> {
-        self.tree.node(id).ok_or(SessionError::UnknownNode { node: id })
-    }
-
-    fn history_to(&self, id: NodeId) -> History {
-        let mut tree = self.tree.clone();
-        // On the path most of it is shared with the history in use.
-        tree.navigate(id).expect("the node was looked up");
-        tree.history().clone()
+        Ok(Some(Base { history: tree.history().clone(), then }))
     }
 
     /// The agent has moved, with this event, which the session has not come to yet.

@@ -151,7 +151,8 @@ impl Session {
         self.on_agent(async |agent| agent.status().await).await
     }
 
-    /// Waits until nothing goes on and nothing waits to. What came of it may not be saved yet: see
+    /// Waits until no run is active and nothing waits to begin one. How the last run ended is in
+    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run). Its turns may not be saved yet: see
     /// [`flush`](Self::flush).
     ///
     /// # Errors

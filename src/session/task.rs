@@ -252,11 +252,16 @@ impl Task {
 
     /// Takes the agent's next event.
     pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, .. } = delivery;
+        let Delivery { event, config, settings } = delivery;
         if let Some(is_between_requests) = event::is_between_requests(&event.event) {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
         }
-        self.step(|core, env, effects| core.event(event.id, &event.event, &config, env, effects));
+        self.step(|core, env, effects| {
+            if let Some(settings) = settings {
+                core.prompted(&settings);
+            }
+            core.event(event.id, &event.event, &config, env, effects);
+        });
     }
 
     /// Takes the agent's next event, and those that are there already, as many as the agent tells at once at most.

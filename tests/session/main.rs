@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
+mod again;
 mod basics;
 mod branches;
 mod callbacks;

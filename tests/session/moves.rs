@@ -199,25 +199,25 @@ async fn moves_into_the_middle_of_a_turn_are_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_below_open_tool_uses_at_the_head_is_refused() {
+async fn branch_below_tool_uses_left_open_answers_them_as_a_prompt_does() {
     let tool = omni_agent::tool::SchemaTool::of::<serde_json::Value>("look", "The application answers.");
-    let steps = [Step::tool_use("t", "look", json!({})), Step::text("A1"), Step::text("B1")];
+    let steps =
+        [Step::tool_use("t", "look", json!({}))].into_iter().chain(["A1", "A2", "B1"].map(Step::text));
     let mut session = Watched::start(on(scripted(steps).tool(tool))).await;
     session.ask("Q1").await;
     assert_eq!(session.path(), ["user: Q1", "assistant: use t"]);
-    let error = answered(session.session.branch(Some(node(2)), "Q")).await.unwrap_err();
-    assert!(matches!(error, SessionError::OpenToolUses { node: of } if of == node(2)), "{error:?}");
-    // A prompt answers them.
-    session.ask("Never mind").await;
+    answered(session.session.branch(Some(node(2)), "Never mind")).await.unwrap();
+    session.rest().await;
     assert_eq!(session.path()[2..], ["user: result t, Never mind", "assistant: A1"]);
-    let error = answered(session.session.regenerate(node(3))).await.unwrap_err();
-    assert!(matches!(error, SessionError::ToolResults { node: of } if of == node(3)), "{error:?}");
+    answered(session.session.branch(Some(node(2)), "Not now")).await.unwrap();
+    session.rest().await;
+    assert_eq!(session.path()[2..], ["user: result t, Not now", "assistant: A2"]);
     answered(session.session.regenerate(node(1))).await.unwrap();
     session.rest().await;
     assert_eq!(session.path(), ["user: Q1", "assistant: B1"]);
     answered(session.session.navigate(node(2))).await.unwrap();
     session.check().await;
-    assert_eq!(session.told.tree.head(), Some(node(4)));
+    assert_eq!(session.told.tree.head(), Some(node(6)));
 }
 
 #[tokio::test(start_paused = true)]

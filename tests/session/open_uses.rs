@@ -1,18 +1,18 @@
 //! Turns that stopped for a tool without a handler, and turns that began with tool results.
 
 use omni_agent::{
-    agent::{AgentBuilder, ToolDecision},
+    agent::{AgentBuilder, AgentError, Prompt, ToolDecision},
     message::{Content, ToolResult, ToolUse},
     provider::Request,
-    session::Session,
+    session::{Session, SessionError},
     testing::{ScriptedProvider, Step},
     tool::SchemaTool,
 };
 use serde_json::json;
 
 use crate::{
-    support::{ScriptedStore, assert_agree, created, id, secs},
-    watch::{Hooks, echo},
+    support::{ScriptedStore, assert_agree, created, id, node, secs},
+    watch::{Hooks, Watched, echo, in_time, on},
 };
 
 /// A tool that the application answers.
@@ -61,4 +61,84 @@ async fn load_after_a_declared_tool_sends_the_results_decided_before() {
         assert_eq!(results(&provider.last_request().unwrap())[1], "b No.");
         assert_agree(&session, &store).await;
     }
+}
+
+/// A session on which `a` was left open and answered: nodes 1 and 2, then 3 and 4.
+async fn answered_open_use(after: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider) {
+    let steps = [uses(&[("a", "ask_user")]), Step::text("Fine.")].into_iter().chain(after);
+    let provider = ScriptedProvider::new(steps);
+    let mut session = Watched::start(on(agent(&provider))).await;
+    session.ask("Go").await;
+    in_time(session.session.ask(vec![answer("a", "Yes."), "Hurry.".into()])).await.unwrap();
+    session.check().await;
+    (session, provider)
+}
+
+#[tokio::test(start_paused = true)]
+async fn regenerate_of_a_turn_that_began_with_results_sends_them_again() {
+    let (mut session, provider) = answered_open_use([Step::text("Good.")]).await;
+    in_time(session.session.ask_regenerate(node(3))).await.unwrap();
+    session.check().await;
+    assert_eq!(results(&provider.last_request().unwrap()), ["a Yes."]);
+    assert_eq!(
+        session.drawn(),
+        "\
+* 1 user: Go
+* 2 assistant: [uses ask_user]
+* 3 user: [result] Hurry.
+  ├─ 4 assistant: Fine.
+> └─ 5 assistant: Good."
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_of_a_turn_that_began_with_results_answers_the_open_uses_anew() {
+    let (mut session, provider) = answered_open_use([Step::text("Good."), Step::text("Well.")]).await;
+    in_time(session.session.ask_edit(node(3), answer("a", "No."))).await.unwrap();
+    assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
+    session.check().await;
+    assert_eq!(session.path().len(), 4);
+    assert_eq!(session.told.tree.children(node(2)).unwrap().count(), 2);
+    // Without a result, the use gets an error, as from a plain prompt.
+    in_time(session.session.ask_edit(node(3), "Never mind.")).await.unwrap();
+    let sent = results(&provider.last_request().unwrap());
+    assert!(sent[0].starts_with("a No result"), "{sent:?}");
+    session.check().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_below_an_answer_left_open_answers_its_uses() {
+    let (mut session, provider) = answered_open_use([Step::text("Good.")]).await;
+    in_time(session.session.ask_branch(Some(node(2)), answer("a", "No."))).await.unwrap();
+    assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
+    session.check().await;
+    let orphan = session.session.branch(Some(node(2)), answer("x", "No.")).await.unwrap_err();
+    assert!(matches!(orphan, SessionError::Agent(AgentError::InvalidPrompt(_))), "{orphan:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn branch_at_results_within_a_turn_is_refused() {
+    let asks = || Step::tool_use("t", "look", json!({}));
+    let look = omni_agent::tool::tool_fn("look", "Looks.", |_: serde_json::Value, _| async { Ok("seen") });
+    // The first turn continues from its results, the second ends in them at the limit.
+    let provider = ScriptedProvider::new([asks(), Step::text("Done."), asks(), Step::text("On.")]);
+    let agent = AgentBuilder::default().model(provider.model()).tool(look);
+    let mut session = Watched::start(on(agent)).await;
+    session.ask("Go").await;
+    in_time(session.session.ask(Prompt::new("More").with_max_steps(1))).await.unwrap();
+    session.ask("On").await;
+    assert_eq!(session.path().len(), 9);
+    for (asking, results) in [(2, 3), (6, 7)] {
+        let (asking, results) = (node(asking), node(results));
+        let refused = [
+            session.session.regenerate(results).await.unwrap_err(),
+            session.session.edit(results, "Other").await.unwrap_err(),
+        ];
+        for error in refused {
+            assert!(matches!(error, SessionError::ToolResults { node } if node == results), "{error:?}");
+        }
+        let error = session.session.branch(Some(asking), "Other").await.unwrap_err();
+        assert!(matches!(error, SessionError::OpenToolUses { node } if node == asking), "{error:?}");
+    }
+    assert_eq!(provider.requests().len(), 4);
 }

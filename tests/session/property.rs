@@ -271,6 +271,7 @@ impl Life {
         }
         // A staged prompt fires no event.
         self.told.agent.staged.clone_from(&snapshot.agent.staged);
+        self.told.agent.behind.clone_from(&snapshot.agent.behind);
         assert_eq!(self.told, snapshot);
         assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history);
         if snapshot.agent.status == Status::Idle {

@@ -244,6 +244,7 @@ impl Reader {
         if self.told.last == truth.last {
             let mut told = self.told.clone();
             told.agent.staged.clone_from(&truth.agent.staged);
+            told.agent.behind.clone_from(&truth.agent.behind);
             assert_eq!(told, *truth);
         }
     }

@@ -162,6 +162,7 @@ impl Watched {
         let mut told = self.told.clone();
         // That a prompt is staged is told to who sent it.
         told.agent.staged.clone_from(&truth.agent.staged);
+        told.agent.behind.clone_from(&truth.agent.behind);
         assert_eq!(told, *truth);
     }
 

@@ -1,11 +1,13 @@
 //! Serving the handle's commands.
 
+use tokio::sync::oneshot;
+
 use super::{Exit, Flush, Task};
 use crate::{
-    agent::{AgentError, Prompt, Status},
+    agent::{AgentError, Status},
     session::{
         SessionError, SessionEvent, SessionSnapshot, StoreReport,
-        command::{Command, Outcome, Stop, Unsaved},
+        command::{Answer, Command, Outcome, Start, Stop, Unsaved, Wait},
         core::{Base, Core, Move},
     },
     subscription::{Attachment, EndReason, EventId},
@@ -79,16 +81,8 @@ impl Task {
                 self.step(Core::hurry);
                 self.answer_flushes();
             }
-            Command::Branch(node, prompt, reply) => {
-                let begun = self.branch(|core| core.branch_below(node), Some(prompt)).await;
-                let _ = reply.send(settled(begun)?);
-            }
-            Command::Edit(node, prompt, reply) => {
-                let begun = self.branch(|core| core.edit(node), Some(prompt)).await;
-                let _ = reply.send(settled(begun)?);
-            }
-            Command::Regenerate(node, reply) => {
-                let begun = self.branch(|core| core.regenerate(node), None).await;
+            Command::Begin(start, wait, reply) => {
+                let begun = self.begin(start, wait).await;
                 let _ = reply.send(settled(begun)?);
             }
             Command::Navigate(node, reply) => {
@@ -99,21 +93,15 @@ impl Task {
         Ok(())
     }
 
-    /// Begins a run on a branch.
-    async fn branch(
-        &mut self,
-        from: impl Fn(&Core) -> Result<Base, SessionError>,
-        prompt: Option<Prompt>,
-    ) -> Result<(), SessionError> {
+    /// Begins a run that leaves the path. Gives the place to wait for its response, if that is asked for.
+    async fn begin(&mut self, start: Start, wait: Wait) -> Result<Option<Answer>, SessionError> {
         loop {
             let at = self.catch_up_idle().await?;
-            let Base { history, message, then } = from(&self.core)?;
-            let begun = match (message, prompt.clone()) {
-                (Some(message), _) => self.owner.answer(at, history, message).await,
-                (None, prompt) => self.owner.prompt(at, history, prompt.unwrap_or_default()).await,
-            };
+            let (Base { history, then }, opening) = self.core.begin(start.clone())?;
+            let (asker, answer) = (wait == Wait::ForResponse).then(oneshot::channel).unzip();
+            let begun = self.owner.begin(at, history, opening, asker).await;
             if let Some(done) = self.follow(begun, then).await {
-                return done;
+                return done.map(|()| answer);
             }
         }
     }
@@ -121,7 +109,7 @@ impl Task {
     async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), SessionError> {
         loop {
             let at = self.catch_up_idle().await?;
-            let Some(Base { history, then, .. }) = self.core.navigate(node)? else {
+            let Some(Base { history, then }) = self.core.navigate(node)? else {
                 return Ok(());
             };
             let moved = self.owner.set(at, history).await;
@@ -195,7 +183,7 @@ impl From<AgentError> for Over {
 }
 
 /// What became of a move, unless the agent has ended.
-fn settled(moved: Outcome<()>) -> Result<Outcome<()>, Over> {
+fn settled<T>(moved: Outcome<T>) -> Result<Outcome<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),
         other => Ok(other),

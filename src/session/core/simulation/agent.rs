@@ -6,14 +6,15 @@ use serde_json::json;
 
 use crate::actor::random::Rng;
 use crate::{
-    agent::{Config, Event, Failure, Response, Status, TurnOutcome},
+    agent::{Config, Event, Failure, Opening, Prompt, Response, Status, TurnOutcome},
     message::{Content, History, Message, Role, Text, Timestamp, ToolResult, ToolUse, Usage},
     provider::StopReason,
     subscription::EventId,
 };
 
-/// What is on its way to the session.
-pub(super) type Told = (EventId, Arc<Event>, Arc<Config>);
+/// An event on its way to the session, with the configuration in force, and with the settings of the prompt in flight
+/// if it is a message.
+pub(super) type Told = (EventId, Arc<Event>, Arc<Config>, Option<Arc<Prompt>>);
 
 pub(super) struct Agent {
     pub(super) config: Arc<Config>,
@@ -23,6 +24,8 @@ pub(super) struct Agent {
     before: Option<History>,
     /// Messages of the turn in flight.
     pending: Vec<Arc<Message>>,
+    /// The settings of the prompt in flight.
+    settings: Option<Arc<Prompt>>,
     pub(super) runs: bool,
     status: Status,
     last: EventId,
@@ -48,6 +51,17 @@ fn answer(number: u32, rng: &mut Rng) -> Arc<Message> {
     message(Role::Assistant, if rng.percent(30) { vec![text, tool_use] } else { vec![text] })
 }
 
+/// The settings of a prompt, if it has any.
+pub(super) fn random_settings(rng: &mut Rng) -> Option<Prompt> {
+    let steps = rng.pick(&[None, None, Some(2), Some(7)]);
+    let tokens = rng.pick(&[None, None, Some(10), Some(20)]);
+    let key = rng.percent(20).then(|| "key".to_owned());
+    let mut settings = Prompt { max_steps: steps, ..Prompt::default() };
+    settings.options.max_tokens = tokens;
+    settings.options.api_key = key.map(Into::into);
+    Some(settings).filter(Prompt::has_settings)
+}
+
 /// The messages of a whole turn on this history.
 pub(super) fn random_turn(number: u32, history: &History, rng: &mut Rng) -> [Arc<Message>; 2] {
     [prompt(number, history), answer(number, rng)]
@@ -60,6 +74,7 @@ impl Agent {
             history,
             before: None,
             pending: Vec::new(),
+            settings: None,
             runs: false,
             status: Status::Idle,
             last: EventId { incarnation, number: 1 },
@@ -74,7 +89,8 @@ impl Agent {
 
     fn tell(&mut self, event: Event) -> EventId {
         self.last.number += 1;
-        self.told.push_back((self.last, Arc::new(event), Arc::clone(&self.config)));
+        let settings = self.settings.clone().filter(|_| matches!(event, Event::Message { .. }));
+        self.told.push_back((self.last, Arc::new(event), Arc::clone(&self.config), settings));
         self.last
     }
 
@@ -98,6 +114,7 @@ impl Agent {
             self.config = super::start::random_config(&self.config, rng);
             self.tell_state();
         } else {
+            self.settings = random_settings(rng).map(Arc::new);
             self.begin(None);
         }
         self.runs
@@ -117,7 +134,10 @@ impl Agent {
         }
         self.messages += 1;
         let Some(last) = self.pending.last().cloned() else {
-            // The turn after one that went on.
+            // The turn after one that went on: of the same prompt, or of a staged one.
+            if rng.percent(50) {
+                self.settings = random_settings(rng).map(Arc::new);
+            }
             let prompt = prompt(self.messages, &self.history);
             return self.add(prompt);
         };
@@ -152,11 +172,16 @@ impl Agent {
     }
 
     /// As its owner wants it: another history, and a run on it if there is to be one.
-    pub(super) fn move_to(&mut self, history: History, run: bool, anew: Option<Arc<Message>>) -> EventId {
+    pub(super) fn move_to(&mut self, history: History, run: Option<Opening>) -> EventId {
         let before = std::mem::replace(&mut self.history, history);
         let with = self.tell_state();
-        if run {
+        if let Some(opening) = run {
             self.before = Some(before);
+            let (anew, settings) = match opening {
+                Opening::Prompt(prompt) => (None, prompt),
+                Opening::Message(message, settings) => (Some(message), settings),
+            };
+            self.settings = Some(Arc::new(settings)).filter(|settings| settings.has_settings());
             self.begin(anew);
         }
         with

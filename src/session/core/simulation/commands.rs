@@ -2,10 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Check, ensure, model::Kind, world::World};
+use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
+    agent::{Opening, Prompt},
+    message::History,
     session::{
-        SessionError,
+        Regenerate, SessionError,
+        command::Start,
         core::{Base, Core, Effect, Move},
     },
     tree::{Node, NodeId},
@@ -88,24 +91,47 @@ impl World {
             return Ok(());
         }
         let node = self.random_node();
-        let (expected, begun, run) = match (self.rng.below(3), node) {
+        let start = match (self.rng.below(4), node) {
             (0, Some(id)) => {
-                self.note(|| format!("regenerate {id}"));
-                (self.model.regenerate(id).map(Some), self.core.regenerate(id).map(Some), true)
+                let settings = random_settings(&mut self.rng).unwrap_or_default();
+                Start::Regenerate(Regenerate { user: id, settings })
             }
-            (1, _) => {
-                self.note(|| format!("navigate {node:?}"));
-                (self.model.navigate(node), self.core.navigate(node), false)
-            }
-            _ => {
-                self.note(|| format!("branch {node:?}"));
-                (self.model.branch_below(node).map(Some), self.core.branch_below(node).map(Some), true)
-            }
+            (1, Some(id)) => Start::Edit(id, self.random_prompt()),
+            (2, _) => return self.navigate(node),
+            _ => Start::Branch(node, self.random_prompt()),
         };
-        let Some(Base { history, message, then }) = same_base(expected, begun)? else {
-            return Ok(());
+        self.note(|| format!("{start:?}"));
+        let with_prompt = |base, prompt: &Prompt| (base, Opening::Prompt(prompt.clone()));
+        let expected = match &start {
+            Start::Regenerate(again) => self.model.regenerate(again),
+            Start::Edit(id, prompt) => self.model.edit(*id).map(|base| with_prompt(base, prompt)),
+            Start::Branch(id, prompt) => self.model.branch_below(*id).map(|base| with_prompt(base, prompt)),
         };
+        match same(expected, self.core.begin(start))? {
+            Some((base, opening)) => self.set_out(base, Some(opening)),
+            None => Ok(()),
+        }
+    }
+
+    fn navigate(&mut self, node: Option<NodeId>) -> Check {
+        self.note(|| format!("navigate {node:?}"));
+        match same(self.model.navigate(node), self.core.navigate(node))? {
+            Some(Some(base)) => self.set_out(base, None),
+            Some(None) | None => Ok(()),
+        }
+    }
+
+    fn random_prompt(&mut self) -> Prompt {
+        random_settings(&mut self.rng).unwrap_or_default()
+    }
+
+    /// The agent is asked to move, and to begin a run there if there is an opening.
+    fn set_out(&mut self, Base { history, then }: Base, run: Option<Opening>) -> Check {
         history.check().map_err(|error| format!("a base that the agent refuses: {error}"))?;
+        if let Some(Opening::Message(message, _)) = &run {
+            let whole: History = history.iter().chain([message]).cloned().collect();
+            whole.check_sendable().map_err(|error| format!("a message that the agent refuses: {error}"))?;
+        }
         if self.rng.percent(20) {
             // Something begins in the agent before it is asked to move.
             while self.agent.act(&mut self.rng) {}
@@ -114,7 +140,7 @@ impl World {
                 return Ok(());
             }
         }
-        let with = self.agent.move_to(history, run, message);
+        let with = self.agent.move_to(history, run);
         self.moved(with, then)
     }
 
@@ -126,18 +152,18 @@ impl World {
     }
 }
 
-/// The core says where a move begins as the model does.
-fn same_base(
-    expected: Result<Option<Base>, SessionError>,
-    begun: Result<Option<Base>, SessionError>,
-) -> Check<Option<Base>> {
-    match (expected, begun) {
+/// The core answers as the model does. Gives the answer, unless it is a refusal.
+fn same<T: PartialEq + std::fmt::Debug>(
+    expected: Result<T, SessionError>,
+    given: Result<T, SessionError>,
+) -> Check<Option<T>> {
+    match (expected, given) {
         (Err(expected), Err(error)) => {
             let (expected, error) = (format!("{expected:?}"), format!("{error:?}"));
             ensure!(expected == error, "{error}, not {expected}");
             Ok(None)
         }
-        (Ok(expected), Ok(begun)) if expected == begun => Ok(begun),
-        (expected, begun) => Err(format!("a move begins at {begun:?}, not {expected:?}")),
+        (Ok(expected), Ok(given)) if expected == given => Ok(Some(given)),
+        (expected, given) => Err(format!("a move begins at {given:?}, not {expected:?}")),
     }
 }

@@ -1,19 +1,22 @@
 //! What a session shows, as told by the contract.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use super::{Check, ensure};
 use crate::{
-    agent::{Config, Event, Status},
-    message::{Content, History, Message, Role},
+    agent::{Config, Event, Opening, Prompt, Status},
+    message::{History, Message, Role},
     provider::Options,
     session::{
-        SessionError,
+        Regenerate, SessionError,
         core::{Base, Core, Move},
     },
     store::StoredState,
     subscription::EventId,
-    tree::{NodeId, Tree},
+    tree::{Node, NodeId, Tree},
 };
 
 /// What an input must tell, in its order.
@@ -39,6 +42,11 @@ pub(super) struct Model {
     /// The messages of the turn in flight.
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) moving: Option<(EventId, Move)>,
+    /// The settings of the prompt in flight, and those that user messages were sent with.
+    prompted: Option<Prompt>,
+    settings: BTreeMap<NodeId, Prompt>,
+    /// The answers in which a turn ended with tool uses open.
+    left_open: HashSet<NodeId>,
     pub(super) title: Option<Arc<str>>,
     pub(super) config: Arc<Config>,
     status: Status,
@@ -50,16 +58,19 @@ impl Model {
     pub(super) fn new(tree: Tree, title: Option<Arc<str>>, config: Arc<Config>, seen: EventId) -> Self {
         Self {
             committed: tree.history().clone(),
-            shown: tree,
             branch: None,
             before: None,
             pending: Vec::new(),
             moving: None,
+            prompted: None,
+            settings: BTreeMap::new(),
+            left_open: left_open(&tree),
             title,
             config,
             status: Status::Idle,
             seen,
             is_fallback_reported: false,
+            shown: tree,
         }
     }
 
@@ -91,15 +102,22 @@ impl Model {
                 let response = outcome.response();
                 self.committed.extend(response.messages.iter().cloned());
                 let mut new = response.messages.as_slice();
+                let mut prompted = self.prompted.take();
                 if let Some((before, answers)) = self.branch.take() {
                     let base = self.shown.head();
                     self.shown = before;
                     if answers.is_some() {
                         new = &new[1..];
+                        prompted = None;
                     }
                     go(&mut self.shown, answers.or(base));
                 }
-                self.shown.push_turn(new.iter().cloned(), response.usage);
+                let added = self.shown.push_turn(new.iter().cloned(), response.usage);
+                let last = new.last().filter(|last| last.tool_uses().next().is_some());
+                self.left_open.extend(added.last().filter(|_| last.is_some()));
+                if let Some(prompted) = prompted {
+                    self.settings.insert(added[0], prompted);
+                }
                 self.config = Arc::clone(config);
                 (vec![Kind::Agent, Kind::Tree], true)
             }
@@ -137,8 +155,16 @@ impl Model {
         }
     }
 
+    /// A message is on its way that belongs to a prompt with these settings. Keys are not kept.
+    pub(super) fn prompted(&mut self, settings: &Prompt) {
+        let mut settings = settings.clone();
+        settings.options.api_key = None;
+        self.prompted.get_or_insert(settings);
+    }
+
     fn roll_back(&mut self) -> Option<Kind> {
         self.pending.clear();
+        self.prompted = None;
         if let Some(before) = self.before.take() {
             self.committed = before;
         }
@@ -168,25 +194,50 @@ impl Model {
             if message.role == Role::User {
                 return Err(SessionError::NotAssistant { node: id });
             }
-            if message.content.iter().any(|content| matches!(content, Content::ToolUse(_))) {
+            if message.tool_uses().next().is_some() && !self.is_left_open(id) {
                 return Err(SessionError::OpenToolUses { node: id });
             }
         }
         let then = Move::Branch { base: node, answers: None };
-        Ok(Base { history: self.messages_to(node), message: None, then })
+        Ok(Base { history: self.messages_to(node), then })
     }
 
-    pub(super) fn regenerate(&self, id: NodeId) -> Result<Base, SessionError> {
+    pub(super) fn regenerate(&self, again: &Regenerate) -> Result<(Base, Opening), SessionError> {
+        let id = again.user;
+        let (base, message) = self.prompt_at(id)?;
+        let then = Move::Branch { base, answers: Some(id) };
+        let sent = self.settings.get(&id).cloned().unwrap_or_default();
+        let mut settings = again.settings.clone();
+        settings.max_steps = settings.max_steps.or(sent.max_steps);
+        if let (None, Some(tokens)) = (settings.options.max_tokens, sent.options.max_tokens) {
+            settings.options.max_tokens = Some(tokens);
+        }
+        Ok((Base { history: self.messages_to(base), then }, Opening::Message(message, settings)))
+    }
+
+    pub(super) fn edit(&self, id: NodeId) -> Result<Base, SessionError> {
+        let (base, _) = self.prompt_at(id)?;
+        let then = Move::Branch { base, answers: None };
+        Ok(Base { history: self.messages_to(base), then })
+    }
+
+    /// The message that began a turn, and the node above it.
+    fn prompt_at(&self, id: NodeId) -> Result<(Option<NodeId>, Arc<Message>), SessionError> {
         let message = self.message(id)?;
         if message.role == Role::Assistant {
             return Err(SessionError::NotUser { node: id });
         }
-        if message.tool_results().next().is_some() {
+        let base = self.shown.node(id).and_then(crate::tree::Node::parent);
+        let holds_results = message.tool_results().next().is_some();
+        if holds_results && !base.is_some_and(|base| self.is_left_open(base)) {
             return Err(SessionError::ToolResults { node: id });
         }
-        let base = self.shown.node(id).and_then(crate::tree::Node::parent);
-        let then = Move::Branch { base, answers: Some(id) };
-        Ok(Base { history: self.messages_to(base), message: Some(message), then })
+        Ok((base, message))
+    }
+
+    /// Whether a turn ended in this answer with its tool uses open.
+    fn is_left_open(&self, id: NodeId) -> bool {
+        self.left_open.contains(&id)
     }
 
     pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, SessionError> {
@@ -197,7 +248,7 @@ impl Model {
                 leaf = Some(below);
             }
         }
-        let base = Base { history: self.messages_to(leaf), message: None, then: Move::To(leaf) };
+        let base = Base { history: self.messages_to(leaf), then: Move::To(leaf) };
         Ok((leaf != self.shown.head()).then_some(base))
     }
 
@@ -224,6 +275,19 @@ impl Model {
         same_messages(core.tree().history(), &self.committed)
             .map_err(|words| format!("the path is not the agent's history: {words}"))
     }
+}
+
+/// The answers of a stored tree in which a turn ended with tool uses open: a turn that closes them itself ends in their
+/// results, which no answer follows.
+fn left_open(tree: &Tree) -> HashSet<NodeId> {
+    let is_last = |node: &&Node| node.usage().is_some() && node.message().tool_uses().next().is_some();
+    let is_closed = |node: &Node| {
+        tree.children(node.id()).into_iter().flatten().any(|child| {
+            let mut below = tree.children(child.id()).into_iter().flatten();
+            below.all(|node| node.message().role == Role::User)
+        })
+    };
+    tree.nodes().filter(is_last).filter(|node| !is_closed(node)).map(Node::id).collect()
 }
 
 fn go(tree: &mut Tree, node: Option<NodeId>) {

@@ -64,6 +64,8 @@ fn snapshot(agent: &Agent, tree: &Tree) -> Snapshot {
         partial: Vec::new(),
         pause: None,
         staged: None,
+        behind: None,
+        last_run: None,
     }
 }
 
@@ -252,8 +254,12 @@ impl World {
 
     /// The session takes the agent's next event.
     pub(super) fn deliver(&mut self) -> Check {
-        let (id, event, config) = self.agent.told.pop_front().ok_or("nothing is told")?;
+        let (id, event, config, settings) = self.agent.told.pop_front().ok_or("nothing is told")?;
         self.note(|| format!("event {id} {event:?}"));
+        if let Some(settings) = &settings {
+            self.model.prompted(settings);
+            self.core.prompted(settings);
+        }
         let (told, touched) = self.model.event(id, &event, &config);
         self.ledger.note(&self.model, touched);
         self.agent_now.apply(&event);

@@ -1,0 +1,97 @@
+//! Runs that leave the path: which node they begin at, and which are refused.
+
+use std::sync::Arc;
+
+use super::{Base, Core, Move};
+use crate::{
+    agent::{Opening, Prompt},
+    message::{History, Role},
+    session::{Regenerate, SessionError, command::Start},
+    tree::{Node, NodeId},
+};
+
+impl Core {
+    /// The base of a run, and the message that it begins with.
+    ///
+    /// # Errors
+    ///
+    /// An unknown node, or one that such a run can't begin at.
+    pub(in crate::session) fn begin(&self, start: Start) -> Result<(Base, Opening), SessionError> {
+        match start {
+            Start::Regenerate(Regenerate { user, settings }) => {
+                let node = self.prompt(user)?;
+                let message = Arc::clone(node.message());
+                let settings = self.settings_of(user).overlaid(settings);
+                Ok((self.beside(node, Some(user)), Opening::Message(message, settings)))
+            }
+            Start::Edit(user, prompt) => Ok((self.beside(self.prompt(user)?, None), Opening::Prompt(prompt))),
+            Start::Branch(answer, prompt) => Ok((self.below(answer)?, Opening::Prompt(prompt))),
+        }
+    }
+
+    fn below(&self, answer: Option<NodeId>) -> Result<Base, SessionError> {
+        if let Some(id) = answer {
+            let node = self.node(id)?;
+            if node.message().role != Role::Assistant {
+                return Err(SessionError::NotAssistant { node: id });
+            }
+            if node.message().tool_uses().next().is_some() && !self.is_left_open(node) {
+                return Err(SessionError::OpenToolUses { node: id });
+            }
+        }
+        Ok(self.base(answer, None))
+    }
+
+    /// The user message that began a turn.
+    fn prompt(&self, id: NodeId) -> Result<&Node, SessionError> {
+        let node = self.node(id)?;
+        if node.message().role != Role::User {
+            return Err(SessionError::NotUser { node: id });
+        }
+        let answers_open_uses = || {
+            let parent = node.parent().and_then(|parent| self.tree.node(parent));
+            parent.is_some_and(|parent| self.is_left_open(parent))
+        };
+        if node.message().tool_results().next().is_some() && !answers_open_uses() {
+            return Err(SessionError::ToolResults { node: id });
+        }
+        Ok(node)
+    }
+
+    /// Whether a turn ended in this answer and left its tool uses open. Else its own turn has closed them: in a message
+    /// that the turn continued from, so that this is not its last answer, or in its last message, which nothing answers.
+    fn is_left_open(&self, node: &Node) -> bool {
+        let answers = |id| self.tree.children(id).into_iter().flatten();
+        let is_answered =
+            |node: &Node| answers(node.id()).any(|child| child.message().role == Role::Assistant);
+        node.usage().is_some()
+            && node.message().tool_uses().next().is_some()
+            && answers(node.id()).all(is_answered)
+    }
+
+    /// The settings that a user message was sent with, as far as they are known.
+    fn settings_of(&self, user: NodeId) -> Prompt {
+        self.settings.get(&user).map(|settings| Prompt::clone(settings)).unwrap_or_default()
+    }
+
+    /// A branch from the parent of `node`.
+    fn beside(&self, node: &Node, answers: Option<NodeId>) -> Base {
+        self.base(node.parent(), answers)
+    }
+
+    fn base(&self, base: Option<NodeId>, answers: Option<NodeId>) -> Base {
+        let history = base.map_or_else(History::new, |base| self.history_to(base));
+        Base { history, then: Move::Branch { base, answers } }
+    }
+
+    pub(super) fn node(&self, id: NodeId) -> Result<&Node, SessionError> {
+        self.tree.node(id).ok_or(SessionError::UnknownNode { node: id })
+    }
+
+    fn history_to(&self, id: NodeId) -> History {
+        let mut tree = self.tree.clone();
+        // On the path most of it is shared with the history in use.
+        tree.navigate(id).expect("the node was looked up");
+        tree.history().clone()
+    }
+}

@@ -406,6 +406,15 @@ impl Phase {
                 let (slots, reviewed) = (std::mem::take(slots), std::mem::take(reviewed));
                 Remains { slots, reviewed, ..Remains::default() }
             }
+            Self::Concluding { turn, response, .. } if !response.decided.is_empty() => {
+                let decided = |tool_use: &ToolUse| {
+                    let mut decided = response.decided.iter();
+                    let own = decided.find(|result| result.tool_use_id == tool_use.id);
+                    own.map_or(Decision::Execute, |result| Decision::Provide(result.clone()))
+                };
+                let decisions = turn.working.all().open_tool_uses().map(decided).collect();
+                Remains { decisions, ..Remains::default() }
+            }
             Self::Failing { remains, .. } => std::mem::take(&mut **remains),
             _ => Remains::default(),
         }

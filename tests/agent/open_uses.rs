@@ -1,7 +1,7 @@
 //! Tools that only the application can answer, and prompts that answer them.
 
 use omni_agent::{
-    agent::{AgentError, Prompt, ToolDecision, TurnDecision},
+    agent::{AgentError, Prompt, Response, State, ToolDecision, TurnDecision},
     message::{Blocks, Content, HistoryError, ToolResult, ToolUse},
     provider::StopReason,
     testing::{Gate, ScriptedProvider, Step},
@@ -169,6 +169,43 @@ async fn handle_turn_answering_the_open_use_sends_decided_results_too() {
     let mut agent = Watched::start(tools.callbacks(hooks)).await;
     agent.run("Go").await;
     assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b true No."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_while_handle_turn_runs_keeps_decided_results() {
+    let asks = use_of(&[("a", "ask_user"), ("b", "skip")]);
+    let (_, builder) = scripted([asks]);
+    let gate = Gate::new();
+    let callbacks = Rejecting(gate.clone());
+    let tools = builder.tool(declared("ask_user")).tool(declared("skip"));
+    let mut agent = Watched::start(tools.callbacks(callbacks)).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    agent.agent.interrupt().await.unwrap();
+    agent.end().await;
+    let history = agent.agent.state().await.unwrap().history().clone();
+    let results: Vec<_> = history.last().unwrap().tool_results().cloned().collect();
+    assert!(results[0].is_error && results[0].text().starts_with("Interrupted"), "{results:?}");
+    assert_eq!(results[1].text(), "No.");
+    agent.check().await;
+}
+
+/// Rejects `skip`, and never returns from `handle_turn`.
+struct Rejecting(Gate);
+
+#[async_trait::async_trait]
+impl omni_agent::agent::AgentCallbacks for Rejecting {
+    async fn handle_tool_use(&mut self, tool_use: &ToolUse, _: &mut State) -> ToolDecision {
+        match tool_use.name.as_str() {
+            "skip" => ToolDecision::Reject("No.".into()),
+            _ => ToolDecision::Execute,
+        }
+    }
+
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        self.0.pass().await;
+        TurnDecision::Stop
+    }
 }
 
 #[tokio::test(start_paused = true)]

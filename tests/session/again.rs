@@ -181,7 +181,7 @@ fn tuned() -> Prompt {
         .with_output(OutputSchema::of::<Vec<String>>())
         .with_api_key("secret")
         .with_header("X-Secret", "secret");
-    Prompt::new("Q1").with_options(options).with_max_steps(2).with_turn_timeout(Duration::from_secs(60))
+    Prompt::new("Q1").with_options(options).with_max_steps(2).with_turn_timeout(Duration::from_mins(1))
 }
 
 #[tokio::test(start_paused = true)]

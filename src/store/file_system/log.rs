@@ -198,7 +198,7 @@ fn lines_before(place: &Place<'_>, mut file: &File, at: u64) -> Result<usize, St
             if piece.is_empty() {
                 return Ok(lines);
             }
-            lines += piece.iter().filter(|byte| **byte == b'\n').count();
+            lines += piece.split(|byte| *byte == b'\n').count() - 1;
             let len = piece.len();
             before.consume(len);
         }

@@ -128,7 +128,7 @@ pub(super) fn summarise(
             findings.keep(seen, &summary);
             Ok(Some(summary))
         }
-        Err(StoreError::NotFound { .. }) => Ok(None),
+        Ok(None) | Err(StoreError::NotFound { .. }) => Ok(None),
         Err(error) => Err(error),
         Ok(Some(Found { summary, is_costly })) => {
             if is_costly {
@@ -136,7 +136,6 @@ pub(super) fn summarise(
             }
             Ok(Some(summary))
         }
-        Ok(None) => Ok(None),
     }
 }
 

@@ -27,6 +27,7 @@ mod chat_irregular;
 mod chat_properties;
 mod cost;
 mod deltas;
+#[cfg(feature = "http")]
 mod echoes;
 mod edges;
 #[cfg(feature = "http")]

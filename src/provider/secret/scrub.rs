@@ -1,6 +1,6 @@
 //! Finds secrets in text, in every form in which services echo them.
 
-use std::{borrow::Cow, error::Error};
+use std::borrow::Cow;
 
 use base64::{Engine, engine::general_purpose::STANDARD_NO_PAD};
 
@@ -118,7 +118,7 @@ impl Scrubber {
 
     /// Whether the error or one of its causes prints a secret.
     #[cfg(feature = "http")]
-    pub(crate) fn shows_in(&self, error: &(dyn Error + 'static)) -> bool {
+    pub(crate) fn shows_in(&self, error: &(dyn std::error::Error + 'static)) -> bool {
         let shows = |text: &str| matches!(self.scrub(text), Cow::Owned(_));
         shows(&error.to_string())
             || shows(&format!("{error:?}"))

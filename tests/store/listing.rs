@@ -27,7 +27,7 @@ async fn long_log(folder: &Folder) {
 
 fn settle(folder: &Folder) {
     let log = OpenOptions::new().append(true).open(folder.log(&id("long"))).unwrap();
-    log.set_modified(SystemTime::now() - Duration::from_secs(60)).unwrap();
+    log.set_modified(SystemTime::now() - Duration::from_mins(1)).unwrap();
 }
 
 /// Replaces a byte of the log, counted from its end.

@@ -57,12 +57,11 @@ impl World {
     /// The model of a prompt is not written down, as keys are not.
     fn forget_models(&mut self) {
         self.core.set_model();
-        self.model.prompt_model = None;
+        self.model.named_for_run = None;
         let (core, model) = (&mut self.core, &mut self.model);
-        for prompt in [&mut core.staged, &mut core.behind, &mut model.staged, &mut model.behind] {
-            if let Some(prompt) = prompt {
-                Arc::make_mut(prompt).model = None;
-            }
+        let prompts = [&mut core.staged, &mut core.behind, &mut model.staged, &mut model.behind];
+        for prompt in prompts.into_iter().flatten() {
+            Arc::make_mut(prompt).model = None;
         }
     }
 

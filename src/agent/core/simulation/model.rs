@@ -39,7 +39,7 @@ pub(super) struct Model {
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
     /// The model that the prompt brought, unless a callback has set another since.
-    pub(super) prompt_model: Option<provider::Model>,
+    pub(super) named_for_run: Option<provider::Model>,
     /// What `handle_error` was called for.
     pub(super) failure: Option<Failure>,
 
@@ -361,7 +361,7 @@ impl Model {
         (self.step, self.requests) = (0, 0);
         self.limit = prompt.max_steps.or(self.own_limit);
         self.brought = prompt.max_steps;
-        self.prompt_model.clone_from(&prompt.model);
+        self.named_for_run.clone_from(&prompt.model);
         self.turn_timeout = prompt.turn_timeout.or(self.own_timeout);
         prompt.content.clone()
     }
@@ -444,7 +444,7 @@ impl Model {
         ensure!(self.run != idle, "a run is {}, but it is at {:?}", self.run, core.phase());
         let prompt = core.phase().turn().map(|turn| &turn.origin.prompt);
         ensure!(
-            prompt.is_none_or(|prompt| prompt.model == self.prompt_model),
+            prompt.is_none_or(|prompt| prompt.model == self.named_for_run),
             "the prompt has another model"
         );
         let own = self.turn.iter().flat_map(|turn| &turn.pending);

@@ -140,7 +140,7 @@ impl World {
         if self.rng.percent(30) {
             self.note(|| "another model".to_owned());
             self.core.set_model();
-            self.model.prompt_model = None;
+            self.model.named_for_run = None;
         }
         let max_steps = self.rng.pick(&[None, Some(1), Some(2), Some(3), Some(5)]);
         if max_steps == self.config.max_steps {

@@ -12,7 +12,7 @@ use crate::{
 #[tokio::test]
 async fn log_of_an_exchange_and_its_retry_shows_neither_key_nor_content() {
     let log = Log::default();
-    let guard = tracing::subscriber::set_default(log.clone());
+    let guard = log.listen();
     let echo = format!(r#"{{"error":{{"message":"slow down, {KEY}"}}}}"#);
     let limited = Reply::json(429, &echo).header("retry-after-ms", "20").header("request-id", KEY);
     let server = Server::start([limited, Reply::sse().piece(CHAT)]).await;
@@ -29,7 +29,7 @@ async fn log_of_an_exchange_and_its_retry_shows_neither_key_nor_content() {
 #[tokio::test]
 async fn warnings_of_an_answer_are_logged_once() {
     let log = Log::default();
-    let guard = tracing::subscriber::set_default(log.clone());
+    let guard = log.listen();
     let down = Reply::json(503, "{}").header("retry-after-ms", "1");
     let server = Server::start([down, Reply::sse().piece(CHAT)]).await;
     let endpoint = Endpoint::openai_compatible("house", server.url());
@@ -50,7 +50,7 @@ async fn log_of_a_request_id_shows_no_part_of_the_key() {
     let percent = KEY.bytes().map(|byte| format!("%{byte:02x}")).collect::<Vec<_>>().concat();
     for id in [&KEY[4..], &KEY[..KEY.len() - 2], &encoded, &percent] {
         let log = Log::default();
-        let guard = tracing::subscriber::set_default(log.clone());
+        let guard = log.listen();
         let server =
             Server::start([Reply::sse().header("x-request-id", &format!("req-{id}")).piece(CHAT)]).await;
         model(Endpoint::openai(), &server).generate(Request::prompt("Hi")).await.unwrap();

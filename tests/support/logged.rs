@@ -15,6 +15,39 @@ impl Log {
     pub fn text(&self) -> String {
         self.0.lock().unwrap().clone()
     }
+
+    /// Takes the events of this thread until the guard is dropped.
+    ///
+    /// A place that logs for the first time, on another thread and at the same moment, may be remembered as of interest
+    /// to nobody. A default subscriber for all threads prevents that.
+    pub fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        // Another test has set it already.
+        let _ = tracing::subscriber::set_global_default(Unsure);
+        tracing::subscriber::set_default(self.clone())
+    }
+}
+
+/// A subscriber that takes nothing and wants to be asked about everything.
+struct Unsure;
+
+impl tracing::Subscriber for Unsure {
+    fn register_callsite(&self, _: &'static tracing::Metadata<'static>) -> tracing::subscriber::Interest {
+        tracing::subscriber::Interest::sometimes()
+    }
+
+    fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+        false
+    }
+
+    fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+        tracing::span::Id::from_u64(1)
+    }
+
+    fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+    fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+    fn event(&self, _: &tracing::Event<'_>) {}
+    fn enter(&self, _: &tracing::span::Id) {}
+    fn exit(&self, _: &tracing::span::Id) {}
 }
 
 impl tracing::field::Visit for Log {

@@ -200,7 +200,7 @@ async fn cancel_while_handle_event_runs_drops_it_and_handles_the_next() {
     let (_, builder) = scripted([]);
     let (gate, log) = (Gate::new(), Log::default());
     let warnings = crate::logged::Log::default();
-    let _guard = tracing::subscriber::set_default(warnings.clone());
+    let _guard = warnings.listen();
     let agent = Watched::start(builder.callbacks(Held(gate.clone(), log.clone()))).await;
     agent.agent.notify("first").await.unwrap();
     agent.agent.notify("second").await.unwrap();

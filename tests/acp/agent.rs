@@ -60,7 +60,8 @@ type Update = Result<(), Error>;
 async fn serve(like: String) {
     let folder = PathBuf::from(env::var(FOLDER).unwrap());
     let mut pids = OpenOptions::new().create(true).append(true).open(folder.join("pids")).unwrap();
-    writeln!(pids, "{}", std::process::id()).unwrap();
+    // In one write: another agent may write at the same time.
+    pids.write_all(format!("{}\n", std::process::id()).as_bytes()).unwrap();
     let brain = Arc::new(Brain {
         like,
         folder,

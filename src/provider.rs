@@ -14,8 +14,8 @@ mod error;
 mod fit;
 mod fold;
 #[cfg_attr(
-    not(any(feature = "http", feature = "acp")),
-    allow(dead_code, reason = "only answers from outside the process have halves to join")
+    not(feature = "http"),
+    allow(dead_code, reason = "only answers over HTTP have all kinds of halves to join")
 )]
 mod halves;
 #[cfg(feature = "http")]

@@ -6,11 +6,6 @@
 //! continues which, so [`Halves`] resolves the marks there: two halves become a character if the second one continues
 //! the text that the first one ended. A half alone becomes U+FFFD at its place.
 
-#![cfg_attr(
-    not(feature = "http"),
-    allow(dead_code, reason = "without the endpoints, only whole texts are read")
-)]
-
 use std::collections::HashMap;
 
 use serde_json::{Map, Value};

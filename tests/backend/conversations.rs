@@ -74,7 +74,7 @@ async fn session_reopened_goes_on_where_it_was() {
 #[tokio::test(start_paused = true)]
 async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation() {
     let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
-    let options = Options::default().with_backend([("sandbox", true)]).with_folder("/work/one");
+    let options = Options::default().with_backend([("sandbox", true)]).with_folder("/projects/one");
     let builder = Session::builder(Arc::clone(&store)).agent(backend.agent().options(options));
     let session = builder.create_as(id()).await.unwrap();
     session.ask("One").await.unwrap();
@@ -85,11 +85,11 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation()
     let given = backend.options();
     assert_eq!(given.len(), 2);
     assert_eq!(given[1], given[0]);
-    assert_eq!(given[1].folder().unwrap(), Some(Path::new("/work/one")));
+    assert_eq!(given[1].folder().unwrap(), Some(Path::new("/projects/one")));
     assert_eq!(given[1].settings["sandbox"], true);
 
     // A session that runs can't move; the next one starts in the new folder.
-    let moved = Options::default().with_folder("/work/two");
+    let moved = Options::default().with_folder("/projects/two");
     let set = move |config: &mut Config| {
         config.options = moved;
         Ok(())
@@ -99,7 +99,7 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation()
     assert!(answer.warnings.iter().any(|warning| warning.contains("settings")), "{:?}", answer.warnings);
     let session = reopened(&store, session, &backend).await;
     session.ask("Four").await.unwrap();
-    assert_eq!(backend.options()[2].folder().unwrap(), Some(Path::new("/work/two")));
+    assert_eq!(backend.options()[2].folder().unwrap(), Some(Path::new("/projects/two")));
 }
 
 #[tokio::test(start_paused = true)]

@@ -15,8 +15,8 @@ pub(super) struct Place;
 /// An opening that waits for a place.
 pub(super) struct Opening {
     errands: mpsc::UnboundedSender<Errand>,
-    /// The session that it is asking to sleep.
-    asking: Option<ConversationId>,
+    /// The session that it is asking to sleep, with the key of this life of it.
+    asking: Option<(ConversationId, Key)>,
 }
 
 /// Identifies an opening in line. Smaller numbers came earlier.
@@ -128,8 +128,8 @@ impl Registry {
 
     /// An opening has left the line. Nobody waits any more for the answer of the session that it asks.
     fn withdraw(&mut self, opening: Opening) {
-        let Some(id) = opening.asking else { return };
-        if let Some(slot) = self.slots.get_mut(&id)
+        let Some((id, key)) = opening.asking else { return };
+        if let Some(slot) = self.slot(&id, key)
             && matches!(slot.rest, Rest::Asked { .. })
         {
             slot.rest = Rest::Unasked;
@@ -157,7 +157,7 @@ impl Registry {
                 return;
             };
             slot.rest = Rest::Asked { by: number, has_changed: false };
-            opening.asking = Some(id);
+            opening.asking = Some((id, slot.key));
             // If the opening was given up, it withdraws when it drops its claim.
             let _ = opening.errands.send(Errand::PutToSleep { key: slot.key, session });
             self.making_room += 1;
@@ -166,7 +166,10 @@ impl Registry {
 
     /// A session has answered whether it ends, to the opening that asked it.
     pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
-        if let Some(opening) = self.line.get_mut(&by) {
+        // The session may have ended since it answered. The opening then asks another one already.
+        if let Some(opening) = self.line.get_mut(&by)
+            && opening.asking.as_ref().is_some_and(|(asked, life)| asked == id && *life == key)
+        {
             opening.asking = None;
         }
         if let Some(slot) = self.slot(id, key)

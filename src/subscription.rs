@@ -120,6 +120,9 @@ pub enum EndReason {
     /// Another writer took its conversation over in the store.
     #[error("another writer took the conversation over in the store")]
     LostPlace,
+    /// The store can never accept what the session has to save.
+    #[error("the store can't accept what the session has to save")]
+    Unstorable,
     /// Its task was killed, with its runtime say.
     #[error("its task was killed")]
     Killed,

@@ -225,7 +225,7 @@ impl Core {
         let bytes = messages.clone().map(|message| NODE_WEIGHT + message.weight()).sum();
         let added = self.tree.push_turn(messages.cloned(), response.usage);
         self.settings.extend(added.first().copied().zip(settings));
-        self.saver.tree_changed(bytes);
+        self.saver.tree_changed(&self.tree, bytes);
         self.tell_tree(&before, effects);
     }
 
@@ -245,7 +245,7 @@ impl Core {
             Move::To(node) => {
                 self.saver.about_to_change(&before);
                 self.go(node);
-                self.saver.tree_changed(0);
+                self.saver.tree_changed(&self.tree, 0);
             }
             Move::Branch { base, answers } => {
                 self.go(base);

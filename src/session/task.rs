@@ -168,8 +168,8 @@ impl Task {
     pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
         self.consider_idle_shutdown();
         let (reason, stop) = loop {
-            if self.core.is_lost() {
-                break (EndReason::LostPlace, None);
+            if let Some(reason) = self.core.loss() {
+                break (reason.clone(), None);
             }
             if self.feed.is_flooded() {
                 Breath::begin().over().await;

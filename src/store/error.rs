@@ -64,7 +64,7 @@ pub enum StoreError {
         /// The latest version that is understood.
         known: u64,
     },
-    /// The store could not read this content back.
+    /// The store could not read this content back, so it refuses to write it. Repeating the write is useless.
     Unstorable {
         /// The conversation.
         id: ConversationId,

@@ -37,4 +37,5 @@ mod stopping;
 mod stubborn_tools;
 mod support;
 mod tenure;
+mod unstorable;
 mod watch;

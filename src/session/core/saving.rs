@@ -1,30 +1,28 @@
-//! What of a session is to be written, and what became of it.
+//! The writes of a session, and their outcomes.
 //!
-//! One write is under way at a time. While it is, and while it fails, what comes to be unsaved only adds up; the next
-//! write takes all of it. A write that failed is repeated as it was, under the same id, before anything newer.
+//! One write is under way at a time. While it is, and while it fails, new changes add up. The next write takes all of them.
+//! A write that failed is repeated unchanged, under the same id, before anything newer. A commit that the store can never
+//! accept is divided, so that the turns before the one at fault are written.
 
-use std::{sync::Arc, time::Duration};
+#[cfg(any(test, debug_assertions))]
+mod check;
+mod outcome;
+mod pace;
+mod state;
+
+use std::{collections::VecDeque, sync::Arc};
+
+pub(in crate::session) use state::saved;
+use state::{persistable, same};
 
 use super::{Core, Effect, Effects, Env};
 use crate::{
-    agent::{Config, SavedConfig},
-    error::error_chain,
-    session::{SavedPart, SessionEvent, StoreReport},
-    store::{Commit, StateChange, StoreError, StoredState, Version, Write, WriteId},
-    tree::{Node, NodeId, Tree},
+    agent::Config,
+    session::StoreReport,
+    store::{Commit, StateChange, StoredState, Version, Write, WriteId},
+    subscription::EndReason,
+    tree::{NodeId, Tree},
 };
-
-/// The wait before a failed write is repeated, at first and at most.
-const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(30));
-/// The share of the time left that such a wait takes at most during an end or a flush.
-const WAIT_SHARE: u32 = 8;
-/// The share of the time left after which a write that does not answer is begun once more.
-const SILENCE_SHARE: u32 = 4;
-/// The same for a creation. It is abandoned by that, since two attempts that acquire the conversation side by side could
-/// end each other's lease. So it gets more time.
-const SILENT_CREATION_SHARE: u32 = 2;
-/// The shortest of these waits. Shares of the time left never come to its end.
-const SHORTEST: Duration = Duration::from_millis(50);
 
 /// One write.
 #[derive(Clone, Debug, PartialEq)]
@@ -47,6 +45,10 @@ pub(super) struct Saver {
     /// Whether configuration or title are to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
+    /// The changes of the tree that are not in the store, in order.
+    portions: VecDeque<Portion>,
+    /// The most portions that a commit may have. While there is a limit, the state is written apart.
+    at_most: usize,
     /// Bytes of messages that are not in the store.
     unsaved: usize,
     was_behind: bool,
@@ -55,18 +57,29 @@ pub(super) struct Saver {
     safe: u64,
     /// Why saving fails, if it does; or why it is over.
     report: Option<Box<StoreReport>>,
-    lost: bool,
+    /// Why nothing more is saved, if that is so.
+    loss: Option<EndReason>,
+}
+
+/// The smallest part of the unsaved changes that can be written alone: a turn, with the moves after it.
+#[derive(Debug)]
+struct Portion {
+    head: Option<NodeId>,
+    /// The size of the tree with it.
+    nodes: usize,
+    bytes: usize,
 }
 
 /// A write that is under way, or waits to be repeated.
 #[derive(Debug)]
 struct Attempt {
     job: Arc<Job>,
-    /// What the store has when it is done.
+    /// The tree in the store when the write is done.
     tree: Tree,
-    config: Arc<Config>,
-    title: Option<Arc<str>>,
-    bytes: usize,
+    /// Configuration and title in the store when the write is done, unless it leaves them as they are.
+    kept: Option<(Arc<Config>, Option<Arc<str>>)>,
+    /// The portions that it takes to the store.
+    portions: usize,
     wanted: u64,
     failures: u32,
     under_way: bool,
@@ -81,12 +94,14 @@ impl Saver {
             title: None,
             state_is_due: false,
             attempt: None,
+            portions: VecDeque::new(),
+            at_most: usize::MAX,
             unsaved: 0,
             was_behind: false,
             wanted: 0,
             safe: 0,
             report: None,
-            lost: false,
+            loss: None,
         }
     }
 
@@ -109,10 +124,17 @@ impl Saver {
         }
     }
 
-    /// The stable tree has changed, by so many bytes of messages.
-    pub(super) fn tree_changed(&mut self, bytes: usize) {
+    /// The stable tree has changed to this one, by so many bytes of messages.
+    pub(super) fn tree_changed(&mut self, stable: &Tree, bytes: usize) {
         self.unsaved += bytes;
         self.wanted += 1;
+        let (head, nodes) = (stable.head(), stable.len());
+        let under_way = self.attempt.as_ref().map_or(0, |attempt| attempt.portions);
+        let is_free = self.portions.len() > under_way;
+        match self.portions.back_mut().filter(|last| is_free && last.nodes == nodes) {
+            Some(last) => last.head = head,
+            None => self.portions.push_back(Portion { head, nodes, bytes }),
+        }
     }
 
     /// Configuration or title may have changed: they are to be stored if what is persistable of them has.
@@ -126,8 +148,8 @@ impl Saver {
 
     /// Whether the store has this state, or will when the write under way is done.
     fn has(&self, config: &Arc<Config>, title: Option<&Arc<str>>) -> bool {
-        let (stored, stored_title) = match &self.attempt {
-            Some(attempt) => (Some(&attempt.config), attempt.title.as_ref()),
+        let (stored, stored_title) = match self.attempt.as_ref().and_then(|attempt| attempt.kept.as_ref()) {
+            Some((config, title)) => (Some(config), title.as_ref()),
             None => (self.config.as_ref(), self.title.as_ref()),
         };
         stored.is_some_and(|stored| same(stored, config)) && stored_title == title
@@ -149,83 +171,70 @@ impl Core {
     /// is repeated now.
     pub(in crate::session) fn save(&mut self, env: &Env<'_>, effects: &mut Effects) {
         self.tell_behind(env, effects);
-        if self.saver.lost {
+        if self.saver.loss.is_some() {
             return;
         }
         if let Some(attempt) = &mut self.saver.attempt {
             if !attempt.under_way {
                 attempt.under_way = true;
-                begin(&attempt.job, env, effects);
+                pace::begin(&attempt.job, env, effects);
             }
             return;
         }
-        let Some(job) = self.next_job(env) else {
+        let Some(attempt) = self.next_attempt(env) else {
             return;
         };
-        let job = Arc::new(job);
-        begin(&job, env, effects);
-        let saver = &self.saver;
-        self.saver.attempt = Some(Box::new(Attempt {
-            // A conversation is created without nodes.
-            tree: if saver.version.is_none() { Tree::new() } else { self.stable().clone() },
-            bytes: if saver.version.is_none() { 0 } else { saver.unsaved },
-            wanted: if saver.version.is_none() && saver.stored.is_some() { saver.safe } else { saver.wanted },
-            config: Arc::clone(&self.config),
-            title: self.title.clone(),
-            job,
-            failures: 0,
-            under_way: true,
-        }));
-        self.saver.state_is_due = false;
-    }
-
-    /// Saves what is unsaved, for an end or a flush that has just begun. The waits between attempts start anew. A write under
-    /// way has a share of the time left to answer.
-    pub(in crate::session) fn hurry(&mut self, env: &Env<'_>, effects: &mut Effects) {
-        let is_lost = self.saver.lost;
-        if let Some(attempt) = self.saver.attempt.as_mut().filter(|_| !is_lost) {
-            attempt.failures = 0;
-            if attempt.under_way {
-                effects.extend(silence(&attempt.job, env).map(Effect::RetryIn));
-            }
+        pace::begin(&attempt.job, env, effects);
+        if attempt.kept.is_some() {
+            self.saver.state_is_due = false;
         }
-        self.save(env, effects);
+        self.saver.attempt = Some(Box::new(attempt));
     }
 
-    /// The wait that was asked for is over. A failed write is repeated. A write that has not answered is begun once more if
-    /// an end or a flush still waits for it.
-    pub(in crate::session) fn retry(&mut self, env: &Env<'_>, effects: &mut Effects) {
-        match &self.saver.attempt {
-            Some(attempt) if attempt.under_way => {
-                if env.left.is_some() && !self.saver.lost {
-                    begin(&attempt.job, env, effects);
-                }
-            }
-            _ => self.save(env, effects),
-        }
-    }
-
-    fn next_job(&mut self, env: &Env<'_>) -> Option<Job> {
+    fn next_attempt(&mut self, env: &Env<'_>) -> Option<Attempt> {
         let state = || persistable(&self.config, self.title.as_ref());
         let write = |version| Write::on(version).with_id((env.write_id)());
+        let attempt = |job, tree, portions, wanted| Attempt {
+            job: Arc::new(job),
+            tree,
+            kept: Some((Arc::clone(&self.config), self.title.clone())),
+            portions,
+            wanted,
+            failures: 0,
+            under_way: true,
+        };
         let saver = &self.saver;
         let Some(version) = saver.version else {
-            let due = saver.stored.is_some() || saver.state_is_due;
-            return due.then(|| Job::Create((env.write_id)(), state()));
+            let is_whole = saver.stored.is_none();
+            let due = !is_whole || saver.state_is_due;
+            let wanted = if is_whole { saver.wanted } else { saver.safe };
+            // A conversation is created without nodes.
+            return due.then(|| attempt(Job::Create((env.write_id)(), state()), Tree::new(), 0, wanted));
         };
         if let Some(stored) = &saver.stored {
-            let changes =
-                self.stable().changes_since(stored).expect("the tree grew from what is in the store");
-            if !changes.is_empty() {
+            let portions = saver.portions.len().min(saver.at_most);
+            let is_divided = saver.at_most < usize::MAX;
+            let tree = self.stable_with(stored, portions);
+            let changes = tree.changes_since(stored).expect("the tree grew from what is in the store");
+            if !changes.is_empty() || portions < saver.portions.len() {
                 let commit = Commit::from(changes);
+                if is_divided {
+                    // Nothing counts as safe before the last part is.
+                    let is_last = portions == saver.portions.len() && !saver.state_is_due;
+                    let wanted = if is_last { saver.wanted } else { saver.safe };
+                    let job = Job::Commit(write(version), commit);
+                    return Some(Attempt { kept: None, ..attempt(job, tree, portions, wanted) });
+                }
                 let commit = if saver.state_is_due { commit.with_state(state()) } else { commit };
-                return Some(Job::Commit(write(version), commit));
+                return Some(attempt(Job::Commit(write(version), commit), tree, portions, saver.wanted));
             }
         }
         // There and back again: the store has it all.
         self.saver.stored = None;
+        self.saver.portions.clear();
         let saver = &self.saver;
         if !saver.state_is_due {
+            self.saver.at_most = usize::MAX;
             self.saver.safe = self.saver.wanted;
             return None;
         }
@@ -235,7 +244,26 @@ impl Core {
         } else {
             StateChange::whole(state())
         };
-        Some(Job::State(write(version), change))
+        Some(attempt(Job::State(write(version), change), self.stable().clone(), 0, saver.wanted))
+    }
+
+    /// The stable tree as it was with the first `portions` of those that are not stored.
+    fn stable_with(&self, stored: &Tree, portions: usize) -> Tree {
+        let stable = self.stable();
+        let Some(last) = portions.checked_sub(1).and_then(|last| self.saver.portions.get(last)) else {
+            return stable.clone();
+        };
+        if portions == self.saver.portions.len() {
+            return stable.clone();
+        }
+        let mut changes = stable.changes_since(stored).expect("the tree grew from what is in the store");
+        changes.nodes.truncate(last.nodes - stored.len());
+        // Cursors may lead to later nodes. The path brings its own.
+        changes.cursors.clear();
+        changes.head = last.head;
+        let mut tree = stored.clone();
+        tree.apply(&changes).expect("nodes come after their parents");
+        tree
     }
 
     /// The conversation was created before anything else went on.
@@ -250,73 +278,6 @@ impl Core {
         persistable(&self.config, self.title.as_ref())
     }
 
-    /// What became of the write under way.
-    pub(in crate::session) fn written(
-        &mut self,
-        outcome: Result<Version, StoreError>,
-        env: &Env<'_>,
-        effects: &mut Effects,
-    ) {
-        let Some(mut attempt) = self.saver.attempt.take() else {
-            debug_assert!(false, "a write came back that nobody waits for");
-            return;
-        };
-        let (what, through) = match &*attempt.job {
-            Job::Commit(_, commit) => (SavedPart::Tree, commit.nodes.last().map(Node::id)),
-            Job::Create(..) | Job::State(..) => (SavedPart::State, None),
-        };
-        match outcome {
-            Ok(version) => {
-                let saver = &mut self.saver;
-                let creates = saver.version.replace(version).is_none();
-                (saver.config, saver.title) = (Some(attempt.config), attempt.title);
-                saver.unsaved -= attempt.bytes;
-                saver.safe = saver.safe.max(attempt.wanted);
-                if !creates {
-                    saver.stored = Some(Box::new(attempt.tree));
-                }
-                // What a first save begins with is told when all of it is done. A failure stands as long.
-                if !(creates && self.saver.stored.is_some()) {
-                    // It may have been done before another took the conversation over: that stays the last word.
-                    if !self.saver.lost {
-                        self.saver.report = None;
-                    }
-                    let report = StoreReport::Saved { what, version, through };
-                    effects.push(Effect::Emit(SessionEvent::Store(report)));
-                }
-                // It may have changed while that write was under way, or before one that failed was repeated.
-                let due = !self.saver.has(&self.config, self.title.as_ref());
-                self.saver.state_is_due = due;
-                self.save(env, effects);
-            }
-            Err(error) if is_lost(&error, &attempt.job) => self.lost(&error, effects),
-            // The loss is already reported; keep this write as unsaved.
-            Err(_) if self.saver.lost => {
-                attempt.under_way = false;
-                self.saver.attempt = Some(attempt);
-            }
-            Err(error) => {
-                let wait = wait(attempt.failures, env.left);
-                attempt.failures += 1;
-                attempt.under_way = false;
-                self.saver.attempt = Some(attempt);
-                let report = StoreReport::Failed { what, error: error_chain(&error), retry_in: wait };
-                self.saver.report = Some(Box::new(report.clone()));
-                effects.extend([Effect::Emit(SessionEvent::Store(report)), Effect::RetryIn(wait)]);
-            }
-        }
-    }
-
-    /// The conversation in the store is another's from now on: nothing more is saved.
-    pub(in crate::session) fn lost(&mut self, error: &StoreError, effects: &mut Effects) {
-        if std::mem::replace(&mut self.saver.lost, true) {
-            return;
-        }
-        let report = StoreReport::Lost { error: error_chain(error) };
-        self.saver.report = Some(Box::new(report.clone()));
-        effects.push(Effect::Emit(SessionEvent::Store(report)));
-    }
-
     /// Names what is unsaved now: see [`is_safe`](Self::is_safe).
     pub(in crate::session) fn wanted(&self) -> u64 {
         self.saver.wanted
@@ -327,9 +288,14 @@ impl Core {
         self.saver.safe >= wanted
     }
 
-    /// Whether nothing more will be stored, since another writer took the conversation over: the session ends.
+    /// Whether nothing more will be stored.
     pub(in crate::session) fn is_lost(&self) -> bool {
-        self.saver.lost
+        self.saver.loss.is_some()
+    }
+
+    /// Why nothing more will be stored, if that is so. The session ends.
+    pub(in crate::session) fn loss(&self) -> Option<&EndReason> {
+        self.saver.loss.as_ref()
     }
 
     fn tell_behind(&mut self, env: &Env<'_>, effects: &mut Effects) {
@@ -338,88 +304,5 @@ impl Core {
             self.saver.was_behind = behind;
             effects.push(Effect::Behind(behind));
         }
-    }
-}
-
-/// Begins an attempt at a write.
-fn begin(job: &Arc<Job>, env: &Env<'_>, effects: &mut Effects) {
-    effects.push(Effect::Write(Arc::clone(job)));
-    effects.extend(silence(job, env).map(Effect::RetryIn));
-}
-
-/// How long a write may be silent before it is begun once more.
-fn silence(job: &Job, env: &Env<'_>) -> Option<Duration> {
-    let share = if matches!(job, Job::Create(..)) { SILENT_CREATION_SHARE } else { SILENCE_SHARE };
-    env.left.map(|left| (left / share).max(SHORTEST))
-}
-
-/// The wait before a failed write is repeated, after this number of earlier failures.
-fn wait(failures: u32, left: Option<Duration>) -> Duration {
-    let (first, longest) = RETRY;
-    let wait = first.saturating_mul(1 << failures.min(16)).min(longest);
-    left.map_or(wait, |left| wait.min((left / WAIT_SHARE).max(SHORTEST)))
-}
-
-/// Whether a failed write means that the conversation in the store is another's, or gone.
-fn is_lost(error: &StoreError, job: &Job) -> bool {
-    match error {
-        StoreError::Conflict { .. }
-        | StoreError::LeaseLost { .. }
-        | StoreError::Owned { .. }
-        | StoreError::AlreadyExists { .. } => true,
-        StoreError::NotFound { .. } => !matches!(job, Job::Create(..)),
-        _ => false,
-    }
-}
-
-/// What of a configuration and a title is kept.
-fn persistable(config: &Config, title: Option<&Arc<str>>) -> StoredState {
-    let SavedConfig { model, system, options, max_steps, turn_timeout, .. } = config.saved();
-    let mut state = StoredState::default().with_options(options);
-    state.model = model;
-    state.system = system.as_deref().map(str::to_owned);
-    (state.max_steps, state.turn_timeout) = (max_steps, turn_timeout);
-    state.title = title.map(|title| title.as_ref().to_owned());
-    state
-}
-
-/// The configuration that a conversation was saved with.
-pub(in crate::session) fn saved(state: &StoredState) -> SavedConfig {
-    let mut saved = SavedConfig::default().with_options(state.options.clone());
-    saved.model.clone_from(&state.model);
-    saved.system = state.system.as_deref().map(Arc::from);
-    (saved.max_steps, saved.turn_timeout) = (state.max_steps, state.turn_timeout);
-    saved
-}
-
-/// Whether what is kept of both is the same.
-fn same(a: &Arc<Config>, b: &Arc<Config>) -> bool {
-    Arc::ptr_eq(a, b) || a.saves_as(b)
-}
-
-#[cfg(any(test, debug_assertions))]
-impl Saver {
-    pub(super) fn check(&self, stable: &Tree) -> Result<(), String> {
-        let of_stored = self.stored.as_ref().map(|stored| stable.changes_since(stored));
-        if let Some(None) = of_stored {
-            return Err("the tree to be stored has not grown from the stored one".into());
-        }
-        if let (Some(attempt), Some(stored)) = (&self.attempt, &self.stored)
-            && self.version.is_some()
-            && attempt.tree.changes_since(stored).is_none()
-        {
-            return Err("the write under way does not build on what is stored".into());
-        }
-        if self.safe > self.wanted {
-            return Err("more is safe than was wanted".into());
-        }
-        if self.safe < self.wanted && self.attempt.is_none() && !self.lost {
-            return Err("something is unsaved, and nothing is done about it".into());
-        }
-        let nodes = self.stored.as_ref().map_or(0, |stored| stable.len() - stored.len());
-        if (nodes == 0) != (self.unsaved == 0) {
-            return Err(format!("{nodes} nodes are unsaved, with {} bytes", self.unsaved));
-        }
-        Ok(())
     }
 }

@@ -35,6 +35,8 @@ pub(super) struct Ledger {
     /// written, whatever it is.
     replaced: bool,
     pub(super) lost: bool,
+    /// Set while a commit that the store has refused for good is written in parts.
+    divided: bool,
     behind: bool,
     tickets: Vec<Ticket>,
     /// The wait that must be asked for.
@@ -46,6 +48,8 @@ pub(super) struct Ledger {
 struct Open {
     job: Arc<Job>,
     moment: usize,
+    /// Whether the store has all of the moment when the write is done.
+    is_whole: bool,
     failures: u32,
     under_way: bool,
 }
@@ -69,6 +73,7 @@ impl Ledger {
             ids: HashSet::new(),
             touched: false,
             lost: false,
+            divided: false,
             behind: false,
             tickets: Vec::new(),
             wait: None,
@@ -113,7 +118,15 @@ impl Ledger {
         ensure!(self.ids.insert(write_id(&job)), "{job:?} has the id of another write");
         self.check_job(&job)?;
         let moment = self.moments.len() - 1;
-        self.open = Some(Open { job, moment, failures: 0, under_way: true });
+        let is_whole = match &self.acked {
+            None => self.now().0.is_empty(),
+            Some(acked) => {
+                let mut next = acked.clone();
+                with(&mut next, &job);
+                content(&next)? == *self.now() && !(self.divided && self.replaced)
+            }
+        };
+        self.open = Some(Open { job, moment, is_whole, failures: 0, under_way: true });
         Ok(())
     }
 
@@ -129,6 +142,15 @@ impl Ledger {
         };
         match job {
             Job::Create(..) => return Err(format!("{job:?}, and it is there already")),
+            Job::Commit(write, commit) if self.divided => {
+                ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
+                ensure!(commit.state.is_none(), "state in a part of a commit: {:?}", commit.state);
+                let mut next = acked.clone();
+                with(&mut next, job);
+                let next = content(&next)?;
+                ensure!(self.is_part(&next.0), "{commit:?} leaves the store between two turns");
+                return Ok(());
+            }
             Job::Commit(write, commit) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 ensure!(tree != acked_tree, "{commit:?} changes nothing");
@@ -148,6 +170,41 @@ impl Ledger {
         let mut next = acked.clone();
         with(&mut next, job);
         ensure!(content(&next)? == *self.now(), "{job:?} brings not what there is to be stored");
+        Ok(())
+    }
+
+    /// Whether there once was a tree to be stored with these nodes, and this head. Its cursors may be others.
+    fn is_part(&self, tree: &Tree) -> bool {
+        self.moments.iter().any(|(once, _)| (once.head(), once.len()) == (tree.head(), tree.len()))
+    }
+
+    /// The most parts that a divided commit may be written in.
+    pub(super) fn parts(&self) -> usize {
+        if self.divided { self.moments.len() } else { 0 }
+    }
+
+    /// How many turns the write under way brings.
+    fn turns(&self) -> usize {
+        let (Some(open), Some((acked, _))) = (&self.open, &self.acked_content) else { return 0 };
+        let Job::Commit(_, commit) = &*open.job else { return 0 };
+        let sizes = acked.len() + 1..=acked.len() + commit.nodes.len();
+        let sizes = self.moments.iter().map(|(tree, _)| tree.len()).filter(|size| sizes.contains(size));
+        sizes.collect::<HashSet<_>>().len()
+    }
+
+    /// The store refuses the write under way for good. `divides`: the session writes it in parts.
+    pub(super) fn refused(&mut self, divides: bool) -> Check {
+        let state = match self.under_way().map(|job| &**job) {
+            Some(Job::Commit(_, commit)) => commit.state.is_some(),
+            _ => false,
+        };
+        let turns = self.turns();
+        ensure!(divides || turns < 2 && !state, "{turns} turns are lost together, state: {state}");
+        ensure!(!divides || turns > 0 || state, "{turns} turns are divided, state: {state}");
+        if divides {
+            self.divided = true;
+            self.open = None;
+        }
         Ok(())
     }
 
@@ -178,8 +235,8 @@ impl Ledger {
         self.told = Some((what, through, outcome.as_ref().copied().map_err(words)));
         match outcome {
             Ok(version) => {
-                // Any write takes the state along that is unknown.
-                self.replaced = false;
+                // Any write takes the state along that is unknown, unless it is a part.
+                self.replaced &= self.divided && matches!(*open.job, Job::Commit(..));
                 let acked = match (self.acked.take(), &*open.job) {
                     (None, Job::Create(_, state)) => Stored::new(*version, Timestamp(0), state.clone()),
                     (Some(mut acked), job) => {
@@ -198,7 +255,10 @@ impl Ledger {
                 Ok(Kind::Saved)
             }
             Err(
-                StoreError::Conflict { .. } | StoreError::LeaseLost { .. } | StoreError::AlreadyExists { .. },
+                StoreError::Conflict { .. }
+                | StoreError::LeaseLost { .. }
+                | StoreError::AlreadyExists { .. }
+                | StoreError::Unstorable { .. },
             ) => {
                 self.lost = true;
                 Ok(Kind::Lost)
@@ -268,6 +328,7 @@ impl Ledger {
         ensure!(core.is_lost() == self.lost, "lost: {}, not {}", core.is_lost(), self.lost);
         let saved = core.is_safe(core.wanted());
         let done = self.open.is_none() && !self.lost;
+        self.divided &= !done;
         // A write that was under way when the conversation was lost may have been the last that was needed.
         ensure!(
             saved == done || saved && self.lost,
@@ -318,8 +379,7 @@ impl Ledger {
     /// The moment that the write under way takes to the store, if it takes all of it.
     pub(super) fn brings(&self) -> Option<usize> {
         let open = self.open.as_ref()?;
-        let whole = !matches!(*open.job, Job::Create(..)) || self.moments[open.moment].0.is_empty();
-        whole.then_some(open.moment)
+        open.is_whole.then_some(open.moment)
     }
 
     /// The latest moment that is what the store holds. A conversation is created without its tree.
@@ -338,8 +398,10 @@ impl Ledger {
         };
         let (tree, state) = content(stored)?;
         let created = tree.is_empty() && self.moments.iter().any(|moment| moment.1 == state);
+        let mut states = self.moments.iter().chain(&self.acked_content).map(|moment| &moment.1);
+        let is_part = self.is_part(&tree) && states.any(|once| *once == state);
         let begun_with = self.acked_content.as_ref() == Some(&(tree.clone(), state));
-        let known = created || begun_with || self.moment_of(vault)?.is_some();
+        let known = created || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();
         ensure!(known, "what is stored was never the session's:\n{tree}");
         let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
         let bare = head.is_some_and(|head| {

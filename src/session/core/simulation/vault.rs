@@ -63,6 +63,11 @@ impl Vault {
         version
     }
 
+    /// Whether an attempt at this write has succeeded.
+    pub(super) fn has_written(&self, job: &Job) -> bool {
+        self.writes.iter().any(|(_, id, _)| *id == write_id(job))
+    }
+
     pub(super) fn write(&mut self, job: &Job) -> Result<Version, StoreError> {
         let (base, write) = match job {
             Job::Create(write, _) => (None, *write),

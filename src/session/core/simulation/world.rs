@@ -237,7 +237,7 @@ impl World {
         self.input(told, |core, _, effects| core.agent_ended(effects))?;
         self.save()?;
         // What was begun, a creation, and what came to be unsaved meanwhile.
-        for _ in 0..3 {
+        for _ in 0..3 + self.ledger.parts() {
             if self.ledger.under_way().is_some() {
                 self.comes_back(true)?;
             }

@@ -41,11 +41,28 @@ impl World {
             }
             _ => Err(self.random_failure(&job)),
         };
+        let outcome = match outcome {
+            Err(StoreError::Unstorable { .. }) if self.vault.has_written(&job) => {
+                Err(StoreError::failed("writing", std::io::Error::other("the cause")))
+            }
+            outcome => outcome,
+        };
+        if matches!(outcome, Err(StoreError::Unstorable { .. })) {
+            // No attempt at it succeeds later.
+            self.ghosts.retain(|(ghost, _)| vault::write_id(ghost) != vault::write_id(&job));
+        }
         self.note(|| format!("write {} comes back: {outcome:?}", vault::write_id(&job)));
         self.ledger.check_stored(&self.vault)?;
         let place = matches!(outcome, Err(StoreError::Conflict { .. } | StoreError::AlreadyExists { .. }));
         ensure!(!place || self.vault.is_foreign, "the session is in its own way: {outcome:?}");
         let brings = self.ledger.brings().filter(|_| outcome.is_ok());
+        if matches!(outcome, Err(StoreError::Unstorable { .. })) && !self.ledger.lost {
+            let divides = self.core.divides();
+            self.ledger.refused(divides)?;
+            if divides {
+                return self.input(vec![], |core, env, effects| core.written(outcome, env, effects));
+            }
+        }
         let told = match self.ledger.comes_back(&outcome, self.model.stable(), self.left)? {
             Kind::Agent => vec![],
             kind => vec![kind],
@@ -84,7 +101,9 @@ impl World {
             1 => StoreError::Unreachable { place: place(), source: Arc::new(cause()) },
             2 => StoreError::damaged(place(), "it is damaged"),
             3 if matches!(job, Job::Create(..)) => StoreError::NotFound { id: vault::id() },
-            4 => StoreError::Unstorable { id: vault::id(), problem: "a number".to_owned() },
+            4 if self.rng.percent(20) => {
+                StoreError::Unstorable { id: vault::id(), problem: "a number".to_owned() }
+            }
             _ => StoreError::failed("writing", cause()),
         }
     }

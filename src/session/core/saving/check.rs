@@ -1,0 +1,42 @@
+//! The invariants of saving.
+
+use super::Saver;
+use crate::tree::Tree;
+
+impl Saver {
+    pub(in crate::session::core) fn check(&self, stable: &Tree) -> Result<(), String> {
+        let of_stored = self.stored.as_ref().map(|stored| stable.changes_since(stored));
+        if let Some(None) = of_stored {
+            return Err("the tree to be stored has not grown from the stored one".into());
+        }
+        if let (Some(attempt), Some(stored)) = (&self.attempt, &self.stored)
+            && self.version.is_some()
+            && attempt.tree.changes_since(stored).is_none()
+        {
+            return Err("the write under way does not build on what is stored".into());
+        }
+        if self.safe > self.wanted {
+            return Err("more is safe than was wanted".into());
+        }
+        if self.safe < self.wanted && self.attempt.is_none() && self.loss.is_none() {
+            return Err("something is unsaved, and nothing is done about it".into());
+        }
+        let nodes = self.stored.as_ref().map_or(0, |stored| stable.len() - stored.len());
+        if (nodes == 0) != (self.unsaved == 0) {
+            return Err(format!("{nodes} nodes are unsaved, with {} bytes", self.unsaved));
+        }
+        let bytes: usize = self.portions.iter().map(|portion| portion.bytes).sum();
+        if bytes != self.unsaved {
+            return Err(format!("{} bytes are unsaved, and {bytes} in portions", self.unsaved));
+        }
+        if let Some(last) = self.portions.back()
+            && (last.head, last.nodes) != (stable.head(), stable.len())
+        {
+            return Err("the portions do not lead to the tree".into());
+        }
+        if self.attempt.as_ref().is_some_and(|attempt| attempt.portions > self.portions.len()) {
+            return Err("the write under way takes portions that are not unsaved".into());
+        }
+        Ok(())
+    }
+}

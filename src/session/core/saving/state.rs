@@ -1,0 +1,33 @@
+//! The part of a configuration that is saved.
+
+use std::sync::Arc;
+
+use crate::{
+    agent::{Config, SavedConfig},
+    store::StoredState,
+};
+
+/// The saved part of a configuration, with a title.
+pub(super) fn persistable(config: &Config, title: Option<&Arc<str>>) -> StoredState {
+    let SavedConfig { model, system, options, max_steps, turn_timeout, .. } = config.saved();
+    let mut state = StoredState::default().with_options(options);
+    state.model = model;
+    state.system = system.as_deref().map(str::to_owned);
+    (state.max_steps, state.turn_timeout) = (max_steps, turn_timeout);
+    state.title = title.map(|title| title.as_ref().to_owned());
+    state
+}
+
+/// The configuration that a conversation was saved with.
+pub(in crate::session) fn saved(state: &StoredState) -> SavedConfig {
+    let mut saved = SavedConfig::default().with_options(state.options.clone());
+    saved.model.clone_from(&state.model);
+    saved.system = state.system.as_deref().map(Arc::from);
+    (saved.max_steps, saved.turn_timeout) = (state.max_steps, state.turn_timeout);
+    saved
+}
+
+/// Whether the saved parts of both are the same.
+pub(super) fn same(a: &Arc<Config>, b: &Arc<Config>) -> bool {
+    Arc::ptr_eq(a, b) || a.saves_as(b)
+}

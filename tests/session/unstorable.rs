@@ -1,0 +1,262 @@
+//! Writes that the store can never accept: the turns before one are written, and the session ends with the rest readable.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use omni_agent::{
+    session::{Session, SessionError, StoreReport},
+    store::{
+        Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
+        Summary, Version, Write, WriteId,
+    },
+    subscription::EndReason,
+    testing::Gate,
+};
+
+use crate::support::{
+    Act, ScriptedStore, configure, created, id, node, parrot, report, secs, tree_in, watch,
+};
+
+/// A store that refuses messages and system prompts with a certain word, and commits of too many nodes.
+struct Picky {
+    beneath: MemoryStore,
+    most_nodes: usize,
+}
+
+fn picky(most_nodes: usize) -> Arc<dyn Store> {
+    Arc::new(Picky { beneath: MemoryStore::new(), most_nodes })
+}
+
+fn refused(problem: &str) -> StoreError {
+    StoreError::Unstorable { id: id("talk"), problem: problem.to_owned() }
+}
+
+fn check(state: Option<&StoredState>) -> Result<(), StoreError> {
+    match state.and_then(|state| state.system.as_deref()) {
+        Some(system) if system.contains("poison") => Err(refused("poison in the state")),
+        _ => Ok(()),
+    }
+}
+
+#[async_trait]
+impl Store for Picky {
+    async fn create(
+        &self,
+        id: &ConversationId,
+        write: WriteId,
+        state: &StoredState,
+    ) -> Result<Version, StoreError> {
+        check(Some(state))?;
+        self.beneath.create(id, write, state).await
+    }
+
+    async fn commit(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        commit: &Commit,
+    ) -> Result<Version, StoreError> {
+        check(commit.state.as_deref())?;
+        if commit.nodes.len() > self.most_nodes {
+            return Err(refused("too much"));
+        }
+        if commit.nodes.iter().any(|node| node.message().text().contains("poison")) {
+            return Err(refused("poison in a message"));
+        }
+        self.beneath.commit(id, write, commit).await
+    }
+
+    async fn save_state(
+        &self,
+        id: &ConversationId,
+        write: &Write,
+        change: &StateChange,
+    ) -> Result<Version, StoreError> {
+        if let StateChange::Whole(state) = change {
+            check(Some(state))?;
+        }
+        self.beneath.save_state(id, write, change).await
+    }
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        self.beneath.load(id).await
+    }
+
+    async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+        self.beneath.summary(id).await
+    }
+
+    async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+        self.beneath.list(page).await
+    }
+
+    async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+        self.beneath.delete(id).await
+    }
+}
+
+/// A session whose first write waits at a gate, so that everything after it is saved together.
+async fn held_up(most_nodes: usize) -> (Session, ScriptedStore, Gate) {
+    let store = ScriptedStore::over(picky(most_nodes), []);
+    let session = created(&store, "talk", parrot()).await;
+    let gate = Gate::new();
+    let acts = gate.clone();
+    let mut first = true;
+    store.otherwise(move || if std::mem::take(&mut first) { Act::Wait(acts.clone()) } else { Act::Work });
+    session.ask("Zero").await.unwrap();
+    gate.reached().await;
+    (session, store, gate)
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstorable_turn_alone_ends_the_session_and_stays_readable() {
+    let store = ScriptedStore::over(picky(100), []);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    let mut events = watch(&session).await;
+    session.ask("poison").await.unwrap();
+    let StoreReport::Lost { error } = report(&mut events).await else { panic!() };
+    assert!(error.contains("poison in a message"), "{error}");
+    let end = session.ended().await;
+    assert_eq!(end.reason, EndReason::Unstorable);
+    let last = end.snapshot.unwrap();
+    assert_eq!(last.unsaved, [node(3), node(4)]);
+    assert_eq!(last.tree.node(node(3)).unwrap().message().text(), "poison");
+    assert_eq!(last.store, Some(StoreReport::Lost { error }));
+    assert_eq!(store.tree(session.id()).await.len(), 2);
+    // It was tried once.
+    assert_eq!(store.words(), ["commit", "commit"]);
+    let stopped = session.stop(secs(1)).await;
+    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
+        panic!("{stopped:?}")
+    };
+    assert!(error.contains("poison"), "{error}");
+    assert!(matches!(session.prompt("More").await, Err(SessionError::Ended(EndReason::Unstorable))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstorable_turn_among_others_those_before_it_are_written() {
+    let (session, store, gate) = held_up(100).await;
+    for said in ["One", "Two", "poison", "Three"] {
+        session.ask(said).await.unwrap();
+    }
+    session.tree().await.unwrap();
+    gate.open();
+    let end = session.ended().await;
+    assert_eq!(end.reason, EndReason::Unstorable);
+    let last = end.snapshot.unwrap();
+    assert_eq!(last.unsaved, [node(7), node(8), node(9), node(10)]);
+    assert_eq!(last.tree.len(), 10);
+    let kept = store.tree(session.id()).await;
+    assert_eq!(kept.len(), 6);
+    assert_eq!(kept.head(), Some(node(6)));
+    let ids: Vec<_> = store.tried().iter().map(|tried| tried.what.nodes()).collect();
+    // What is refused is halved, until one turn is left.
+    let halves = [vec![3, 4, 5, 6], vec![7, 8, 9, 10], vec![7, 8]];
+    assert_eq!(ids[..2], [vec![1, 2], (3..=10).collect()]);
+    assert_eq!(ids[2..], halves);
+    store.assert_sound();
+    // The conversation can be loaded, and continues.
+    let again = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    again.ask("Four").await.unwrap();
+    again.flush(secs(1)).await.unwrap();
+}
+
+/// The store refuses the commit as a whole, and each of its turns is fine: nothing is lost.
+#[tokio::test(start_paused = true)]
+async fn unstorable_together_all_turns_are_written_alone() {
+    let (session, store, gate) = held_up(2).await;
+    let mut events = watch(&session).await;
+    session.ask("One").await.unwrap();
+    session.regenerate(node(3)).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session.navigate(node(2)).await.unwrap();
+    session.branch(None, "Root").await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session.navigate(node(4)).await.unwrap();
+    session.set_title(Some("Talk")).await.unwrap();
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    gate.open();
+    session.flush(secs(10)).await.unwrap();
+    let tree = session.tree().await.unwrap();
+    assert_eq!(tree_in(&**store.beneath(), session.id()).await, tree);
+    assert_eq!(tree.head(), Some(node(4)));
+    let state = store.beneath().load(session.id()).await.unwrap().state;
+    assert_eq!((state.title.as_deref(), state.system.as_deref()), (Some("Talk"), Some("Be brief.")));
+    while !matches!(
+        report(&mut events).await,
+        StoreReport::Saved { what: omni_agent::session::SavedPart::State, .. }
+    ) {}
+    assert!(session.end().is_none());
+    assert_eq!(session.snapshot().await.unwrap().unsaved, []);
+    // From here on turns are written together again.
+    let tried = store.tried().len();
+    session.ask("Two").await.unwrap();
+    session.flush(secs(10)).await.unwrap();
+    assert_eq!(store.tried().len(), tried + 1);
+    store.assert_sound();
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstorable_state_with_a_turn_the_turn_is_written() {
+    let (session, store, gate) = held_up(100).await;
+    session.ask("One").await.unwrap();
+    configure(&session, |config| config.system = Some("poison".into())).await;
+    session.tree().await.unwrap();
+    gate.open();
+    let end = session.ended().await;
+    assert_eq!(end.reason, EndReason::Unstorable);
+    assert_eq!(end.snapshot.unwrap().unsaved, []);
+    assert_eq!(store.tree(session.id()).await.len(), 4);
+    assert_eq!(store.beneath().load(session.id()).await.unwrap().state.system, None);
+    let stopped = session.stop(secs(1)).await;
+    assert!(matches!(stopped, Err(SessionError::Unsaved { nodes: 0, error: Some(_), .. })), "{stopped:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstorable_creation_ends_the_session() {
+    let store = ScriptedStore::over(picky(100), []);
+    let agent = parrot().system("poison");
+    let session = Session::builder(store.as_dyn()).agent(agent).create().await.unwrap();
+    session.ask("One").await.unwrap();
+    let end = session.ended().await;
+    assert_eq!(end.reason, EndReason::Unstorable);
+    assert_eq!(end.snapshot.unwrap().unsaved, [node(1), node(2)]);
+    assert!(store.list(Page::default()).await.unwrap().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstorable_turn_while_stopping_is_reported_by_stop() {
+    let (session, store, gate) = held_up(100).await;
+    session.ask("One").await.unwrap();
+    session.ask("poison").await.unwrap();
+    session.tree().await.unwrap();
+    let start = tokio::time::Instant::now();
+    let (stopped, ()) = tokio::join!(session.stop(secs(20)), async { gate.open() });
+    let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
+        panic!("{stopped:?}")
+    };
+    assert!(error.contains("poison"), "{error}");
+    assert!(start.elapsed() < secs(1));
+    assert_eq!(store.tree(session.id()).await.len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_works() {
+    let (session, store, gate) = held_up(2).await;
+    session.ask("One").await.unwrap();
+    session.ask("Two").await.unwrap();
+    session.tree().await.unwrap();
+    // The commit of both is refused, and then the store is down for a while.
+    let mut writes = 0;
+    store.otherwise(move || {
+        writes += 1;
+        if (2..5).contains(&writes) { Act::Fail } else { Act::Work }
+    });
+    gate.open();
+    session.flush(secs(60)).await.unwrap();
+    assert_eq!(store.tree(session.id()).await, session.tree().await.unwrap());
+    let tried = store.tried();
+    assert!(tried[2..6].iter().all(|attempt| attempt.what == tried[2].what), "{tried:?}");
+}

@@ -20,6 +20,7 @@ mod output_tool;
 mod responses;
 mod strays;
 mod strict;
+mod tame;
 mod texts;
 mod tool_schema;
 mod unions;

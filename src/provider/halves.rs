@@ -61,6 +61,13 @@ pub(in crate::provider) fn read(json: &str) -> serde_json::Result<Value> {
     })
 }
 
+/// The JSON text with U+FFFD in place of each half that is alone. `None` if each half has its other half.
+pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
+    let mut replaced = marked(json)?;
+    resolve_text(&mut replaced);
+    Some(replaced)
+}
+
 /// Resolves the marks in the deltas of one answer.
 #[derive(Debug, Default)]
 pub(in crate::provider) struct Halves {

@@ -56,6 +56,8 @@ mod log;
 #[path = "../support/logged.rs"]
 mod logged;
 #[cfg(feature = "http")]
+mod malformed_calls;
+#[cfg(feature = "http")]
 mod mapping;
 mod model;
 #[cfg(feature = "http")]

@@ -164,7 +164,8 @@ fn decode_hostile_answers_stay_within_a_messages_limits() {
     let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
     let nested =
         format!(r#"{{"message":{{"tool_calls":[{{"function":{{"name":"f","arguments":{deep}}}}}]}}}}"#);
-    assert_eq!(deltas_of(&[nested]).unwrap_err().kind, ErrorKind::Decoding);
+    let folded = crate::ollama::fold(deltas_of(&[nested, last("stop").to_string()]).unwrap());
+    assert_eq!(folded.message.tool_uses().next().unwrap().malformed.as_deref(), Some(&*deep));
 }
 
 #[cfg(feature = "http")]

@@ -5,11 +5,12 @@ use std::{borrow::Cow, fmt, marker::PhantomData};
 
 use serde::{
     Deserialize, Deserializer,
-    de::{IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+    de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
-use serde_json::Value;
+use serde_json::{Value, value::RawValue};
 
 use super::counts::whole;
+use crate::provider::halves;
 
 /// A text, borrowed where it has no escapes. Numbers are taken for their digits, all else for nothing.
 #[derive(Default)]
@@ -33,7 +34,7 @@ impl<'a> From<Cow<'a, str>> for Text<'a> {
     }
 }
 
-/// JSON text, or the JSON itself.
+/// The arguments of a call as JSON text. A service may send the text, or the JSON itself.
 #[derive(Default)]
 pub(super) struct Arguments<'a>(Text<'a>);
 
@@ -42,6 +43,16 @@ impl<'a> Arguments<'a> {
         self.0.as_str()
     }
 
+    pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
+        self.0.into_text()
+    }
+}
+
+/// JSON text. Anything but a text or null is an error.
+#[derive(Default)]
+pub(super) struct JsonText<'a>(Text<'a>);
+
+impl<'a> JsonText<'a> {
     pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
         self.0.into_text()
     }
@@ -205,12 +216,43 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Arguments<'a> {
+    /// Takes the JSON as it stands, with repeated keys and at any depth: a call that can't be run does not cost the answer.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(Text(match deserializer.deserialize_any(ScalarVisitor(PhantomData))? {
-            Scalar::Text(text) => Some(text),
-            Scalar::Structure(value) => Some(Cow::Owned(value.to_string())),
-            Scalar::None | Scalar::Whole(_) | Scalar::Real(_) | Scalar::Other => None,
-        })))
+        let json = <&RawValue>::deserialize(deserializer)?.get();
+        let text = match json.as_bytes() {
+            [b'n', ..] => Text(None),
+            [b'"', ..] => serde_json::from_str(json).map_err(de::Error::custom)?,
+            _ => Text(Some(halves::replaced(json).map_or(Cow::Borrowed(json), Cow::Owned))),
+        };
+        Ok(Self(text))
+    }
+}
+
+struct JsonTextVisitor<'a>(PhantomData<&'a str>);
+
+impl<'de: 'a, 'a> Visitor<'de> for JsonTextVisitor<'a> {
+    type Value = JsonText<'a>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JSON as a text")
+    }
+
+    fn visit_borrowed_str<E>(self, text: &'de str) -> Result<JsonText<'a>, E> {
+        Ok(JsonText(Text(Some(Cow::Borrowed(text)))))
+    }
+
+    fn visit_str<E>(self, text: &str) -> Result<JsonText<'a>, E> {
+        Ok(JsonText(Text(Some(Cow::Owned(text.to_owned())))))
+    }
+
+    fn visit_unit<E>(self) -> Result<JsonText<'a>, E> {
+        Ok(JsonText::default())
+    }
+}
+
+impl<'de: 'a, 'a> Deserialize<'de> for JsonText<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(JsonTextVisitor(PhantomData))
     }
 }
 

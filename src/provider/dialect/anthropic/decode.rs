@@ -14,7 +14,7 @@ use crate::{
     message::Usage,
     provider::{
         Delta, ErrorKind, Fold, MessageDelta, Part, ProviderError, StopReason,
-        dialect::{Decoder, Frame, counts::Counts, error, strays},
+        dialect::{Decoder, Frame, counts::Counts, error, strays, tame::tamed},
     },
 };
 
@@ -77,11 +77,17 @@ impl Decoder for MessagesDecoder {
         if self.is_done() || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
-        // A derived struct would take an array too.
-        let event = if data.starts_with('{') { serde_json::from_str(data).ok() } else { None };
-        match event {
-            Some(event) => self.event(frame.name(), event, data, deltas),
-            None => self.odd(frame.name(), data),
+        let name = frame.name();
+        match wire::parse(data) {
+            Some(event) if !event.has_whole_input() => self.event(name, event, data, deltas),
+            event => {
+                let tame = tamed(data);
+                match (tame.as_deref().and_then(|tame| Some((wire::parse(tame)?, tame))), event) {
+                    (Some((event, tame)), _) => self.event(name, event, tame, deltas),
+                    (None, Some(event)) => self.event(name, event, data, deltas),
+                    (None, None) => self.odd(name, data),
+                }
+            }
         }
     }
 

@@ -20,6 +20,7 @@ use crate::{
             error::{self, is_error},
             lenient::{Count, Told},
             strays::{self, Strays},
+            tame::tamed,
         },
     },
 };
@@ -305,9 +306,10 @@ impl Decoder for ChatDecoder {
         }
         match wire::parse(data) {
             Ok(chunk) => self.chunk(chunk, data, deltas),
-            Err(cause) => {
-                strays::skip_unreadable(frame, "an event is not a chunk of a chat completion", cause)
-            }
+            Err(cause) => match tamed(data).as_deref().map(wire::parse) {
+                Some(Ok(chunk)) => self.chunk(chunk, data, deltas),
+                _ => strays::skip_unreadable(frame, "an event is not a chunk of a chat completion", cause),
+            },
         }
     }
 

@@ -8,7 +8,7 @@ use std::{borrow::Cow, marker::PhantomData};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::Value;
 
-use crate::provider::dialect::lenient::{Arguments, Count, Scalar, ScalarVisitor, Text, Told};
+use crate::provider::dialect::lenient::{Count, JsonText, Scalar, ScalarVisitor, Text, Told};
 
 /// A chunk of a stream, or a whole answer.
 #[derive(Deserialize)]
@@ -94,7 +94,7 @@ pub(super) struct Function<'a> {
     #[serde(borrow, default)]
     pub(super) name: Text<'a>,
     #[serde(borrow, default)]
-    pub(super) arguments: Arguments<'a>,
+    pub(super) arguments: JsonText<'a>,
 }
 
 #[derive(PartialEq, Deserialize)]

@@ -17,6 +17,7 @@ use crate::{
             ids::CallIds,
             lenient::{Text, Told},
             strays::{self, Strays},
+            tame::tamed,
         },
     },
 };
@@ -274,8 +275,11 @@ impl Decoder for GeminiDecoder {
         }
         match wire::parse(data) {
             Ok(chunks) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
-            Err(cause) => strays::skip_unreadable(frame, "an event is not a part of a Gemini answer", cause)
-                .map_err(|error| refined(error, data)),
+            Err(cause) => match tamed(data).as_deref().map(wire::parse) {
+                Some(Ok(chunks)) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
+                _ => strays::skip_unreadable(frame, "an event is not a part of a Gemini answer", cause)
+                    .map_err(|error| refined(error, data)),
+            },
         }
     }
 

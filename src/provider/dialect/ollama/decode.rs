@@ -17,6 +17,7 @@ use crate::{
             error::{self, is_error},
             ids::CallIds,
             strays::{self, Strays},
+            tame::tamed,
         },
     },
 };
@@ -117,7 +118,10 @@ impl Decoder for OllamaDecoder {
         }
         match wire::parse(data) {
             Ok(line) => self.line(line, data, deltas),
-            Err(cause) => strays::skip_unreadable(frame, "a line is not a part of a chat answer", cause),
+            Err(cause) => match tamed(data).as_deref().map(wire::parse) {
+                Some(Ok(line)) => self.line(line, data, deltas),
+                _ => strays::skip_unreadable(frame, "a line is not a part of a chat answer", cause),
+            },
         }
     }
 

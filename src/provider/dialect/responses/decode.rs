@@ -13,6 +13,7 @@ use crate::provider::{
         counts::Counts,
         error::{self, is_error},
         strays,
+        tame::tamed,
     },
 };
 
@@ -40,7 +41,16 @@ impl Decoder for ResponsesDecoder {
         if self.done || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
-        match wire::parse(data) {
+        let event = match wire::parse(data) {
+            Ok(event) if !event.has_whole_arguments() => Ok(event),
+            event => match tamed(data).as_deref() {
+                Some(tame) if let Ok(event) = wire::parse(tame) => {
+                    return self.event(frame.name(), event, tame, deltas);
+                }
+                _ => event,
+            },
+        };
+        match event {
             Ok(event) => self.event(frame.name(), event, data, deltas),
             Err(_) if frame.event == "error" => Err(service_error(data)),
             Err(_) if wire::is_foreign(frame.name()) && !strays::may_be_own(data) => Ok(()),

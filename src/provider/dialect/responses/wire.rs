@@ -47,6 +47,17 @@ pub(super) struct Event<'a> {
 }
 
 impl Event<'_> {
+    /// Whether the event has the arguments of a call as JSON, in which a repeated key would be lost.
+    pub(super) fn has_whole_arguments(&self) -> bool {
+        let has_arguments = |item: &Value| {
+            text(item, "type") == "function_call" && item.get("arguments").is_some_and(Value::is_object)
+        };
+        let output = self.response.as_deref().map_or(&[][..], |response| list(response, "output"));
+        self.item.as_deref().is_some_and(has_arguments)
+            || output.iter().any(has_arguments)
+            || self.object.as_str() == "response"
+    }
+
     /// Which item the event speaks of, as far as it says.
     pub(super) fn place(&self) -> Place<'_> {
         Place { id: self.item_id.as_str(), index: self.output_index.0 }

@@ -21,6 +21,27 @@ pub(super) struct Event<'a> {
     pub(super) error: Option<Value>,
 }
 
+/// An event from its JSON text, if it is one.
+pub(super) fn parse(data: &str) -> Option<Event<'_>> {
+    // A derived struct would take an array too.
+    if data.starts_with('{') { serde_json::from_str(data).ok() } else { None }
+}
+
+impl Event<'_> {
+    /// Whether the event has the input of a tool use as JSON, in which a repeated key would be lost.
+    pub(super) fn has_whole_input(&self) -> bool {
+        let has_input = |block: &Value| {
+            let input = block.get("input").and_then(Value::as_object);
+            block.get("type").is_some_and(|kind| kind == "tool_use") && input.is_some_and(|it| !it.is_empty())
+        };
+        let content = self.message.as_ref().and_then(|message| message.content.as_ref());
+        let mut started = content.and_then(Value::as_array).into_iter().flatten();
+        self.content_block.as_ref().is_some_and(has_input)
+            || started.any(has_input)
+            || &*self.kind == "message"
+    }
+}
+
 /// What a `content_block_delta` or a `message_delta` brings.
 #[derive(Deserialize)]
 pub(super) struct DeltaBody<'a> {

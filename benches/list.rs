@@ -117,7 +117,7 @@ async fn list(what: &str, store: &dyn Store, offset: usize, goal: &str) {
     // The first one brings summaries up to date, where there are any that a write leaves behind.
     for _ in 0..size(10, 2) {
         let begun = Instant::now();
-        let listed = store.list(Page { limit: 50, offset }).await.expect("a list");
+        let listed = store.list(Page::first(50).from(offset)).await.expect("a list");
         figures.push(begun.elapsed().as_secs_f64() * 1e3);
         black_box(listed);
     }

@@ -27,8 +27,8 @@ use omni_agent::{
     message::Timestamp,
     session::Session,
     store::{
-        Commit, ConversationId, Page, StateChange, Store, StoreError, Stored, StoredState, Summary, Version,
-        Write, WriteId,
+        Commit, ConversationId, Page, Position, StateChange, Store, StoreError, Stored, StoredState, Summary,
+        Version, Write, WriteId,
         conformance::{self, Plain},
     },
     tree::Tree,
@@ -113,7 +113,9 @@ impl Store for Shelf {
         let map = self.0.lock().expect("nothing panics under the lock");
         let mut all: Vec<Summary> = map.iter().map(|(id, (stored, _))| summary(id, stored)).collect();
         all.sort_by_key(|summary| (Reverse(summary.updated), summary.id.clone()));
-        Ok(all.into_iter().skip(page.offset).take(page.limit).collect())
+        let is_before =
+            |summary: &Summary| page.after.as_ref().is_some_and(|after| Position::from(summary) <= *after);
+        Ok(all.into_iter().skip_while(is_before).skip(page.offset).take(page.limit).collect())
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {

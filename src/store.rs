@@ -58,7 +58,7 @@ pub mod sqlite;
 mod transfer;
 mod write;
 
-pub use content::{Commit, Page, StateChange, Stored, StoredState, Summary};
+pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary};
 pub use document::{export_json, import_json};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
@@ -198,9 +198,12 @@ pub trait Store: Send + Sync + 'static {
     /// Conversations by their last write, newest first, and by id where that is the same. Conversations are
     /// not read whole for it.
     ///
-    /// A page is taken from the list as it is at that moment. What is written to between two pages moves to the front, and
-    /// pushes others to a later place, where they may be seen again; what is deleted makes room, and as many that move up
-    /// from the next page are not seen. So whoever needs all asks for one page, of `usize::MAX`.
+    /// A page is taken from the list as it is at that moment. A conversation that is written to moves to the front. Pages with
+    /// an offset shift by that: a conversation may be seen twice, and if others are deleted, one may be missed. Pages
+    /// [`after`](Page::after) a conversation have each one that nobody writes to once, also if the conversation that they
+    /// come after was deleted or moved. To have all as they are at one moment, ask for one page of `usize::MAX`.
+    ///
+    /// A page after a conversation costs the same at the end of a list as at its beginning, if the store has an index.
     ///
     /// # Errors
     ///

@@ -121,7 +121,9 @@ checks! {
     states: state_alone_is_replaced_whole, title_alone_leaves_the_rest, commit_with_state_writes_both, secrets_are_not_stored;
     contents: commits_come_back_in_order, cursors_keep_their_latest_values, text_of_any_kind_comes_back, json_of_any_kind_comes_back,
         large_messages_come_back, ten_thousand_nodes_come_back;
-    lists: list_puts_the_last_write_first, list_in_pages_gives_each_once, list_while_others_write_misses_none_left_alone,
+    lists: list_puts_the_last_write_first, list_in_pages_gives_each_once, list_after_a_conversation_continues_there,
+        list_after_a_conversation_while_others_write_gives_each_left_alone_once,
+        list_while_others_write_misses_none_left_alone,
         summary_is_what_the_list_says;
     damage: torn_write_is_dropped_whole, damage_is_told_with_its_place;
     ownership: lease_keeps_others_out, lease_that_ran_out_can_be_taken_over, renew_all_names_the_leases_that_are_lost,

@@ -1,6 +1,6 @@
 //! What is written to a store and read back.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -266,37 +266,103 @@ impl Summary {
     }
 }
 
-/// Which part of a list is wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// A conversation's place in a list. Positions are ordered as lists are: by the last write, newest first, then by id.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Position {
+    /// The time of the conversation's last write.
+    pub updated: Timestamp,
+    /// The conversation's id.
+    pub id: ConversationId,
+}
+
+impl Ord for Position {
+    fn cmp(&self, other: &Self) -> Ordering {
+        other.updated.cmp(&self.updated).then_with(|| self.id.cmp(&other.id))
+    }
+}
+
+impl PartialOrd for Position {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl From<&Summary> for Position {
+    fn from(summary: &Summary) -> Self {
+        Self { updated: summary.updated, id: summary.id.clone() }
+    }
+}
+
+/// A part of a list.
+///
+/// Pages by [`offset`](Page::from) shift while others write, and the store passes over all conversations before them. Pages
+/// [`after`](Page::after) a conversation do neither: each conversation that nobody writes to is on exactly one of them.
+///
+/// ```
+/// use omni_agent::store::{MemoryStore, Page, Store};
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// # let store = MemoryStore::new();
+///
+/// let mut page = Page::first(100);
+/// loop {
+///     let listed = store.list(page.clone()).await?;
+///     let Some(last) = listed.last() else { break };
+///     page = page.after(last);
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Page {
-    /// How many at most.
+    /// The largest number of conversations.
     pub limit: usize,
-    /// How many to leave out at the beginning.
+    /// How many to leave out at the beginning, or after [`after`](Self::after) if that is set.
     pub offset: usize,
+    /// The page has only conversations behind this position. No conversation needs to be there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after: Option<Position>,
 }
 
 impl Page {
-    /// The first `limit`.
+    /// The first `limit` conversations.
     pub const fn first(limit: usize) -> Self {
-        Self { limit, offset: 0 }
+        Self { limit, offset: 0, after: None }
     }
 
     /// As many, without the first `offset`.
+    #[must_use]
     pub const fn from(mut self, offset: usize) -> Self {
         self.offset = offset;
         self
     }
 
-    /// The page after this one.
-    pub const fn next(self) -> Self {
-        Self { limit: self.limit, offset: self.offset.saturating_add(self.limit) }
+    /// As many, from the one behind this position, such as that of a [`Summary`] in the last page. Sets the offset to 0.
+    #[must_use]
+    pub fn after(self, position: impl Into<Position>) -> Self {
+        Self { offset: 0, after: Some(position.into()), ..self }
     }
 
-    /// What is on this page of a list of these conversations.
-    pub(super) fn cut<I: Ord>(self, mut all: Vec<(Timestamp, I)>) -> Vec<I> {
-        let order = |(a_time, a): &(Timestamp, I), (b_time, b): &(Timestamp, I)| {
+    /// The page after this one, by its offset.
+    #[must_use]
+    pub const fn next(mut self) -> Self {
+        self.offset = self.offset.saturating_add(self.limit);
+        self
+    }
+
+    /// The page's part of a list of these conversations.
+    pub(super) fn cut<T>(self, mut all: Vec<(Timestamp, &ConversationId, T)>) -> Vec<T> {
+        type Item<'a, T> = (Timestamp, &'a ConversationId, T);
+
+        let order = |(a_time, a, _): &Item<'_, T>, (b_time, b, _): &Item<'_, T>| {
             b_time.cmp(a_time).then_with(|| a.cmp(b))
         };
+        if let Some(after) = &self.after {
+            all.retain(|(updated, id, _)| {
+                *updated < after.updated || *updated == after.updated && **id > after.id
+            });
+        }
         // What comes after the page need not be in order.
         let end = self.offset.saturating_add(self.limit);
         if end < all.len() {
@@ -304,7 +370,7 @@ impl Page {
             all.truncate(end);
         }
         all.sort_unstable_by(order);
-        all.into_iter().skip(self.offset).map(|(_, id)| id).collect()
+        all.into_iter().skip(self.offset).map(|(_, _, item)| item).collect()
     }
 }
 

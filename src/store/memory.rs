@@ -144,10 +144,11 @@ impl Store for MemoryStore {
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
         let conversations = self.lock();
-        let all = conversations.iter().map(|(id, conversation)| (conversation.stored.updated, id));
+        let all = conversations
+            .iter()
+            .map(|(id, conversation)| (conversation.stored.updated, id, (id, conversation)));
         let listed = page.cut(all.collect());
-        let summaries = listed.into_iter().filter_map(|id| Some(conversations.get(id)?.summary(id)));
-        Ok(summaries.collect())
+        Ok(listed.into_iter().map(|(id, conversation)| conversation.summary(id)).collect())
     }
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {

@@ -329,7 +329,7 @@ impl Store for PostgresStore {
 
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
         self.run(Lane::Conversations, None, page, |connection, server, page| {
-            Box::pin(read::list(connection, server, *page))
+            Box::pin(read::list(connection, server, page.clone()))
         })
         .await
     }

@@ -96,7 +96,7 @@ mod forgetful {
 }
 
 #[tokio::test]
-#[should_panic(expected = "4 of 39 checks failed: create_repeated_gives_the_first_result, \
+#[should_panic(expected = "4 of 41 checks failed: create_repeated_gives_the_first_result, \
                            commit_repeated_gives_the_first_result, write_repeated_after_others_gives_the_first_result, \
                            write_whose_future_was_dropped_is_whole")]
 async fn suite_on_store_that_forgets_write_ids_fails() {

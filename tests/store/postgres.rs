@@ -6,6 +6,7 @@ mod golden;
 mod hangs;
 mod leases;
 mod migration;
+mod pages;
 pub(crate) mod server;
 mod tls;
 

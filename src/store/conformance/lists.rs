@@ -68,7 +68,7 @@ pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> Outc
     let mut page = Page::first(5);
     let mut paged = Vec::new();
     loop {
-        let part = list(&*store, page).await;
+        let part = list(&*store, page.clone()).await;
         assert!(part.len() <= 5);
         if part.is_empty() {
             break;
@@ -81,6 +81,58 @@ pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> Outc
     assert_eq!(list(&*store, Page::first(0)).await, []);
     assert_eq!(list(&*store, Page::first(5).from(1_000_000)).await, []);
     assert_eq!(list(&*store, Page::first(usize::MAX).from(20)).await, all[20..]);
+    Outcome::Made
+}
+
+pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Subject) -> Outcome {
+    let store = subject.store();
+    for number in 0..23 {
+        created(&*store, &conversation(&format!("n{number}"))).await;
+    }
+    let all = list(&*store, Page::first(100)).await;
+    for (place, summary) in all.iter().enumerate() {
+        let page = Page::first(100).after(summary);
+        assert_eq!(list(&*store, page.clone()).await, all[place + 1..], "after {}", summary.id);
+        assert_eq!(list(&*store, page.from(21)).await, all[(place + 22).min(23)..], "21 later");
+    }
+    let mut page = Page::first(5);
+    let mut paged = Vec::new();
+    loop {
+        let part = list(&*store, page.clone()).await;
+        assert!(part.len() <= 5);
+        let Some(last) = part.last() else { break };
+        page = page.after(last);
+        paged.extend(part);
+    }
+    assert_eq!(paged, all);
+    assert_eq!(list(&*store, Page::first(0).after(&all[3])).await, []);
+    Outcome::Made
+}
+
+pub(super) async fn list_after_a_conversation_while_others_write_gives_each_left_alone_once(
+    subject: &dyn Subject,
+) -> Outcome {
+    let store = subject.store();
+    let mut versions = Vec::new();
+    for number in 0..12 {
+        versions.push(created(&*store, &conversation(&format!("n{number}"))).await);
+        tick().await;
+    }
+    // Newest first: n11 to n0.
+    let first = list(&*store, Page::first(4)).await;
+    assert_eq!(ids(&first), ["n11", "n10", "n9", "n8"]);
+    // The last one of the page goes to the front, one on it is deleted, and so is one behind it; new ones come.
+    let other = subject.another().await;
+    committed(&*other, &conversation("n8"), versions[8], &turn(1, 2)).await;
+    for deleted in ["n10", "n6"] {
+        other.delete(&conversation(deleted)).await.expect("it can be deleted");
+    }
+    created(&*other, &conversation("new")).await;
+    let second = list(&*store, Page::first(4).after(&first[3])).await;
+    assert_eq!(ids(&second), ["n7", "n5", "n4", "n3"]);
+    other.delete(&conversation("n3")).await.expect("it can be deleted");
+    let third = list(&*store, Page::first(4).after(&second[3])).await;
+    assert_eq!(ids(&third), ["n2", "n1", "n0"]);
     Outcome::Made
 }
 
@@ -111,7 +163,7 @@ pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn
         let mut page = Page::first(3);
         while !quiet.is_subset(&seen) {
             pages.add_permits(1);
-            let part = list(&*store, page).await;
+            let part = list(&*store, page.clone()).await;
             assert!(!part.is_empty(), "missed: {:?}", quiet.difference(&seen).collect::<Vec<_>>());
             assert!(part.is_sorted_by(|a, b| (b.updated, &a.id) < (a.updated, &b.id)), "{part:?}");
             seen.extend(part.into_iter().map(|summary| summary.id));

@@ -223,9 +223,8 @@ pub(super) fn list(folder: &Path, findings: &Findings, page: Page) -> Result<Vec
         })?
         .concat()
     };
-    let order = summaries.iter().enumerate().map(|(at, summary)| (summary.updated, (&summary.id, at)));
-    let places: Vec<usize> = page.cut(order.collect()).into_iter().map(|(_, at)| at).collect();
-    Ok(places.into_iter().map(|at| summaries[at].clone()).collect())
+    let all = summaries.iter().map(|summary| (summary.updated, &summary.id, summary));
+    Ok(page.cut(all.collect()).into_iter().cloned().collect())
 }
 
 fn summarise_all(

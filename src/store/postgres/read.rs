@@ -1,6 +1,6 @@
 //! Reading.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use deadpool_postgres::Object;
 use futures_util::future::join5;
@@ -64,8 +64,16 @@ pub(super) async fn summary(
 }
 
 pub(super) async fn list(connection: &Object, server: &Server, page: Page) -> Result<Vec<Summary>, Fault> {
-    let list = connection.prepare_cached(&server.sql.list).await?;
-    let rows = connection.query(&list, &[&count(page.limit), &count(page.offset)]).await?;
+    let (limit, offset) = (count(page.limit), count(page.offset));
+    let rows = if let Some(after) = page.after {
+        let list = connection.prepare_cached(&server.sql.list_after).await?;
+        let updated = system_time(after.updated);
+        let both = limit.saturating_add(offset);
+        connection.query(&list, &[&limit, &offset, &updated, &after.id.as_str(), &both]).await?
+    } else {
+        let list = connection.prepare_cached(&server.sql.list).await?;
+        connection.query(&list, &[&limit, &offset]).await?
+    };
     rows.iter().map(|row| summarise(row, &server.place)).collect()
 }
 
@@ -101,4 +109,11 @@ fn time(row: &Row, column: usize) -> Result<Timestamp, Fault> {
     let time: SystemTime = row.try_get(column)?;
     let since = time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     Ok(Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
+}
+
+/// The time for the database. One that is later than any clock shows is cut to such a time.
+fn system_time(time: Timestamp) -> SystemTime {
+    /// The year 10000, in seconds.
+    const LATEST: u64 = 253_402_300_800;
+    SystemTime::UNIX_EPOCH + Duration::from_millis(time.0.min(LATEST * 1000))
 }

@@ -13,6 +13,7 @@ pub(super) struct Sql {
     pub(super) cursors: String,
     pub(super) summary: String,
     pub(super) list: String,
+    pub(super) list_after: String,
     pub(super) find: String,
     pub(super) delete: String,
     pub(super) delete_under: String,
@@ -152,6 +153,14 @@ impl Sql {
             cursors: sql(CURSORS),
             summary: sql(SUMMARY) + " WHERE id = $1",
             list: sql(SUMMARY) + " ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
+            // In two parts, each a range of the index: one alone would pass over all that have the same time. Each has a limit
+            // of its own, $5, the sum of the two: else the server reads and sorts whole ranges.
+            list_after: format!(
+                "({summary} WHERE updated = $3 AND id > $4 ORDER BY id LIMIT $5)
+                 UNION ALL ({summary} WHERE updated < $3 ORDER BY updated DESC, id LIMIT $5)
+                 ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
+                summary = sql(SUMMARY)
+            ),
             find: sql("SELECT key FROM {schema}.conversations WHERE id = $1"),
             delete: sql("DELETE FROM {schema}.conversations WHERE key = $1"),
             delete_under: sql(DELETE_UNDER),

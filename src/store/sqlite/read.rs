@@ -5,6 +5,7 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::{
     database::{Database, Fault},
     row::Row,
+    write::millis,
 };
 use crate::{
     message::Timestamp,
@@ -52,26 +53,103 @@ pub(super) fn summary(connection: &mut Connection, id: &ConversationId) -> Resul
     Ok(Row::get(connection, id)?.into_summary(id.clone(), Timestamp::now()))
 }
 
+/// The conversations by their last write.
+fn list_all() -> String {
+    format!("SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2", Row::COLUMNS)
+}
+
+/// As above, behind a position. In two parts, so that each is a range of the index: one alone would pass over all that have the
+/// same time.
+fn list_after() -> String {
+    let columns = Row::COLUMNS;
+    format!(
+        "SELECT {columns} FROM conversations WHERE updated = ?3 AND id > ?4
+         UNION ALL
+         SELECT {columns} FROM conversations WHERE updated < ?3
+         ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2"
+    )
+}
+
 pub(super) fn list(
     connection: &mut Connection,
     database: &Database,
     page: Page,
 ) -> Result<Vec<Summary>, Fault> {
-    let mut query = connection.prepare_cached(&format!(
-        "SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ? OFFSET ?",
-        Row::COLUMNS
-    ))?;
+    let (limit, offset) = (count(page.limit), count(page.offset));
+    let (mut query, mut rows);
+    if let Some(after) = page.after {
+        query = connection.prepare_cached(&list_after())?;
+        rows = query.query(params![limit, offset, millis(after.updated), after.id.as_str()])?;
+    } else {
+        query = connection.prepare_cached(&list_all())?;
+        rows = query.query(params![limit, offset])?;
+    }
     let now = Timestamp::now();
-    let rows = query.query_map(params![count(page.limit), count(page.offset)], Row::read)?;
-    rows.map(|row| {
-        let row = row?;
+    let mut summaries = Vec::new();
+    while let Some(row) = rows.next()? {
+        let row = Row::read(row)?;
         let id = ConversationId::new(&row.id).map_err(|error| {
             StoreError::damaged(
                 format!("the id of a conversation in {}", database.place()),
                 error.to_string(),
             )
         })?;
-        Ok(row.into_summary(id, now))
-    })
-    .collect()
+        summaries.push(row.into_summary(id, now));
+    }
+    Ok(summaries)
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::StatementStatus;
+
+    use super::*;
+
+    /// 10,000 conversations, of which 1,000 have the same time.
+    fn many() -> Connection {
+        let connection = Connection::open_in_memory().expect("a database");
+        connection.execute_batch(include_str!("migrations/1.sql")).expect("the schema");
+        let rows =
+            "WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 10000)
+                    INSERT INTO conversations (id, version, created, updated, epoch)
+                    SELECT printf('c%05d', n), 1, 1, iif(n BETWEEN 2000 AND 3000, 2000, n), 1 FROM number";
+        connection.execute(rows, []).expect("the rows");
+        connection
+    }
+
+    fn steps(connection: &Connection, updated: i64, id: &str) -> i32 {
+        let mut query = connection.prepare(&list_after()).expect("it is SQL");
+        let rows = query.query_map(params![50, 0, updated, id], |row| row.get::<_, String>(1)).expect("rows");
+        assert_eq!(rows.count(), 50);
+        query.get_status(StatementStatus::VmStep)
+    }
+
+    #[test]
+    fn list_after_a_position_takes_as_many_steps_at_the_end_as_at_the_beginning() {
+        let connection = many();
+        let first = steps(&connection, 9990, "c09990");
+        assert!(first < 5000, "{first} steps");
+        for (updated, id) in
+            [(5000, "c05000"), (100, "c00100"), (2000, "c02001"), (2000, "c02940"), (2000, "c03000")]
+        {
+            let later = steps(&connection, updated, id);
+            assert!(later < first * 2, "{later} steps after {id}, {first} at the beginning");
+        }
+    }
+
+    #[test]
+    fn list_after_a_position_searches_the_index_and_sorts_nothing() {
+        let connection = many();
+        let mut query =
+            connection.prepare(&format!("EXPLAIN QUERY PLAN {}", list_after())).expect("it is SQL");
+        let plan = query.query_map(params![50, 0, 1, "a"], |row| row.get::<_, String>(3)).expect("rows");
+        let plan: Vec<String> = plan.map(|line| line.expect("text")).collect();
+        let searches =
+            plan.iter().filter(|line| line.contains("SEARCH") && line.contains("conversations_by_update"));
+        assert_eq!(searches.count(), 2, "{plan:?}");
+        assert!(
+            !plan.iter().any(|line| line.contains("TEMP B-TREE") || line.starts_with("SCAN")),
+            "{plan:?}"
+        );
+    }
 }

@@ -225,6 +225,6 @@ fn term(now: Timestamp, lease: &Lease, database: &Database) -> (i64, i64) {
 }
 
 /// As it is stored: no clock is beyond what fits.
-fn millis(time: Timestamp) -> i64 {
+pub(super) fn millis(time: Timestamp) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
 }

@@ -19,7 +19,7 @@ pub struct Usage {
     pub output: u64,
     /// The part of `output` spent on reasoning, where the service tells.
     pub reasoning: u64,
-    /// Price in US dollars, where it is known.
+    /// Price in US dollars, where it is known. The crate takes a number that is not finite for an unknown price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
 }
@@ -34,24 +34,33 @@ impl Usage {
     pub fn total(&self) -> u64 {
         self.prompt().saturating_add(self.output)
     }
+
+    /// The same usage. A cost that is infinite or not a number becomes `None`: it would differ from itself, and JSON can't
+    /// write it.
+    pub(crate) fn with_finite_cost(mut self) -> Self {
+        self.cost = self.cost.filter(|cost| cost.is_finite());
+        self
+    }
 }
 
 impl Add for Usage {
     type Output = Self;
 
-    /// Counts add up; the cost is known as soon as one side knows it.
+    /// Counts add up; the cost is known as soon as one side knows it. A sum that is too large for a finite number is unknown.
     fn add(self, other: Self) -> Self {
-        Self {
-            input: self.input.saturating_add(other.input),
-            cache_read: self.cache_read.saturating_add(other.cache_read),
-            cache_write: self.cache_write.saturating_add(other.cache_write),
-            output: self.output.saturating_add(other.output),
-            reasoning: self.reasoning.saturating_add(other.reasoning),
-            cost: match (self.cost, other.cost) {
+        let (this, other) = (self.with_finite_cost(), other.with_finite_cost());
+        let sum = Self {
+            input: this.input.saturating_add(other.input),
+            cache_read: this.cache_read.saturating_add(other.cache_read),
+            cache_write: this.cache_write.saturating_add(other.cache_write),
+            output: this.output.saturating_add(other.output),
+            reasoning: this.reasoning.saturating_add(other.reasoning),
+            cost: match (this.cost, other.cost) {
                 (None, None) => None,
                 (a, b) => Some(a.unwrap_or(0.0) + b.unwrap_or(0.0)),
             },
-        }
+        };
+        sum.with_finite_cost()
     }
 }
 

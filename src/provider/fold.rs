@@ -226,7 +226,7 @@ impl Fold {
         let told = &mut self.message;
         told.model = model.or(told.model.take());
         told.stop_reason = stop_reason.or(told.stop_reason.take());
-        told.usage = usage.or(told.usage);
+        told.usage = usage.map(Usage::with_finite_cost).or(told.usage);
         told.provider_data.extend(provider_data);
         told.warnings.extend(warnings);
         told.output_enforced |= output_enforced;

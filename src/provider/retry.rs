@@ -15,6 +15,7 @@ use super::{
     CacheHint, Delta, DeltaStream, ErrorKind, MessageDelta, ModelInfo, Provider, ProviderError, Request,
     RequestContext, RetryNotice, fit::fit,
 };
+use crate::message::Usage;
 
 /// When a failed request is repeated: only before it brought content or asked for a decision, only if its error says that it can
 /// help, with exponential backoff and jitter, or when the service said. The figures are those of the official
@@ -186,7 +187,7 @@ impl Priced {
     /// each, and an answer that is broken off has one too. What the service says goes before.
     fn price(&self, data: &mut MessageDelta) {
         if let (Some(usage), Some(price)) = (&mut data.usage, &self.info.price) {
-            usage.cost = usage.cost.or_else(|| Some(price.cost(usage, self.cache)));
+            usage.cost = usage.cost.or_else(|| price.cost(usage, self.cache));
         }
     }
 }
@@ -250,6 +251,7 @@ impl Stream for Answer {
         let this = self.get_mut();
         let mut item = this.poll_answer(cx);
         if let Poll::Ready(Some(Ok(Delta::Message(data)))) = &mut item {
+            data.usage = data.usage.map(Usage::with_finite_cost);
             if let Some(priced) = &this.priced {
                 priced.price(data);
             }

@@ -69,9 +69,9 @@ impl Node {
         Self { id, parent, message: message.into(), usage: None }
     }
 
-    /// The same node with the usage of the turn that it ends.
+    /// The same node with the usage of the turn that it ends. A cost that is not a finite number is left out.
     pub fn with_usage(mut self, usage: Usage) -> Self {
-        self.usage = Some(Arc::new(usage));
+        self.usage = Some(Arc::new(usage.with_finite_cost()));
         self
     }
 

@@ -216,3 +216,21 @@ fn timestamp_is_in_milliseconds() {
     let after = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
     assert!((before..=after).contains(&now));
 }
+
+fn any_cost() -> impl Strategy<Value = Option<f64>> {
+    prop_oneof![Just(None), Just(Some(f64::MAX)), prop::num::f64::ANY.prop_map(Some)]
+}
+
+proptest! {
+    #[test]
+    fn usage_sum_of_any_costs_is_finite_or_unknown(costs in prop::collection::vec(any_cost(), 0..8)) {
+        let usage = |cost| Usage { cost, ..Usage::default() };
+        let sum: Usage = costs.iter().map(|cost| usage(*cost)).sum();
+        prop_assert!(sum.cost.is_none_or(f64::is_finite), "{:?}", sum.cost);
+        prop_assert_eq!(sum, sum);
+        let small = costs.iter().flatten().all(|cost| cost.is_finite() && cost.abs() < 1e300);
+        if small {
+            prop_assert_eq!(sum.cost.is_some(), costs.iter().any(Option::is_some));
+        }
+    }
+}

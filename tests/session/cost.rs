@@ -33,3 +33,26 @@ async fn tree_sums_the_cost_of_its_turns_and_a_reloaded_one_does_too() {
     let whole = Usage { cost: Some(3.5), ..input(7) };
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
 }
+
+/// A provider may report any number, and so may a price list.
+#[tokio::test(start_paused = true)]
+async fn ask_whose_cost_is_no_finite_number_has_none_and_the_session_goes_on() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let reported =
+        [Some(f64::NAN), Some(f64::INFINITY), Some(f64::NEG_INFINITY), None, Some(f64::MAX), Some(f64::MAX)];
+    let answer = |cost| {
+        let usage = Usage { input: u64::MAX, cost, ..Usage::default() };
+        Step::new().usage(usage).then_text(["Hi"]).stop()
+    };
+    let provider = ScriptedProvider::new(reported.map(answer));
+    let info = ModelInfo::new("scripted").with_price(Price::new(f64::MAX, f64::NAN));
+    let agent = Agent::builder().model(provider.model().with_info(info));
+    let session = Session::builder(store).agent(agent).create().await.unwrap();
+    for cost in reported {
+        let told = session.ask("Hi").await.unwrap().usage.cost;
+        assert_eq!(told, cost.filter(|cost| cost.is_finite()));
+        session.flush(std::time::Duration::from_secs(5)).await.unwrap();
+    }
+    let tree = session.tree().await.unwrap();
+    assert_eq!((tree.len(), tree.usage().cost), (12, None));
+}

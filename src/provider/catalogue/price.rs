@@ -10,7 +10,7 @@ use crate::{message::Usage, provider::CacheHint};
 ///
 /// let price = Price::new(3.0, 15.0);
 /// let usage = Usage { input: 1_000_000, output: 100_000, ..Usage::default() };
-/// assert_eq!(price.cost(&usage, None), 4.5);
+/// assert_eq!(price.cost(&usage, None), Some(4.5));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -75,7 +75,9 @@ impl Price {
     }
 
     /// What one request cost in US dollars, by its usage and the cache hint that it was made with.
-    pub fn cost(&self, usage: &Usage, cache: Option<CacheHint>) -> f64 {
+    ///
+    /// `None` if the rates or the sum are not finite numbers.
+    pub fn cost(&self, usage: &Usage, cache: Option<CacheHint>) -> Option<f64> {
         let rates = self.rates_for(usage.prompt());
         let write = rates.cache_write.unwrap_or(rates.input);
         let write = match cache {
@@ -92,7 +94,7 @@ impl Price {
         ];
         #[expect(clippy::cast_precision_loss, reason = "nobody uses 2^53 tokens")]
         let dollars: f64 = parts.iter().map(|(tokens, rate)| *tokens as f64 * rate).sum();
-        dollars / 1_000_000.0
+        Some(dollars / 1_000_000.0).filter(|dollars| dollars.is_finite())
     }
 }
 

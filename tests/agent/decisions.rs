@@ -9,7 +9,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::{
-    hooks::{Hooks, Log, Watched, noting, reached, results, sent},
+    hooks::{Hooks, Log, Watched, declared, noting, reached, results, sent},
     support::{name, names, scripted},
 };
 
@@ -178,6 +178,26 @@ async fn resume_takes_every_decision() {
         assert_eq!((results[0].0.text().as_str(), &results[0].1), (text, &input));
         assert_eq!(results[0].0.tool_use_id.as_str(), "0");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn resume_of_a_tool_without_a_handler_gives_the_model_the_result() {
+    let (provider, builder) = scripted([use_of(&["ask_user"]), Step::text("Done.")]);
+    let hooks = Hooks::new().deciding([("ask_user", ToolDecision::Pause(json!("Blue or red?")))]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;
+    agent.agent.prompt("Go").await.unwrap();
+    let events = agent.until("pause").await;
+    let Event::Pause { tool_use, reason } = &**events.last().unwrap() else { unreachable!() };
+    assert_eq!((&*tool_use.name, reason), ("ask_user", &json!("Blue or red?")));
+    let answer = ToolResult::ok(tool_use, "Red.");
+    agent.agent.resume(tool_use.id.clone(), Decision::Provide(answer)).await.unwrap();
+    let events = agent.end().await;
+    assert_eq!(names(&events).last().unwrap(), "turn(stop)");
+    let closing = provider.requests()[1].history.last().unwrap().clone();
+    let told: Vec<_> = closing.tool_results().map(|result| (result.text(), result.is_error)).collect();
+    assert_eq!(told, [("Red.".to_owned(), false)]);
+    let history = agent.agent.state().await.unwrap().history().clone();
+    assert_eq!((history.len(), history.last().unwrap().text()), (4, "Done.".to_owned()));
 }
 
 #[tokio::test(start_paused = true)]

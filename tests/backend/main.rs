@@ -6,6 +6,7 @@ mod conformance;
 mod conversations;
 mod discards;
 mod faults;
+mod late_id;
 mod lifetime;
 mod permissions;
 mod scripted;

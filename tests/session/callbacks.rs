@@ -8,7 +8,7 @@ use omni_agent::{
     store::{ConversationId, MemoryStore, Store},
     subscription::EndReason,
     testing::{Gate, ScriptedProvider, Step},
-    tool::tool_fn,
+    tool::{Extensions, tool_fn},
     tree::NodeId,
 };
 use serde_json::{Value, json};
@@ -25,6 +25,38 @@ fn tell<T>(outcome: Result<T, SessionError>) -> String {
         Ok(_) => "fine".into(),
         Err(error) => error.to_string(),
     }
+}
+
+/// An extension of the application's own.
+#[derive(Debug, PartialEq)]
+struct Tenant(u32);
+
+/// Notes the conversation's id and the tenant, as a callback or a tool sees them.
+fn seen(place: &str, extensions: &Extensions) -> String {
+    let id = extensions.get::<ConversationId>().map(ConversationId::as_str);
+    format!("{place}: {id:?} {:?}", extensions.get::<Tenant>())
+}
+
+#[tokio::test(start_paused = true)]
+async fn extension_of_the_application_that_names_a_conversation_gives_way_to_the_sessions_id() {
+    let log = Log::default();
+    let (tool_log, turn_log) = (log.clone(), log.clone());
+    let tool = tool_fn("look", "Looks.", move |_: Value, context| {
+        tool_log.push(seen("tool", context.extensions()));
+        async { Ok("seen") }
+    });
+    let hooks = Hooks::new().on_turn(move |_, state| {
+        turn_log.push(seen("callback", state.extensions()));
+        async { TurnDecision::Stop }
+    });
+    let steps = [Step::tool_use("t", "look", json!({})), Step::text("A1")];
+    let agent = scripted(steps).tool(tool).callbacks(hooks);
+    let mine = ConversationId::new("mine").unwrap();
+    let agent = agent.extension(mine).extension(Tenant(7));
+    let session = on(agent).create_as(ConversationId::new("talk").unwrap()).await.unwrap();
+    session.ask("Q1").await.unwrap();
+    let ids = r#"Some("talk") Some(Tenant(7))"#;
+    assert_eq!(log.all(), [format!("tool: {ids}"), format!("callback: {ids}")]);
 }
 
 #[tokio::test(start_paused = true)]

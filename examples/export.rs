@@ -22,18 +22,19 @@ use omni_agent::{
     message::Message,
     store::{
         Commit, ConversationId, FileSystemStore, Store, StoredState, Write, WriteId, copy, export_json,
-        import_json,
+        import_json, import_json_with_settings,
     },
     tree::Tree,
 };
 
 const HELP: &str = "Copies conversations from one place to another, without overwriting any.
 
-usage: export FROM TO [--id ID]
+usage: export FROM TO [--id ID] [--with-settings]
 
 FROM and TO are folders, .sqlite files, postgres:// URLs, or a .json file with one conversation. `--id` names the
-conversation to write to a .json file, or the id under which one is imported. Without arguments, the example shows
-itself in a temporary folder.";
+conversation to write to a .json file, or the id under which one is imported. An import takes messages and title;
+`--with-settings` takes the model, system prompt and options too, for a file that you trust. Without arguments, the
+example shows itself in a temporary folder.";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -61,12 +62,19 @@ async fn run() -> Result<(), Box<dyn Error>> {
         Some(_) => return Err("--id needs an id".into()),
         None => None,
     };
+    let given = words.len();
+    words.retain(|word| word != "--with-settings");
+    let with_settings = words.len() < given;
     match &words[..] {
         [] => show().await,
         [from, to] if is_json(from) => {
             let json = fs::read_to_string(from).map_err(|error| format!("{from} can't be read: {error}"))?;
             let store = open(to).await?;
-            let id = import_json(&*store, &json, id).await?;
+            let id = if with_settings {
+                import_json_with_settings(&*store, &json, id).await?
+            } else {
+                import_json(&*store, &json, id).await?
+            };
             println!("imported {id}");
             Ok(())
         }

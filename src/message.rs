@@ -19,7 +19,7 @@ pub use law::HistoryError;
 pub use usage::Usage;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
-pub(crate) use law::answer_open_tool_uses;
+pub(crate) use law::{answer_open_tool_uses, check_step};
 
 use std::fmt;
 

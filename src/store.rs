@@ -59,7 +59,7 @@ mod transfer;
 mod write;
 
 pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summary};
-pub use document::{export_json, import_json};
+pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
 pub use id::{ConversationId, InvalidId, InvalidWriteId, WriteId};

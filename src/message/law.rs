@@ -92,30 +92,10 @@ impl History {
 
     /// The law for all but the tool uses of a last assistant message.
     pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
-        let mut open: HashSet<&ToolUseId> = HashSet::new();
-        let mut before: Option<&Message> = None;
-        for (index, message) in self.iter().enumerate() {
-            let role = message.role;
-            if let Some(block) = message.content.iter().find_map(|block| misplaced(role, block)) {
-                return Err(HistoryError::Misplaced { index, role, block });
-            }
-            for result in message.tool_results() {
-                if !open.remove(&result.tool_use_id) {
-                    return Err(HistoryError::OrphanResult { index, id: result.tool_use_id.clone() });
-                }
-            }
-            let asked = before.into_iter().flat_map(Message::tool_uses);
-            if let Some(unanswered) = asked.map(|tool_use| &tool_use.id).find(|id| open.contains(id)) {
-                return Err(HistoryError::Unanswered { index: index - 1, id: unanswered.clone() });
-            }
-            for tool_use in message.tool_uses() {
-                if !open.insert(&tool_use.id) {
-                    return Err(HistoryError::DuplicateToolUse { index, id: tool_use.id.clone() });
-                }
-            }
-            before = Some(message);
-        }
-        Ok(())
+        let mut before = None;
+        self.iter()
+            .enumerate()
+            .try_for_each(|(index, message)| check_step(before.replace(&**message), message, index))
     }
 
     /// The tool uses that wait for an answer: those of the last message, if the assistant wrote it.
@@ -236,6 +216,34 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
         paired.push(Arc::new(Message { timestamp, ..Message::user(front) }));
     }
     paired
+}
+
+/// Checks the law for a message at `index` that follows `before`. The message's own tool uses may be open.
+pub(crate) fn check_step(
+    before: Option<&Message>,
+    message: &Message,
+    index: usize,
+) -> Result<(), HistoryError> {
+    let role = message.role;
+    if let Some(block) = message.content.iter().find_map(|block| misplaced(role, block)) {
+        return Err(HistoryError::Misplaced { index, role, block });
+    }
+    let asked = || before.into_iter().flat_map(Message::tool_uses).map(|tool_use| &tool_use.id);
+    let mut open: HashSet<&ToolUseId> = asked().collect();
+    for result in message.tool_results() {
+        if !open.remove(&result.tool_use_id) {
+            return Err(HistoryError::OrphanResult { index, id: result.tool_use_id.clone() });
+        }
+    }
+    if let Some(unanswered) = asked().find(|id| open.contains(id)) {
+        return Err(HistoryError::Unanswered { index: index.saturating_sub(1), id: unanswered.clone() });
+    }
+    for tool_use in message.tool_uses() {
+        if !open.insert(&tool_use.id) {
+            return Err(HistoryError::DuplicateToolUse { index, id: tool_use.id.clone() });
+        }
+    }
+    Ok(())
 }
 
 /// The content of a user message that follows `history`: `content`, with a result for every open tool use in

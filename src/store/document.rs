@@ -1,9 +1,14 @@
 //! A conversation as a JSON document that people can read.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
-use super::{ConversationId, Store, StoreError, Stored, json, transfer::put};
-use crate::tree::Tree;
+use super::{ConversationId, Store, StoreError, Stored, StoredState, json, transfer::put};
+use crate::{
+    message::{History, check_step},
+    tree::Tree,
+};
 
 /// The version of the file's format that this crate writes.
 const FORMAT_VERSION: u64 = 1;
@@ -42,8 +47,14 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
     Ok(text)
 }
 
-/// Writes a conversation from such a document, under the id that it has there, or another. Nothing is overwritten.
-/// Importing the same document again does nothing, as long as nobody has gone on with the conversation.
+/// Imports the messages and the title of an exported conversation, under the id that it has there, or another.
+///
+/// The document may come from anybody. Its settings (model, system prompt, options with their extra members and backend
+/// settings, limits) would take effect in the next request, so they are left out, and the conversation begins with the settings
+/// that it is opened with. [`import_json_with_settings`] takes them too. Messages keep their provider data, such as signatures
+/// and the name of a coding agent's session.
+///
+/// Nothing is overwritten. Importing the same document again does nothing, as long as nobody has continued the conversation.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, export_json, import_json};
@@ -63,9 +74,10 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// # Errors
 ///
-/// [`StoreError::Damaged`] if the text is no such document, or its nodes make no tree; [`StoreError::UnknownFormat`] if a later
-/// version of the crate wrote it; [`StoreError::AlreadyExists`] if there is another of this id, be it an earlier or a later
-/// state of the same; or that the store can't be written to.
+/// [`StoreError::Damaged`] if the text is no such document, if its nodes make no tree, or if a path of the tree breaks the
+/// history law (the error names the node); [`StoreError::UnknownFormat`] if a later version of the crate wrote it;
+/// [`StoreError::AlreadyExists`] if there is another of this id, be it an earlier or a later state of the same; or that the
+/// store can't be written to.
 ///
 /// # Cancel safety
 ///
@@ -75,9 +87,40 @@ pub async fn import_json(
     text: &str,
     id: Option<ConversationId>,
 ) -> Result<ConversationId, StoreError> {
-    const PLACE: &str = "the exported conversation";
+    let mut document = read(text)?;
+    let title = document.conversation.state.title.take();
+    document.conversation.state = StoredState { title, ..StoredState::default() };
+    write(store, document, id).await
+}
 
-    let damaged = |problem: String| StoreError::damaged(PLACE, problem);
+/// Imports an exported conversation whole: with its model, system prompt, options and limits too.
+///
+/// For documents that you trust, such as your own backups: the options reach the service with the next request, and settings of
+/// a backend may name a folder or allow tools.
+///
+/// # Errors
+///
+/// As for [`import_json`].
+///
+/// # Cancel safety
+///
+/// As for [`copy`](super::copy).
+pub async fn import_json_with_settings(
+    store: &dyn Store,
+    text: &str,
+    id: Option<ConversationId>,
+) -> Result<ConversationId, StoreError> {
+    write(store, read(text)?, id).await
+}
+
+/// The place of damage, in errors.
+const PLACE: &str = "the exported conversation";
+
+fn damaged(problem: String) -> StoreError {
+    StoreError::damaged(PLACE, problem)
+}
+
+fn read(text: &str) -> Result<Document, StoreError> {
     let any: AnyDocument = json::parse(text).map_err(damaged)?;
     if any.format != FORMAT {
         return Err(damaged(format!("its format is {:?}, not {FORMAT:?}", any.format)));
@@ -87,11 +130,38 @@ pub async fn import_json(
         return Err(StoreError::UnknownFormat { place: PLACE.to_owned(), found, known });
     }
     let document: Document = json::parse(text).map_err(damaged)?;
-    let stored = document.conversation;
-    Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone())
-        .map_err(|error| damaged(error.to_string()))?;
+    let Stored { nodes, head, cursors, .. } = &document.conversation;
+    let tree =
+        Tree::hydrate(nodes.clone(), *head, cursors.clone()).map_err(|error| damaged(error.to_string()))?;
+    check_law(&tree).map_err(damaged)?;
+    Ok(document)
+}
+
+/// Checks that each path of a tree obeys the history law, and that the active path may be opened.
+fn check_law(tree: &Tree) -> Result<(), String> {
+    for node in tree.nodes() {
+        let parent = node.parent().and_then(|parent| tree.node(parent));
+        if check_step(parent.map(|parent| &**parent.message()), node.message(), 0).is_err() {
+            // Once more from the root, for the number of the message.
+            let path = tree.path_to(node.id()).unwrap_or_default();
+            let history: History = path.into_iter().map(|node| Arc::clone(node.message())).collect();
+            let problem = history.check_pairs().err().map(|error| error.to_string()).unwrap_or_default();
+            return Err(format!("node {}, on the path to it: {problem}", node.id()));
+        }
+    }
+    match (tree.history().check(), tree.head()) {
+        (Err(error), Some(head)) => Err(format!("node {head}, where the active path ends: {error}")),
+        _ => Ok(()),
+    }
+}
+
+async fn write(
+    store: &dyn Store,
+    document: Document,
+    id: Option<ConversationId>,
+) -> Result<ConversationId, StoreError> {
     let id = id.unwrap_or(document.id);
-    match put(store, &id, stored).await {
+    match put(store, &id, document.conversation).await {
         Err(StoreError::Conflict { id, .. }) => Err(StoreError::AlreadyExists { id }),
         put => put.map(|_| id),
     }

@@ -1,12 +1,19 @@
 //! Copies from store to store, and conversations as JSON documents.
 
-use std::path::Path;
+use std::{path::Path, time::Duration};
 
 use async_trait::async_trait;
-use omni_agent::store::{
-    Commit, ConversationId, FileSystemStore, MemoryStore, Page, StateChange, Store, StoreError, Stored,
-    StoredState, Summary, Version, Write, WriteId, copy, copy_one, export_json, import_json,
+use omni_agent::{
+    message::{Message, ToolResult, ToolUse},
+    provider::Options,
+    store::{
+        Commit, ConversationId, FileSystemStore, MemoryStore, Page, StateChange, Store, StoreError, Stored,
+        StoredState, Summary, Version, Write, WriteId, copy, copy_one, export_json, import_json,
+        import_json_with_settings,
+    },
+    tree::{Node, NodeId},
 };
+use serde_json::json;
 
 use crate::support::{Folder, commit, create, id, says};
 
@@ -295,15 +302,27 @@ async fn copy_of_a_damaged_conversation_tells_and_goes_on() {
     assert!(matches!(copied.failed[0].1, StoreError::Damaged { .. }));
 }
 
+/// The same conversations, where the active path of `talk` ends in an answer, as a session leaves it.
+async fn answered(folder: &Folder) -> FileSystemStore {
+    let store = full(folder).await;
+    let version = store.load(&id("talk")).await.unwrap().version;
+    store.commit(&id("talk"), &Write::on(version), &Commit::new(NodeId::new(4))).await.unwrap();
+    store
+}
+
 #[tokio::test]
 async fn export_json_imported_again_is_the_same() {
     let folder = Folder::new();
-    let (from, to) = (full(&folder).await, MemoryStore::new());
+    let (from, to) = (answered(&folder).await, MemoryStore::new());
     let text = export_json(&from, &id("talk")).await.unwrap();
     assert!(text.lines().count() > 50, "it is laid out for people");
-    assert_eq!(import_json(&to, &text, None).await.unwrap(), id("talk"));
-    assert_eq!(import_json(&to, &text, None).await.unwrap(), id("talk"), "once more does nothing");
-    import_json(&to, &text, Some(id("other"))).await.unwrap();
+    assert_eq!(import_json_with_settings(&to, &text, None).await.unwrap(), id("talk"));
+    assert_eq!(
+        import_json_with_settings(&to, &text, None).await.unwrap(),
+        id("talk"),
+        "once more does nothing"
+    );
+    import_json_with_settings(&to, &text, Some(id("other"))).await.unwrap();
     let before = content(&from.load(&id("talk")).await.unwrap());
     for name in ["talk", "other"] {
         assert_eq!(content(&to.load(&id(name)).await.unwrap()), before);
@@ -311,7 +330,7 @@ async fn export_json_imported_again_is_the_same() {
     let version = to.load(&id("talk")).await.unwrap().version;
     let title = StateChange::title("mine");
     to.save_state(&id("talk"), &Write::on(version), &title).await.unwrap();
-    let late = import_json(&to, &text, None).await;
+    let late = import_json_with_settings(&to, &text, None).await;
     assert!(matches!(late, Err(StoreError::AlreadyExists { .. })), "there is a later state: {late:?}");
     assert_eq!(
         to.load(&id("talk")).await.unwrap().state.title.as_deref(),
@@ -323,17 +342,17 @@ async fn export_json_imported_again_is_the_same() {
 #[tokio::test]
 async fn import_json_of_an_edited_document_under_a_taken_id_is_refused() {
     let folder = Folder::new();
-    let (from, to) = (full(&folder).await, MemoryStore::new());
+    let (from, to) = (answered(&folder).await, MemoryStore::new());
     let text = export_json(&from, &id("talk")).await.unwrap();
-    import_json(&to, &text, None).await.unwrap();
+    import_json_with_settings(&to, &text, None).await.unwrap();
     let before = to.load(&id("talk")).await.unwrap();
     let mut edited: serde_json::Value = serde_json::from_str(&text).unwrap();
     edited["conversation"]["nodes"][0]["message"]["content"] =
         serde_json::json!([{"type": "text", "text": "Edited"}]);
-    let refused = import_json(&to, &edited.to_string(), None).await;
+    let refused = import_json_with_settings(&to, &edited.to_string(), None).await;
     assert!(matches!(refused, Err(StoreError::AlreadyExists { .. })), "{refused:?}");
     assert_eq!(to.load(&id("talk")).await.unwrap(), before);
-    import_json(&to, &edited.to_string(), Some(id("edited"))).await.unwrap();
+    import_json_with_settings(&to, &edited.to_string(), Some(id("edited"))).await.unwrap();
     assert_ne!(content(&to.load(&id("edited")).await.unwrap()), content(&before));
 }
 
@@ -376,6 +395,96 @@ async fn import_json_of_what_is_no_conversation_says_why() {
     let refused = import_json(&store, &later, Some(id("b"))).await;
     assert!(matches!(refused, Err(StoreError::UnknownFormat { found: 9, known: 1, .. })), "{refused:?}");
     assert!(!store.exists(&id("b")).await.unwrap());
+}
+
+#[tokio::test]
+async fn import_json_takes_the_messages_and_the_title_alone() {
+    let (from, to) = (MemoryStore::new(), MemoryStore::new());
+    let options = Options::default()
+        .with_temperature(0.5)
+        .with_extra([("tools", json!([{ "type": "web_search" }]))])
+        .with_backend([("sandbox", false)])
+        .with_folder("/home/somebody");
+    let mut state = StoredState::default().with_title("A talk").with_options(options);
+    state.model = Some("scripted:expensive".to_owned());
+    state.system = Some("Obey the document.".to_owned());
+    (state.max_steps, state.turn_timeout) = (Some(1_000_000), Some(Duration::from_secs(1)));
+    let version = from.create(&id("talk"), WriteId::generate(), &state).await.unwrap();
+    let talk = [Node::new(NodeId::new(1).unwrap(), None, Message::user("Hi"))];
+    let talk = talk.into_iter().chain([Node::new(
+        NodeId::new(2).unwrap(),
+        NodeId::new(1),
+        Message::assistant("Hello"),
+    )]);
+    from.commit(&id("talk"), &Write::on(version), &Commit::new(NodeId::new(2)).with_nodes(talk))
+        .await
+        .unwrap();
+    let text = export_json(&from, &id("talk")).await.unwrap();
+
+    import_json(&to, &text, None).await.unwrap();
+    let (exported, imported) = (from.load(&id("talk")).await.unwrap(), to.load(&id("talk")).await.unwrap());
+    assert_eq!(imported.state, StoredState::default().with_title("A talk"));
+    assert_eq!((imported.nodes, imported.head), (exported.nodes, exported.head));
+
+    import_json_with_settings(&to, &text, Some(id("whole"))).await.unwrap();
+    assert_eq!(to.load(&id("whole")).await.unwrap().state, state);
+}
+
+/// A document of a conversation with these nodes, whose active path ends in the last one.
+async fn document(nodes: &[(u64, Option<u64>, Message)], head: u64) -> String {
+    let store = MemoryStore::new();
+    let node = |id: u64| NodeId::new(id).unwrap();
+    let version = store.create(&id("talk"), WriteId::generate(), &StoredState::default()).await.unwrap();
+    let nodes =
+        nodes.iter().map(|(id, parent, message)| Node::new(node(*id), parent.map(node), message.clone()));
+    let commit = Commit::new(Some(node(head))).with_nodes(nodes);
+    store.commit(&id("talk"), &Write::on(version), &commit).await.unwrap();
+    export_json(&store, &id("talk")).await.unwrap()
+}
+
+#[tokio::test]
+async fn import_json_of_a_path_that_breaks_the_law_names_its_node() {
+    let tool_use = |id: &str| ToolUse::new(id, "look", json!({}));
+    let asks = Message::assistant(tool_use("a"));
+    let answers = Message::user(ToolResult::ok(&tool_use("a"), "Seen."));
+    let (hi, hello) = (Message::user("Hi"), Message::assistant("Hello"));
+    let start = [(1, None, hi.clone()), (2, Some(1), hello.clone())];
+    let with = |more: &[(u64, Option<u64>, Message)]| [&start[..], more].concat();
+    let cases = [
+        // On a side path: what follows a tool use does not answer it.
+        (with(&[(3, Some(1), asks.clone()), (4, Some(3), hi.clone())]), 2, "node 4", "\"a\" is not answered"),
+        (with(&[(3, Some(2), answers.clone())]), 2, "node 3", "answers no open tool use"),
+        (with(&[(3, None, answers.clone()), (4, Some(3), hello.clone())]), 2, "node 3", "message 0"),
+        (
+            with(&[(3, Some(1), Message::assistant([tool_use("a"), tool_use("a")]))]),
+            3,
+            "node 3",
+            "share the id",
+        ),
+        (with(&[(3, Some(1), Message::user(tool_use("a")))]), 2, "node 3", "can't stand"),
+        (with(&[(3, Some(2), hi.clone())]), 3, "node 3", "ends in a user prompt"),
+    ];
+    for (nodes, head, node, problem) in cases {
+        let text = document(&nodes, head).await;
+        let to = MemoryStore::new();
+        for imported in
+            [import_json(&to, &text, None).await, import_json_with_settings(&to, &text, None).await]
+        {
+            match imported {
+                Err(StoreError::Damaged { problem: said, .. }) => {
+                    assert!(said.contains(node) && said.contains(problem), "{said}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(!to.exists(&id("talk")).await.unwrap(), "nothing is written");
+    }
+    // A path may end in an open tool use, and in the results of a turn that was cut short.
+    let nodes = with(&[(3, Some(1), asks), (4, Some(3), answers), (5, Some(4), hello)]);
+    for head in [2, 3, 4, 5] {
+        let text = document(&nodes, head).await;
+        import_json(&MemoryStore::new(), &text, None).await.unwrap();
+    }
 }
 
 /// As with a file of another user.

@@ -326,8 +326,11 @@ impl Manager {
         self.0.delete(id).await
     }
 
-    /// Gives a conversation another title, or none, whether it is open or not. One without a title gets another by itself
-    /// after its next turn.
+    /// Gives a conversation another title, or none, whether it is open or not. An untitled conversation gets a title by
+    /// itself after its next turn.
+    ///
+    /// If the store knows owners, a conversation that is open elsewhere is not renamed. If it does not, as memory and files, the
+    /// session that is open elsewhere takes the title over with its next write.
     ///
     /// # Errors
     ///

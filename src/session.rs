@@ -250,7 +250,7 @@ impl Session {
     }
 
     /// Gives the conversation a title, or none. A list of the store shows it when it is saved: see
-    /// [`flush`](Self::flush).
+    /// [`flush`](Self::flush). It replaces a title that another process has stored meanwhile.
     ///
     /// # Errors
     ///
@@ -260,8 +260,8 @@ impl Session {
         self.call(|reply| Command::SetTitle(title, reply)).await
     }
 
-    /// Gives the conversation a title if it has none; tells whether it did. For titles that a program makes: one that a
-    /// person has given meanwhile stays.
+    /// Gives the conversation a title if it has none; returns whether it did. For titles that a program makes: a title that a
+    /// person has given meanwhile stays, also one that another process has stored.
     ///
     /// # Errors
     ///

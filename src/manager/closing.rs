@@ -112,8 +112,8 @@ impl Inner {
         deleted
     }
 
-    /// Gives a conversation that nobody has open another title. Were it open elsewhere, its session would lose its place
-    /// by that.
+    /// Gives a conversation that is not open here another title. If it is open elsewhere and the store knows owners, it is
+    /// refused. Without owners, the session there takes the title over.
     async fn rename_stored(&self, id: &ConversationId, title: Option<String>) -> Result<(), StoreError> {
         let lease = self.store.acquire(id, &self.owner).await?;
         let renamed = self.rename_under(&lease, id, StateChange::Title(title)).await;

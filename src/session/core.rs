@@ -15,7 +15,7 @@ mod simulation;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use saving::Saver;
-pub(super) use saving::{Job, saved};
+pub(super) use saving::{Found, Job, saved};
 
 use super::{SessionError, SessionEvent, StoreReport};
 use crate::{
@@ -89,6 +89,8 @@ pub(super) struct Core {
     /// As everybody sees it.
     tree: Tree,
     title: Option<Arc<str>>,
+    /// Whether a program has made the title, and nobody has set one since.
+    is_title_generated: bool,
     /// The agent's configuration, as of the last commit or `state` event.
     config: Arc<Config>,
     status: Status,
@@ -112,6 +114,7 @@ impl Core {
         Self {
             tree: Tree::new(),
             title,
+            is_title_generated: false,
             config,
             status: Status::Idle,
             seen,
@@ -314,6 +317,7 @@ impl Core {
 
     /// Gives the conversation a title, or none.
     pub(super) fn set_title(&mut self, title: Option<Arc<str>>, env: &Env<'_>, effects: &mut Effects) {
+        self.is_title_generated = false;
         if self.title == title {
             return;
         }
@@ -321,6 +325,16 @@ impl Core {
         effects.push(Effect::Emit(SessionEvent::Title { title }));
         self.saver.state_changed(&self.config, self.title.as_ref());
         self.save(env, effects);
+    }
+
+    /// Gives the conversation a title that a program has made, if it has none. Returns whether it did.
+    pub(super) fn suggest_title(&mut self, title: Arc<str>, env: &Env<'_>, effects: &mut Effects) -> bool {
+        let is_untitled = self.title.is_none();
+        if is_untitled {
+            self.set_title(Some(title), env, effects);
+            self.is_title_generated = true;
+        }
+        is_untitled
     }
 
     /// Takes note of a new subscriber. For the first one, the use of a fallback for the saved model is emitted.

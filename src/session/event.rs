@@ -66,10 +66,10 @@ pub enum StoreReport {
         /// When it is repeated, unless something gives reason to do so before.
         retry_in: Duration,
     },
-    /// Nothing more is written. Another writer has taken the conversation over or removed it, or the store can never accept
-    /// the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the latter case all turns before
-    /// that write are in the store. The session ends, and its last snapshot has the unsaved messages. A write that was under
-    /// way may still be reported as saved.
+    /// Nothing more is written. Another writer has changed more than the title, or has removed the conversation; or the store
+    /// can never accept the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the latter case
+    /// all turns before that write are in the store. The session ends, and its last snapshot has the unsaved messages. A write
+    /// that was under way may still be reported as saved.
     Lost {
         /// What the store said, with the causes.
         error: String,

@@ -3,7 +3,7 @@
 use omni_agent::{
     manager::{Activity, Manager, ManagerEvent, Start},
     message::ToolUse,
-    store::{Commit, Store, Write},
+    store::Store,
     subscription::{EndReason, EventId, Update},
     testing::{Gate, ScriptedProvider, Step},
 };
@@ -237,8 +237,7 @@ async fn a_session_that_lost_its_place_is_closed_and_can_be_opened_again() {
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
     let one = manager.create_as(&id("one"), parrot()).await.unwrap();
-    let version = store.beneath().summary(&id("one")).await.unwrap().version;
-    store.beneath().commit(&id("one"), &Write::on(version), &Commit::new(None)).await.unwrap();
+    store.meddle(&id("one")).await;
     one.session.ask("Hi").await.unwrap();
     in_time(one.session.ended()).await;
     settle().await;
@@ -299,8 +298,7 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
             tokio::time::advance(std::time::Duration::from_millis(1)).await;
         }
         Ending::LosesPlace => {
-            let version = store.beneath().summary(&name).await.unwrap().version;
-            store.beneath().commit(&name, &Write::on(version), &Commit::new(None)).await.unwrap();
+            store.meddle(&name).await;
             session.set_title(Some("Mine")).await.unwrap();
         }
     }

@@ -17,6 +17,7 @@ mod making_room;
 mod opening;
 mod outages;
 mod random;
+mod renamed_elsewhere;
 mod rig;
 mod room;
 mod shutdown;

@@ -96,6 +96,13 @@ impl MoodyStore {
         &self.0.beneath
     }
 
+    /// Another process changes the conversation's settings.
+    pub(crate) async fn meddle(&self, id: &ConversationId) {
+        let Stored { version, mut state, .. } = self.0.beneath.load(id).await.unwrap();
+        state.system = Some("Theirs.".to_owned());
+        self.0.beneath.save_state(id, &Write::on(version), &StateChange::whole(state)).await.unwrap();
+    }
+
     /// How often this was called.
     pub(crate) fn calls(&self, call: Call, id: &ConversationId) -> usize {
         lock(&self.0.calls).get(&(call, id.clone())).copied().unwrap_or_default()

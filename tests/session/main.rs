@@ -30,6 +30,7 @@ mod property;
 mod races;
 mod random;
 mod regenerate;
+mod retitled;
 mod saving;
 mod starting;
 mod state;

@@ -5,7 +5,7 @@ use std::{
     fmt,
     sync::{
         Arc, Condvar, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -137,6 +137,7 @@ struct Inner {
     open: Arc<()>,
     /// The most that ever were at the same time.
     most: AtomicUsize,
+    fails_loads: AtomicBool,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -159,6 +160,7 @@ impl ScriptedStore {
             wrongs: Mutex::default(),
             open: Arc::default(),
             most: AtomicUsize::new(0),
+            fails_loads: AtomicBool::new(false),
         }))
     }
 
@@ -169,6 +171,11 @@ impl ScriptedStore {
 
     pub(crate) fn as_dyn(&self) -> Arc<dyn Store> {
         Arc::new(self.clone())
+    }
+
+    /// Makes loads fail from now on, or work again.
+    pub(crate) fn fail_loads(&self, fails: bool) {
+        self.0.fails_loads.store(fails, Ordering::Relaxed);
     }
 
     /// The store underneath, which always works.
@@ -300,6 +307,9 @@ impl Store for ScriptedStore {
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        if self.0.fails_loads.load(Ordering::Relaxed) {
+            return Err(StoreError::failed("loading", fmt::Error));
+        }
         self.0.store.load(id).await
     }
 

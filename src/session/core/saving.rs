@@ -6,12 +6,14 @@
 
 #[cfg(any(test, debug_assertions))]
 mod check;
+mod conflict;
 mod outcome;
 mod pace;
 mod state;
 
 use std::{collections::VecDeque, sync::Arc};
 
+pub(in crate::session) use conflict::Found;
 pub(in crate::session) use state::saved;
 use state::{persistable, same};
 
@@ -42,6 +44,8 @@ pub(super) struct Saver {
     /// A configuration and a title whose persistable parts are what the store has.
     config: Option<Arc<Config>>,
     title: Option<Arc<str>>,
+    /// The stored state without its title, if the session was started with another configuration that is not stored yet.
+    replaced: Option<Box<StoredState>>,
     /// Whether configuration or title are to be stored.
     state_is_due: bool,
     attempt: Option<Box<Attempt>>,
@@ -92,6 +96,7 @@ impl Saver {
             stored: None,
             config: None,
             title: None,
+            replaced: None,
             state_is_due: false,
             attempt: None,
             portions: VecDeque::new(),
@@ -113,8 +118,12 @@ impl Saver {
         title: Option<&Arc<str>>,
     ) -> Self {
         let same = persistable(config, title) == *state;
-        let config = same.then(|| Arc::clone(config));
-        Self { version: Some(version), config, title: title.cloned(), ..Self::new() }
+        let (config, replaced) = if same {
+            (Some(Arc::clone(config)), None)
+        } else {
+            (None, Some(Box::new(StoredState { title: None, ..state.clone() })))
+        };
+        Self { version: Some(version), config, title: title.cloned(), replaced, ..Self::new() }
     }
 
     /// The stable tree is about to change; it is this one still.

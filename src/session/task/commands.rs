@@ -45,10 +45,7 @@ impl Task {
                 let _ = reply.send(());
             }
             Command::SuggestTitle(title, reply) => {
-                let is_untitled = self.core.title().is_none();
-                if is_untitled {
-                    self.step(|core, env, effects| core.set_title(Some(title), env, effects));
-                }
+                let is_untitled = self.step(|core, env, effects| core.suggest_title(title, env, effects));
                 let _ = reply.send(is_untitled);
             }
             Command::Sleep(reply) => {

@@ -13,14 +13,23 @@ use tokio::{task::JoinHandle, time::timeout};
 use super::Task;
 use crate::{
     session::{
-        core::{Core, Job},
+        core::{Core, Found, Job},
         tenure::{Held, Tenure},
     },
-    store::{ConversationId, Lease, Owner, Store, StoreError, Version, Write},
+    store::{ConversationId, Lease, Owner, Store, StoreError, Stored, Version, Write},
+    tree::Tree,
 };
 
-/// What a write came to, and the ownership that began with it, if it created the conversation.
-pub(in crate::session) type Written = Result<(Version, Option<Tenure>), StoreError>;
+/// The end of an attempt at a write.
+pub(in crate::session) type Written = Result<Answer, StoreError>;
+
+/// What the store answered.
+pub(in crate::session) enum Answer {
+    /// It is written. If it created the conversation, its ownership began with it.
+    Done(Version, Option<Tenure>),
+    /// Another writer was first, and has left this.
+    Conflict(StoreError, Box<Found>),
+}
 
 /// An attempt at a write.
 type Attempt = Pin<Box<dyn Future<Output = Written> + Send>>;
@@ -82,13 +91,16 @@ impl Task {
     }
 
     /// The write under way is done.
-    pub(super) fn written(&mut self, outcome: Written) {
+    pub(super) fn written(&mut self, mut outcome: Written) {
         (self.attempts, self.retry) = (None, None);
-        let outcome = outcome.map(|(version, tenure)| {
-            self.tenure = tenure.or(self.tenure.take());
-            version
+        if let Ok(Answer::Done(_, tenure @ Some(_))) = &mut outcome {
+            self.tenure = tenure.take();
+        }
+        self.step(|core, env, effects| match outcome {
+            Ok(Answer::Done(version, _)) => core.written(Ok(version), env, effects),
+            Ok(Answer::Conflict(error, found)) => core.conflicted(&error, *found, env, effects),
+            Err(error) => core.written(Err(error), env, effects),
         });
-        self.step(|core, env, effects| core.written(outcome, env, effects));
         self.answer_flushes();
         if self.is_saved() {
             if std::mem::take(&mut self.idle_when_saved) {
@@ -143,7 +155,32 @@ enum Ground {
     Free,
 }
 
+/// Performs an attempt at a write. If another writer was first, what that writer left is loaded.
 async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ground: Ground) -> Written {
+    match write(store, id, job, ground).await {
+        Err(error @ StoreError::Conflict { .. }) => match find(&**store, id).await {
+            Ok(found) => Ok(Answer::Conflict(error, Box::new(found))),
+            // The repeated write meets the same conflict, and then the conversation may be loaded.
+            Err(failure) if failure.is_transient() => Err(failure),
+            Err(_) => Err(error),
+        },
+        written => written.map(|(version, tenure)| Answer::Done(version, tenure)),
+    }
+}
+
+async fn find(store: &dyn Store, id: &ConversationId) -> Result<Found, StoreError> {
+    let Stored { version, state, nodes, head, cursors, .. } = store.load(id).await?;
+    let tree = Tree::hydrate(nodes, head, cursors)
+        .map_err(|error| StoreError::damaged(format!("conversation {id}"), error.to_string()))?;
+    Ok(Found { version, tree, state })
+}
+
+async fn write(
+    store: &Arc<dyn Store>,
+    id: &ConversationId,
+    job: &Job,
+    ground: Ground,
+) -> Result<(Version, Option<Tenure>), StoreError> {
     let version = match (job, ground) {
         (Job::Create(write, state), Ground::New(owner)) => {
             let version = store.create(id, *write, state).await?;

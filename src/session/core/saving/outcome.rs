@@ -34,6 +34,7 @@ impl Core {
                 let creates = saver.version.replace(version).is_none();
                 if let Some((config, title)) = attempt.kept {
                     (saver.config, saver.title) = (Some(config), title);
+                    saver.replaced = None;
                 }
                 let portions = saver.portions.drain(..attempt.portions);
                 saver.unsaved -= portions.map(|portion| portion.bytes).sum::<usize>();

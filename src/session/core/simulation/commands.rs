@@ -25,12 +25,17 @@ impl World {
 
     fn set_title(&mut self) -> Check {
         let title: Option<Arc<str>> = self.rng.pick(&[None, Some("one"), Some("two")]).map(Arc::from);
-        self.note(|| format!("title {title:?}"));
-        let changes = self.model.title != title;
-        self.model.title.clone_from(&title);
+        let suggested = title.clone().filter(|_| self.rng.percent(40));
+        self.note(|| format!("title {title:?}, suggested: {}", suggested.is_some()));
+        let changes = self.model.set_title(title.clone(), suggested.is_some());
         self.ledger.note(&self.model, changes);
         let told = if changes { vec![Kind::Title] } else { vec![] };
-        self.input(told, |core, env, effects| core.set_title(title, env, effects))?;
+        let mut was_set = changes;
+        self.input(told, |core, env, effects| match suggested {
+            Some(title) => was_set = core.suggest_title(title, env, effects),
+            None => core.set_title(title, env, effects),
+        })?;
+        ensure!(was_set == changes, "a suggested title was set: {was_set}");
         ensure!(!changes || self.ledger.waiting().is_none(), "a new title does not have the write repeated");
         Ok(())
     }

@@ -1,11 +1,13 @@
 //! What must be true of saving: which writes are made, what is told of them, and what is in the store then.
 
+mod stored;
+
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use super::{
     Check, ensure,
     model::{Kind, Model},
-    vault::{Content, Vault, content, with, write_id},
+    vault::{Content, Vault, content, same_but_title, with, write_id},
 };
 use crate::{
     message::Timestamp,
@@ -214,6 +216,37 @@ impl Ledger {
         self.told = Some((SavedPart::State, None, Err(words(error))));
     }
 
+    /// Whether nothing but the title is another in the store, as far as the session may know.
+    pub(super) fn is_retitled(&self, stored: &Stored) -> Check<bool> {
+        let (Some(acked), Some(known)) = (&self.acked, &self.acked_content) else {
+            return Ok(false);
+        };
+        let writes = stored.version.get().saturating_sub(acked.version.get());
+        Ok(!self.lost && (1..=256).contains(&writes) && same_but_title(&content(stored)?, known))
+    }
+
+    /// The title that the session knows to be stored.
+    pub(super) fn acked_title(&self) -> Option<Arc<str>> {
+        self.acked_content.as_ref()?.1.title.as_deref().map(Arc::from)
+    }
+
+    /// The session has found this in the store, with another title, when its write was refused.
+    pub(super) fn retitled(&mut self, stored: &Stored, model: &Model) -> Check {
+        self.open = None;
+        self.note(model, false);
+        self.acked_content = Some(content(stored)?);
+        self.acked = Some(stored.clone());
+        if self.is_done() {
+            self.told = Some((SavedPart::State, None, Ok(stored.version)));
+        }
+        Ok(())
+    }
+
+    /// Whether all that there is to be stored is known to be in the store.
+    pub(super) fn is_done(&self) -> bool {
+        self.acked_content.as_ref() == Some(self.now()) && !self.replaced
+    }
+
     /// A write comes back. Gives what must be told.
     pub(super) fn comes_back(
         &mut self,
@@ -380,47 +413,6 @@ impl Ledger {
     pub(super) fn brings(&self) -> Option<usize> {
         let open = self.open.as_ref()?;
         open.is_whole.then_some(open.moment)
-    }
-
-    /// The latest moment that is what the store holds. A conversation is created without its tree.
-    fn moment_of(&self, vault: &Vault) -> Check<Option<usize>> {
-        let Some(stored) = &vault.stored else {
-            return Ok(None);
-        };
-        let content = content(stored)?;
-        Ok(self.moments.iter().rposition(|moment| *moment == content))
-    }
-
-    /// What is stored was once there to be stored, and can be built on.
-    pub(super) fn check_stored(&self, vault: &Vault) -> Check {
-        let Some(stored) = vault.stored.as_ref().filter(|_| !vault.is_foreign) else {
-            return Ok(());
-        };
-        let (tree, state) = content(stored)?;
-        let created = tree.is_empty() && self.moments.iter().any(|moment| moment.1 == state);
-        let mut states = self.moments.iter().chain(&self.acked_content).map(|moment| &moment.1);
-        let is_part = self.is_part(&tree) && states.any(|once| *once == state);
-        let begun_with = self.acked_content.as_ref() == Some(&(tree.clone(), state));
-        let known = created || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();
-        ensure!(known, "what is stored was never the session's:\n{tree}");
-        let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
-        let bare = head.is_some_and(|head| {
-            head.role == crate::message::Role::User && head.tool_results().next().is_none()
-        });
-        ensure!(!bare, "the stored head is a bare prompt:\n{tree}");
-        Ok(())
-    }
-
-    /// At the end, with a store that works: all is there.
-    pub(super) fn check_end(&self, vault: &Vault) -> Check {
-        if self.lost || !self.touched {
-            return Ok(());
-        }
-        ensure!(self.tickets.is_empty(), "somebody waits still");
-        ensure!(self.open.is_none(), "a write is open still");
-        let stored = vault.stored.as_ref().map(content).transpose()?;
-        ensure!(vault.is_foreign || stored.as_ref() == Some(self.now()), "{stored:?}, not {:?}", self.now());
-        Ok(())
     }
 }
 

@@ -48,6 +48,7 @@ pub(super) struct Model {
     /// The answers in which a turn ended with tool uses open.
     left_open: HashSet<NodeId>,
     pub(super) title: Option<Arc<str>>,
+    is_title_generated: bool,
     pub(super) config: Arc<Config>,
     status: Status,
     seen: EventId,
@@ -66,6 +67,7 @@ impl Model {
             settings: BTreeMap::new(),
             left_open: left_open(&tree),
             title,
+            is_title_generated: false,
             config,
             status: Status::Idle,
             seen,
@@ -153,6 +155,29 @@ impl Model {
             }
             _ => (vec![Kind::Agent], false),
         }
+    }
+
+    /// A title is set by hand, or one is suggested. Returns whether it is another than before.
+    pub(super) fn set_title(&mut self, title: Option<Arc<str>>, is_suggested: bool) -> bool {
+        if is_suggested && self.title.is_some() {
+            return false;
+        }
+        self.is_title_generated = is_suggested;
+        let changes = self.title != title;
+        self.title = title;
+        changes
+    }
+
+    /// Another has stored a title over the `known` one: the session takes it, unless it has one of its own to store that
+    /// was set by hand.
+    pub(super) fn take_title(&mut self, known: Option<&Arc<str>>, stored: Option<Arc<str>>) -> Option<Kind> {
+        let keeps = self.title.as_ref() != known && !(self.is_title_generated && stored.is_some());
+        if keeps || self.title == stored {
+            return None;
+        }
+        self.title = stored;
+        self.is_title_generated = false;
+        Some(Kind::Title)
     }
 
     /// A message is on its way that belongs to a prompt with these settings. Keys are not kept.

@@ -8,6 +8,9 @@ use crate::{
     tree::Tree,
 };
 
+/// The id of every write by others.
+const NOBODY: WriteId = WriteId::from_bytes([255; 16]);
+
 #[derive(Default)]
 pub(super) struct Vault {
     pub(super) stored: Option<Stored>,
@@ -17,6 +20,8 @@ pub(super) struct Vault {
     created: u64,
     /// Somebody else wrote to the conversation, or removed it.
     pub(super) is_foreign: bool,
+    /// Somebody else gave the conversation another title, and the session may not know it.
+    pub(super) is_retitled: bool,
 }
 
 /// What a conversation holds.
@@ -31,6 +36,12 @@ pub(super) fn content(stored: &Stored) -> Check<Content> {
     let secret = state.options.api_key.is_some() || state.options.headers.is_some();
     ensure!(!secret, "a secret is stored");
     Ok((tree, state))
+}
+
+/// Whether both hold the same, apart from the title.
+pub(super) fn same_but_title(a: &Content, b: &Content) -> bool {
+    let untitled = |state: &StoredState| StoredState { title: None, ..state.clone() };
+    a.0 == b.0 && untitled(&a.1) == untitled(&b.1)
 }
 
 /// What becomes of what is stored with this write.
@@ -100,19 +111,30 @@ impl Vault {
         }
     }
 
-    /// Another writer gives the conversation its own title, or begins one with this id.
+    /// Another writer changes the conversation's state, or begins a conversation with this id.
     pub(super) fn meddle(&mut self) {
         self.is_foreign = true;
-        let nobody = WriteId::from_bytes([255; 16]);
-        let theirs = || StateChange::title("theirs");
-        if let Some(stored) = &mut self.stored {
-            stored.change_state(theirs());
-            self.writes.push((Some(stored.version), nobody, stored.version.next()));
-            stored.version = stored.version.next();
+        if let Some(stored) = &self.stored {
+            let mut state = stored.state.clone();
+            state.system = Some(format!("theirs at {}", stored.version));
+            self.change(StateChange::whole(state));
         } else {
             let version = self.put(StoredState::default().with_title("theirs"));
-            self.writes.push((None, nobody, version));
+            self.writes.push((None, NOBODY, version));
         }
+    }
+
+    /// Another writer gives the conversation another title.
+    pub(super) fn retitle(&mut self, title: Option<&str>) {
+        self.is_retitled = true;
+        self.change(StateChange::Title(title.map(str::to_owned)));
+    }
+
+    fn change(&mut self, change: StateChange) {
+        let stored = self.stored.as_mut().expect("it is stored");
+        stored.change_state(change);
+        self.writes.push((Some(stored.version), NOBODY, stored.version.next()));
+        stored.version = stored.version.next();
     }
 
     pub(super) fn delete(&mut self) {

@@ -156,7 +156,7 @@ impl World {
         self.core = Core::loaded(tree.clone(), &stored.state, stored.version, config, self.agent.last());
         self.ledger = Ledger::new(&self.model, Some(&stored))?;
         self.agent_now = snapshot(&self.agent, &tree);
-        self.vault.is_foreign = false;
+        (self.vault.is_foreign, self.vault.is_retitled) = (false, false);
         self.join();
         self.check()
     }
@@ -236,8 +236,8 @@ impl World {
         self.ledger.note(&self.model, false);
         self.input(told, |core, _, effects| core.agent_ended(effects))?;
         self.save()?;
-        // What was begun, a creation, and what came to be unsaved meanwhile.
-        for _ in 0..3 + self.ledger.parts() {
+        // What was begun, a creation, what came to be unsaved meanwhile, and a write that meets another's title.
+        for _ in 0..4 + self.ledger.parts() {
             if self.ledger.under_way().is_some() {
                 self.comes_back(true)?;
             }

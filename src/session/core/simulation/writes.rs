@@ -11,7 +11,7 @@ use super::{
 use crate::{
     session::{
         SessionEvent, StoreReport,
-        core::{Effect, Job},
+        core::{Effect, Found, Job},
     },
     store::StoreError,
 };
@@ -54,7 +54,11 @@ impl World {
         self.note(|| format!("write {} comes back: {outcome:?}", vault::write_id(&job)));
         self.ledger.check_stored(&self.vault)?;
         let place = matches!(outcome, Err(StoreError::Conflict { .. } | StoreError::AlreadyExists { .. }));
-        ensure!(!place || self.vault.is_foreign, "the session is in its own way: {outcome:?}");
+        let has_others = self.vault.is_foreign || self.vault.is_retitled;
+        ensure!(!place || has_others, "the session is in its own way: {outcome:?}");
+        if let Err(error @ StoreError::Conflict { .. }) = &outcome {
+            return self.conflicted(error);
+        }
         let brings = self.ledger.brings().filter(|_| outcome.is_ok());
         if matches!(outcome, Err(StoreError::Unstorable { .. })) && !self.ledger.lost {
             let divides = self.core.divides();
@@ -74,6 +78,30 @@ impl World {
         let lost = effects.iter().filter(is_loss).count();
         ensure!(lost == usize::from(loses), "{lost} times lost, {loses}");
         brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
+    }
+
+    /// The write under way meets another's, and what that one left is loaded.
+    fn conflicted(&mut self, error: &StoreError) -> Check {
+        let stored = self.vault.stored.clone().ok_or("a conflict with nothing")?;
+        let (tree, state) = vault::content(&stored)?;
+        let found = Found { version: stored.version, tree, state };
+        let told = if self.ledger.is_retitled(&stored)? {
+            // All that is stored is known from here on.
+            self.vault.is_foreign = false;
+            let title = found.state.title.as_deref().map(Arc::from);
+            let known = self.ledger.acked_title();
+            let takes = self.model.take_title(known.as_ref(), title);
+            self.ledger.retitled(&stored, &self.model)?;
+            let is_done = self.ledger.is_done();
+            takes.into_iter().chain(is_done.then_some(Kind::Saved)).collect()
+        } else {
+            ensure!(self.vault.is_foreign, "a loss, and only the title was changed");
+            match self.ledger.comes_back(&Err(error.clone()), self.model.stable(), self.left)? {
+                Kind::Agent => vec![],
+                kind => vec![kind],
+            }
+        };
+        self.input(told, |core, env, effects| core.conflicted(error, found, env, effects))
     }
 
     /// Another takes the conversation, and whoever renews the lease says so. A write may be done by then, and its answer
@@ -126,7 +154,11 @@ impl World {
 
     /// Another writes to the conversation, or removes it.
     pub(super) fn interfere(&mut self) {
-        if self.rng.percent(60) {
+        if self.vault.stored.is_some() && self.rng.percent(60) {
+            let title = self.rng.pick(&[None, Some("theirs"), Some("one")]);
+            self.note(|| format!("another gives it the title {title:?}"));
+            self.vault.retitle(title);
+        } else if self.rng.percent(60) {
             self.note(|| "another writes".to_owned());
             self.vault.meddle();
         } else {

@@ -1,0 +1,66 @@
+//! The content of the store, compared with all that there was to be stored.
+
+use super::{
+    super::{
+        Check, ensure,
+        vault::{Content, Vault, content, same_but_title},
+    },
+    Ledger,
+};
+use crate::tree::Node;
+
+impl Ledger {
+    /// The latest moment that is what the store holds. A conversation is created without its tree.
+    pub(super) fn moment_of(&self, vault: &Vault) -> Check<Option<usize>> {
+        let Some(stored) = &vault.stored else {
+            return Ok(None);
+        };
+        let content = content(stored)?;
+        Ok(self.moments.iter().rposition(|moment| is_as(moment, &content, vault)))
+    }
+
+    /// What is stored was once there to be stored, and can be built on.
+    pub(in crate::session::core::simulation) fn check_stored(&self, vault: &Vault) -> Check {
+        let Some(stored) = vault.stored.as_ref().filter(|_| !vault.is_foreign) else {
+            return Ok(());
+        };
+        let stored = content(stored)?;
+        let tree = &stored.0;
+        let with_tree = |once: &Content| (tree.clone(), once.1.clone());
+        let created =
+            tree.is_empty() && self.moments.iter().any(|once| is_as(&with_tree(once), &stored, vault));
+        let mut states = self.moments.iter().chain(&self.acked_content);
+        let is_part = self.is_part(tree) && states.any(|once| is_as(&with_tree(once), &stored, vault));
+        let begun_with = self.acked_content.as_ref().is_some_and(|begun| is_as(begun, &stored, vault));
+        let known = created || begun_with || is_part && self.divided || self.moment_of(vault)?.is_some();
+        ensure!(known, "what is stored was never the session's:\n{tree}");
+        let head = tree.head().and_then(|head| tree.node(head)).map(Node::message);
+        let bare = head.is_some_and(|head| {
+            head.role == crate::message::Role::User && head.tool_results().next().is_none()
+        });
+        ensure!(!bare, "the stored head is a bare prompt:\n{tree}");
+        Ok(())
+    }
+
+    /// At the end, with a store that works: all is there.
+    pub(in crate::session::core::simulation) fn check_end(&self, vault: &Vault) -> Check {
+        if self.lost || !self.touched {
+            return Ok(());
+        }
+        ensure!(self.tickets.is_empty(), "somebody waits still");
+        ensure!(self.open.is_none(), "a write is open still");
+        let knows_title = vault.stored.as_ref().map(|stored| stored.version)
+            == self.acked.as_ref().map(|acked| acked.version);
+        let stored = vault.stored.as_ref().map(content).transpose()?;
+        let is_there = stored.as_ref().is_some_and(|stored| {
+            if knows_title { stored == self.now() } else { is_as(self.now(), stored, vault) }
+        });
+        ensure!(vault.is_foreign || is_there, "{stored:?}, not {:?}", self.now());
+        Ok(())
+    }
+}
+
+/// Whether the store holds this. Its title may be another's.
+fn is_as(moment: &Content, stored: &Content, vault: &Vault) -> bool {
+    if vault.is_retitled { same_but_title(moment, stored) } else { moment == stored }
+}

@@ -1,0 +1,196 @@
+//! Another writer changes the title of an open conversation, on a store without owners: the session takes the title over and
+//! continues.
+
+use omni_agent::{
+    session::{Mode, Session, SessionEvent, StoreReport},
+    store::{StateChange, Stored, Write, WriteId},
+    subscription::{EndReason, Update},
+};
+
+use crate::support::{Act, ScriptedStore, configure, created, id, node, parrot, report, secs, watch};
+
+/// As another process does it.
+async fn rename(store: &ScriptedStore, title: Option<&str>) {
+    let version = store.beneath().load(&id("talk")).await.unwrap().version;
+    let change = StateChange::Title(title.map(str::to_owned));
+    store.beneath().save_state(&id("talk"), &Write::on(version), &change).await.unwrap();
+}
+
+async fn kept(store: &ScriptedStore) -> Stored {
+    store.beneath().load(&id("talk")).await.unwrap()
+}
+
+async fn assert_all_stored(store: &ScriptedStore, session: &Session, title: Option<&str>) {
+    session.flush(secs(5)).await.unwrap();
+    assert_eq!(store.tree(session.id()).await, session.tree().await.unwrap());
+    assert_eq!(kept(store).await.state.title.as_deref(), title);
+    assert_eq!(session.title().await.unwrap().as_deref(), title);
+    assert!(session.end().is_none());
+    assert_eq!(session.snapshot().await.unwrap().store, None);
+    store.assert_sound();
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_taken_over() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    session.ask("One").await.unwrap();
+    session.flush(secs(1)).await.unwrap();
+    let mut events = session.subscribe(Mode::Observer).await.unwrap();
+    rename(&store, Some("Theirs")).await;
+    session.ask("Two").await.unwrap();
+    assert_all_stored(&store, &session, Some("Theirs")).await;
+    assert_eq!(store.words(), ["commit", "commit", "commit"]);
+    let mut told = Vec::new();
+    while told.len() < 2 {
+        let Some(Update::Event(event)) = events.next().await else { panic!() };
+        match &*event.event {
+            SessionEvent::Title { title } => told.push(title.as_deref().unwrap().to_owned()),
+            SessionEvent::Store(StoreReport::Saved { through, .. }) => told.push(format!("{through:?}")),
+            SessionEvent::Store(other) => panic!("{other:?}"),
+            _ => {}
+        }
+    }
+    assert_eq!(told, ["Theirs".to_owned(), format!("{:?}", Some(node(4)))]);
+    // From here on it is as before.
+    session.ask("Three").await.unwrap();
+    assert_all_stored(&store, &session, Some("Theirs")).await;
+    assert_eq!(store.words().len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn titles_set_by_hand_in_two_sessions_the_later_one_stays_and_both_continue() {
+    let store = ScriptedStore::new([]);
+    let first = created(&store, "talk", parrot()).await;
+    let second = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    first.set_title(Some("Mine")).await.unwrap();
+    first.flush(secs(1)).await.unwrap();
+    second.set_title(Some("No, mine")).await.unwrap();
+    assert_all_stored(&store, &second, Some("No, mine")).await;
+    first.ask("One").await.unwrap();
+    assert_all_stored(&store, &first, Some("No, mine")).await;
+    // The turn is a different matter: the second session does not have it.
+    second.ask("Another one").await.unwrap();
+    assert_eq!(second.ended().await.reason, EndReason::LostPlace);
+    assert_eq!(store.tree(first.id()).await, first.tree().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn generated_title_gives_way_to_one_that_was_stored_meanwhile() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    rename(&store, Some("Theirs")).await;
+    let mut events = watch(&session).await;
+    assert!(session.suggest_title("Generated").await.unwrap());
+    assert_all_stored(&store, &session, Some("Theirs")).await;
+    // There was nothing left to write, and subscribers learn that all is stored.
+    assert_eq!(store.words(), ["title"]);
+    let told = report(&mut events).await;
+    let StoreReport::Saved { version, through: None, .. } = told else { panic!("{told:?}") };
+    assert_eq!(version, kept(&store).await.version);
+}
+
+#[tokio::test(start_paused = true)]
+async fn generated_title_stays_where_the_stored_one_was_cleared() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    rename(&store, None).await;
+    assert!(session.suggest_title("Generated").await.unwrap());
+    assert_all_stored(&store, &session, Some("Generated")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn title_set_by_hand_after_a_generated_one_replaces_one_stored_meanwhile() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    rename(&store, Some("Theirs")).await;
+    store.otherwise(|| Act::Hang);
+    assert!(session.suggest_title("Same").await.unwrap());
+    session.set_title(Some("Same")).await.unwrap();
+    store.otherwise(|| Act::Work);
+    assert_all_stored(&store, &session, Some("Same")).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_elsewhere_after_a_lost_acknowledgement_the_turn_counts_as_stored() {
+    let store = ScriptedStore::new([Act::LoseWord]);
+    let session = created(&store, "talk", parrot()).await;
+    let mut events = watch(&session).await;
+    session.ask("One").await.unwrap();
+    assert!(matches!(report(&mut events).await, StoreReport::Failed { .. }));
+    rename(&store, Some("Theirs")).await;
+    session.flush(secs(5)).await.unwrap();
+    assert!(matches!(report(&mut events).await, StoreReport::Saved { through: Some(_), .. }));
+    session.ask("Two").await.unwrap();
+    assert_all_stored(&store, &session, Some("Theirs")).await;
+    assert_eq!(store.tree(session.id()).await.len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_settings_and_a_rename_elsewhere_are_both_kept() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    rename(&store, Some("Theirs")).await;
+    configure(&session, |config| config.system = Some("Be brief.".into())).await;
+    assert_all_stored(&store, &session, Some("Theirs")).await;
+    assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
+}
+
+/// The stored settings are known, although the session was started with others.
+#[tokio::test(start_paused = true)]
+async fn rename_elsewhere_of_a_session_loaded_with_other_settings_is_taken_over() {
+    let store = ScriptedStore::new([]);
+    created(&store, "talk", parrot()).await.stop(secs(1)).await.unwrap();
+    let other = parrot().system("Be brief.");
+    let session = Session::builder(store.as_dyn()).agent(other).load(id("talk")).await.unwrap();
+    rename(&store, Some("Theirs")).await;
+    session.ask("One").await.unwrap();
+    assert_all_stored(&store, &session, Some("Theirs")).await;
+    assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
+}
+
+#[tokio::test(start_paused = true)]
+async fn settings_changed_elsewhere_are_a_loss() {
+    for with_other_settings in [false, true] {
+        let store = ScriptedStore::new([]);
+        created(&store, "talk", parrot()).await.stop(secs(1)).await.unwrap();
+        let agent = if with_other_settings { parrot().system("Be brief.") } else { parrot() };
+        let session = Session::builder(store.as_dyn()).agent(agent).load(id("talk")).await.unwrap();
+        let Stored { version, state, .. } = kept(&store).await;
+        let mut state = state.with_title("Theirs");
+        state.system = Some("Be long.".into());
+        let write = Write::on(version);
+        store.beneath().save_state(&id("talk"), &write, &StateChange::whole(state.clone())).await.unwrap();
+        session.ask("One").await.unwrap();
+        assert_eq!(session.ended().await.reason, EndReason::LostPlace);
+        assert_eq!(kept(&store).await.state, state);
+    }
+}
+
+/// It has the same content and another title, but it is another conversation.
+#[tokio::test(start_paused = true)]
+async fn conversation_created_anew_under_the_id_is_not_taken_for_a_renamed_one() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    let state = kept(&store).await.state;
+    store.beneath().delete(&id("talk")).await.unwrap();
+    store.beneath().create(&id("talk"), WriteId::generate(), &state.with_title("Theirs")).await.unwrap();
+    session.ask("One").await.unwrap();
+    assert_eq!(session.ended().await.reason, EndReason::LostPlace);
+    assert!(store.tree(&id("talk")).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_elsewhere_while_loads_fail_the_write_is_repeated() {
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", parrot()).await;
+    rename(&store, Some("Theirs")).await;
+    let mut events = watch(&session).await;
+    store.fail_loads(true);
+    session.ask("One").await.unwrap();
+    let StoreReport::Failed { error, .. } = report(&mut events).await else { panic!() };
+    assert!(error.contains("loading"), "{error}");
+    store.fail_loads(false);
+    assert_all_stored(&store, &session, Some("Theirs")).await;
+    assert!(matches!(report(&mut events).await, StoreReport::Saved { .. }));
+}

@@ -38,6 +38,18 @@
 //! A file that is removed or replaced while a store has it open takes no more writes, and gives nothing to read:
 //! [`StoreError::Unreachable`] (where another is in its place, on Unix alone) until it is back, or opened anew.
 //!
+//! # Read-only files
+//!
+//! If the file can be read and not written to, it is opened for reading: loading, listing, exporting and copying from it
+//! work. Every write fails with [`StoreError::Denied`]. Acquiring a lease is a write, so sessions can't be opened there. Once the
+//! file can be written to, open the store anew.
+//!
+//! A write-ahead log that belongs to such a file is read too. If the log's index (`-shm`) is missing, SQLite needs permission to
+//! create it in the folder; without it, opening fails with [`StoreError::Denied`].
+//!
+//! If there is neither log nor index, the store creates no file and locks nothing. When another process writes to the file
+//! later, reads fail with [`StoreError::Unreachable`] until the store is opened anew.
+//!
 //! # Deletes
 //!
 //! A delete overwrites the conversation's pages with zeros (`secure_delete`), and empties the write-ahead log before it is
@@ -69,6 +81,7 @@
 
 mod database;
 mod read;
+mod read_only;
 mod row;
 mod upkeep;
 mod workers;
@@ -85,7 +98,7 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use self::{
-    database::{Database, Fault},
+    database::{Connections, Database, Fault},
     upkeep::Upkeep,
     workers::{Urgency, Workers},
 };
@@ -120,8 +133,13 @@ pub struct SqliteStore(Arc<Inner>);
 
 struct Inner {
     database: Arc<Database>,
-    writer: Workers,
     readers: Workers,
+    /// `None` if the file can only be read.
+    writing: Option<Writing>,
+}
+
+struct Writing {
+    writer: Workers,
     upkeep: Arc<Upkeep>,
 }
 
@@ -174,19 +192,21 @@ impl SqliteStoreBuilder {
         let Self { file, durability, busy, lease, readers } = self;
         blocking(move || {
             let mut database = Database::new(database::absolute(&file)?, durability, busy, lease);
-            let (writer, readers) = database.open(readers)?;
-            // A process that ended right after a delete has left the deleted content in the log.
-            if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
-                tracing::debug!(%error, "the log of a file of conversations could not be cleared");
-            }
+            let Connections { writer, readers } = database.open(readers)?;
             let start = |name, connections| {
                 Workers::start(name, connections, busy)
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))
             };
-            let writer = start("sqlite-writer", vec![writer])?;
+            let writing = |writer: Connection| {
+                // A process that ended right after a delete has left the deleted content in the log.
+                if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
+                    tracing::debug!(%error, "the log of a file of conversations could not be cleared");
+                }
+                let writer = start("sqlite-writer", vec![writer])?;
+                Ok::<_, StoreError>(Writing { upkeep: Upkeep::new(&database.file, writer.behind()), writer })
+            };
             Ok(SqliteStore(Arc::new(Inner {
-                upkeep: Upkeep::new(&database.file, writer.behind()),
-                writer,
+                writing: writer.map(writing).transpose()?,
                 readers: start("sqlite-reader", readers)?,
                 database: Arc::new(database),
             })))
@@ -196,7 +216,10 @@ impl SqliteStoreBuilder {
 }
 
 impl SqliteStore {
-    /// The store in this file, which is created if it is not there. Its folder has to be there.
+    /// Opens the store in this file. Creates the file if it does not exist. Its folder has to exist.
+    ///
+    /// If the file exists and this process can't write to it, the store is opened for reading alone: every write is
+    /// [`StoreError::Denied`].
     ///
     /// Needs a tokio runtime; the store itself then works on any.
     ///
@@ -243,13 +266,17 @@ impl SqliteStore {
     ///
     /// If the future is dropped, the file is as before or written anew, and whole in both cases.
     pub async fn vacuum(&self) -> Result<(), StoreError> {
-        let upkeep = Arc::clone(&self.0.upkeep);
+        let upkeep = Arc::clone(&self.writing()?.upkeep);
         self.write_by(Urgency::Other, None, move |connection, _| {
             connection.execute_batch("VACUUM")?;
             upkeep.clear(connection);
             Ok(())
         })
         .await
+    }
+
+    fn writing(&self) -> Result<&Writing, StoreError> {
+        self.0.writing.as_ref().ok_or_else(|| self.0.database.read_only())
     }
 
     async fn read<T: Send + 'static>(
@@ -274,17 +301,18 @@ impl SqliteStore {
         id: Option<&ConversationId>,
         action: impl FnOnce(&mut Connection, &Database) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let upkeep = Arc::clone(&self.0.upkeep);
+        let Writing { writer, upkeep } = self.writing()?;
+        let upkeep = Arc::clone(upkeep);
         let write = move |connection: &mut Connection, database: &Database| {
             let done = action(connection, database);
             upkeep.look_at_log();
             done
         };
-        self.run(&self.0.writer, urgency, id, "writing to", write).await
+        self.run(writer, urgency, id, "writing to", write).await
     }
 
     async fn remove(&self, id: &ConversationId, lease: Option<Lease>) -> Result<(), StoreError> {
-        let (named, upkeep) = (id.clone(), Arc::clone(&self.0.upkeep));
+        let (named, upkeep) = (id.clone(), Arc::clone(&self.writing()?.upkeep));
         self.write(id, move |connection, _| {
             write::delete(connection, &named, lease.as_ref())?;
             upkeep.give_back(connection);

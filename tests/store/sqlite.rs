@@ -5,6 +5,8 @@ mod erasing;
 mod golden;
 mod hostile;
 mod queue;
+#[cfg(unix)]
+mod read_only;
 mod room;
 
 use std::{

@@ -11,6 +11,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
 
+use super::read_only::{self, Stamp};
 use crate::store::{ConversationId, StoreError, file_system::Durability};
 
 /// The first version of SQLite in which resetting the write-ahead log can't lose what was written ("WAL-reset bug" in
@@ -33,6 +34,15 @@ pub(super) struct Database {
     pub(super) lease: Duration,
     /// Which file it was that was opened under the name.
     opened: Option<FileId>,
+    /// How the file was when it was opened, if nobody may write to it as long as it is open.
+    unchanging: Option<Stamp>,
+}
+
+/// The connections of a store.
+pub(super) struct Connections {
+    /// `None` if the file can only be read.
+    pub(super) writer: Option<Connection>,
+    pub(super) readers: Vec<Connection>,
 }
 
 /// What goes wrong in a job.
@@ -55,22 +65,67 @@ impl From<StoreError> for Fault {
 
 impl Database {
     pub(super) fn new(file: PathBuf, durability: Durability, busy: Duration, lease: Duration) -> Self {
-        Self { file, durability, busy, lease, opened: None }
+        Self { file, durability, busy, lease, opened: None, unchanging: None }
     }
 
     pub(super) fn place(&self) -> String {
         self.file.display().to_string()
     }
 
-    /// The connection that writes, and these many that read. Creates or migrates what is not up to date.
-    pub(super) fn open(&mut self, readers: usize) -> Result<(Connection, Vec<Connection>), StoreError> {
+    /// The connection that writes, and these many that read. Creates or migrates what is not up to date. If the file can't be
+    /// written to, there are only connections that read.
+    pub(super) fn open(&mut self, readers: usize) -> Result<Connections, StoreError> {
         check_linked(rusqlite::version_number(), rusqlite::version())?;
         self.create_file()?;
-        self.opened = Some(self.found()?);
-        let mut writer = self.prepared()?;
+        self.opened = Some(file_id(&self.found()?));
+        let mut writer = match self.prepared() {
+            Ok(writer) => writer,
+            Err(StoreError::Denied { .. }) => {
+                let readers = self.open_for_reading(readers)?;
+                return Ok(Connections { writer: None, readers });
+            }
+            Err(error) => return Err(error),
+        };
         self.migrate(&mut writer).map_err(|fault| self.failed("preparing", None, fault))?;
         let readers = (0..readers).map(|_| self.prepared()).collect::<Result<_, _>>()?;
-        Ok((writer, readers))
+        Ok(Connections { writer: Some(writer), readers })
+    }
+
+    /// Connections to a file that can't be written to.
+    fn open_for_reading(&mut self, readers: usize) -> Result<Vec<Connection>, StoreError> {
+        let is_unchanging = !read_only::has_log(&self.file);
+        if is_unchanging {
+            // Before it is read, so that no later change is missed.
+            self.unchanging = Some(Stamp::of(&self.found()?));
+        }
+        let connect = || self.connect_for_reading(is_unchanging);
+        (0..readers).map(|_| connect()).collect::<Result<_, _>>().map_err(|fault| match fault {
+            Fault::Sqlite(error)
+                if !is_unchanging && error.sqlite_error_code() == Some(ErrorCode::CannotOpen) =>
+            {
+                let reason = "its write-ahead log can be read only where its folder can be written to";
+                self.failed("opening", None, refusal(ffi::SQLITE_READONLY, reason).into())
+            }
+            fault => self.failed("opening", None, fault),
+        })
+    }
+
+    fn connect_for_reading(&self, is_unchanging: bool) -> Result<Connection, Fault> {
+        let connection = read_only::connect(&self.file, is_unchanging)?;
+        connection.busy_timeout(self.busy)?;
+        if self.version(&connection)? < MIGRATIONS.len() {
+            let reason = "its schema has to be brought up to date, and the file can't be written to";
+            return Err(refusal(ffi::SQLITE_READONLY, reason).into());
+        }
+        connection.set_prepared_statement_cache_capacity(64);
+        Ok(connection)
+    }
+
+    /// The error of each write to a file that can only be read.
+    pub(super) fn read_only(&self) -> StoreError {
+        let reason =
+            "the file could only be opened for reading; once it can be written to, open the store anew";
+        self.failed("writing to", None, refusal(ffi::SQLITE_READONLY, reason).into())
     }
 
     /// SQLite would leave the file to everybody whom the umask lets; its log gets the file's mode.
@@ -94,20 +149,32 @@ impl Database {
     }
 
     /// The file that has the name now.
-    fn found(&self) -> Result<FileId, StoreError> {
-        fs::metadata(&self.file).map(|file| file_id(&file)).map_err(|error| self.refused(error))
+    fn found(&self) -> Result<fs::Metadata, StoreError> {
+        fs::metadata(&self.file).map_err(|error| self.refused(error))
     }
 
     /// Fails if the name no longer leads to the file that is open: what is written would be lost with the last connection.
+    /// Fails as well if somebody wrote to a file that nobody could write to: what is read may be of no one moment.
     pub(super) fn still_there(&self) -> Result<(), StoreError> {
         #[derive(Debug, thiserror::Error)]
         #[error("another file has taken its place since the store was opened; open it anew")]
         struct Replaced;
 
-        if self.opened == Some(self.found()?) {
-            return Ok(());
+        #[derive(Debug, thiserror::Error)]
+        #[error("it was opened for reading alone, and another process has written to it since; open it anew")]
+        struct Changed;
+
+        let unreachable = |source| Err(StoreError::Unreachable { place: self.place(), source });
+        let found = self.found()?;
+        if self.opened != Some(file_id(&found)) {
+            return unreachable(Arc::new(Replaced));
         }
-        Err(StoreError::Unreachable { place: self.place(), source: Arc::new(Replaced) })
+        match &self.unchanging {
+            Some(stamp) if *stamp != Stamp::of(&found) || read_only::has_log(&self.file) => {
+                unreachable(Arc::new(Changed))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// What the system's word about the file comes to.
@@ -331,8 +398,8 @@ mod tests {
         for durability in [Durability::Machine, Durability::Process] {
             let file = folder.join(format!("{durability:?}"));
             let mut database = Database::new(file, durability, Duration::ZERO, Duration::ZERO);
-            let (writer, readers) = database.open(2).unwrap();
-            for connection in readers.iter().chain([&writer]) {
+            let opened = database.open(2).unwrap();
+            for connection in opened.readers.iter().chain(&opened.writer) {
                 for pragma in ["fullfsync", "checkpoint_fullfsync", "secure_delete"] {
                     let value: i64 = connection.pragma_query_value(None, pragma, |row| row.get(0)).unwrap();
                     assert_eq!(value, 1, "{pragma}");

@@ -1,7 +1,6 @@
 //! Keeping the file and its log small, behind what somebody waits for.
 
 use std::{
-    ffi::OsString,
     fs,
     path::{Path, PathBuf},
     sync::{
@@ -13,7 +12,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode};
 
-use super::{database::LOG_LIMIT, workers::Behind};
+use super::{database::LOG_LIMIT, read_only::neighbour, workers::Behind};
 
 /// Pages that are given back to the file system at once: it costs as much as writing them.
 const FREED: u32 = 4096;
@@ -43,13 +42,10 @@ pub(super) struct Upkeep {
 }
 
 impl Upkeep {
-    /// For the file, which is there; by the one that writes to it.
+    /// Keeps an existing file small. The jobs run on the thread that writes to it.
     pub(super) fn new(file: &Path, behind: Behind) -> Arc<Self> {
-        // Links lead SQLite to the folder where the file itself is, and that is where it has the log.
-        let mut log = fs::canonicalize(file).map_or_else(|_| OsString::from(file), OsString::from);
-        log.push("-wal");
         Arc::new(Self {
-            log: log.into(),
+            log: neighbour(file, "-wal"),
             due: AtomicU64::new(LONG),
             gives_back: AtomicBool::new(false),
             clears: AtomicBool::new(false),

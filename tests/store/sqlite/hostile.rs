@@ -1,11 +1,11 @@
 //! Paths that lead to something else than the store's file, also once it is open.
 
-use std::{fs, process::Command};
+use std::fs;
 
 use omni_agent::store::{Page, SqliteStore, Store, StoreError, Write};
 use rusqlite::Connection;
 
-use super::{file, golden, quick};
+use super::{file, quick};
 use crate::support::{Folder, commit, create, id, says};
 
 #[tokio::test]
@@ -40,29 +40,6 @@ async fn operations_on_a_file_without_its_tables_say_so() {
         error.to_string().contains("conversations.sqlite") && cause.contains("no such table"),
         "{error:?}"
     );
-}
-
-/// A mode does not stop the superuser: there, a flag of the file system does, if it has such.
-#[tokio::test]
-async fn open_of_a_file_that_is_read_only_is_denied() {
-    let folder = Folder::new();
-    // One that this process never had open: SQLite would go on with the descriptor of before.
-    fs::copy(golden::golden("sqlite-1.sqlite"), file(&folder)).unwrap();
-    let writable = || fs::File::options().write(true).open(file(&folder)).is_ok();
-    let set = |flag| drop(Command::new("chattr").arg(flag).arg(file(&folder)).output());
-    let mut mode = fs::metadata(file(&folder)).unwrap().permissions();
-    mode.set_readonly(true);
-    fs::set_permissions(file(&folder), mode).unwrap();
-    set("+i");
-    if writable() {
-        println!("skipped: nothing makes a file read-only for this user here");
-        return;
-    }
-    let opened = SqliteStore::open(file(&folder)).await;
-    set("-i");
-    let error = opened.unwrap_err();
-    assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
-    assert!(error.to_string().contains("conversations.sqlite"), "{error}");
 }
 
 #[cfg(unix)]

@@ -153,7 +153,8 @@ impl ManagerBuilder {
         self
     }
 
-    /// How long closing one session may take, saving included, whatever ends it. 30 seconds if unset. What hangs in a store
+    /// How long closing one session may take, saving included, whatever ends it; and how long [`Manager::rename`] waits for an
+    /// open session to store its title. 30 seconds if unset. What hangs in a store
     /// or an `init` twice as long after the last caller has gone away is given up.
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.close_timeout = limit;
@@ -332,10 +333,17 @@ impl Manager {
     /// If the store knows owners, a conversation that is open elsewhere is not renamed. If it does not, as memory and files, the
     /// session that is open elsewhere takes the title over with its next write.
     ///
+    /// Returns when the title is stored. An open session shows it at once.
+    ///
     /// # Errors
     ///
     /// [`ManagerError::OpenElsewhere`]; [`StoreError::NotFound`](crate::store::StoreError::NotFound), or what the store
-    /// fails with.
+    /// fails with. [`ManagerError::TitleUnsaved`] if a session that is open here could not store the title within the
+    /// [close timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future stops the waiting. A title that an open session already shows is stored later.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
         self.0.rename(id, title).await
     }

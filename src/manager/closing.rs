@@ -71,20 +71,37 @@ impl Inner {
         .unwrap_or_else(|reason| Err(ManagerError::CutOff { id: gone, reason }))
     }
 
-    /// Gives a conversation another title, open or not.
+    /// Gives a conversation another title, open or not, and stores it.
     pub(super) async fn rename(
         self: &Arc<Self>,
         id: &ConversationId,
         title: Option<&str>,
     ) -> Result<(), ManagerError> {
-        let (hold, session) = self.hold(id).await.split();
-        if let Some(session) = session {
+        let hold = loop {
+            let (hold, session) = self.hold(id).await.split();
+            let Some(session) = session else { break hold };
             match session.set_title(title).await {
-                Err(SessionError::Ended(_)) => {}
-                renamed => return Ok(renamed?),
+                Ok(()) => {}
+                Err(SessionError::Ended(_)) => {
+                    session.ended().await;
+                    break hold;
+                }
+                Err(error) => return Err(error.into()),
             }
-            session.ended().await;
-        }
+            // The store may take long. Others can open and close the session meanwhile.
+            drop(hold);
+            match session.flush(self.close_timeout).await {
+                Ok(()) => return Ok(()),
+                // Unless its end stored the title, the title of the stored conversation is changed.
+                Err(SessionError::Ended(_)) => {
+                    session.ended().await;
+                    if let Ok(()) | Err(SessionError::Agent(_)) = session.stop(Duration::ZERO).await {
+                        return Ok(());
+                    }
+                }
+                Err(cause) => return Err(ManagerError::TitleUnsaved { id: id.clone(), cause }),
+            }
+        };
         let (inner, id, title) = (Arc::clone(self), id.clone(), title.map(str::to_owned));
         let cut_off = id.clone();
         in_a_task(self.patience(), async move {

@@ -49,6 +49,15 @@ pub enum ManagerError {
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
+    /// The open session has the new title, but it was not in the store within the
+    /// [close timeout](super::ManagerBuilder::close_timeout). It is stored as soon as the store accepts it.
+    #[error("the new title of conversation {id} is not stored yet: {cause}")]
+    TitleUnsaved {
+        /// The conversation.
+        id: ConversationId,
+        /// The session's report: [`SessionError::Unsaved`].
+        cause: SessionError,
+    },
     /// The task that did it was killed, or panicked: a store or a callback did.
     #[error("the work on conversation {id} was cut off: {reason}")]
     CutOff {

@@ -231,6 +231,68 @@ async fn rename_of_a_running_one_is_told_listed_and_saved() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn rename_of_an_open_one_returns_when_the_title_is_stored() {
+    let (store, gate) = (MoodyStore::new(), Gate::new());
+    let manager = store.manager().build();
+    let one = opened(&manager, "one").await;
+    store.make(Call::State, Act::Wait(gate.clone()));
+    let mut renaming = Box::pin(manager.rename(one.session.id(), Some("New")));
+    assert!(poll_times(&mut renaming, 100).await.is_none());
+    assert_eq!(one.session.title().await.unwrap().as_deref(), Some("New"));
+    // Nobody has to wait for the store who wants the session itself.
+    assert!(!in_time(manager.open(one.session.id(), parrot())).await.unwrap().started);
+    gate.open();
+    in_time(renaming).await.unwrap();
+    assert_eq!(title_in(&store, one.session.id()).await.as_deref(), Some("New"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rename_of_an_open_one_while_the_store_is_down_fails_and_the_title_is_stored_later() {
+    let store = MoodyStore::new();
+    let manager = store.manager().close_timeout(secs(3)).build();
+    let one = opened(&manager, "one").await;
+    store.make(Call::State, Act::Fail);
+    let begun = tokio::time::Instant::now();
+    let error = manager.rename(one.session.id(), Some("New")).await.unwrap_err();
+    assert_eq!(begun.elapsed(), secs(3));
+    let ManagerError::TitleUnsaved { id, cause: SessionError::Unsaved { nodes: 0, .. } } = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(id, one.session.id());
+    let words = error.to_string();
+    assert!(words.contains("title of conversation one") && words.contains("State"), "{words}");
+    assert_eq!(one.session.title().await.unwrap().as_deref(), Some("New"));
+    store.mood(|_, _| Act::Work);
+    one.session.flush(secs(60)).await.unwrap();
+    assert_eq!(title_in(&store, one.session.id()).await.as_deref(), Some("New"));
+}
+
+/// The session ends while its title waits to be stored: the title is stored in either case.
+#[tokio::test(start_paused = true)]
+async fn rename_of_one_that_ends_meanwhile_stores_the_title() {
+    for loses_place in [false, true] {
+        let (store, gate) = (MoodyStore::new(), Gate::new());
+        let manager = store.manager().build();
+        let one = opened(&manager, "one").await;
+        let id = one.session.id().clone();
+        store.script(Call::State, [Act::Wait(gate.clone())]);
+        let mut renaming = Box::pin(manager.rename(&id, Some("New")));
+        assert!(poll_times(&mut renaming, 100).await.is_none());
+        in_time(gate.reached()).await;
+        if loses_place {
+            store.meddle(&id).await;
+        }
+        let mut stopping = Box::pin(one.session.stop(secs(20)));
+        assert!(poll_times(&mut stopping, 20).await.is_none());
+        gate.open();
+        assert_eq!(in_time(stopping).await.is_ok(), !loses_place);
+        in_time(renaming).await.unwrap();
+        assert_eq!(title_in(&store, &id).await.as_deref(), Some("New"));
+        assert_eq!(store.calls(Call::State, &id), 1 + usize::from(loses_place));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn rename_of_a_stored_one_is_told_and_saved() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;

@@ -122,7 +122,13 @@ pub trait Decoder: Send {
     /// Whether the format's terminal event has been seen: nothing after it is read.
     fn is_done(&self) -> bool;
 
-    /// The body has ended. Appends what is left to tell.
+    /// Whether the answer may end here, without a terminal event. What follows, such as usage, is waited for only
+    /// briefly; then [`end`](Decoder::end) is called. By default never.
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    /// The body has ended, or the wait after a complete answer. Appends the last deltas.
     ///
     /// # Errors
     ///

@@ -2,11 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use omni_agent::provider::{ErrorKind, dialect::Framing, http::Endpoint};
+use omni_agent::provider::{
+    ErrorKind, Request,
+    dialect::Framing,
+    http::{Endpoint, Limits},
+};
 
 use crate::{
+    endpoints::exchange,
     plain::{Answer, Plain, ask, endpoint},
     server::{Reply, Server},
+    wires::Wire,
 };
 
 /// Events with these texts as they stand in the JSON, and the end.
@@ -112,5 +118,70 @@ async fn whole_answer_with_an_error_that_says_there_is_none_is_an_answer() {
     for none in ["null", "false", "{}", "0"] {
         let whole = format!("{{\"text\":\"all\",\"stop\":true,\"error\":{none}}}");
         assert_eq!(answer(Reply::json(200, &whole)).await.text(), "all", "{none}");
+    }
+}
+
+const BOM: &[u8] = b"\xEF\xBB\xBF";
+
+/// The beginnings of a body as they may arrive: in one piece, and byte by byte.
+fn in_pieces(wire: Wire, body: &[u8]) -> [Reply; 2] {
+    [wire.reply().pieces(body, body.len()), wire.reply().pieces(body, 1)]
+}
+
+#[tokio::test]
+async fn error_on_200_behind_a_byte_order_mark_is_the_error_in_every_format() {
+    for wire in Wire::ALL {
+        for error in [
+            r#"{"error":{"message":"prompt is too long"}}"#,
+            "{\n  \"error\": {\n    \"message\": \"prompt is too long\"\n  }\n}\n",
+        ] {
+            for mark in [BOM, b""] {
+                for reply in in_pieces(wire, &[mark, error.as_bytes()].concat()) {
+                    let error = wire.answer_to(reply).await.unwrap_err();
+                    assert_eq!(error.kind, ErrorKind::ContextTooLong, "{wire:?} {error:?}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn answer_behind_a_byte_order_mark_or_a_part_of_one_is_read_in_every_format() {
+    for wire in Wire::ALL {
+        let body = wire.body(&wire.text(&["Hello"]));
+        for reply in in_pieces(wire, &[BOM, body.as_bytes()].concat()) {
+            assert_eq!(wire.answer_to(reply).await.unwrap().message.text(), "Hello", "{wire:?}");
+        }
+        for cut in 1..BOM.len() {
+            for rest in ["", &*body] {
+                for reply in in_pieces(wire, &[&BOM[..cut], rest.as_bytes()].concat()) {
+                    let error = wire.answer_to(reply).await.unwrap_err();
+                    let kinds = [ErrorKind::Decoding, ErrorKind::Truncated];
+                    assert!(kinds.contains(&error.kind), "{wire:?} {cut}: {error:?}");
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn answer_over_several_lines_is_read_in_json_lines() {
+    let line = r#"{"message":{"content":"Hello"},"done":true,"done_reason":"stop"}"#;
+    let value: serde_json::Value = serde_json::from_str(line).unwrap();
+    let pretty = format!("\n \n{value:#}\n\n");
+    for reply in in_pieces(Wire::Ollama, pretty.as_bytes()) {
+        assert_eq!(Wire::Ollama.answer_to(reply).await.unwrap().message.text(), "Hello");
+    }
+}
+
+#[tokio::test]
+async fn first_line_without_an_end_is_bounded_in_json_lines() {
+    for open in ["{", "{\n", " "] {
+        let limits = Limits { line: 1000, event: 1000, body: 10_000, error_body: 1000 };
+        let endpoint = Wire::Ollama.endpoint("http://localhost").with_limits(limits);
+        let reply = Reply::ndjson().piece(open).forever(vec![b' '; 100]);
+        let error = exchange(&endpoint, "m", Request::prompt("Hi"), reply).await.1.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Decoding, "{error:?}");
+        assert!(error.message.contains("longer than the limit"), "{error:?}");
     }
 }

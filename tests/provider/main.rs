@@ -31,6 +31,8 @@ mod deltas;
 mod echoes;
 mod edges;
 #[cfg(feature = "http")]
+mod endings;
+#[cfg(feature = "http")]
 mod endpoints;
 mod error;
 #[cfg(feature = "http")]
@@ -83,6 +85,8 @@ mod output_tool;
 #[cfg(feature = "http")]
 mod plain;
 mod questions;
+#[cfg(feature = "http")]
+mod refused;
 mod registry;
 mod responses;
 mod responses_decode;

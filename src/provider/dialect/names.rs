@@ -103,6 +103,10 @@ impl<D: Decoder> Decoder for Named<D> {
         self.inner.is_done()
     }
 
+    fn is_complete(&self) -> bool {
+        self.inner.is_complete()
+    }
+
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let before = deltas.len();
         let ended = self.inner.end(deltas);

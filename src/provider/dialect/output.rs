@@ -168,6 +168,10 @@ impl<D: Decoder> Decoder for OutputDecoder<D> {
         self.inner.is_done()
     }
 
+    fn is_complete(&self) -> bool {
+        self.inner.is_complete()
+    }
+
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let ended = self.inner.end(&mut self.fresh);
         self.translate(deltas);

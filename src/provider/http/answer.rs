@@ -1,5 +1,7 @@
 //! The body of an answer as a stream of deltas.
 
+mod opening;
+
 use std::{
     collections::VecDeque,
     future::Future,
@@ -16,16 +18,20 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
+use self::opening::{Opening, Shape};
 use super::{Framer, endpoint::DeltaHook, exchange::Dress, origin};
 use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError,
-    dialect::{Decoder, Dialect, Frame, Framing, is_error},
+    dialect::{Decoder, Dialect, Frame, is_error},
     halves::Halves,
 };
 
 /// What is read of a body after its terminal event, so that the connection can serve the next request.
 const DRAIN_BYTES: usize = 64 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(1);
+/// The wait for what may follow a complete answer, such as usage. Some services leave the connection open instead of ending
+/// the body.
+const REST_TIME: Duration = Duration::from_secs(5);
 /// Pieces of a body that are read at a time without finding anything to give out: in a flood of comments, the
 /// reader gets its turn in between.
 const PATIENCE: usize = 32;
@@ -50,6 +56,8 @@ pub(super) struct Answer<S> {
     content: bool,
     whole_limit: usize,
     silence: Silence,
+    /// The wait for what may follow a complete answer.
+    rest: Silence,
 }
 
 /// The decoder, and what helps it.
@@ -87,8 +95,8 @@ impl Decoding {
 
 /// What the body turned out to be.
 enum Reading {
-    /// No byte but white space so far.
-    Undecided,
+    /// The first bytes do not show the shape of the body yet.
+    Undecided(Opening),
     /// Events.
     Frames,
     /// One JSON value, from a service that does not stream.
@@ -117,10 +125,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
             .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
         Self {
             body: Some(body),
-            reading: match framing {
-                Framing::Sse => Reading::Undecided,
-                Framing::NdJson => Reading::Frames,
-            },
+            reading: Reading::Undecided(Opening::new(framing, limits.line)),
             framer: Framer::new(framing, &limits),
             decoding: Decoding { decoder, halves: Halves::default(), decoded: Vec::new() },
             dialect,
@@ -131,13 +136,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
             failed: None,
             content: false,
             whole_limit: limits.event,
-            silence: Silence { limit: between_chunks, sleep: None, armed: false },
+            silence: Silence::new(between_chunks),
+            rest: Silence::new(REST_TIME.min(between_chunks)),
         }
     }
 
     /// Decodes frames until there is something to give out. `false`: that takes more of the body.
     fn advance(&mut self) -> Result<bool, ProviderError> {
-        while matches!(self.reading, Reading::Undecided | Reading::Frames) {
+        while matches!(self.reading, Reading::Undecided(_) | Reading::Frames) {
             let Some(frame) = self.framer.next_frame()? else {
                 return Ok(false);
             };
@@ -164,6 +170,8 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
             deltas.clear();
             return Err(error);
         }
+        // An answer that continues is not complete yet. Comments alone do not extend the wait.
+        self.rest.armed &= deltas.is_empty();
         self.service.take_if(|service| origin::mark(deltas, service));
         self.content = self.content || deltas.iter().any(Delta::is_content);
         self.ready.extend(deltas.drain(..));
@@ -190,13 +198,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
         }
     }
 
-    fn take_chunk(&mut self, chunk: Bytes) -> Result<(), ProviderError> {
-        if matches!(self.reading, Reading::Undecided) {
-            match chunk.trim_ascii_start() {
-                [] => {}
-                // No field of a server-sent event begins like that.
-                [b'{' | b'[', ..] => self.reading = Reading::Whole(Vec::new()),
-                _ => self.reading = Reading::Frames,
+    fn take_chunk(&mut self, mut chunk: Bytes) -> Result<(), ProviderError> {
+        if let Reading::Undecided(opening) = &mut self.reading {
+            let (shape, bytes) = opening.take(chunk);
+            chunk = bytes;
+            match shape {
+                Some(Shape::Whole) => self.reading = Reading::Whole(Vec::new()),
+                Some(Shape::Frames) => self.reading = Reading::Frames,
+                None => {}
             }
         }
         if let Reading::Whole(text) = &mut self.reading {
@@ -217,7 +226,11 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
         match std::mem::replace(&mut self.reading, Reading::Over) {
             Reading::Over => return Ok(()),
             Reading::Whole(text) => return self.end_whole(&text),
-            Reading::Undecided | Reading::Frames => self.end_frames()?,
+            Reading::Undecided(mut opening) => {
+                self.framer.push(opening.end());
+                self.end_frames()?;
+            }
+            Reading::Frames => self.end_frames()?,
         }
         self.end_decoding()
     }
@@ -308,6 +321,13 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
             }
             Poll::Ready(Some(Err(error))) => Poll::Ready(Err(self.broken(error))),
             Poll::Ready(None) => Poll::Ready(self.end()),
+            Poll::Pending if self.decoding.decoder.is_complete() => {
+                ready!(self.rest.poll(cx));
+                // An event that is still incomplete is dropped: the answer is complete without it.
+                self.body = None;
+                self.reading = Reading::Over;
+                Poll::Ready(self.end_decoding())
+            }
             Poll::Pending => {
                 ready!(self.silence.poll(cx));
                 let message = format!(
@@ -362,7 +382,7 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
-/// The between-chunks timeout. It runs while somebody waits, and costs nothing while bytes are there.
+/// A timeout that runs while somebody waits, and costs nothing while bytes are there.
 struct Silence {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
@@ -371,6 +391,10 @@ struct Silence {
 }
 
 impl Silence {
+    fn new(limit: Duration) -> Self {
+        Self { limit, sleep: None, armed: false }
+    }
+
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let sleep = self.sleep.get_or_insert_with(|| {
             self.armed = true;

@@ -49,6 +49,13 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 /// A connection that breaks before any content is [`ErrorKind::Transport`]; one that breaks or ends after
 /// that, without the format's terminal event, is [`ErrorKind::Truncated`], as is a body that ends in the
 /// middle of an event. All of them can be retried.
+///
+/// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. After a finish
+/// reason, the answer ends when nothing more of it arrives for 5 seconds. Missing usage is then a warning, as after a
+/// stream that was cut there.
+///
+/// An empty prompt, or a history that begins with an assistant message, is [`ErrorKind::InvalidRequest`], and nothing is
+/// sent.
 #[derive(Clone)]
 pub struct Endpoint {
     name: String,

@@ -14,7 +14,8 @@ use crate::provider::{
     dialect::{Frame, Framing},
 };
 
-const BOM: &[u8] = b"\xEF\xBB\xBF";
+/// A byte order mark.
+pub(super) const BOM: &[u8] = b"\xEF\xBB\xBF";
 
 /// How much of an answer is taken in. What goes beyond is an [`ErrorKind::Decoding`] error, not memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

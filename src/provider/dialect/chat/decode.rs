@@ -317,6 +317,10 @@ impl Decoder for ChatDecoder {
         self.done
     }
 
+    fn is_complete(&self) -> bool {
+        self.stop.is_some()
+    }
+
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         if self.done {
             return Ok(());

@@ -287,6 +287,10 @@ impl Decoder for GeminiDecoder {
         self.done
     }
 
+    fn is_complete(&self) -> bool {
+        self.stop.is_some()
+    }
+
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
         if self.done { Ok(()) } else { self.finish(deltas) }
     }

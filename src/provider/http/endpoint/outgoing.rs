@@ -10,10 +10,13 @@ use reqwest::{
 use serde_json::{Map, Value};
 
 use super::{Endpoint, Format};
-use crate::provider::{
-    ErrorKind, Extent, ProviderError, Request, Secret,
-    dialect::{Dialect, Encoded, Framing},
-    http::origin,
+use crate::{
+    message::{Content, History, Role},
+    provider::{
+        ErrorKind, Extent, ProviderError, Request, Secret,
+        dialect::{Dialect, Encoded, Framing},
+        http::origin,
+    },
 };
 
 impl Endpoint {
@@ -99,6 +102,7 @@ impl Endpoint {
 
     /// The JSON body of a request, and what it could not say.
     pub(super) fn encode(&self, dialect: &dyn Dialect, request: &Request) -> Result<Encoded, ProviderError> {
+        check_conversation(&request.history)?;
         let request = &*origin::for_service(request, &self.name, dialect.name());
         let mut encoded = dialect.encode(request)?;
         for hook in &self.body_hooks {
@@ -109,6 +113,29 @@ impl Endpoint {
         }
         Ok(encoded)
     }
+}
+
+/// Refuses a conversation that services reject or change. Their errors rarely name the reason.
+fn check_conversation(history: &History) -> Result<(), ProviderError> {
+    let refused = |message: String| Err(ProviderError::new(ErrorKind::InvalidRequest, message));
+    if history.first().is_some_and(|first| first.role == Role::Assistant) {
+        return refused(
+            "the history begins with an assistant message; put a user message before it, or its text into the \
+             system prompt"
+                .to_owned(),
+        );
+    }
+    match history.last() {
+        Some(last) if last.role == Role::User && last.content.iter().all(is_blank) => {
+            let index = history.len() - 1;
+            refused(format!("message {index}: the prompt is empty; give it text or an attachment"))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn is_blank(block: &Content) -> bool {
+    matches!(block, Content::Text(text) if text.text.trim().is_empty())
 }
 
 /// The one header of a format that is a list: what users want goes together with what the body demands.

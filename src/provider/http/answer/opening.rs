@@ -1,0 +1,94 @@
+//! The first bytes of a body, which show how it is read.
+
+use bytes::Bytes;
+use serde::de::IgnoredAny;
+
+use crate::provider::{dialect::Framing, http::framing::BOM};
+
+/// Reads the first bytes of a body.
+pub(super) struct Opening {
+    framing: Framing,
+    /// The bytes of a first line that are held at most.
+    limit: usize,
+    /// The number of bytes so far that may begin a byte order mark. `None` once the mark has come or something else has.
+    mark: Option<usize>,
+    /// JSON lines only: the first line while its end is missing.
+    line: Vec<u8>,
+}
+
+/// How a body is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Shape {
+    Frames,
+    /// One JSON value, perhaps over several lines.
+    Whole,
+}
+
+impl Opening {
+    /// `line_limit`: the bytes of a line that are read at most.
+    pub(super) fn new(framing: Framing, line_limit: usize) -> Self {
+        Self { framing, limit: line_limit, mark: Some(0), line: Vec::new() }
+    }
+
+    /// Takes the next bytes. Returns the shape of the body if they show it, and the bytes to read now, without a byte order
+    /// mark.
+    pub(super) fn take(&mut self, chunk: Bytes) -> (Option<Shape>, Bytes) {
+        let Some(chunk) = self.without_mark(chunk) else {
+            return (None, Bytes::new());
+        };
+        let text = chunk.trim_ascii_start();
+        if self.line.is_empty() && text.is_empty() {
+            return (None, chunk);
+        }
+        match self.framing {
+            // No field of a server-sent event begins like that.
+            Framing::Sse if text.starts_with(b"{") || text.starts_with(b"[") => (Some(Shape::Whole), chunk),
+            Framing::Sse => (Some(Shape::Frames), chunk),
+            Framing::NdJson => self.take_line(chunk),
+        }
+    }
+
+    /// The body has ended. Returns the bytes that are held.
+    pub(super) fn end(&mut self) -> Bytes {
+        match self.mark.take() {
+            Some(seen) => Bytes::from_static(&BOM[..seen]),
+            None => std::mem::take(&mut self.line).into(),
+        }
+    }
+
+    /// `None` while the bytes may be part of a byte order mark.
+    fn without_mark(&mut self, chunk: Bytes) -> Option<Bytes> {
+        let Some(seen) = self.mark else {
+            return Some(chunk);
+        };
+        let rest = &BOM[seen..];
+        if chunk.len() < rest.len() && rest.starts_with(&chunk) {
+            self.mark = Some(seen + chunk.len());
+            return None;
+        }
+        self.mark = None;
+        Some(match chunk.strip_prefix(rest) {
+            Some(text) => chunk.slice_ref(text),
+            None if seen == 0 => chunk,
+            None => [&BOM[..seen], &chunk].concat().into(),
+        })
+    }
+
+    /// Reads up to the end of the first line. If that line is only the beginning of a JSON value, more lines belong to it.
+    fn take_line(&mut self, chunk: Bytes) -> (Option<Shape>, Bytes) {
+        let chunk = if self.line.is_empty() { chunk.slice_ref(chunk.trim_ascii_start()) } else { chunk };
+        let end = memchr::memchr(b'\n', &chunk).map(|end| self.line.len() + end);
+        let bytes = if self.line.is_empty() && end.is_some() {
+            chunk
+        } else {
+            self.line.extend_from_slice(&chunk);
+            if end.is_none() && self.line.len() <= self.limit {
+                return (None, Bytes::new());
+            }
+            std::mem::take(&mut self.line).into()
+        };
+        let is_open = |line| serde_json::from_slice::<IgnoredAny>(line).is_err_and(|error| error.is_eof());
+        let is_whole = end.is_some_and(|end| end <= self.limit && is_open(&bytes[..end]));
+        (Some(if is_whole { Shape::Whole } else { Shape::Frames }), bytes)
+    }
+}

@@ -1,0 +1,140 @@
+//! Answers whose service keeps the connection open after the finish reason.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use omni_agent::{
+    message::Timestamp,
+    provider::{
+        Delta, Fold, Folded, Options, OutputSchema, Part, Provider, ProviderError, Request, RequestContext,
+        StopReason, http::Timeouts,
+    },
+    tool::Schema,
+};
+use serde_json::json;
+use tokio::time::Instant;
+
+use crate::{
+    server::{Event, Gate, Reply, Server},
+    wires::Wire,
+};
+
+const SLACK: Duration = Duration::from_secs(1);
+
+/// The frames of an answer up to its finish reason.
+fn up_to_the_finish_reason(wire: Wire) -> String {
+    let finish = wire.end().remove(0);
+    let events = [wire.begin(), wire.text(&["Hello"]), vec![finish]].concat();
+    events.iter().map(|event| wire.frame(event)).collect()
+}
+
+/// The answer from a body that stalls, and the time that the reader waited for more.
+async fn stalled(
+    wire: Wire,
+    reply: Reply,
+    request: Request,
+    timeouts: Timeouts,
+) -> (Result<Folded, ProviderError>, Duration) {
+    let mut server = Server::start([reply.stall()]).await;
+    let endpoint = wire.endpoint(&server.url()).with_key("key").with_timeouts(timeouts);
+    let request = {
+        let mut request = request;
+        request.model = "m".into();
+        request
+    };
+    let mut stream = endpoint.stream(request, RequestContext::detached()).await.unwrap();
+    server.wait_for(Event::Stalled).await;
+    tokio::time::pause();
+    let start = Instant::now();
+    let mut fold = Fold::default();
+    let mut failed = None;
+    while let Some(delta) = stream.next().await {
+        match delta {
+            Ok(delta) => fold.apply(delta).unwrap(),
+            Err(error) => failed = Some(error),
+        }
+    }
+    let waited = start.elapsed();
+    server.wait_for(Event::Closed).await;
+    tokio::time::resume();
+    (failed.map_or_else(|| fold.finish(Timestamp::now()), Err), waited)
+}
+
+#[tokio::test]
+async fn answer_that_stays_open_after_its_finish_reason_ends_soon() {
+    for (wire, warnings) in [(Wire::Chat, 1), (Wire::Gemini, 0)] {
+        for rest in ["", "data: {\"half", ": keep-alive\n\n"] {
+            let reply = wire.reply().piece(up_to_the_finish_reason(wire)).piece(rest);
+            let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), Timeouts::default()).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {rest}: {error}"));
+            assert_eq!((answer.message.text(), answer.stop_reason), ("Hello".into(), StopReason::Stop));
+            assert_eq!(answer.warnings.len(), warnings, "{wire:?} {:?}", answer.warnings);
+            assert!(waited <= Duration::from_secs(5) + SLACK, "{wire:?} {waited:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn answer_under_an_output_schema_that_stays_open_after_its_finish_reason_ends_soon() {
+    let schema = Schema::new(json!({"type": "object", "properties": {"a": {"type": "string"}}})).unwrap();
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let options = Options::default().with_output(OutputSchema::new("Answer", schema.clone()));
+        let request = Request::prompt("Hi").with_options(options);
+        let reply = wire.reply().piece(up_to_the_finish_reason(wire));
+        let (answer, waited) = stalled(wire, reply, request, Timeouts::default()).await;
+        assert!(answer.is_ok() && waited <= Duration::from_secs(5) + SLACK, "{wire:?} {waited:?} {answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn answer_that_stays_open_after_its_finish_reason_ends_within_a_shorter_limit() {
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let timeouts = Timeouts { between_chunks: Duration::from_secs(2), ..Timeouts::default() };
+        let reply = wire.reply().piece(up_to_the_finish_reason(wire));
+        let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), timeouts).await;
+        assert_eq!(answer.unwrap().message.text(), "Hello", "{wire:?}");
+        assert!(waited <= Duration::from_secs(2) + SLACK, "{wire:?} {waited:?}");
+    }
+}
+
+/// An answer without a finish reason gets the whole time between two chunks.
+#[tokio::test]
+async fn answer_that_stalls_before_its_finish_reason_waits_for_the_whole_limit() {
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let body: String = wire.text(&["Hello"]).iter().map(|event| wire.frame(event)).collect();
+        let (answer, waited) =
+            stalled(wire, wire.reply().piece(body), Request::prompt("Hi"), Timeouts::default()).await;
+        assert!(answer.is_err() && waited >= Duration::from_mins(5), "{wire:?} {waited:?}");
+    }
+}
+
+#[tokio::test]
+async fn rest_that_comes_in_time_after_the_finish_reason_is_read() {
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let gate = Gate::new();
+        let (rest, tokens) = match wire {
+            Wire::Chat => (wire.end()[1].clone(), 3),
+            _ => (r#"{"usageMetadata":{"promptTokenCount":3}}"#.to_owned(), 3),
+        };
+        let reply = wire.reply().piece(up_to_the_finish_reason(wire)).gate(&gate).piece(wire.frame(&rest));
+        let mut server = Server::start([reply]).await;
+        let mut request = Request::prompt("Hi");
+        request.model = "m".into();
+        let endpoint = wire.endpoint(&server.url()).with_key("key");
+        let mut stream = endpoint.stream(request, RequestContext::detached()).await.unwrap();
+        server.wait_for(Event::Stalled).await;
+        let mut fold = Fold::default();
+        while let Some(delta) = stream.next().await {
+            let delta = delta.unwrap();
+            let is_text = matches!(&delta, Delta::Extend { part: Part::Text(_), .. });
+            fold.apply(delta).unwrap();
+            if is_text {
+                gate.open();
+            }
+        }
+        let answer = fold.finish(Timestamp::now()).unwrap();
+        assert_eq!((answer.usage.input, answer.warnings), (tokens, vec![]), "{wire:?}");
+    }
+}

@@ -103,6 +103,17 @@ async fn generate_of_a_service_that_tells_the_cost_believes_it() {
 }
 
 #[tokio::test]
+async fn generate_of_a_service_whose_cost_is_not_finite_returns_the_cost_by_the_price() {
+    for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let told = Usage { cost: Some(odd), ..usage(MILLION, MILLION) };
+        let provider = ScriptedProvider::new([Step::new().usage(told).then_text(["Hi"]).stop()]);
+        let model = provider.model().with_info(priced(Price::new(1.0, 2.0)));
+        let answer = model.generate(Request::prompt("Hi")).await.unwrap();
+        assert_eq!(answer.usage.cost, Some(3.0), "{odd}");
+    }
+}
+
+#[tokio::test]
 async fn generate_without_a_price_or_usage_tells_no_cost() {
     let steps = || [Step::new().usage(usage(1, 1)).then_text(["Hi"]).stop(), Step::text("Hi")];
     let provider = ScriptedProvider::new(steps().into_iter().chain(steps()));

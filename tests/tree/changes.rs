@@ -1,6 +1,10 @@
 //! What was done since a point, and doing it again elsewhere.
 
-use omni_agent::tree::{Changes, Tree, TreeError};
+use omni_agent::{
+    message::Usage,
+    tree::{Changes, Node, Tree, TreeError},
+};
+use proptest::prelude::*;
 
 use crate::support::{assistant, branching, id, node, numbers, tokens, user};
 
@@ -142,4 +146,23 @@ fn apply_of_changes_that_do_not_fit_is_an_error_and_changes_nothing() {
     }
     tree.apply(&sound).unwrap();
     assert_eq!(tree.head(), Some(id(10)));
+}
+
+proptest! {
+    /// A number that is not equal to itself would make two states of one tree look foreign to each other.
+    #[test]
+    fn changes_since_a_turn_with_any_cost_are_found(costs in proptest::collection::vec(proptest::option::of(proptest::num::f64::ANY), 1..6)) {
+        let mut tree = Tree::new();
+        for &cost in &costs {
+            let before = tree.clone();
+            tree.push_turn([user("a"), assistant("b")], Usage { cost, ..Usage::default() });
+            prop_assert_eq!(tree.changes_since(&before).map(|changes| changes.nodes.len()), Some(2));
+            prop_assert!(tree.changes_since(&tree.clone()).is_some_and(|changes| changes.nodes.is_empty()));
+        }
+        prop_assert!(tree.usage().cost.is_none_or(f64::is_finite));
+        let nodes: Vec<Node> = tree.nodes().cloned().collect();
+        let hydrated = Tree::hydrate(nodes, tree.head(), tree.cursors()).unwrap();
+        prop_assert_eq!(&hydrated, &tree);
+        prop_assert!(tree.changes_since(&hydrated).is_some());
+    }
 }

@@ -96,9 +96,14 @@ fn line(f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
 /// The beginning of a message on one line. Looks at no more of the message than it takes.
 fn first_words(message: &Message) -> String {
     let mut words = Words::default();
+    let is_text =
+        |block: &Content| matches!(block, Content::Text(text) if !text.text.trim_ascii().is_empty());
+    let has_text = message.content.iter().any(is_text);
     for block in &message.content {
         match block {
             Content::Text(text) => words.text(&text.text),
+            // An answer is known by what it says.
+            Content::Thinking(_) if has_text => {}
             Content::Thinking(_) => words.word("[thinking]"),
             Content::Attachment(attachment) => words.label(&attachment.media_type, ""),
             Content::ToolUse(tool_use) => words.label("uses ", &tool_use.name),

@@ -55,10 +55,9 @@ fn display_shows_what_is_no_text_in_a_word() {
         tool_use.clone().into(),
         ProviderItem::new("responses", json!({})).into(),
     ];
-    assert_eq!(
-        words(Message::assistant(answer)),
-        ": [thinking] Let me look. [uses weather] [responses item]"
-    );
+    assert_eq!(words(Message::assistant(answer)), ": Let me look. [uses weather] [responses item]");
+    let silent: Vec<Content> = vec![Thinking::new("hm").into(), " ".into(), tool_use.clone().into()];
+    assert_eq!(words(Message::assistant(silent)), ": [thinking] [uses weather]");
     let results: Vec<Content> = vec![
         ToolResult::ok(&tool_use, "sunny").into(),
         ToolResult::error(&tool_use, "no such city").into(),

@@ -53,6 +53,8 @@
 //! | feature | default | what it brings |
 //! | --- | --- | --- |
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, OpenRouter, Groq, Moonshot, Z.ai, Alibaba, OpenCode, and every service compatible with one of them |
+//! | `sqlite` | no | conversations in one SQLite file; SQLite is compiled in, which takes a C compiler |
+//! | `postgres` | no | conversations in PostgreSQL, for several machines |
 //! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html) |
 //! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
 //!
@@ -68,6 +70,7 @@
 //! `panic = "abort"` the first of them ends the process.
 
 #![warn(unreachable_pub)]
+#![cfg_attr(docsrs, feature(doc_cfg))]
 
 #[cfg(panic = "abort")]
 compile_error!(

@@ -106,6 +106,8 @@ mod tool_input;
 mod tool_names;
 mod tool_schemas;
 #[cfg(feature = "http")]
+mod unread;
+#[cfg(feature = "http")]
 mod usage_reports;
 #[cfg(feature = "http")]
 mod wires;

@@ -54,6 +54,11 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 /// reason, the answer ends when nothing more of it arrives for 5 seconds. Missing usage is then a warning, as after a
 /// stream that was cut there.
 ///
+/// A service may refuse a large request before it has read it, with status 413 for instance. Its status is returned if the
+/// service keeps the connection open until the answer is read, as RFC 9112, section 9.6, describes. If the service
+/// closes the connection at once, the error may be [`ErrorKind::Transport`] instead: the reset can reach the writer of the
+/// request before the answer is read, and the HTTP library then drops the connection with the answer.
+///
 /// An empty prompt, or a history that begins with an assistant message, is [`ErrorKind::InvalidRequest`], and nothing is
 /// sent.
 #[derive(Clone)]

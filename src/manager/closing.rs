@@ -99,7 +99,9 @@ impl Inner {
                         return Ok(());
                     }
                 }
-                Err(cause) => return Err(ManagerError::TitleUnsaved { id: id.clone(), cause }),
+                Err(cause) => {
+                    return Err(ManagerError::TitleUnsaved { id: id.clone(), cause: Box::new(cause) });
+                }
             }
         };
         let (inner, id, title) = (Arc::clone(self), id.clone(), title.map(str::to_owned));

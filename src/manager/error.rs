@@ -56,7 +56,7 @@ pub enum ManagerError {
         /// The conversation.
         id: ConversationId,
         /// The session's report: [`SessionError::Unsaved`].
-        cause: SessionError,
+        cause: Box<SessionError>,
     },
     /// The task that did it was killed, or panicked: a store or a callback did.
     #[error("the work on conversation {id} was cut off: {reason}")]

@@ -239,8 +239,9 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// As [`AgentBuilder::start`]; what the store fails with,
-    /// [`NotFound`](crate::store::StoreError::NotFound) above all; [`SessionError::Tree`] if what is stored is no tree.
+    /// As [`AgentBuilder::start`]; [`SessionError::InitialHistory`], since the messages come from the store; the error of the
+    /// store, such as [`NotFound`](crate::store::StoreError::NotFound); [`SessionError::Tree`] if the stored nodes are not a
+    /// tree.
     ///
     /// # Cancel safety
     ///
@@ -250,6 +251,7 @@ impl SessionBuilder {
     ///
     /// Outside a tokio runtime.
     pub async fn load(mut self, id: ConversationId) -> Result<Session, SessionError> {
+        self.ensure_no_history()?;
         // First of all: from then on nobody else changes it.
         let tenure = Tenure::begin(&self.store, &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
@@ -262,10 +264,13 @@ impl SessionBuilder {
         Ok(starting.run())
     }
 
+    fn ensure_no_history(&self) -> Result<(), SessionError> {
+        let is_given = !self.agent.given_history().is_empty();
+        if is_given { Err(SessionError::InitialHistory) } else { Ok(()) }
+    }
+
     async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), SessionError> {
-        if !self.agent.given_history().is_empty() {
-            return Err(SessionError::InitialHistory);
-        }
+        self.ensure_no_history()?;
         let title = self.title.take();
         let starting = self.start(id.clone(), |config, seen| Core::new(title, config, seen)).await?;
         Ok((starting, id))

@@ -48,8 +48,11 @@ pub enum SessionError {
         /// The node that was named.
         node: NodeId,
     },
-    /// A history for a session: its messages come from its tree alone.
-    #[error("a session can't begin with a history; prompt it, or load a stored conversation")]
+    /// A history was given for a session, whether new or loaded. Its messages come from the store alone.
+    #[error(
+        "a session can't begin with a given history: its messages come from the store; leave the history out, or import \
+         it into the store first"
+    )]
     InitialHistory,
     /// Too much is not in the store yet for anything new to begin.
     #[error("the store is behind: more than {limit} bytes are unsaved; prompt again when it has caught up")]

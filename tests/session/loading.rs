@@ -5,7 +5,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentError, Config},
-    message::{Content, History, Message, ToolUse},
+    message::{Content, Message, ToolUse},
     provider::{Model, Options, Registry},
     session::{Session, SessionError, SessionEvent},
     store::{
@@ -185,11 +185,7 @@ async fn load_limits_saved_ones_hold_unless_given() {
 #[tokio::test(start_paused = true)]
 async fn load_title_and_history_come_from_the_store_alone() {
     let store = stored(StoredState::default().with_title("Saved")).await;
-    let mut history = History::new();
-    history.push(Message::user("Something else"));
-    history.push(Message::assistant("Indeed"));
-    let agent = parrot().history(history);
-    let builder = Session::builder(store.as_dyn()).agent(agent).title("Given");
+    let builder = Session::builder(store.as_dyn()).agent(parrot()).title("Given");
     let session = builder.load(id("talk")).await.unwrap();
     assert_eq!(session.title().await.unwrap().as_deref(), Some("Saved"));
     let texts: Vec<_> = session.state().await.unwrap().history().iter().map(|said| said.text()).collect();

@@ -144,6 +144,17 @@ async fn create_with_an_initial_history_is_an_error() {
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
 
+#[tokio::test(start_paused = true)]
+async fn load_with_a_history_is_an_error() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    let kept = Session::builder(Arc::clone(&store)).agent(parrot()).create_as(id("talk")).await.unwrap();
+    kept.stop(secs(1)).await.unwrap();
+    let history = History::from_iter([Message::user("Hi"), Message::assistant("Hello")]);
+    let load = Session::builder(Arc::clone(&store)).agent(parrot().history(history)).load(id("talk"));
+    assert!(matches!(load.await, Err(SessionError::InitialHistory)));
+    Session::builder(store).agent(parrot()).load(id("talk")).await.unwrap();
+}
+
 /// Gives the agent a history in `init`.
 struct Historian;
 

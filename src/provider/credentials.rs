@@ -23,7 +23,8 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Credentials for the provider of this name, the part of a model's name before the colon.
+    /// Credentials for the provider of this name, the part of a model's name before the colon. `openai` and
+    /// `openai_responses` are two providers: if models of both are used, give credentials for each.
     pub fn new(provider: impl Into<String>) -> Self {
         Self { provider: provider.into(), api_key: None, headers: BTreeMap::new() }
     }

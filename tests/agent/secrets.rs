@@ -49,6 +49,31 @@ async fn fallback_to_another_provider_goes_without_the_key_of_the_first() {
     assert_eq!(options, secret("of-first"), "the configuration is as it was");
 }
 
+/// Both are OpenAI's, and they are two providers all the same.
+#[tokio::test(start_paused = true)]
+async fn change_from_openai_to_openai_responses_goes_without_the_key_of_the_first() {
+    let (_, builder) = provider("openai", [Step::text("1")]);
+    let (second, _) = provider("openai_responses", [Step::text("2"), Step::text("3")]);
+    let credentials = Credentials::new("openai").with_api_key("of-openai");
+    let agent = builder.credentials(credentials).options(secret("of-chat")).start().await.unwrap();
+    agent.ask("Hi").await.unwrap();
+    for key in [None, Some("of-responses")] {
+        let model = second.model();
+        let choose = move |draft: &mut omni_agent::agent::Draft| {
+            draft.config.model = model;
+            if let Some(key) = key {
+                draft.config.options.api_key = Some(Secret::new(key));
+            }
+            Ok(())
+        };
+        agent.set_state(choose).await.unwrap();
+        agent.ask("Hi").await.unwrap();
+    }
+    let requests = second.requests();
+    assert_eq!(sent(&requests[0]), (None, false));
+    assert_eq!(sent(&requests[1]).0, Some("of-responses"));
+}
+
 #[tokio::test(start_paused = true)]
 async fn change_of_the_model_keeps_the_key_from_another_provider_until_it_is_given_one() {
     let (first, builder) = provider("first", [Step::text("1"), Step::text("2"), Step::text("5")]);

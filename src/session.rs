@@ -508,6 +508,13 @@ impl WeakSession {
         Some(Session { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
     }
 
+    /// Counts a controller, and waits until the session has seen it.
+    async fn confirmed_hold(&self) -> Result<Hold, SessionError> {
+        let hold = self.hold()?;
+        hold.confirm().await?;
+        Ok(hold)
+    }
+
     /// Counts a controller.
     fn hold(&self) -> Result<Hold, SessionError> {
         if let Some(reason) = self.shared.fate.closing() {

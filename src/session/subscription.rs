@@ -7,7 +7,10 @@ use futures_core::Stream;
 use tokio::sync::mpsc;
 
 use super::{SessionError, SessionEvent, SessionSnapshot, WeakSession, command::Command, task::Shared};
-use crate::subscription::{EventId, Subscription, Update};
+use crate::{
+    actor,
+    subscription::{EventId, Subscription, Update},
+};
 
 /// Whether a subscriber keeps its session alive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -102,13 +105,17 @@ impl SessionSubscription {
         self.guard.mode()
     }
 
-    /// Changes whether the subscriber keeps the session alive.
+    /// Changes whether the subscriber keeps the session alive: see [`Guard::set_mode`].
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if there is no session any more to keep alive.
-    pub fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
-        self.guard.set_mode(mode)
+    /// [`SessionError::Ended`] if the session has ended, or is ending.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the mode as it was.
+    pub async fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
+        self.guard.set_mode(mode).await
     }
 
     /// The events and the guard apart, to hand the events to somebody else.
@@ -147,13 +154,21 @@ pub struct Guard {
 pub(super) struct Hold {
     shared: Arc<Shared>,
     /// Dropped after the count, so that the session does not end for want of handles with a controller counted.
-    _commands: mpsc::Sender<Box<Command>>,
+    commands: mpsc::Sender<Box<Command>>,
 }
 
 impl Hold {
     pub(super) fn new(shared: Arc<Shared>, commands: mpsc::Sender<Box<Command>>) -> Self {
         shared.controllers.fetch_add(1, Ordering::AcqRel);
-        Self { shared, _commands: commands }
+        Self { shared, commands }
+    }
+
+    /// Waits until the session has answered. Then it has seen this controller, and does not end for want of one.
+    pub(super) async fn confirm(&self) -> Result<(), SessionError> {
+        match actor::call(&self.commands, |reply| Box::new(Command::Title(reply))).await {
+            Some(_) => Ok(()),
+            None => Err(SessionError::Ended(self.shared.fate.closed().await)),
+        }
     }
 }
 
@@ -175,16 +190,21 @@ impl Guard {
         if self.hold.is_some() { Mode::Controller } else { Mode::Observer }
     }
 
-    /// Changes whether the subscriber keeps the session alive.
+    /// Changes whether the subscriber keeps the session alive. For a new controller, the session confirms that it stays: it
+    /// may be shutting down because nobody kept it alive.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if there is no session any more to keep alive.
-    pub fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
+    /// [`SessionError::Ended`] if the session has ended, or is ending. The subscriber stays an observer.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future leaves the mode as it was.
+    pub async fn set_mode(&mut self, mode: Mode) -> Result<(), SessionError> {
         match mode {
             Mode::Observer => self.hold = None,
             Mode::Controller if self.hold.is_some() => {}
-            Mode::Controller => self.hold = Some(self.session.hold()?),
+            Mode::Controller => self.hold = Some(self.session.confirmed_hold().await?),
         }
         Ok(())
     }

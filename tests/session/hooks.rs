@@ -211,7 +211,7 @@ async fn sleep_with_a_controller_is_refused() {
     let session = on(scripted([])).create().await.unwrap();
     let mut controller = session.subscribe(Mode::Controller).await.unwrap();
     refuses(&session).await;
-    controller.set_mode(Mode::Observer).unwrap();
+    controller.set_mode(Mode::Observer).await.unwrap();
     assert!(session.sleep().await.unwrap());
 }
 
@@ -425,12 +425,12 @@ async fn controllers_are_counted() {
     let two = session.subscribe(Mode::Controller).await.unwrap();
     let observer = session.subscribe(Mode::Observer).await.unwrap();
     assert_eq!(session.controllers(), 2);
-    one.set_mode(Mode::Observer).unwrap();
+    one.set_mode(Mode::Observer).await.unwrap();
     assert_eq!(session.controllers(), 1);
     let (_, guard) = two.into_parts();
     assert_eq!(session.controllers(), 1);
     drop((guard, observer));
     assert_eq!(session.controllers(), 0);
-    one.set_mode(Mode::Controller).unwrap();
+    one.set_mode(Mode::Controller).await.unwrap();
     assert_eq!(session.controllers(), 1);
 }

@@ -54,7 +54,7 @@ async fn controller_leaves_while_idle_session_ends_after_the_time() {
 #[tokio::test(start_paused = true)]
 async fn controller_becomes_observer_session_ends_after_the_time() {
     let (session, mut controller) = open(scripted([]), AFTER).await;
-    controller.set_mode(Mode::Observer).unwrap();
+    controller.set_mode(Mode::Observer).await.unwrap();
     ends_in(&session, AFTER).await;
 }
 

@@ -55,9 +55,9 @@ async fn observer_without_handles_sees_the_session_end() {
 #[tokio::test(start_paused = true)]
 async fn controller_that_becomes_an_observer_lets_go() {
     let (mut events, session) = held_by(Mode::Controller, []).await;
-    events.set_mode(Mode::Controller).unwrap();
+    events.set_mode(Mode::Controller).await.unwrap();
     assert!(lives(&session).await);
-    events.set_mode(Mode::Observer).unwrap();
+    events.set_mode(Mode::Observer).await.unwrap();
     assert_eq!(events.mode(), Mode::Observer);
     assert_eq!(closed(&mut events).await, EndReason::HandlesDropped);
 }
@@ -66,12 +66,12 @@ async fn controller_that_becomes_an_observer_lets_go() {
 async fn observer_that_becomes_a_controller_holds_on() {
     let session = on(scripted([])).create().await.unwrap();
     let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
-    events.set_mode(Mode::Controller).unwrap();
-    events.set_mode(Mode::Controller).unwrap();
+    events.set_mode(Mode::Controller).await.unwrap();
+    events.set_mode(Mode::Controller).await.unwrap();
     let weak = session.downgrade();
     drop(session);
     assert!(lives(&weak).await);
-    events.set_mode(Mode::Observer).unwrap();
+    events.set_mode(Mode::Observer).await.unwrap();
     assert_eq!(closed(&mut events).await, EndReason::HandlesDropped);
 }
 
@@ -128,13 +128,13 @@ async fn mode_of_an_ended_session_cannot_become_controller() {
     let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
     answered(session.stop(Duration::from_secs(1))).await.unwrap();
     for _ in 0..2 {
-        let error = events.set_mode(Mode::Controller).unwrap_err();
+        let error = events.set_mode(Mode::Controller).await.unwrap_err();
         assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
         assert_eq!(events.mode(), Mode::Observer);
-        events.set_mode(Mode::Observer).unwrap();
+        events.set_mode(Mode::Observer).await.unwrap();
     }
     drop(session);
-    let error = events.set_mode(Mode::Controller).unwrap_err();
+    let error = events.set_mode(Mode::Controller).await.unwrap_err();
     assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
 }
 
@@ -154,8 +154,44 @@ async fn mode_while_the_session_ends_cannot_become_controller() {
     reached(&gate).await;
     stopping.abort();
     assert!(in_time(stopping).await.unwrap_err().is_cancelled());
-    let error = events.set_mode(Mode::Controller).unwrap_err();
+    let error = events.set_mode(Mode::Controller).await.unwrap_err();
     assert!(matches!(error, SessionError::Ended(EndReason::Stopped)), "{error:?}");
     gate.open();
     assert_eq!(closed(&mut events).await, EndReason::Stopped);
+}
+
+/// Lets the tasks run that are ready now, once each. `yield_now` would wait until no task is ready any more.
+async fn next_turn() {
+    let mut is_over = false;
+    std::future::poll_fn(|cx| {
+        if std::mem::replace(&mut is_over, true) {
+            return std::task::Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        std::task::Poll::Pending
+    })
+    .await;
+}
+
+/// Whenever a subscriber asks, a controller is a controller: the idle shutdown does not pass it by.
+#[tokio::test(start_paused = true)]
+async fn set_mode_to_controller_during_the_idle_shutdown_succeeds_only_if_the_session_stays() {
+    let mut outcomes = [0, 0];
+    for rounds in 0..40 {
+        let session = on(scripted([])).idle_shutdown(Duration::from_secs(5)).create().await.unwrap();
+        let mut events = session.subscribe(Mode::Observer).await.unwrap();
+        // In a task, so that it has its turn among the session and its agent.
+        let asking = tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            for _ in 0..rounds {
+                next_turn().await;
+            }
+            (events.set_mode(Mode::Controller).await.is_ok(), events)
+        });
+        let (stays, _events) = asking.await.unwrap();
+        tokio::time::sleep(Duration::from_hours(1)).await;
+        assert_eq!(session.end().is_none(), stays, "after {rounds} rounds");
+        outcomes[usize::from(stays)] += 1;
+    }
+    assert!(outcomes.iter().all(|times| *times > 0), "{outcomes:?}");
 }

@@ -41,7 +41,10 @@ pub enum StoreError {
         /// The conversation.
         id: ConversationId,
     },
-    /// Others keep what is needed, such as a lock or a connection, for longer than this one was set to wait.
+    /// Others hold a lock or a connection for longer than the store was set to wait.
+    ///
+    /// If it stays busy, a process may have been stopped (`SIGSTOP`, a debugger, a paused container) in the middle of a write.
+    /// Continue or end that process: its lock ends with it.
     Busy {
         /// The busy part of the store.
         place: String,
@@ -124,7 +127,11 @@ impl fmt::Display for StoreError {
                 write!(f, "conversation {id} is no longer owned by this writer; acquire and load it again")
             }
             Self::Busy { place, waited } => {
-                write!(f, "{place} was kept busy by others for {waited:?}; try again")
+                write!(
+                    f,
+                    "{place} was kept busy by others for {waited:?}; try again, \
+                     and if it stays busy, continue or end the stopped process that holds it"
+                )
             }
             Self::Damaged { place, problem } => write!(f, "{place} is damaged: {problem}"),
             Self::UnknownFormat { place, found, known } => write!(

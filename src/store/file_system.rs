@@ -101,8 +101,10 @@ use super::{
     Write, WriteId,
 };
 
-/// Keeps conversations in a folder, for applications on one machine. Processes may share the folder. Clones
-/// share everything.
+/// Keeps conversations in a folder, for applications on one machine. Clones share everything.
+///
+/// Processes may share the folder. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can't write to that
+/// conversation until it continues or ends.
 ///
 /// It needs a tokio runtime of either kind, with its timer: files are used on the runtime's blocking threads, and
 /// another's lock is waited for.

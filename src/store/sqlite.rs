@@ -71,7 +71,18 @@
 //! # Ownership
 //!
 //! Leases are kept in the file and measured by the machine's clock. Renewing them goes before the writes that wait. A
-//! process that is frozen in the middle of a transaction makes the others wait, and then get [`StoreError::Busy`]; none can write before it.
+//! process that is stopped in the middle of a transaction keeps its lock; see below.
+//!
+//! # A stopped process
+//!
+//! If a process is stopped (`SIGSTOP`, a debugger, a paused container) in the middle of a write, it keeps the lock of the
+//! file. Until that process continues or ends, no other process can write to any conversation in the file, take over its
+//! conversations, or open a session: these get [`StoreError::Busy`]. Reading and listing still work. Leases run out
+//! meanwhile. When the lock is free again, their owners can renew them, unless another process acquires the conversation first.
+//! Killing the stopped process frees the lock at once, and its unfinished write is rolled back.
+//!
+//! The time in which this can happen is short: a write is encoded before its transaction begins, and the transaction only
+//! writes and syncs. If processes are often stopped, use `PostgresStore` (feature `postgres`).
 //!
 //! # Where it works
 //!
@@ -109,8 +120,10 @@ use super::{
     rows::Change,
 };
 
-/// Keeps conversations in one SQLite file, for applications on one machine. Processes may share the file. Clones
-/// share everything.
+/// Keeps conversations in one SQLite file, for applications on one machine. Clones share everything.
+///
+/// Processes may share the file. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can read but not write
+/// until it continues or ends.
 ///
 /// The module's documentation has the layout.
 ///

@@ -8,6 +8,8 @@ mod queue;
 #[cfg(unix)]
 mod read_only;
 mod room;
+#[cfg(unix)]
+mod stopped;
 
 use std::{
     fs,

@@ -1,0 +1,92 @@
+//! A process that is stopped in the middle of a write.
+
+use std::{
+    io::{BufRead, BufReader, Lines, Read, Write as _},
+    process::{Child, ChildStdout, Command},
+    time::Duration,
+};
+
+use omni_agent::store::{Owner, Page, SqliteStore, Store, StoreError, Write};
+use rusqlite::{Connection, TransactionBehavior};
+
+use super::file;
+use crate::support::{Folder, child, child_folder, create, id, says};
+
+/// The child: begins a write, and ends it when its parent sends a byte.
+#[tokio::test]
+async fn child_writes_for_as_long_as_its_parent_wants() {
+    let Some(folder) = child_folder() else { return };
+    let mut connection = Connection::open(folder.join("conversations.sqlite")).unwrap();
+    let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate).unwrap();
+    assert_eq!(transaction.execute("UPDATE conversations SET title = 'mine'", []).unwrap(), 1);
+    println!("\nready");
+    std::io::stdout().flush().unwrap();
+    std::io::stdin().read_exact(&mut [0]).unwrap();
+    transaction.rollback().unwrap();
+}
+
+/// Ends with the test, even if it is stopped.
+struct Writer {
+    child: Child,
+    /// Held, so that the child can write to it.
+    _lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Writer {
+    /// Starts a child and waits until it is in the middle of a write.
+    fn start(folder: &Folder) -> Self {
+        let name = "sqlite::stopped::child_writes_for_as_long_as_its_parent_wants";
+        let mut child = child(name, folder.path()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "ready"));
+        Self { child, _lines: lines }
+    }
+
+    fn send(&self, signal: &str) {
+        assert!(
+            Command::new("kill").args([signal, &self.child.id().to_string()]).status().unwrap().success()
+        );
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn write_while_a_stopped_process_writes_is_busy_until_it_continues_or_ends() {
+    for is_killed in [false, true] {
+        let folder = Folder::new();
+        let open = SqliteStore::builder(file(&folder)).lock_wait(Duration::from_millis(50)).open();
+        let store = open.await.unwrap();
+        let version = create(&store, &id("a")).await;
+        let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
+        let mut other = Writer::start(&folder);
+        other.send("-STOP");
+
+        let write = Write::on(version).under(&lease);
+        for refused in [
+            store.commit(&id("a"), &write, &says(1, "Hi")).await.map(drop),
+            store.renew(&id("a"), &lease).await.map(drop),
+            store.delete(&id("a")).await,
+        ] {
+            let error = refused.unwrap_err();
+            assert!(matches!(error, StoreError::Busy { .. }) && error.is_transient(), "{error:?}");
+            assert!(error.to_string().contains("stopped process"), "{error}");
+        }
+        assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "reading works");
+
+        if is_killed {
+            other.send("-KILL");
+        } else {
+            other.send("-CONT");
+            other.child.stdin.take().unwrap().write_all(b"!").unwrap();
+        }
+        assert_eq!(other.child.wait().unwrap().success(), !is_killed);
+        assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
+        assert_eq!(store.load(&id("a")).await.unwrap().state.title, None);
+    }
+}

@@ -448,13 +448,7 @@ impl Session {
     }
 
     fn ensure_room(&self) -> Result<(), SessionError> {
-        if self.shared.is_draining.load(Ordering::Acquire) && self.shared.fate.end().is_none() {
-            return Err(SessionError::Draining);
-        }
-        if self.shared.is_behind.load(Ordering::Acquire) && self.shared.fate.end().is_none() {
-            return Err(SessionError::StoreBehind { limit: self.shared.setup.unsaved_limit });
-        }
-        Ok(())
+        self.shared.refusal().map_or(Ok(()), Err)
     }
 
     /// Sends a command and awaits its answer.

@@ -12,7 +12,7 @@ use super::{
     Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, SavedConfig, State,
     Status, WeakAgent,
     named::{Named, choose_model},
-    task::{Outlet, Setup, Shared, Task},
+    task::{Hold, Outlet, Setup, Shared, Task},
 };
 use crate::{
     message::History,
@@ -44,6 +44,7 @@ pub struct AgentBuilder {
     terminate_timeout: Duration,
     commit: Option<Outlet>,
     admission: Option<Arc<dyn Admission>>,
+    hold: Option<Hold>,
 }
 
 impl Default for AgentBuilder {
@@ -66,6 +67,7 @@ impl Default for AgentBuilder {
             terminate_timeout: Duration::from_secs(5),
             commit: None,
             admission: None,
+            hold: None,
         }
     }
 }
@@ -202,6 +204,12 @@ impl AgentBuilder {
         self
     }
 
+    /// Asked before a prompt is taken, whoever sends it: returns why none may be taken now.
+    pub(crate) fn hold(mut self, hold: Hold) -> Self {
+        self.hold = Some(hold);
+        self
+    }
+
     /// Starts the agent on the current tokio runtime, after `init` has run.
     ///
     /// # Errors
@@ -275,6 +283,7 @@ impl AgentBuilder {
             credentials: self.credentials.into(),
             owned,
             admission: self.admission,
+            hold: self.hold,
         };
         let task =
             Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);

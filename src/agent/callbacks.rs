@@ -92,7 +92,8 @@ pub trait AgentCallbacks: Send + 'static {
     /// carries the staged prompt back then has the contents of both, with the options of the first.
     ///
     /// A prompt that can't be taken, such as a blank one or one with tool results while a run is on, ends the
-    /// run in an error event.
+    /// run in an error event. So does any prompt while the agent's session takes nothing new, because too much is unsaved or
+    /// it is being shut down; that error event carries the prompt back as `staged`.
     async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None

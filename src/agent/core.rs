@@ -41,6 +41,8 @@ pub(super) struct Env<'a> {
     pub(super) tools: &'a ToolSet,
     /// Fresh randomness, should a turn begin.
     pub(super) turn_id: &'a dyn Fn() -> u128,
+    /// Why no run may begin now, if something forbids it.
+    pub(super) hold: &'a dyn Fn() -> Option<String>,
 }
 
 /// What the shell is to do.
@@ -395,10 +397,13 @@ impl Core {
         if !matches!(self.phase, Phase::Noticing { op: waiting, begun: true, .. } if waiting == op) {
             return;
         }
-        if let Some(prompt) = prompt
-            && let Err(error) = self.prompt_from_event(prompt, env, effects)
-        {
-            return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), env, effects);
+        if let Some(prompt) = prompt {
+            if let Some(reason) = (env.hold)() {
+                return self.hand_back(prompt, reason, env, effects);
+            }
+            if let Err(error) = self.prompt_from_event(prompt, env, effects) {
+                return self.call_failed(op, Call::HandleEvent.name(), error.to_string(), env, effects);
+            }
         }
         let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
             unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
@@ -425,6 +430,18 @@ impl Core {
             self.behind = self.staged.replace(ahead);
         }
         taken.map(|_| ())
+    }
+
+    /// Carries a prompt that `handle_event` returned back with an error, since it can't be taken now.
+    fn hand_back(&mut self, prompt: Prompt, reason: String, env: &Env<'_>, effects: &mut Effects) {
+        let prompt = Some(Arc::new(prompt));
+        // While one waits behind the staged prompt, `handle_event` is not called.
+        if self.staged.is_none() {
+            self.staged = prompt;
+        } else {
+            self.behind = prompt;
+        }
+        self.end_in_error(Failure::OnHold { reason }, env, effects);
     }
 
     /// Takes out what is staged, to be carried back as one prompt.

@@ -81,6 +81,9 @@ pub enum AgentError {
     TooManyEvents(usize),
     /// The receiver of the commit channel is too far behind; no run can begin.
     CommitBehind(usize),
+    /// The session that the agent belongs to takes nothing new now. The cause says why: too much is unsaved, or the session is
+    /// being shut down.
+    OnHold(Arc<dyn Error + Send + Sync>),
     /// The run of this call was cancelled.
     Cancelled(Arc<Response>),
     /// The run of this call failed.
@@ -162,6 +165,7 @@ impl fmt::Display for AgentError {
                 "{waiting} events wait for the commit channel; \
                  nothing new begins until its receiver has taken some"
             ),
+            Self::OnHold(cause) => write!(f, "the prompt was not taken: {cause}"),
             Self::Cancelled(_) => f.write_str("the run was cancelled"),
             Self::Failed(failure, _) => write!(f, "the run failed: {failure}"),
             Self::Output(problem, _) => {
@@ -191,7 +195,7 @@ impl Error for AgentError {
             Self::Model(error) => error,
             Self::InvalidTools(error) => error,
             Self::InvalidOutputSchema(error) => error,
-            Self::Refused(error) => &**error,
+            Self::Refused(error) | Self::OnHold(error) => &**error,
             Self::Failed(failure, _) => failure,
             _ => return None,
         };
@@ -248,6 +252,12 @@ pub enum Failure {
         /// The problem with the answer.
         message: String,
     },
+    /// `handle_event` returned a prompt while the session takes nothing new. The event carries the prompt back.
+    #[error("the prompt of handle_event was not taken: {reason}")]
+    OnHold {
+        /// Why the session takes nothing new.
+        reason: String,
+    },
     /// A callback panicked or returned an unusable value.
     #[error("callback {callback} failed: {message}")]
     Callback {
@@ -265,6 +275,7 @@ impl Failure {
             Self::Provider { error } => error.message.len() + error.body.as_ref().map_or(0, String::len),
             Self::ProviderPanicked { message } | Self::Output { message } => message.len(),
             Self::Callback { callback, message } => callback.len() + message.len(),
+            Self::OnHold { reason } => reason.len(),
             Self::TimeLimit { .. } => 0,
         }
     }

@@ -159,7 +159,7 @@ pub enum Event {
         failure: Failure,
         /// What was discarded, with what it used.
         response: Arc<Response>,
-        /// A staged prompt that was not taken.
+        /// A prompt that was not taken: a staged one, or one that `handle_event` returned while the session takes nothing new.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },

@@ -10,6 +10,7 @@ mod work;
 
 use std::{
     collections::VecDeque,
+    error::Error,
     pin::Pin,
     sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
@@ -50,7 +51,11 @@ pub(super) struct Setup {
     /// Whether only the owner changes the history.
     pub(super) owned: bool,
     pub(super) admission: Option<Arc<dyn Admission>>,
+    pub(super) hold: Option<Hold>,
 }
+
+/// Returns why no prompt may be taken now, if something forbids it.
+pub(crate) type Hold = Arc<dyn Fn() -> Option<Arc<dyn Error + Send + Sync>> + Send + Sync>;
 
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
 #[derive(Debug, Default)]
@@ -208,6 +213,7 @@ impl Task {
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
             turn_id: &rand::random,
+            hold: &|| Some((self.setup.hold.as_ref()?)()?.to_string()),
         };
         let output = input(&mut self.core, &env, &mut effects);
         self.perform_all(effects);

@@ -110,7 +110,9 @@ impl SessionBuilder {
     }
 
     /// Bytes of messages that may be unsaved, roughly, before new prompts get [`SessionError::StoreBehind`]. 16 MiB if
-    /// unset. A run in progress continues.
+    /// unset. A run in progress continues. This holds for prompts by an agent's weak handle too
+    /// ([`AgentError::OnHold`](crate::agent::AgentError::OnHold)); a prompt that `handle_event` returns is carried back by an
+    /// error event.
     pub fn unsaved_limit(mut self, bytes: usize) -> Self {
         Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
         self
@@ -300,6 +302,9 @@ impl SessionBuilder {
             controllers: AtomicUsize::new(0),
             left: Signal::default(),
         });
+        let held = Arc::clone(&shared);
+        // Prompts reach the agent by other ways than the session's handle: from `handle_event`, and by weak handles.
+        let agent = agent.hold(Arc::new(move || Some(Arc::new(held.refusal()?))));
         let session = Session { commands, shared };
         if let Some(hold) = hold {
             // The guard of a starter that went away is dropped.

@@ -117,6 +117,11 @@ impl From<AgentError> for SessionError {
         match error {
             AgentError::Busy(status) => Self::Busy(status),
             AgentError::Stopped(reason) => Self::Ended(reason),
+            AgentError::OnHold(cause) => match cause.downcast_ref() {
+                Some(Self::StoreBehind { limit }) => Self::StoreBehind { limit: *limit },
+                Some(Self::Draining) => Self::Draining,
+                _ => Self::Agent(AgentError::OnHold(cause)),
+            },
             other => Self::Agent(other),
         }
     }

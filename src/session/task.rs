@@ -22,7 +22,7 @@ use tokio::{
 };
 
 use super::{
-    Notice, SessionEvent, SessionSnapshot, Watcher,
+    Notice, SessionError, SessionEvent, SessionSnapshot, Watcher,
     command::{Command, Stop, Unsaved},
     core::{Core, Effect, Env},
     event,
@@ -88,6 +88,20 @@ pub(super) struct Shared {
     pub(super) controllers: AtomicUsize,
     /// Tells the task that the last controller has left.
     pub(super) left: Signal,
+}
+
+impl Shared {
+    /// Returns why the session takes nothing new now, if it does not.
+    pub(super) fn refusal(&self) -> Option<SessionError> {
+        if self.fate.end().is_some() {
+            None
+        } else if self.is_draining.load(Ordering::Acquire) {
+            Some(SessionError::Draining)
+        } else {
+            let is_behind = self.is_behind.load(Ordering::Acquire);
+            is_behind.then(|| SessionError::StoreBehind { limit: self.setup.unsaved_limit })
+        }
+    }
 }
 
 /// What the agent tells: every event, in order. It takes no room while nothing waits.

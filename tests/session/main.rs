@@ -22,6 +22,7 @@ mod loading;
 mod losing;
 mod modes;
 mod moves;
+mod on_hold;
 mod open_uses;
 mod order;
 mod outages;

@@ -224,7 +224,7 @@ impl Core {
     }
 
     /// Ends whatever goes on in an error; what is pending is discarded.
-    fn end_in_error(&mut self, failure: Failure, env: &Env<'_>, effects: &mut Effects) {
+    pub(super) fn end_in_error(&mut self, failure: Failure, env: &Env<'_>, effects: &mut Effects) {
         self.discard(StopReason::Other("error".into()), env, effects, |response, staged| {
             let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
             (Event::Error { failure, response, staged }, Err(error))

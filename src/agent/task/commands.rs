@@ -22,14 +22,14 @@ impl Task {
             Command::Prompt(prompt) => {
                 let (prompt, reply) = *prompt;
                 let accepted = self
-                    .ensure_room()
+                    .ensure_open()
                     .and_then(|()| self.step(|core, env, effects| core.prompt(prompt, false, env, effects)));
                 let _ = reply.send(accepted);
             }
             Command::Ask(ask) => {
                 let (prompt, reply) = *ask;
                 let accepted = self
-                    .ensure_room()
+                    .ensure_open()
                     .and_then(|()| self.step(|core, env, effects| core.prompt(prompt, true, env, effects)));
                 match accepted {
                     Ok(_) => self.asker = Some(reply),
@@ -98,6 +98,14 @@ impl Task {
                 Err(AgentError::CommitBehind(commit.outbox.len()))
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses a prompt if none may be taken now.
+    fn ensure_open(&self) -> Result<(), AgentError> {
+        match self.setup.hold.as_ref().and_then(|hold| hold()) {
+            Some(cause) => Err(AgentError::OnHold(cause)),
+            None => self.ensure_room(),
         }
     }
 

@@ -213,7 +213,15 @@ impl World {
 
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
         self.note(|| format!("handle_event: {prompt:?}"));
-        if let Some(prompt) = &prompt {
+        // Whatever it is, it is carried back.
+        let is_held = prompt.is_some() && self.rng.percent(20);
+        self.hold = is_held.then_some("the store is behind");
+        if let (Some(prompt), true) = (&prompt, is_held) {
+            self.model.input = Input::EventFails;
+            let place =
+                if self.model.staged.is_none() { &mut self.model.staged } else { &mut self.model.behind };
+            *place = Some(Arc::new(prompt.clone()));
+        } else if let Some(prompt) = &prompt {
             match self.expect(prompt, false) {
                 Err(_) => self.model.input = Input::EventFails,
                 // Nobody could be told what was replaced: it waits behind that.
@@ -229,6 +237,7 @@ impl World {
         }
         let fails = self.model.input == Input::EventFails;
         self.input(|core, env, effects| core.event_handled(op, prompt, env, effects))?;
+        self.hold = None;
         ensure!(!fails || !self.model.is_running(), "a prompt of handle_event that can't be taken passes");
         Ok(())
     }

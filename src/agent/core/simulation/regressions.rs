@@ -36,8 +36,13 @@ impl Bench {
 
     fn feed<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
         let mut effects = Vec::new();
-        let env =
-            Env { now: &|| Timestamp(1), config: &self.config, tools: &self.tools, turn_id: &|| u128::MAX };
+        let env = Env {
+            now: &|| Timestamp(1),
+            config: &self.config,
+            tools: &self.tools,
+            turn_id: &|| u128::MAX,
+            hold: &|| None,
+        };
         let output = input(&mut self.core, &env, &mut effects);
         for effect in effects {
             match effect {

@@ -17,6 +17,8 @@ use crate::{
 
 pub(super) struct World {
     pub(super) rng: Rng,
+    /// Why no prompt may be taken now.
+    pub(super) hold: Option<&'static str>,
     pub(super) core: Core,
     pub(super) config: Config,
     pub(super) tools: ToolSet,
@@ -122,6 +124,7 @@ impl World {
             clock: 0,
             call: None,
             begun: false,
+            hold: None,
             stream: None,
             question: None,
             answer: None,
@@ -197,7 +200,15 @@ impl World {
         let mut effects = Vec::new();
         let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
         let (now, turn_id) = (Timestamp(self.clock), move || turn_id);
-        let env = Env { now: &move || now, config: &self.config, tools: &self.tools, turn_id: &turn_id };
+        let reason = self.hold;
+        let hold = move || reason.map(str::to_owned);
+        let env = Env {
+            now: &move || now,
+            config: &self.config,
+            tools: &self.tools,
+            turn_id: &turn_id,
+            hold: &hold,
+        };
         let output = input(&mut self.core, &env, &mut effects);
         (output, effects)
     }

@@ -1,0 +1,120 @@
+//! Prompts that reach the agent by other ways than the session's handle, while the session takes nothing new.
+
+use omni_agent::{
+    agent::{AgentBuilder, AgentError, Event, Prompt, WeakAgent},
+    session::{Session, SessionError},
+    testing::{ScriptedProvider, Step},
+};
+
+use crate::{
+    support::{Act, ScriptedStore, assert_agree, event, secs, watch},
+    watch::{Hooks, Log},
+};
+
+const RETURNED: &str = "From the event";
+
+/// An agent whose `handle_event` returns a prompt.
+fn agent(provider: &ScriptedProvider) -> AgentBuilder {
+    let hooks = Hooks::new().on_event(|_, _| async { Some(Prompt::new(RETURNED)) });
+    AgentBuilder::default().model(provider.model()).callbacks(hooks)
+}
+
+/// A session with one turn that the store does not take.
+async fn behind(store: &ScriptedStore, agent: AgentBuilder) -> Session {
+    store.otherwise(|| Act::Hang);
+    let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
+    session.ask("One").await.unwrap();
+    // The agent tells of the turn before the session has taken it.
+    assert_eq!(session.tree().await.unwrap().len(), 2);
+    session
+}
+
+/// Waits for something that takes a few steps of the tasks.
+async fn until(holds: impl AsyncFn() -> bool) {
+    for _ in 0..1000 {
+        if holds().await {
+            return;
+        }
+        tokio::task::yield_now().await;
+    }
+    panic!("it does not come");
+}
+
+/// Sends an application event. Returns the prompt and the reason of the error that follows.
+async fn carried_back(session: &Session) -> (Prompt, String) {
+    let mut events = watch(session).await;
+    session.notify(()).await.unwrap();
+    loop {
+        if let Some(Event::Error { failure, staged, .. }) = event(&mut events).await.agent() {
+            return ((**staged.as_ref().unwrap()).clone(), failure.to_string());
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_of_handle_event_while_the_store_is_behind_is_carried_back() {
+    let store = ScriptedStore::new([]);
+    let provider = ScriptedProvider::new(["A1", "A2"].map(Step::text));
+    let session = behind(&store, agent(&provider)).await;
+    for _ in 0..2 {
+        let (prompt, reason) = carried_back(&session).await;
+        assert_eq!(prompt, Prompt::new(RETURNED));
+        assert!(reason.contains("the store is behind"), "{reason}");
+    }
+    session.wait_until_idle().await.unwrap();
+    assert_eq!((provider.requests().len(), session.tree().await.unwrap().len()), (1, 2));
+
+    store.otherwise(|| Act::Work);
+    session.flush(secs(1)).await.unwrap();
+    session.notify(()).await.unwrap();
+    until(async || session.tree().await.unwrap().len() == 4).await;
+    assert_agree(&session, &store).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_of_handle_event_while_the_session_is_drained_is_carried_back() {
+    let store = ScriptedStore::new([]);
+    let provider = ScriptedProvider::new(["A1"].map(Step::text));
+    let session = Session::builder(store.as_dyn()).agent(agent(&provider)).create().await.unwrap();
+    session.ask("One").await.unwrap();
+    session.drain();
+    let (prompt, reason) = carried_back(&session).await;
+    assert_eq!(prompt, Prompt::new(RETURNED));
+    assert!(reason.contains("is being shut down"), "{reason}");
+    session.stop(secs(1)).await.unwrap();
+    assert_eq!(provider.requests().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_by_a_weak_handle_while_the_session_takes_nothing_new_is_refused() {
+    let log = Log::default();
+    let tried = log.clone();
+    let hooks = Hooks::new().on_event(move |_, state| {
+        let log = tried.clone();
+        async move {
+            let agent = state.extensions().get::<WeakAgent>().unwrap().upgrade().unwrap();
+            let refusals = [agent.prompt("Two").await.map(drop), agent.ask("Two").await.map(drop)];
+            for refusal in refusals {
+                let error = refusal.unwrap_err();
+                assert!(matches!(error, AgentError::OnHold(_)), "{error:?}");
+                log.push(match SessionError::from(error) {
+                    SessionError::StoreBehind { limit } => format!("behind {limit}"),
+                    SessionError::Draining => "draining".to_owned(),
+                    other => panic!("{other:?}"),
+                });
+            }
+            None
+        }
+    });
+    let store = ScriptedStore::new([]);
+    let provider = ScriptedProvider::new(["A1"].map(Step::text));
+    let agent = AgentBuilder::default().model(provider.model()).callbacks(hooks);
+    let session = behind(&store, agent).await;
+    session.notify(()).await.unwrap();
+    until(async || log.all().len() == 2).await;
+    session.drain();
+    session.notify(()).await.unwrap();
+    until(async || log.all().len() == 4).await;
+    assert_eq!(log.all(), ["behind 0", "behind 0", "draining", "draining"]);
+    assert_eq!(provider.requests().len(), 1);
+}

@@ -260,3 +260,24 @@ async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_work
     let tried = store.tried();
     assert!(tried[2..6].iter().all(|attempt| attempt.what == tried[2].what), "{tried:?}");
 }
+
+/// The part before the unstorable turn has a new branch beside the path.
+#[tokio::test(start_paused = true)]
+async fn unstorable_turn_after_a_move_between_branches_keeps_the_branch_that_was_chosen() {
+    let (session, store, gate) = held_up(100).await;
+    session.regenerate(node(1)).await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    session.navigate(node(2)).await.unwrap();
+    session.ask("poison").await.unwrap();
+    gate.open();
+    assert_eq!(session.ended().await.reason, EndReason::Unstorable);
+    assert_eq!(store.tree(&id("talk")).await.head(), Some(node(2)));
+
+    let load = || Session::builder(store.as_dyn()).agent(parrot()).load(id("talk"));
+    let session = load().await.unwrap();
+    session.navigate(None).await.unwrap();
+    session.stop(secs(1)).await.unwrap();
+    let session = load().await.unwrap();
+    session.navigate(node(1)).await.unwrap();
+    assert_eq!(session.tree().await.unwrap().head(), Some(node(2)));
+}

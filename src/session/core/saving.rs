@@ -267,10 +267,12 @@ impl Core {
         }
         let mut changes = stable.changes_since(stored).expect("the tree grew from what is in the store");
         changes.nodes.truncate(last.nodes - stored.len());
-        // Cursors may lead to later nodes. The path brings its own.
+        // Cursors may lead to later nodes. The path brings its own if it is laid anew: a node beside the path would take the
+        // cursor of its parent otherwise.
         changes.cursors.clear();
         changes.head = last.head;
         let mut tree = stored.clone();
+        tree.clear();
         tree.apply(&changes).expect("nodes come after their parents");
         tree
     }

@@ -58,8 +58,9 @@ impl World {
     fn forget_models(&mut self) {
         self.core.set_model();
         self.model.named_for_run = None;
-        let (core, model) = (&mut self.core, &mut self.model);
-        let prompts = [&mut core.staged, &mut core.behind, &mut model.staged, &mut model.behind];
+        let (core, model, kept) = (&mut self.core, &mut self.model, &mut self.kept.0);
+        let prompts =
+            [&mut core.staged, &mut core.behind, &mut model.staged, &mut model.behind, &mut kept.behind];
         for prompt in prompts.into_iter().flatten() {
             Arc::make_mut(prompt).model = None;
         }

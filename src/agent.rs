@@ -79,6 +79,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Pause, Snapshot};
 pub use state::{Config, Draft, Prompt, SavedConfig, State, StateView};
+pub(crate) use task::Hold;
 use task::Shared;
 use tokio::sync::mpsc;
 

@@ -44,7 +44,7 @@ pub struct AgentBuilder {
     terminate_timeout: Duration,
     commit: Option<Outlet>,
     admission: Option<Arc<dyn Admission>>,
-    hold: Option<Hold>,
+    hold: Option<Arc<dyn Hold>>,
 }
 
 impl Default for AgentBuilder {
@@ -204,8 +204,8 @@ impl AgentBuilder {
         self
     }
 
-    /// Asked before a prompt is taken, whoever sends it: returns why none may be taken now.
-    pub(crate) fn hold(mut self, hold: Hold) -> Self {
+    /// Sets what is asked before a prompt is taken.
+    pub(crate) fn hold(mut self, hold: Arc<dyn Hold>) -> Self {
         self.hold = Some(hold);
         self
     }

@@ -51,11 +51,14 @@ pub(super) struct Setup {
     /// Whether only the owner changes the history.
     pub(super) owned: bool,
     pub(super) admission: Option<Arc<dyn Admission>>,
-    pub(super) hold: Option<Hold>,
+    pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// Returns why no prompt may be taken now, if something forbids it.
-pub(crate) type Hold = Arc<dyn Fn() -> Option<Arc<dyn Error + Send + Sync>> + Send + Sync>;
+/// Asked before a prompt is taken, whoever sends it.
+pub(crate) trait Hold: Send + Sync {
+    /// Returns why none may be taken now, if something forbids it.
+    fn reason(&self) -> Option<Arc<dyn Error + Send + Sync>>;
+}
 
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
 #[derive(Debug, Default)]
@@ -213,7 +216,7 @@ impl Task {
             config: &self.config,
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
             turn_id: &rand::random,
-            hold: &|| Some((self.setup.hold.as_ref()?)()?.to_string()),
+            hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),
         };
         let output = input(&mut self.core, &env, &mut effects);
         self.perform_all(effects);

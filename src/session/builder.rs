@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     actor::{Fate, Signal},
-    agent::{Agent, AgentBuilder, Config, HistoryOwner},
+    agent::{Agent, AgentBuilder, Config, HistoryOwner, Hold},
     store::{ConversationId, Owner, Store, WriteId},
     subscription::{EventId, Feed, FeedLimits},
     tree::Tree,
@@ -302,9 +302,8 @@ impl SessionBuilder {
             controllers: AtomicUsize::new(0),
             left: Signal::default(),
         });
-        let held = Arc::clone(&shared);
         // Prompts reach the agent by other ways than the session's handle: from `handle_event`, and by weak handles.
-        let agent = agent.hold(Arc::new(move || Some(Arc::new(held.refusal()?))));
+        let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>);
         let session = Session { commands, shared };
         if let Some(hold) = hold {
             // The guard of a starter that went away is dropped.

@@ -31,7 +31,7 @@ use super::{
 };
 use crate::{
     actor::{Breath, Fate, Signal, passed},
-    agent::{Agent, AgentError, Delivery, HistoryOwner, Snapshot, Status, WeakAgent},
+    agent::{Agent, AgentError, Delivery, HistoryOwner, Hold, Snapshot, Status, WeakAgent},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
 };
@@ -101,6 +101,12 @@ impl Shared {
             let is_behind = self.is_behind.load(Ordering::Acquire);
             is_behind.then(|| SessionError::StoreBehind { limit: self.setup.unsaved_limit })
         }
+    }
+}
+
+impl Hold for Shared {
+    fn reason(&self) -> Option<Arc<dyn std::error::Error + Send + Sync>> {
+        Some(Arc::new(self.refusal()?))
     }
 }
 

@@ -103,7 +103,7 @@ impl Task {
 
     /// Refuses a prompt if none may be taken now.
     fn ensure_open(&self) -> Result<(), AgentError> {
-        match self.setup.hold.as_ref().and_then(|hold| hold()) {
+        match self.setup.hold.as_ref().and_then(|hold| hold.reason()) {
             Some(cause) => Err(AgentError::OnHold(cause)),
             None => self.ensure_room(),
         }

@@ -333,7 +333,8 @@ impl Manager {
     /// If the store knows owners, a conversation that is open elsewhere is not renamed. If it does not, as memory and files, the
     /// session that is open elsewhere takes the title over with its next write.
     ///
-    /// Returns when the title is stored. An open session shows it at once.
+    /// Returns when the title is stored. An open session shows it at once. A session that is open here does not write the title
+    /// that it has already. So if another manager on a store without owners has stored another title meanwhile, that one stays.
     ///
     /// # Errors
     ///

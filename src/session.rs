@@ -250,7 +250,8 @@ impl Session {
     }
 
     /// Gives the conversation a title, or none. A list of the store shows it when it is saved: see
-    /// [`flush`](Self::flush). It replaces a title that another process has stored meanwhile.
+    /// [`flush`](Self::flush). It replaces a title that another process has stored meanwhile. Only the title that the session
+    /// has already is not written again: then the title of the other process stays.
     ///
     /// # Errors
     ///

@@ -54,9 +54,9 @@ pub(super) struct Setup {
     pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// Asked before a prompt is taken, whoever sends it.
+/// Decides before each prompt, from any handle, whether the agent may take it.
 pub(crate) trait Hold: Send + Sync {
-    /// Returns why none may be taken now, if something forbids it.
+    /// Returns the reason why no prompt may be taken now, if there is one.
     fn reason(&self) -> Option<Arc<dyn Error + Send + Sync>>;
 }
 

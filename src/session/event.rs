@@ -68,7 +68,8 @@ pub enum StoreReport {
     },
     /// Nothing more is written. Another writer has changed more than the title, or has removed the conversation; or the store
     /// can never accept the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the latter case
-    /// all turns before that write are in the store. The session ends, and its last snapshot has the unsaved messages. A write
+    /// all turns before that write are in the store; a change of settings or title that was to be written with them may not
+    /// be. The session ends, and its last snapshot has the unsaved messages. A write
     /// that was under way may still be reported as saved.
     Lost {
         /// What the store said, with the causes.

@@ -42,7 +42,8 @@
 //!
 //! If the file can be read and not written to, it is opened for reading: loading, listing, exporting and copying from it
 //! work. Every write fails with [`StoreError::Denied`]. Acquiring a lease is a write, so sessions can't be opened there. Once the
-//! file can be written to, open the store anew.
+//! file can be written to, open the store anew. If SQLite has created an index (`-shm`) next to the file meanwhile, it has the
+//! file's mode of then: delete it first, while nobody has the file open.
 //!
 //! A write-ahead log that belongs to such a file is read too. If the log's index (`-shm`) is missing, SQLite needs permission to
 //! create it in the folder; without it, opening fails with [`StoreError::Denied`].

@@ -239,7 +239,7 @@ async fn rename_of_an_open_one_returns_when_the_title_is_stored() {
     let mut renaming = Box::pin(manager.rename(one.session.id(), Some("New")));
     assert!(poll_times(&mut renaming, 100).await.is_none());
     assert_eq!(one.session.title().await.unwrap().as_deref(), Some("New"));
-    // Nobody has to wait for the store who wants the session itself.
+    // The session itself can be had without waiting for the store.
     assert!(!in_time(manager.open(one.session.id(), parrot())).await.unwrap().started);
     gate.open();
     in_time(renaming).await.unwrap();

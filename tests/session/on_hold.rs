@@ -24,7 +24,7 @@ async fn behind(store: &ScriptedStore, agent: AgentBuilder) -> Session {
     store.otherwise(|| Act::Hang);
     let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
     session.ask("One").await.unwrap();
-    // The agent tells of the turn before the session has taken it.
+    // The agent reports the turn before the session has taken it.
     assert_eq!(session.tree().await.unwrap().len(), 2);
     session
 }

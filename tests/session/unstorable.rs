@@ -152,7 +152,7 @@ async fn unstorable_turn_among_others_those_before_it_are_written() {
     assert_eq!(kept.len(), 6);
     assert_eq!(kept.head(), Some(node(6)));
     let ids: Vec<_> = store.tried().iter().map(|tried| tried.what.nodes()).collect();
-    // What is refused is halved, until one turn is left.
+    // A refused write is halved until one turn is left.
     let halves = [vec![3, 4, 5, 6], vec![7, 8, 9, 10], vec![7, 8]];
     assert_eq!(ids[..2], [vec![1, 2], (3..=10).collect()]);
     assert_eq!(ids[2..], halves);
@@ -261,7 +261,7 @@ async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_work
     assert!(tried[2..6].iter().all(|attempt| attempt.what == tried[2].what), "{tried:?}");
 }
 
-/// The part before the unstorable turn has a new branch beside the path.
+/// The part before the unstorable turn adds a branch that the path does not follow.
 #[tokio::test(start_paused = true)]
 async fn unstorable_turn_after_a_move_between_branches_keeps_the_branch_that_was_chosen() {
     let (session, store, gate) = held_up(100).await;

@@ -154,7 +154,7 @@ impl Sql {
             summary: sql(SUMMARY) + " WHERE id = $1",
             list: sql(SUMMARY) + " ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
             // In two parts, each a range of the index: one alone would pass over all that have the same time. Each has a limit
-            // of its own, $5, the sum of the two: else the server reads and sorts whole ranges.
+            // too, $5, the sum of the other two: else the server reads and sorts whole ranges.
             list_after: format!(
                 "({summary} WHERE updated = $3 AND id > $4 ORDER BY id LIMIT $5)
                  UNION ALL ({summary} WHERE updated < $3 ORDER BY updated DESC, id LIMIT $5)

@@ -213,7 +213,7 @@ impl World {
 
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
         self.note(|| format!("handle_event: {prompt:?}"));
-        // Whatever it is, it is carried back.
+        // Any prompt is carried back.
         let is_held = prompt.is_some() && self.rng.percent(20);
         self.hold = is_held.then_some("the store is behind");
         if let (Some(prompt), true) = (&prompt, is_held) {

@@ -42,7 +42,7 @@ impl Core {
                 if !creates {
                     saver.stored = Some(Box::new(attempt.tree));
                 }
-                // What a first save begins with is told when all of it is done. A failure stands as long.
+                // The first save is reported as a whole, when its last part is done. Until then a failure stays reported.
                 if !(creates && self.saver.stored.is_some()) {
                     // It may have been done before another took the conversation over: that stays the last word.
                     if self.saver.loss.is_none() {

@@ -19,7 +19,7 @@ impl Ledger {
         Ok(self.moments.iter().rposition(|moment| is_as(moment, &content, vault)))
     }
 
-    /// What is stored was once there to be stored, and can be built on.
+    /// Checks that the stored content is content that the session once wanted to store, and that the session can build on it.
     pub(in crate::session::core::simulation) fn check_stored(&self, vault: &Vault) -> Check {
         let Some(stored) = vault.stored.as_ref().filter(|_| !vault.is_foreign) else {
             return Ok(());
@@ -42,7 +42,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// At the end, with a store that works: all is there.
+    /// Checks that everything is stored at the end, with a store that works.
     pub(in crate::session::core::simulation) fn check_end(&self, vault: &Vault) -> Check {
         if self.lost || !self.touched {
             return Ok(());

@@ -18,7 +18,7 @@ use std::{process::Command, sync::Arc, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder},
-    manager::{Manager, Start},
+    manager::{Manager, OpenOptions},
     message::Message,
     session::Session,
     store::{
@@ -162,7 +162,7 @@ async fn managed() {
     let agent = agents();
     let manager = Manager::builder(Arc::new(Nowhere)).build();
     let start = async || {
-        let opened = manager.create(Start::new(agent()).subscribe(None)).await;
+        let opened = manager.create(OpenOptions::new(agent()).subscribe(None)).await;
         opened.expect("the session starts").session
     };
     turn(&start().await).await;
@@ -201,7 +201,7 @@ async fn shutdown(count: usize) -> u128 {
     for _ in 0..(10_000 / count).clamp(1, 10) {
         let manager = Manager::builder(Arc::new(Nowhere)).build();
         for _ in 0..count {
-            let opened = manager.create(Start::new(agent()).subscribe(None)).await;
+            let opened = manager.create(OpenOptions::new(agent()).subscribe(None)).await;
             turn(&opened.expect("the session starts").session).await;
         }
         let before = cpu();

@@ -21,7 +21,7 @@ use std::{
 use formats::Format;
 use omni_agent::{
     agent::{Agent, AgentBuilder, Event},
-    manager::{Manager, Opened},
+    manager::{Manager, OpenedSession},
     provider::{Model, http::Endpoint},
     session::{SessionEvent, SessionSubscription},
     store::{FileSystemStore, Page, Store},
@@ -105,7 +105,8 @@ async fn measure(count: usize, url: &str) {
 
 /// One conversation; how many deltas its subscriber saw.
 async fn converse(manager: Manager, agent: AgentBuilder, number: usize) -> usize {
-    let Opened { session, subscription, .. } = manager.create(agent).await.expect("the session starts");
+    let OpenedSession { session, subscription, .. } =
+        manager.create(agent).await.expect("the session starts");
     let events = subscription.expect("a subscription comes with it");
     let prompt = prompt(number);
     session.prompt(prompt.as_str()).await.expect("the session is idle");

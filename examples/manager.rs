@@ -20,7 +20,7 @@ use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, Event},
-    manager::{Manager, Opened},
+    manager::{Manager, OpenedSession},
     session::SessionEvent,
     store::{ConversationId, FileSystemStore, Page},
     subscription::Update,
@@ -126,7 +126,7 @@ async fn begin(
 }
 
 /// Says something, and shows the answer until its turn is saved.
-async fn say(mut opened: Opened, prompt: &str, screen: &Screen) -> Result<Opened, BoxError> {
+async fn say(mut opened: OpenedSession, prompt: &str, screen: &Screen) -> Result<OpenedSession, BoxError> {
     let events = opened.subscription.as_mut().ok_or("a subscription comes with it, if none is refused")?;
     opened.session.prompt(prompt).await?;
     while let Some(update) = events.next().await {

@@ -72,7 +72,7 @@ async fn session() -> Result<(), Box<dyn Error>> {
     // at an address of its own is one that no registry knows: so it is given too. Tools and callbacks are never
     // stored; an agent that has some gets them again here.
     let agent = Agent::builder().model(picked.model).registry(support::models());
-    let session = Session::builder(store).agent(agent).load(id).await?;
+    let session = Session::builder(store).agent(agent).open(id).await?;
     let state = session.state().await?;
     printer.note(&format!(
         "[{} messages; model {}; system prompt {:?}]",

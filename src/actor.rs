@@ -1,6 +1,6 @@
 //! Parts that the actors of the crate share: their end, letting others run, optional timers.
 
-mod breath;
+mod own_wake;
 #[cfg(test)]
 pub(crate) mod random;
 #[cfg(test)]
@@ -16,27 +16,27 @@ use std::{
     task::Poll,
 };
 
-pub(crate) use breath::Breath;
 use futures_util::task::AtomicWaker;
+pub(crate) use own_wake::OwnWake;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::subscription::{End, EndReason};
 
 /// How an actor ends, for its handles: that it is about to, and what is left of it afterwards.
 #[derive(Debug)]
-pub(crate) struct Fate<S> {
+pub(crate) struct Termination<S> {
     closing: OnceLock<EndReason>,
     end: OnceLock<End<S>>,
     ended: Notify,
 }
 
-impl<S> Default for Fate<S> {
+impl<S> Default for Termination<S> {
     fn default() -> Self {
         Self { closing: OnceLock::new(), end: OnceLock::new(), ended: Notify::new() }
     }
 }
 
-impl<S> Fate<S> {
+impl<S> Termination<S> {
     /// How the actor ended, if it has.
     pub(crate) fn end(&self) -> Option<&End<S>> {
         self.end.get()
@@ -114,7 +114,7 @@ impl Signal {
 /// Sends a command and awaits its answer without keeping the actor alive meanwhile; `None` if it gives none any more.
 pub(crate) async fn call_weakly<C, T, S>(
     commands: Option<mpsc::Sender<C>>,
-    fate: &Fate<S>,
+    termination: &Termination<S>,
     command: impl FnOnce(oneshot::Sender<T>) -> C,
 ) -> Option<T> {
     let (reply, mut answer) = oneshot::channel();
@@ -125,7 +125,7 @@ pub(crate) async fn call_weakly<C, T, S>(
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),
-        _ = fate.closed() => answer.try_recv().ok(),
+        _ = termination.closed() => answer.try_recv().ok(),
     }
 }
 

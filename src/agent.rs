@@ -47,7 +47,7 @@ mod command;
 mod core;
 mod error;
 mod event;
-mod named;
+mod model_spec;
 mod owner;
 mod phase;
 mod response;
@@ -78,9 +78,9 @@ pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Pause, Snapshot};
-pub use state::{Config, Draft, Prompt, SavedConfig, State, StateView};
+pub use state::{Config, Prompt, SavedConfig, State, StateEdit, StateView};
+use task::AgentShared;
 pub(crate) use task::Hold;
-use task::Shared;
 use tokio::sync::mpsc;
 
 use crate::{
@@ -104,14 +104,14 @@ use crate::{
 #[derive(Clone)]
 pub struct Agent {
     commands: mpsc::Sender<Command>,
-    shared: Arc<Shared>,
+    shared: Arc<AgentShared>,
 }
 
 /// A handle that does not keep the agent alive.
 #[derive(Clone)]
 pub struct WeakAgent {
     commands: mpsc::WeakSender<Command>,
-    shared: Arc<Shared>,
+    shared: Arc<AgentShared>,
 }
 
 /// One item of an agent's commit channel: an event, and the configuration in force when it happened.
@@ -255,7 +255,7 @@ impl Agent {
     /// [`AgentError::HistoryOwned`] if it changes a history that has an [owner](HistoryOwner).
     pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
     where
-        F: FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
+        F: FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,
     {
         self.call(|reply| Command::SetState(Box::new((Box::new(edit), reply)))).await?
     }
@@ -366,12 +366,12 @@ impl Agent {
     ///
     /// Dropping the future only stops the waiting.
     pub async fn ended(&self) -> End<Snapshot> {
-        self.shared.fate.ended().await
+        self.shared.termination.ended().await
     }
 
     /// How the agent ended, with its last snapshot; `None` while it lives.
     pub fn end(&self) -> Option<End<Snapshot>> {
-        self.shared.fate.end().cloned()
+        self.shared.termination.end().cloned()
     }
 
     /// A handle that does not keep the agent alive.
@@ -383,7 +383,7 @@ impl Agent {
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
         match actor::call(&self.commands, command).await {
             Some(answer) => Ok(answer),
-            None => Err(AgentError::Stopped(self.shared.fate.closed().await)),
+            None => Err(AgentError::Stopped(self.shared.termination.closed().await)),
         }
     }
 }
@@ -403,16 +403,16 @@ impl WeakAgent {
     ///
     /// Dropping the future only stops the waiting.
     pub async fn ended(&self) -> End<Snapshot> {
-        self.shared.fate.ended().await
+        self.shared.termination.ended().await
     }
 
     /// Sends a command and awaits its answer, without a handle meanwhile. An agent that has not begun is waited
     /// for in vain.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
         let commands = self.upgrade().map(|agent| agent.commands);
-        match actor::call_weakly(commands, &self.shared.fate, command).await {
+        match actor::call_weakly(commands, &self.shared.termination, command).await {
             Some(answer) => Ok(answer),
-            None => Err(self.shared.fate.ended().await),
+            None => Err(self.shared.termination.ended().await),
         }
     }
 }
@@ -429,7 +429,9 @@ impl Source<Snapshot, Event> for WeakAgent {
 
 impl fmt::Debug for Agent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Agent").field("ended", &self.shared.fate.end().is_some()).finish_non_exhaustive()
+        f.debug_struct("Agent")
+            .field("ended", &self.shared.termination.end().is_some())
+            .finish_non_exhaustive()
     }
 }
 

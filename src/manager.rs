@@ -57,7 +57,7 @@ pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Pr
 use limits::Limits;
 use opening::Beginning;
 use registry::Registry as Sessions;
-pub use start::{Opened, Start};
+pub use start::{OpenOptions, OpenedSession};
 pub use titles::{TitleGenerator, Titles};
 use tokio_util::sync::CancellationToken;
 
@@ -196,7 +196,7 @@ impl ManagerBuilder {
         self
     }
 
-    /// How many sessions of one [tenant](Start::tenant) may have a request in flight at once, at least one. Counted as
+    /// How many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once, at least one. Counted as
     /// for [`max_turns`](Self::max_turns).
     pub fn max_turns_per_tenant(mut self, limit: usize) -> Self {
         self.max_turns_per_tenant = Some(limit);
@@ -251,7 +251,7 @@ impl Manager {
     ///
     /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]; what
     /// [`SessionBuilder::create`](crate::session::SessionBuilder::create) fails with.
-    pub async fn create(&self, start: impl Into<Start>) -> Result<Opened, ManagerError> {
+    pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, ManagerError> {
         self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
     }
 
@@ -261,11 +261,11 @@ impl Manager {
     ///
     /// As [`create`](Self::create); [`ManagerError::AlreadyExists`], or the store's
     /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists), if the id is taken.
-    pub async fn create_as(
+    pub async fn create_with_id(
         &self,
         id: &ConversationId,
-        start: impl Into<Start>,
-    ) -> Result<Opened, ManagerError> {
+        start: impl Into<OpenOptions>,
+    ) -> Result<OpenedSession, ManagerError> {
         self.0.open(id.clone(), start.into(), Beginning::Named).await
     }
 
@@ -275,8 +275,12 @@ impl Manager {
     /// # Errors
     ///
     /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]; [`ManagerError::OpenElsewhere`] names who has it; what
-    /// [`SessionBuilder::load`](crate::session::SessionBuilder::load) fails with.
-    pub async fn open(&self, id: &ConversationId, start: impl Into<Start>) -> Result<Opened, ManagerError> {
+    /// [`SessionBuilder::open`](crate::session::SessionBuilder::open) fails with.
+    pub async fn open(
+        &self,
+        id: &ConversationId,
+        start: impl Into<OpenOptions>,
+    ) -> Result<OpenedSession, ManagerError> {
         self.0.open(id.clone(), start.into(), Beginning::Stored).await
     }
 
@@ -284,13 +288,13 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open) and [`create_as`](Self::create_as); of several processes that do so at once, those that are
+    /// As [`open`](Self::open) and [`create_with_id`](Self::create_with_id); of several processes that do so at once, those that are
     /// late get [`AlreadyExists`](crate::store::StoreError::AlreadyExists), and may try again.
     pub async fn open_or_create(
         &self,
         id: &ConversationId,
-        start: impl Into<Start>,
-    ) -> Result<Opened, ManagerError> {
+        start: impl Into<OpenOptions>,
+    ) -> Result<OpenedSession, ManagerError> {
         self.0.open(id.clone(), start.into(), Beginning::Either).await
     }
 

@@ -43,7 +43,7 @@ pub use delta::{BlockStart, Delta, MessageDelta, Part, RetryNotice, StopReason};
 pub use error::{ErrorKind, ProviderError};
 pub use fold::{Fold, Folded, PartialBlock};
 use futures_core::Stream;
-pub use model::{Generated, Model, TextStream, Typed};
+pub use model::{Generated, Model, TextStream, TypedAnswer};
 pub use options::{
     CacheHint, Effort, OptionFields, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };

@@ -27,7 +27,7 @@
 //! session.stop(Duration::from_secs(5)).await?;
 //!
 //! // Another day.
-//! let session = Session::builder(store).agent(agent()).load(id).await?;
+//! let session = Session::builder(store).agent(agent()).open(id).await?;
 //! let question = session.tree().await?.roots().next().unwrap().id();
 //! session.ask_regenerate(question).await?;
 //! assert_eq!(session.tree().await?.to_string(), "\
@@ -60,14 +60,14 @@ use std::{
 };
 
 pub use builder::SessionBuilder;
-use command::{Answer, Command, Reply, Start, Stop, Wait};
+use command::{Command, PendingResponse, Reply, RunStart, Stop, Wait};
 pub use error::SessionError;
 pub use event::{SavedPart, SessionEvent, StoreReport};
 pub use regenerate::Regenerate;
 pub use snapshot::SessionSnapshot;
 use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
-use task::Shared;
+use task::SessionShared;
 use tokio::{sync::mpsc, time::Instant};
 pub use watcher::{Notice, Watcher};
 
@@ -91,7 +91,7 @@ use crate::{
 #[derive(Clone)]
 pub struct Session {
     commands: mpsc::Sender<Box<Command>>,
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
 }
 
 /// A handle that does not keep the session alive. The agent's callbacks and tools find one among their
@@ -99,7 +99,7 @@ pub struct Session {
 #[derive(Clone)]
 pub struct WeakSession {
     commands: mpsc::WeakSender<Box<Command>>,
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
 }
 
 impl Session {
@@ -124,7 +124,7 @@ impl Session {
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
     /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and invalid settings.
     pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), SessionError> {
-        self.begin(Start::Regenerate(again.into()), Wait::ForStart).await.map(drop)
+        self.begin(RunStart::Regenerate(again.into()), Wait::ForStart).await.map(drop)
     }
 
     /// Answers a user message again and returns the response: [`regenerate`](Self::regenerate) as
@@ -138,7 +138,7 @@ impl Session {
     ///
     /// Dropping the future does not cancel the run.
     pub async fn ask_regenerate(&self, again: impl Into<Regenerate>) -> Result<Arc<Response>, SessionError> {
-        self.begin_and_wait(Start::Regenerate(again.into())).await
+        self.begin_and_wait(RunStart::Regenerate(again.into())).await
     }
 
     /// Begins a run with a new user message below an answer, as a sibling of the messages that are there. `None` begins a
@@ -160,7 +160,7 @@ impl Session {
         assistant: Option<NodeId>,
         prompt: impl Into<Prompt>,
     ) -> Result<(), SessionError> {
-        self.begin(Start::Branch(assistant, prompt.into()), Wait::ForStart).await.map(drop)
+        self.begin(RunStart::Branch(assistant, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
     /// Sends a new user message below an answer and returns the response: [`branch`](Self::branch) as
@@ -178,7 +178,7 @@ impl Session {
         assistant: Option<NodeId>,
         prompt: impl Into<Prompt>,
     ) -> Result<Arc<Response>, SessionError> {
-        self.begin_and_wait(Start::Branch(assistant, prompt.into())).await
+        self.begin_and_wait(RunStart::Branch(assistant, prompt.into())).await
     }
 
     /// Begins a run with another user message in place of one: a [branch](Self::branch) from its parent. The prompt has
@@ -193,7 +193,7 @@ impl Session {
     /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and a prompt that the agent
     /// refuses.
     pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
-        self.begin(Start::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
+        self.begin(RunStart::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
     /// Sends another user message in place of one and returns the response: [`edit`](Self::edit) as
@@ -211,15 +211,15 @@ impl Session {
         user: NodeId,
         prompt: impl Into<Prompt>,
     ) -> Result<Arc<Response>, SessionError> {
-        self.begin_and_wait(Start::Edit(user, prompt.into())).await
+        self.begin_and_wait(RunStart::Edit(user, prompt.into())).await
     }
 
-    async fn begin(&self, start: Start, wait: Wait) -> Result<Option<Answer>, SessionError> {
+    async fn begin(&self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, SessionError> {
         self.ensure_room()?;
         self.call(|reply| Command::Begin(start, wait, reply)).await?
     }
 
-    async fn begin_and_wait(&self, start: Start) -> Result<Arc<Response>, SessionError> {
+    async fn begin_and_wait(&self, start: RunStart) -> Result<Arc<Response>, SessionError> {
         let answer = self.begin(start, Wait::ForResponse).await?;
         // Without an answer, the agent has ended.
         let response = match answer {
@@ -382,7 +382,7 @@ impl Session {
         if let Ok(stopped) = self.call(stop).await {
             return stopped;
         }
-        let end = self.shared.fate.ended().await;
+        let end = self.shared.termination.ended().await;
         match self.shared.left_unsaved.get() {
             Some(unsaved) => Err((**unsaved).clone().after(deadline)),
             None if end.snapshot.is_none() => Err(SessionError::Ended(end.reason)),
@@ -435,12 +435,12 @@ impl Session {
     ///
     /// Dropping the future only stops the waiting.
     pub async fn ended(&self) -> End<SessionSnapshot> {
-        self.shared.fate.ended().await
+        self.shared.termination.ended().await
     }
 
     /// How the session ended, with its last snapshot; `None` while it lives.
     pub fn end(&self) -> Option<End<SessionSnapshot>> {
-        self.shared.fate.end().cloned()
+        self.shared.termination.end().cloned()
     }
 
     /// A handle that does not keep the session alive.
@@ -485,7 +485,7 @@ impl Session {
     }
 
     async fn over(&self) -> SessionError {
-        SessionError::Ended(self.shared.fate.closed().await)
+        SessionError::Ended(self.shared.termination.closed().await)
     }
 }
 
@@ -512,7 +512,7 @@ impl WeakSession {
 
     /// Counts a controller.
     fn hold(&self) -> Result<Hold, SessionError> {
-        if let Some(reason) = self.shared.fate.closing() {
+        if let Some(reason) = self.shared.termination.closing() {
             return Err(SessionError::Ended(reason.clone()));
         }
         match self.commands.upgrade() {
@@ -529,9 +529,9 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
         Box::pin(async move {
             let commands = weak.upgrade().map(|session| session.commands);
             let subscribe = |reply| Box::new(Command::Subscribe(after, reply));
-            match actor::call_weakly(commands, &weak.shared.fate, subscribe).await {
+            match actor::call_weakly(commands, &weak.shared.termination, subscribe).await {
                 Some(attachment) => Ok(attachment),
-                None => Err(weak.shared.fate.ended().await),
+                None => Err(weak.shared.termination.ended().await),
             }
         })
     }
@@ -546,7 +546,7 @@ impl fmt::Debug for Session {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Session")
             .field("id", self.id())
-            .field("ended", &self.shared.fate.end().is_some())
+            .field("ended", &self.shared.termination.end().is_some())
             .finish_non_exhaustive()
     }
 }

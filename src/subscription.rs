@@ -159,10 +159,10 @@ pub struct Subscription<S, E> {
     resync: Option<(Arc<S>, EventId)>,
     last: EventId,
     backlog: VecDeque<Numbered<E>>,
-    place: Place<E>,
+    place: ReaderState<E>,
 }
 
-enum Place<E> {
+enum ReaderState<E> {
     Live(broadcast::Receiver<Numbered<E>>),
     /// A new place has to be asked for: after the last event, or with a snapshot.
     Lost {
@@ -174,7 +174,7 @@ enum Place<E> {
 impl<S, E: Send + Sync + 'static> Subscription<S, E> {
     pub(crate) fn new(source: Box<dyn Source<S, E>>, attachment: Attachment<S, E>) -> Self {
         let Attachment { snapshot, last, backlog, live } = attachment;
-        Self { source, snapshot, resync: None, last, backlog, place: Place::Live(live) }
+        Self { source, snapshot, resync: None, last, backlog, place: ReaderState::Live(live) }
     }
 
     /// A subscription that continues after `seen`, the last event that its reader saw. If it needs a snapshot, that is
@@ -218,32 +218,32 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
                 return Some(Update::Event(event));
             }
             match &mut self.place {
-                Place::Live(live) => match live.recv().await {
+                ReaderState::Live(live) => match live.recv().await {
                     Ok(event) => {
                         self.last = event.id;
                         return Some(Update::Event(event));
                     }
-                    Err(RecvError::Lagged(_)) => self.place = Place::Lost { replay: false },
+                    Err(RecvError::Lagged(_)) => self.place = ReaderState::Lost { replay: false },
                     // Either the end, or the channel was replaced: the actor knows.
-                    Err(RecvError::Closed) => self.place = Place::Lost { replay: true },
+                    Err(RecvError::Closed) => self.place = ReaderState::Lost { replay: true },
                 },
-                Place::Lost { replay } => {
+                ReaderState::Lost { replay } => {
                     let after = replay.then_some(self.last);
                     let attachment = match self.source.attach(after).await {
                         Ok(attachment) => attachment,
                         Err(end) => {
-                            self.place = Place::Closed;
+                            self.place = ReaderState::Closed;
                             return Some(Update::Closed(end));
                         }
                     };
                     let Attachment { snapshot, last, backlog, live } = attachment;
-                    (self.backlog, self.place) = (backlog, Place::Live(live));
+                    (self.backlog, self.place) = (backlog, ReaderState::Live(live));
                     if let Some(snapshot) = snapshot {
                         self.last = last;
                         return Some(Update::Resync(snapshot));
                     }
                 }
-                Place::Closed => return None,
+                ReaderState::Closed => return None,
             }
         }
     }

@@ -53,10 +53,10 @@ use crate::{
 #[derive(Clone)]
 pub struct ScriptedProvider {
     name: Arc<str>,
-    shared: Arc<Shared>,
+    shared: Arc<ScriptState>,
 }
 
-struct Shared {
+struct ScriptState {
     script: Mutex<VecDeque<Step>>,
     /// What answers the requests beyond the script.
     beyond: Option<Mutex<Beyond>>,
@@ -95,7 +95,7 @@ impl ScriptedProvider {
     }
 
     fn made(script: VecDeque<Step>, beyond: Option<Mutex<Beyond>>) -> Self {
-        let shared = Shared {
+        let shared = ScriptState {
             script: Mutex::new(script),
             beyond,
             requests: Mutex::default(),

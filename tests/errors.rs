@@ -6,7 +6,7 @@ use std::{env, error::Error, fmt, fs, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Draft, State},
+    agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, State, StateEdit},
     error_chain,
     manager::{Manager, ManagerError, ShutdownError},
     message::{History, HistoryError, Message, ToolResult, ToolUse},
@@ -69,7 +69,7 @@ struct Refusing;
 
 #[async_trait]
 impl AgentCallbacks for Refusing {
-    async fn init(&mut self, _: &mut Draft, _: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+    async fn init(&mut self, _: &mut StateEdit, _: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
         Err(Box::new(Outer))
     }
 }
@@ -219,22 +219,22 @@ async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_onc
     let store: Arc<dyn Store> = Arc::new(FileSystemStore::open(&folder.0).await.unwrap());
     let manager = Manager::builder(Arc::clone(&store)).build();
 
-    let loaded = Session::builder(Arc::clone(&store)).agent(parrot()).load(id("a")).await;
+    let loaded = Session::builder(Arc::clone(&store)).agent(parrot()).open(id("a")).await;
     check("load", &loaded.err().unwrap(), "the store has no conversation a", &[]);
     let opened = manager.open(&id("a"), parrot()).await;
     check("open", &opened.err().unwrap(), "the store has no conversation a", &[]);
-    let created = manager.create_as(&id("b"), parrot().callbacks(Refusing)).await;
+    let created = manager.create_with_id(&id("b"), parrot().callbacks(Refusing)).await;
     check("refused", &created.err().unwrap(), "the licence check failed", &["disk on fire"]);
-    let created = manager.create_as(&id("b"), Agent::builder().model("nobody:model")).await;
+    let created = manager.create_with_id(&id("b"), Agent::builder().model("nobody:model")).await;
     check("model", &created.err().unwrap(), "add others with Registry::register", &[]);
 
     // A file stands where the folder was.
     fs::remove_dir_all(&folder.0).unwrap();
     fs::write(&folder.0, "").unwrap();
-    let created = Session::builder(Arc::clone(&store)).agent(parrot()).create_as(id("c")).await;
+    let created = Session::builder(Arc::clone(&store)).agent(parrot()).create_with_id(id("c")).await;
     let error = created.err().unwrap();
     check("create", &error, "Not a directory (os error 20)", &[]);
-    let created = manager.create_as(&id("c"), parrot()).await;
+    let created = manager.create_with_id(&id("c"), parrot()).await;
     check("create", &created.err().unwrap(), "Not a directory (os error 20)", &[]);
     let opened = FileSystemStore::open(&folder.0).await;
     assert_eq!(sentences(&opened.err().unwrap()).len(), 1);

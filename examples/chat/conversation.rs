@@ -47,13 +47,13 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
     let builder = || Session::builder(Arc::clone(&store));
     let session = match id.map(ConversationId::new).transpose()? {
         None => builder().agent(fresh(&picked)).create().await?,
-        Some(id) => match builder().agent(common(&picked)).load(id.clone()).await {
+        Some(id) => match builder().agent(common(&picked)).open(id.clone()).await {
             Ok(session) => {
                 greet(&session, picked, printer).await?;
                 session
             }
             Err(SessionError::Store(StoreError::NotFound { .. })) => {
-                match builder().agent(fresh(&picked)).create_as(id.clone()).await {
+                match builder().agent(fresh(&picked)).create_with_id(id.clone()).await {
                     Err(SessionError::Store(StoreError::AlreadyExists { .. })) => {
                         return Err(
                             format!("another chat has just begun {id}; start again to join it").into()

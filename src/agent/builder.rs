@@ -9,10 +9,10 @@ use futures_util::SinkExt;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, Draft, HistoryOwner, SavedConfig, State,
-    Status, WeakAgent,
-    named::{Named, choose_model},
-    task::{Hold, Outlet, Setup, Shared, Task},
+    Admission, Agent, AgentCallbacks, AgentError, Config, Delivery, HistoryOwner, SavedConfig, State,
+    StateEdit, Status, WeakAgent,
+    model_spec::{ModelSpec, choose_model},
+    task::{AgentShared, Hold, Outlet, Setup, Task},
 };
 use crate::{
     message::History,
@@ -27,7 +27,7 @@ const COMMANDS: usize = 32;
 /// Builds an [`Agent`].
 #[must_use = "a builder does nothing before `start`"]
 pub struct AgentBuilder {
-    model: Option<Named>,
+    model: Option<ModelSpec>,
     registry: Option<Registry>,
     system: Option<Arc<str>>,
     tools: Result<ToolSet, ToolSetError>,
@@ -74,7 +74,7 @@ impl Default for AgentBuilder {
 
 impl AgentBuilder {
     /// The model: a [`Model`](crate::provider::Model), or a name like `anthropic:claude-sonnet-4-6`. Required.
-    pub fn model(mut self, model: impl Into<Named>) -> Self {
+    pub fn model(mut self, model: impl Into<ModelSpec>) -> Self {
         self.model = Some(model.into());
         self
     }
@@ -260,13 +260,13 @@ impl AgentBuilder {
             turn_timeout: self.turn_timeout.or(saved.turn_timeout),
         };
         let (commands, receiver) = mpsc::channel(COMMANDS);
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(AgentShared::default());
         let agent = Agent { commands, shared };
         let weak = agent.downgrade();
         let extensions = self.extensions.with(weak.clone());
 
         let given = self.history.clone();
-        let mut draft = Draft { config, history: self.history };
+        let mut draft = StateEdit { config, history: self.history };
         draft.check(&History::new())?;
         let mut callbacks = self.callbacks;
         init(&mut *callbacks, &mut draft, &extensions, &weak).await?;
@@ -304,7 +304,7 @@ fn choose_options(given: Option<Options>, saved: Options) -> Options {
 
 async fn init(
     callbacks: &mut dyn AgentCallbacks,
-    draft: &mut Draft,
+    draft: &mut StateEdit,
     extensions: &Extensions,
     weak: &WeakAgent,
 ) -> Result<(), AgentError> {

@@ -4,7 +4,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{Draft, Failure, Prompt, Response, State};
+use super::{Failure, Prompt, Response, State, StateEdit};
 use crate::{
     message::{Blocks, ToolResult, ToolUse},
     provider::Request,
@@ -41,7 +41,11 @@ pub trait AgentCallbacks: Send + 'static {
     /// # Errors
     ///
     /// An error refuses the start.
-    async fn init(&mut self, draft: &mut Draft, state: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+    async fn init(
+        &mut self,
+        draft: &mut StateEdit,
+        state: &State,
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
         let _ = (draft, state);
         Ok(())
     }

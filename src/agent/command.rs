@@ -5,8 +5,8 @@ use std::{error::Error, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentError, AppEvent, Asker, Draft, Event, Moment, Opening, Prompt, Response, Snapshot, State,
-    Status,
+    Accepted, AgentError, AppEvent, Asker, Event, Moment, Opening, Prompt, Response, Snapshot, State,
+    StateEdit, Status,
 };
 use crate::{
     message::{History, ToolUseId},
@@ -15,17 +15,17 @@ use crate::{
 };
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
-pub(super) type Outcome<T> = Result<T, AgentError>;
-pub(super) type Edit = Box<dyn FnOnce(&mut Draft) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
+pub(super) type CommandResult<T> = Result<T, AgentError>;
+pub(super) type Edit = Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
 
 /// Ends the agent.
 pub(super) struct Stop {
     pub(super) deadline: Duration,
     pub(super) in_flight: InFlight,
-    pub(super) reply: Reply<Outcome<()>>,
+    pub(super) reply: Reply<CommandResult<()>>,
 }
 
-/// The fate of the turn in flight when its agent ends.
+/// The termination of the turn in flight when its agent ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum InFlight {
     /// The turn is interrupted, so its completed steps are committed.
@@ -45,20 +45,20 @@ pub(super) enum Change {
 }
 
 pub(super) enum Command {
-    Prompt(Box<(Prompt, Reply<Outcome<Accepted>>)>),
-    Ask(Box<(Prompt, Reply<Outcome<Arc<Response>>>)>),
-    Resume(Box<(ToolUseId, Decision, Reply<Outcome<()>>)>),
-    Cancel(Reply<Outcome<()>>),
-    Interrupt(Reply<Outcome<()>>),
-    Notify(Box<(AppEvent, Reply<Outcome<()>>)>),
-    SetState(Box<(Edit, Reply<Outcome<()>>)>),
+    Prompt(Box<(Prompt, Reply<CommandResult<Accepted>>)>),
+    Ask(Box<(Prompt, Reply<CommandResult<Arc<Response>>>)>),
+    Resume(Box<(ToolUseId, Decision, Reply<CommandResult<()>>)>),
+    Cancel(Reply<CommandResult<()>>),
+    Interrupt(Reply<CommandResult<()>>),
+    Notify(Box<(AppEvent, Reply<CommandResult<()>>)>),
+    SetState(Box<(Edit, Reply<CommandResult<()>>)>),
     State(Reply<Box<State>>),
     Status(Reply<Status>),
     Snapshot(Reply<Box<Snapshot>>),
     Subscribe(Box<(Option<EventId>, AttachmentReply)>),
     WaitIdle(Reply<()>),
     Moment(Reply<Moment>),
-    Change(Box<(Option<EventId>, Change, Reply<Outcome<EventId>>)>),
+    Change(Box<(Option<EventId>, Change, Reply<CommandResult<EventId>>)>),
     Retire(Box<(Option<EventId>, Reply<bool>)>),
     Stop(Box<Stop>),
 }

@@ -20,7 +20,7 @@ use serde_json::Value;
 
 use super::{
     AgentError, Config, Event, Failure, Pause, Prompt, Response, RunOutcome, Snapshot, StateView, Status,
-    phase::{Asked, Between, Op, Origin, Phase, Then, ToolCall, Turn, Wanted, Working},
+    phase::{AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, ToolCall, Turn, Working},
 };
 use crate::{
     message::{
@@ -188,7 +188,7 @@ impl Core {
 
     /// Whether no run is on.
     pub(super) fn is_at_rest(&self) -> bool {
-        matches!(self.phase, Phase::Idle | Phase::Noticing { then: Then::Rest, .. })
+        matches!(self.phase, Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. })
     }
 
     // ---- commands ----
@@ -205,7 +205,7 @@ impl Core {
         if prompt.content.is_blank() {
             return Err(AgentError::EmptyPrompt);
         }
-        if matches!(self.phase, Phase::Idle | Phase::Noticing { then: Then::Rest, .. }) {
+        if matches!(self.phase, Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. }) {
             self.begin_run(prompt, ask, env, effects)?;
             return Ok(Accepted::Started);
         }
@@ -247,7 +247,7 @@ impl Core {
     /// Refuses what only an idle agent may do.
     pub(super) fn ensure_idle(&self) -> Result<(), AgentError> {
         match self.phase {
-            Phase::Idle | Phase::Noticing { then: Then::Rest, .. } => Ok(()),
+            Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. } => Ok(()),
             _ => Err(AgentError::Busy(self.told)),
         }
     }
@@ -289,7 +289,7 @@ impl Core {
         }
         self.notices += 1;
         if matches!(self.phase, Phase::Idle) {
-            self.notice(Then::Rest, effects);
+            self.notice(AfterEvent::Rest, effects);
         }
         Ok(())
     }
@@ -328,7 +328,7 @@ impl Core {
             model: None,
             warnings: Vec::new(),
             corrections: Corrections::default(),
-            wanted: Wanted::default(),
+            wanted: OutputRequirement::default(),
             output_enforced: false,
         });
         self.tell(Status::Busy, effects);
@@ -337,9 +337,9 @@ impl Core {
         add_message(&mut turn, message, effects);
         match self.phase {
             // The callbacks are not free before `handle_event` is done.
-            Phase::Noticing { op, begun, then: Then::Rest } => {
+            Phase::Noticing { op, begun, then: AfterEvent::Rest } => {
                 turn.step_start = turn.working.pending_len();
-                self.phase = Phase::Noticing { op, begun, then: Then::Prepare(turn) };
+                self.phase = Phase::Noticing { op, begun, then: AfterEvent::Prepare(turn) };
             }
             _ => self.prepare(turn, effects),
         }
@@ -354,7 +354,7 @@ impl Core {
     }
 
     /// `prepare_step` is done; the shell holds the request, and its answer is `wanted` like this.
-    pub(super) fn prepared(&mut self, op: Op, wanted: Wanted, effects: &mut Effects) {
+    pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, effects: &mut Effects) {
         match std::mem::take(&mut self.phase) {
             Phase::Preparing { op: waiting, mut turn } if waiting == op => {
                 turn.wanted = wanted;
@@ -369,7 +369,7 @@ impl Core {
     // ---- application events ----
 
     /// Calls `handle_event` for the oldest application event that waits.
-    fn notice(&mut self, then: Then, effects: &mut Effects) {
+    fn notice(&mut self, then: AfterEvent, effects: &mut Effects) {
         let op = self.next_op();
         self.phase = Phase::Noticing { op, begun: false, then };
         effects.push(Effect::Call(op, Call::HandleEvent));
@@ -409,9 +409,9 @@ impl Core {
             unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
         };
         match then {
-            Then::Rest => self.settle(effects),
-            Then::GoOn(between) => self.go_on(between, env, effects),
-            Then::Prepare(turn) => self.prepare(turn, effects),
+            AfterEvent::Rest => self.settle(effects),
+            AfterEvent::Continue(between) => self.continue_run(between, env, effects),
+            AfterEvent::Prepare(turn) => self.prepare(turn, effects),
         }
     }
 
@@ -455,7 +455,7 @@ impl Core {
 
     /// Goes on after a turn that was committed: with the staged prompt, else with the continuation, once the
     /// application events that wait are handled.
-    fn go_on(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
+    fn continue_run(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
         if let Some(staged) = self.staged.take() {
             self.staged = self.behind.take();
             if let Some(response) = between.origin.asked.as_deref().and_then(Asked::response) {
@@ -466,7 +466,7 @@ impl Core {
             return;
         }
         if self.notices > 0 {
-            return self.notice(Then::GoOn(between), effects);
+            return self.notice(AfterEvent::Continue(between), effects);
         }
         let Between { content, origin, step } = *between;
         // Checked when the turn before was committed, and the history is still that one.
@@ -477,7 +477,7 @@ impl Core {
     /// No run is on any more: the application events that wait come next.
     fn settle(&mut self, effects: &mut Effects) {
         if self.notices > 0 {
-            self.notice(Then::Rest, effects);
+            self.notice(AfterEvent::Rest, effects);
         }
     }
 

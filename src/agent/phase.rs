@@ -26,7 +26,7 @@ pub(crate) enum Phase {
     #[default]
     Idle,
     /// `handle_event` runs: between runs, or between two turns of one. Before it has `begun`, its event still waits.
-    Noticing { op: Op, begun: bool, then: Then },
+    Noticing { op: Op, begun: bool, then: AfterEvent },
     /// `prepare_step` runs.
     Preparing { op: Op, turn: Box<Turn> },
     /// The answer streams in.
@@ -50,11 +50,11 @@ pub(crate) enum Phase {
 /// What follows when `handle_event` is done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Then {
+pub(crate) enum AfterEvent {
     /// Nothing: the agent is idle meanwhile.
     Rest,
     /// The continuation of the turn that was committed before.
-    GoOn(Box<Between>),
+    Continue(Box<Between>),
     /// The turn that a prompt began meanwhile.
     Prepare(Box<Turn>),
 }
@@ -190,8 +190,8 @@ pub(crate) struct Turn {
     #[serde(default, skip_serializing_if = "Corrections::is_empty")]
     pub(crate) corrections: Corrections,
     /// What the last request's answer has to be like.
-    #[serde(default, skip_serializing_if = "Wanted::is_nothing")]
-    pub(crate) wanted: Wanted,
+    #[serde(default, skip_serializing_if = "OutputRequirement::is_nothing")]
+    pub(crate) wanted: OutputRequirement,
     /// Whether the service held the last answer to the output schema.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) output_enforced: bool,
@@ -199,7 +199,7 @@ pub(crate) struct Turn {
 
 /// What an answer has to be like, as its request said.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct OutputRequirement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) output: Option<OutputSchema>,
     /// How often it may be asked for again.
@@ -207,7 +207,7 @@ pub(crate) struct Wanted {
     pub(crate) retries: Option<u32>,
 }
 
-impl Wanted {
+impl OutputRequirement {
     pub(crate) fn of(options: &Options) -> Self {
         Self { output: options.output.clone(), retries: options.output_retries }
     }
@@ -317,7 +317,7 @@ impl Phase {
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn status(&self) -> Status {
         match self {
-            Self::Idle | Self::Noticing { then: Then::Rest, .. } => Status::Idle,
+            Self::Idle | Self::Noticing { then: AfterEvent::Rest, .. } => Status::Idle,
             Self::Paused { .. } => Status::Paused,
             Self::Streaming { question: Some(question), .. } if question.paused.is_some() => Status::Paused,
             _ => Status::Busy,
@@ -327,8 +327,8 @@ impl Phase {
     /// The turn in flight, if one is.
     pub(crate) fn turn(&self) -> Option<&Turn> {
         match self {
-            Self::Idle | Self::Noticing { then: Then::Rest | Then::GoOn(_), .. } => None,
-            Self::Noticing { then: Then::Prepare(turn), .. }
+            Self::Idle | Self::Noticing { then: AfterEvent::Rest | AfterEvent::Continue(_), .. } => None,
+            Self::Noticing { then: AfterEvent::Prepare(turn), .. }
             | Self::Preparing { turn, .. }
             | Self::Streaming { turn, .. }
             | Self::Deciding { turn, .. }
@@ -343,8 +343,8 @@ impl Phase {
 
     fn turn_mut(&mut self) -> Option<&mut Turn> {
         match self {
-            Self::Idle | Self::Noticing { then: Then::Rest | Then::GoOn(_), .. } => None,
-            Self::Noticing { then: Then::Prepare(turn), .. }
+            Self::Idle | Self::Noticing { then: AfterEvent::Rest | AfterEvent::Continue(_), .. } => None,
+            Self::Noticing { then: AfterEvent::Prepare(turn), .. }
             | Self::Preparing { turn, .. }
             | Self::Streaming { turn, .. }
             | Self::Deciding { turn, .. }
@@ -368,7 +368,7 @@ impl Phase {
     /// Takes the turn out; the phase is idle then. A phase without a turn stays.
     pub(crate) fn take_turn(&mut self) -> Option<Box<Turn>> {
         match std::mem::take(self) {
-            Self::Noticing { then: Then::Prepare(turn), .. }
+            Self::Noticing { then: AfterEvent::Prepare(turn), .. }
             | Self::Preparing { turn, .. }
             | Self::Streaming { turn, .. }
             | Self::Deciding { turn, .. }
@@ -423,7 +423,7 @@ impl Phase {
     /// Who asked, if the run answers an `ask`.
     pub(crate) fn asked(&self) -> Option<&Asked> {
         let origin = match self {
-            Self::Noticing { then: Then::GoOn(between), .. } => &between.origin,
+            Self::Noticing { then: AfterEvent::Continue(between), .. } => &between.origin,
             other => &other.turn()?.origin,
         };
         origin.asked.as_deref()
@@ -432,7 +432,7 @@ impl Phase {
     /// Where the run comes from, and the requests made for it so far, or announced: a turn that follows the
     /// committed one has been told.
     pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
-        if let Self::Noticing { then: Then::GoOn(between), .. } = self {
+        if let Self::Noticing { then: AfterEvent::Continue(between), .. } = self {
             return Some((&mut between.origin, between.step + 1));
         }
         let turn = self.turn_mut()?;

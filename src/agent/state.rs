@@ -2,7 +2,7 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{AgentError, Status, WeakAgent, named::Named};
+use super::{AgentError, Status, WeakAgent, model_spec::ModelSpec};
 use crate::{
     message::{Blocks, Content, History},
     provider::{Model, Options, Registry},
@@ -57,7 +57,7 @@ impl Config {
     ///
     /// [`AgentError::Model`] if the name can't be resolved; the model stays as it is. A closure of
     /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`, and the operation fails with it.
-    pub fn set_model(&mut self, model: impl Into<Named>) -> Result<(), AgentError> {
+    pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), AgentError> {
         self.model = model.into().resolve(self.registry.as_ref(), &self.model)?;
         Ok(())
     }
@@ -218,14 +218,14 @@ impl State {
 /// effect as a whole, or not at all.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Draft {
+pub struct StateEdit {
     /// The configuration.
     pub config: Config,
     /// The history; see [`History::check`] for what is accepted.
     pub history: History,
 }
 
-impl Draft {
+impl StateEdit {
     /// Refuses another history than `before`, which is for its owner to change.
     pub(crate) fn keep_history(&mut self, before: &History) -> Result<(), AgentError> {
         if !self.history.same(before) {

@@ -27,7 +27,7 @@ use super::{
     phase::Op,
 };
 use crate::{
-    actor::{Breath, Fate},
+    actor::{OwnWake, Termination},
     message::{History, Timestamp},
     provider::{Credentials, Model, Provider},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
@@ -62,8 +62,8 @@ pub(crate) trait Hold: Send + Sync {
 
 /// What handles and subscriptions share with the task, and what is left of it afterwards.
 #[derive(Debug, Default)]
-pub(super) struct Shared {
-    pub(super) fate: Fate<Snapshot>,
+pub(super) struct AgentShared {
+    pub(super) termination: Termination<Snapshot>,
     pub(super) started: AtomicBool,
     /// The error of an end that was cut off, for later calls of `stop`.
     pub(super) cut_off: OnceLock<Box<AgentError>>,
@@ -89,18 +89,18 @@ pub(super) struct Task {
     /// What goes on; absent while idle.
     work: Option<Box<Work>>,
     /// The callback that the core wants called next.
-    wanted: Option<Box<Wanted>>,
+    wanted: Option<Box<CallbackRequest>>,
     /// Whether the callback that runs is to be dropped.
     drop_call: bool,
     /// Inputs taken since the agent last let other tasks run.
     inputs: usize,
     /// Others run first.
-    breath: Option<Arc<Breath>>,
+    own_wake: Option<Arc<OwnWake>>,
     last_words: LastWords,
 }
 
 /// A callback to call.
-struct Wanted {
+struct CallbackRequest {
     op: Op,
     call: Call,
 }
@@ -123,18 +123,18 @@ struct Commit {
 }
 
 /// Leaves word that the task was killed, unless it ended in order.
-struct LastWords(Arc<Shared>);
+struct LastWords(Arc<AgentShared>);
 
 impl Drop for LastWords {
     fn drop(&mut self) {
-        self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
+        self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
     }
 }
 
 /// Why driving the agent stopped.
 enum Exit {
     /// A callback is wanted.
-    Call(Box<Wanted>),
+    Call(Box<CallbackRequest>),
     /// The callback that ran is done.
     Returned,
     /// The callback that runs has to be dropped.
@@ -149,7 +149,7 @@ impl Task {
         config: Config,
         setup: Setup,
         weak: WeakAgent,
-        shared: Arc<Shared>,
+        shared: Arc<AgentShared>,
         commit: Option<Outlet>,
     ) -> Self {
         Self {
@@ -169,7 +169,7 @@ impl Task {
             wanted: None,
             drop_call: false,
             inputs: 0,
-            breath: None,
+            own_wake: None,
             last_words: LastWords(shared),
         }
     }
@@ -248,7 +248,7 @@ impl Task {
                 self.emit(event);
             }
             Effect::Call(op, call) => {
-                self.wanted = Some(Box::new(Wanted { op, call }));
+                self.wanted = Some(Box::new(CallbackRequest { op, call }));
             }
             Effect::Abort => {
                 let_go(self.wanted.take());

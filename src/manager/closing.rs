@@ -9,7 +9,7 @@ use tokio::{
 
 use super::{Inner, ManagerError, opening::in_a_task};
 use crate::{
-    actor::Breath,
+    actor::OwnWake,
     agent::InFlight,
     session::{Session, SessionError},
     store::{ConversationId, Lease, StateChange, StoreError, Write},
@@ -212,7 +212,7 @@ impl Inner {
                 });
             }
             for _ in 0..ROUNDS {
-                Breath::begin().over().await;
+                OwnWake::begin().over().await;
                 while let Some(ended) = ends.try_join_next() {
                     failed.extend(or_panic(ended));
                 }

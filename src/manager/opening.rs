@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use tokio::{sync::oneshot, task::JoinHandle, time::sleep};
 
 use super::{
-    Inner, ManagerError, Opened, Start,
+    Inner, ManagerError, OpenOptions, OpenedSession,
     registry::{Claimed, Key, Lent},
     watching::Watch,
 };
@@ -82,9 +82,9 @@ impl Inner {
     pub(super) async fn open(
         self: &Arc<Self>,
         id: ConversationId,
-        start: Start,
+        start: OpenOptions,
         from: Beginning,
-    ) -> Result<Opened, ManagerError> {
+    ) -> Result<OpenedSession, ManagerError> {
         let mode = start.mode;
         loop {
             let running = {
@@ -165,9 +165,9 @@ impl Inner {
     async fn start(
         self: &Arc<Self>,
         claim: Claim,
-        start: Start,
+        start: OpenOptions,
         from: Beginning,
-    ) -> Result<Opened, ManagerError> {
+    ) -> Result<OpenedSession, ManagerError> {
         let id = claim.id.clone();
         let (reply, mut answer) = oneshot::channel();
         let inner = Arc::clone(self);
@@ -212,7 +212,7 @@ impl Inner {
     async fn launch(
         self: &Arc<Self>,
         claim: &Claim,
-        start: Start,
+        start: OpenOptions,
         from: Beginning,
     ) -> Result<(Session, Option<Guard>), ManagerError> {
         let (id, key) = (&claim.id, claim.key);
@@ -231,14 +231,14 @@ impl Inner {
         let builder = start.set_up(builder, self.idle_shutdown);
         // Boxed one by one: what opens a session leaves a hole of its own size behind it.
         let starting: BoxFuture<'_, Result<Session, SessionError>> = match from {
-            Beginning::Stored => Box::pin(builder.load(id.clone())),
+            Beginning::Stored => Box::pin(builder.open(id.clone())),
             Beginning::Generated => Box::pin(builder.create_with(id.clone())),
-            Beginning::Named => Box::pin(builder.create_as(id.clone())),
+            Beginning::Named => Box::pin(builder.create_with_id(id.clone())),
             Beginning::Either => Box::pin(async {
                 if self.store.exists(id).await? {
-                    Box::pin(builder.load(id.clone())).await
+                    Box::pin(builder.open(id.clone())).await
                 } else {
-                    Box::pin(builder.create_as(id.clone())).await
+                    Box::pin(builder.create_with_id(id.clone())).await
                 }
             }),
         };
@@ -293,7 +293,11 @@ async fn abandoned<T>(reply: &mut oneshot::Sender<T>, limit: Duration) {
 }
 
 /// A session, with the caller's subscription.
-async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Result<Opened, SessionError> {
+async fn subscribe(
+    session: Session,
+    mode: Option<Mode>,
+    started: bool,
+) -> Result<OpenedSession, SessionError> {
     let subscription = if let Some(mode) = mode {
         Some(session.subscribe(mode).await?)
     } else {
@@ -301,5 +305,5 @@ async fn subscribe(session: Session, mode: Option<Mode>, started: bool) -> Resul
         session.title().await?;
         None
     };
-    Ok(Opened { session, subscription, started })
+    Ok(OpenedSession { session, subscription, started })
 }

@@ -9,7 +9,7 @@ use std::{
 };
 
 pub(super) use places::{Errand, InLine};
-use places::{Number, Opening, Place, Rest};
+use places::{Number, Opening, Rest, RoomPermit};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
@@ -71,7 +71,7 @@ struct Slot {
     /// When it became open, or began to wait for it.
     since: u64,
     /// The place that it has among the open sessions, or on the way there.
-    place: Option<Place>,
+    place: Option<RoomPermit>,
     /// What its session was asked to make room.
     rest: Rest,
 }

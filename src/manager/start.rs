@@ -9,7 +9,7 @@ use crate::{
 ///
 /// The store, the registry of models, and what is saved of a conversation are the manager's; all else is here.
 #[must_use = "it does nothing by itself"]
-pub struct Start {
+pub struct OpenOptions {
     /// Boxed: what is moved from one future into the next adds up in the task that opens.
     pub(super) agent: Box<AgentBuilder>,
     pub(super) title: Option<Arc<str>>,
@@ -26,7 +26,7 @@ enum IdleShutdown {
     After(Option<Duration>),
 }
 
-impl Start {
+impl OpenOptions {
     /// A session with this agent, to which the caller subscribes as a controller. The manager's registry takes the place of
     /// the agent's.
     pub fn new(agent: AgentBuilder) -> Self {
@@ -81,22 +81,25 @@ impl Start {
     }
 }
 
-impl From<AgentBuilder> for Start {
+impl From<AgentBuilder> for OpenOptions {
     fn from(agent: AgentBuilder) -> Self {
         Self::new(agent)
     }
 }
 
-impl fmt::Debug for Start {
+impl fmt::Debug for OpenOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Start").field("agent", &self.agent).field("mode", &self.mode).finish_non_exhaustive()
+        f.debug_struct("OpenOptions")
+            .field("agent", &self.agent)
+            .field("mode", &self.mode)
+            .finish_non_exhaustive()
     }
 }
 
 /// A session that was opened or created.
 #[derive(Debug)]
 #[non_exhaustive]
-pub struct Opened {
+pub struct OpenedSession {
     /// The session.
     pub session: Session,
     /// The caller's subscription, unless it wanted none.

@@ -118,7 +118,7 @@ pub use error::{BackendError, Breach};
 pub use event::{BackendEvent, TurnResult};
 pub use options::{Capabilities, SessionId, SessionOptions, TurnPrompt};
 pub use permission::{PermissionAnswer, PermissionKind, PermissionOption, PermissionRequest};
-pub use position::Place;
+pub use position::SessionPosition;
 
 /// What happens in a turn, in order. It ends in exactly one terminal event, [`BackendEvent::Result`] or
 /// [`BackendEvent::Error`]; nothing is read after that.
@@ -181,7 +181,7 @@ pub trait Backend: Send + Sync + 'static {
     /// As [`start`](Backend::start).
     async fn fork(
         &self,
-        place: &Place,
+        place: &SessionPosition,
         options: &SessionOptions,
     ) -> Result<Arc<dyn BackendSession>, BackendError> {
         let _ = (place, options);

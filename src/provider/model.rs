@@ -42,7 +42,7 @@ pub type Generated = Folded;
 /// An answer as a value of a Rust type.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Typed<T> {
+pub struct TypedAnswer<T> {
     /// The value.
     pub value: T,
     /// The answer that it is from. Its usage includes that of the answers before it, which did not fit.
@@ -262,7 +262,7 @@ impl Model {
     /// # Cancel safety
     ///
     /// Dropping the future ends the exchange.
-    pub async fn generate_as<T>(&self, mut request: Request) -> Result<Typed<T>, ProviderError>
+    pub async fn generate_as<T>(&self, mut request: Request) -> Result<TypedAnswer<T>, ProviderError>
     where
         T: DeserializeOwned + JsonSchema,
     {
@@ -288,7 +288,7 @@ impl Model {
                     .and_then(|value| T::deserialize(value).map_err(|error| error.to_string()))
             };
             let problem = match read {
-                Ok(value) => return Ok(Typed { value, answer }),
+                Ok(value) => return Ok(TypedAnswer { value, answer }),
                 Err(problem) => problem,
             };
             let limit = request.options.output_retries;

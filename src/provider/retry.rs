@@ -85,7 +85,7 @@ impl RetryPolicy {
             Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
         let attempts = Attempts { policy, provider, request, retries: 0 };
-        Box::pin(Answer {
+        Box::pin(RetryStream {
             state: State::Beginning(attempts.begin(None, context.clone())),
             attempts,
             warnings,
@@ -166,7 +166,7 @@ async fn first_content(
 }
 
 /// The stream of [`RetryPolicy::stream`].
-struct Answer {
+struct RetryStream {
     state: State,
     attempts: Attempts,
     /// The options that the request could not carry, reported when the answer begins.
@@ -208,7 +208,7 @@ struct Limit {
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
-impl Answer {
+impl RetryStream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ProviderError>>> {
         loop {
             match &mut self.state {
@@ -244,7 +244,7 @@ impl Answer {
     }
 }
 
-impl Stream for Answer {
+impl Stream for RetryStream {
     type Item = Result<Delta, ProviderError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

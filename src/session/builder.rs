@@ -12,11 +12,11 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     Guard, Session, SessionError, Watcher, WeakSession,
     core::{Core, saved},
-    task::{DELIVERIES, Deliveries, LastWords, Setup, Shared, Task, writing::contained},
+    task::{DELIVERIES, Deliveries, LastWords, SessionShared, Setup, Task, writing::contained},
     tenure::Tenure,
 };
 use crate::{
-    actor::{Fate, Signal},
+    actor::{Signal, Termination},
     agent::{Agent, AgentBuilder, Config, HistoryOwner, Hold},
     store::{ConversationId, Owner, Store, WriteId},
     subscription::{EventId, Feed, FeedLimits},
@@ -50,7 +50,7 @@ fn shared(setup: Arc<Setup>) -> Arc<Setup> {
 }
 
 /// Starts a [`Session`]: a new one, or one that is in the store.
-#[must_use = "a builder does nothing before `create`, `create_as` or `load`"]
+#[must_use = "a builder does nothing before `create`, `create_with_id` or `open`"]
 pub struct SessionBuilder {
     store: Arc<dyn Store>,
     agent: AgentBuilder,
@@ -76,7 +76,7 @@ impl SessionBuilder {
     /// session's.
     ///
     /// The model, the system prompt, the options and the limits `max_steps` and `turn_timeout` are saved with the
-    /// conversation. When the conversation is [loaded](Self::load):
+    /// conversation. When the conversation is [loaded](Self::open):
     ///
     /// - The saved model wins if its name can be resolved. Otherwise the model given here is the fallback: its use is logged,
     ///   emitted to the first subscriber as [`SessionEvent::ModelFallback`](super::SessionEvent::ModelFallback), and shown in
@@ -201,7 +201,7 @@ impl SessionBuilder {
     ///
     /// As [`create`](Self::create); [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) if the id is
     /// taken, also by somebody who was faster; what the store fails with. If that was reached no more after it had created
-    /// the conversation, this is there, with nothing in it, and can be [loaded](Self::load).
+    /// the conversation, this is there, with nothing in it, and can be [loaded](Self::open).
     ///
     /// # Cancel safety
     ///
@@ -210,7 +210,7 @@ impl SessionBuilder {
     /// # Panics
     ///
     /// Outside a tokio runtime.
-    pub async fn create_as(self, id: ConversationId) -> Result<Session, SessionError> {
+    pub async fn create_with_id(self, id: ConversationId) -> Result<Session, SessionError> {
         let store = Arc::clone(&self.store);
         // A taken id is found before the application's `init` runs, but for a race.
         if store.exists(&id).await? {
@@ -252,7 +252,7 @@ impl SessionBuilder {
     /// # Panics
     ///
     /// Outside a tokio runtime.
-    pub async fn load(mut self, id: ConversationId) -> Result<Session, SessionError> {
+    pub async fn open(mut self, id: ConversationId) -> Result<Session, SessionError> {
         self.ensure_no_history()?;
         // First of all: from then on nobody else changes it.
         let tenure = Tenure::begin(&self.store, &id, &self.setup.owner()).await?;
@@ -287,11 +287,11 @@ impl SessionBuilder {
         let Self { store, agent, setup, watcher, hold, .. } = self;
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(SessionShared {
             id: id.clone(),
             setup: shared(setup),
             agent: OnceLock::new(),
-            fate: Fate::default(),
+            termination: Termination::default(),
             started: AtomicBool::new(false),
             watcher,
             is_behind: AtomicBool::new(false),

@@ -12,13 +12,13 @@ use crate::{
 };
 
 pub(super) type Reply<T> = oneshot::Sender<T>;
-pub(super) type Outcome<T> = Result<T, SessionError>;
+pub(super) type CommandResult<T> = Result<T, SessionError>;
 
 /// Ends the session.
 pub(super) struct Stop {
     pub(super) deadline: Duration,
     pub(super) in_flight: InFlight,
-    pub(super) reply: Reply<Outcome<()>>,
+    pub(super) reply: Reply<CommandResult<()>>,
 }
 
 /// A place in the stream of events, on its way to a subscriber.
@@ -41,14 +41,14 @@ impl Unsaved {
 
 /// The run that a command begins, and the node that it begins at.
 #[derive(Clone, Debug)]
-pub(super) enum Start {
+pub(super) enum RunStart {
     Regenerate(Regenerate),
     Edit(NodeId, Prompt),
     Branch(Option<NodeId>, Prompt),
 }
 
 /// The response of a run, for a command that asks for it.
-pub(super) type Answer = oneshot::Receiver<Result<Arc<Response>, AgentError>>;
+pub(super) type PendingResponse = oneshot::Receiver<Result<Arc<Response>, AgentError>>;
 
 /// Whether a command asks for the response of the run that it begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +59,8 @@ pub(super) enum Wait {
 
 /// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session pays for one.
 pub(super) enum Command {
-    Begin(Start, Wait, Reply<Outcome<Option<Answer>>>),
-    Navigate(Option<NodeId>, Reply<Outcome<()>>),
+    Begin(RunStart, Wait, Reply<CommandResult<Option<PendingResponse>>>),
+    Navigate(Option<NodeId>, Reply<CommandResult<()>>),
     SetTitle(Option<Arc<str>>, Reply<()>),
     SuggestTitle(Arc<str>, Reply<bool>),
     Title(Reply<Option<Arc<str>>>),

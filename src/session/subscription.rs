@@ -6,7 +6,9 @@ use std::{
 use futures_core::Stream;
 use tokio::sync::mpsc;
 
-use super::{SessionError, SessionEvent, SessionSnapshot, WeakSession, command::Command, task::Shared};
+use super::{
+    SessionError, SessionEvent, SessionSnapshot, WeakSession, command::Command, task::SessionShared,
+};
 use crate::{
     actor,
     subscription::{EventId, Subscription, Update},
@@ -152,13 +154,13 @@ pub struct Guard {
 
 /// Counts a controller, for as long as it is there.
 pub(super) struct Hold {
-    shared: Arc<Shared>,
+    shared: Arc<SessionShared>,
     /// Dropped after the count, so that the session does not end for want of handles with a controller counted.
     commands: mpsc::Sender<Box<Command>>,
 }
 
 impl Hold {
-    pub(super) fn new(shared: Arc<Shared>, commands: mpsc::Sender<Box<Command>>) -> Self {
+    pub(super) fn new(shared: Arc<SessionShared>, commands: mpsc::Sender<Box<Command>>) -> Self {
         shared.controllers.fetch_add(1, Ordering::AcqRel);
         Self { shared, commands }
     }
@@ -167,7 +169,7 @@ impl Hold {
     pub(super) async fn confirm(&self) -> Result<(), SessionError> {
         match actor::call(&self.commands, |reply| Box::new(Command::Title(reply))).await {
             Some(_) => Ok(()),
-            None => Err(SessionError::Ended(self.shared.fate.closed().await)),
+            None => Err(SessionError::Ended(self.shared.termination.closed().await)),
         }
     }
 }

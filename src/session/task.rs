@@ -30,7 +30,7 @@ use super::{
     watcher,
 };
 use crate::{
-    actor::{Breath, Fate, Signal, passed},
+    actor::{OwnWake, Signal, Termination, passed},
     agent::{Agent, AgentError, Delivery, HistoryOwner, Hold, Snapshot, Status, WeakAgent},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, EventId, Feed, FeedLimits},
@@ -67,12 +67,12 @@ impl Setup {
 }
 
 /// What handles, guards and subscriptions share with the task, and what is left of it afterwards.
-pub(super) struct Shared {
+pub(super) struct SessionShared {
     pub(super) id: ConversationId,
     pub(super) setup: Arc<Setup>,
     /// Set when the agent is there: handles go to it directly where the session has no say.
     pub(super) agent: OnceLock<WeakAgent>,
-    pub(super) fate: Fate<SessionSnapshot>,
+    pub(super) termination: Termination<SessionSnapshot>,
     pub(super) started: AtomicBool,
     pub(super) watcher: Option<Arc<dyn Watcher>>,
     /// Whether nothing new is taken since all is being shut down.
@@ -90,10 +90,10 @@ pub(super) struct Shared {
     pub(super) left: Signal,
 }
 
-impl Shared {
+impl SessionShared {
     /// Returns why the session takes nothing new now, if it does not.
     pub(super) fn refusal(&self) -> Option<SessionError> {
-        if self.fate.end().is_some() {
+        if self.termination.end().is_some() {
             None
         } else if self.is_draining.load(Ordering::Acquire) {
             Some(SessionError::Draining)
@@ -104,7 +104,7 @@ impl Shared {
     }
 }
 
-impl Hold for Shared {
+impl Hold for SessionShared {
     fn reason(&self) -> Option<Arc<dyn std::error::Error + Send + Sync>> {
         Some(Arc::new(self.refusal()?))
     }
@@ -123,7 +123,7 @@ pub(super) struct Task {
     /// That the conversation is this session's, where the store knows owners.
     pub(super) tenure: Option<Tenure>,
     pub(super) feed: Feed<SessionEvent>,
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<SessionShared>,
     /// The write that is under way.
     pub(super) attempts: Option<Box<writing::Attempts>>,
     /// The moment to repeat a write that failed or does not answer.
@@ -150,12 +150,12 @@ pub(super) struct Task {
 }
 
 /// Leaves word that the task was killed, unless it ended in order.
-pub(super) struct LastWords(pub(super) Arc<Shared>);
+pub(super) struct LastWords(pub(super) Arc<SessionShared>);
 
 impl Drop for LastWords {
     fn drop(&mut self) {
-        self.0.fate.seal(End { reason: EndReason::Killed, snapshot: None });
-        if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.fate.end()) {
+        self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
+        if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.termination.end()) {
             watcher::tell_of(&**watcher, Notice::Ended(&end.reason));
         }
     }
@@ -192,7 +192,7 @@ impl Task {
                 break (reason.clone(), None);
             }
             if self.feed.is_flooded() {
-                Breath::begin().over().await;
+                OwnWake::begin().over().await;
             }
             if let Some(exit) = self.turn(&mut commands).await {
                 break exit;
@@ -304,7 +304,7 @@ impl Task {
                 None => return Err(AgentError::Stopped(EndReason::Killed)),
             }
             if self.feed.is_flooded() {
-                Breath::begin().over().await;
+                OwnWake::begin().over().await;
             }
         }
         Ok(())

@@ -55,7 +55,7 @@ impl Tenure {
         owner: &Owner,
     ) -> Result<Option<Self>, StoreError> {
         let (store, id, owner) = (Arc::clone(store), id.clone(), owner.clone());
-        let mut begun = Wanted(Some(Box::pin(Self::acquire(store, id, owner))));
+        let mut begun = PendingAcquisition(Some(Box::pin(Self::acquire(store, id, owner))));
         let tenure = begun.0.as_mut().expect("it is begun").await;
         begun.0 = None;
         tenure
@@ -110,9 +110,9 @@ impl Tenure {
 
 /// A tenure that is being acquired. When nobody waits for it any more, the store may give it all the same: it is waited
 /// for a little longer, to be given back.
-struct Wanted(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
+struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
 
-impl Drop for Wanted {
+impl Drop for PendingAcquisition {
     fn drop(&mut self) {
         let Some(acquiring) = self.0.take() else {
             return;

@@ -98,12 +98,12 @@ pub struct Report {
 }
 
 /// Whether a check was made.
-enum Outcome {
+enum CheckOutcome {
     Made,
     Skipped,
 }
 
-type Check = for<'a> fn(&'a dyn Subject) -> Pin<Box<dyn Future<Output = Outcome> + 'a>>;
+type Check = for<'a> fn(&'a dyn Subject) -> Pin<Box<dyn Future<Output = CheckOutcome> + 'a>>;
 
 macro_rules! checks {
     ($($module:ident: $($name:ident),+;)+) => {
@@ -148,8 +148,8 @@ pub async fn check<S: Subject>(mut make: impl AsyncFnMut() -> S) -> Report {
     for (name, check) in CHECKS {
         let subject = make().await;
         match AssertUnwindSafe(check(&subject)).catch_unwind().await {
-            Ok(Outcome::Made) => report.passed.push(*name),
-            Ok(Outcome::Skipped) => report.skipped.push(*name),
+            Ok(CheckOutcome::Made) => report.passed.push(*name),
+            Ok(CheckOutcome::Skipped) => report.skipped.push(*name),
             Err(_) => failed.push(*name),
         }
     }

@@ -93,7 +93,7 @@ use tokio::{
 use self::{
     format::Change,
     log::{Lock, Log},
-    place::Place,
+    place::ConversationFolder,
     summary::Findings,
 };
 use super::{
@@ -267,7 +267,7 @@ impl FileSystemStore {
     ) -> Result<Option<T>, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Place<'_>, &File, Durability) -> Result<T, StoreError> + Send + 'static,
+        F: FnOnce(&ConversationFolder<'_>, &File, Durability) -> Result<T, StoreError> + Send + 'static,
     {
         let begun = Instant::now();
         let mut pause = PAUSES.0;
@@ -284,7 +284,7 @@ impl FileSystemStore {
             };
             let waited = begun.elapsed();
             if waited >= self.0.lock_wait {
-                let place = Place::new(&self.0.folder, id).log_name();
+                let place = ConversationFolder::new(&self.0.folder, id).log_name();
                 return Err(StoreError::Busy { place, waited });
             }
             sleep(pause.min(self.0.lock_wait.saturating_sub(waited))).await;
@@ -296,10 +296,10 @@ impl FileSystemStore {
     async fn at<T: Send + 'static>(
         &self,
         id: &ConversationId,
-        action: impl FnOnce(&Place<'_>, &Inner) -> Result<T, StoreError> + Send + 'static,
+        action: impl FnOnce(&ConversationFolder<'_>, &Inner) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (inner, id) = (Arc::clone(&self.0), id.clone());
-        blocking(move || action(&Place::new(&inner.folder, &id), &inner)).await
+        blocking(move || action(&ConversationFolder::new(&inner.folder, &id), &inner)).await
     }
 
     async fn change(
@@ -403,7 +403,7 @@ impl Store for FileSystemStore {
     }
 }
 
-fn load(place: &Place<'_>) -> Result<Option<Stored>, StoreError> {
+fn load(place: &ConversationFolder<'_>) -> Result<Option<Stored>, StoreError> {
     let Some(file) = log::open(place)? else {
         return Ok(None);
     };

@@ -19,13 +19,13 @@ fn id() -> ConversationId {
 }
 
 async fn created(store: &Arc<dyn Store>, place: &Place, like: &str) -> Session {
-    Session::builder(Arc::clone(store)).agent(on(place.agent(like))).create_as(id()).await.unwrap()
+    Session::builder(Arc::clone(store)).agent(on(place.agent(like))).create_with_id(id()).await.unwrap()
 }
 
 async fn reopened(store: &Arc<dyn Store>, session: Session, place: &Place, like: &str) -> Session {
     session.stop(LIMIT).await.unwrap();
     assert_eq!(place.running(), 0, "a session that has stopped has left nothing");
-    Session::builder(Arc::clone(store)).agent(on(place.agent(like))).load(id()).await.unwrap()
+    Session::builder(Arc::clone(store)).agent(on(place.agent(like))).open(id()).await.unwrap()
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, Draft, Event, State, Status, TurnOutcome, WeakAgent},
+    agent::{Agent, AgentCallbacks, AgentError, Event, State, StateEdit, Status, TurnOutcome, WeakAgent},
     provider::{DeltaStream, Model, Provider, ProviderError, Request, RequestContext},
     subscription::EndReason,
     testing::{Gate, Step},
@@ -267,7 +267,7 @@ struct Inward {
 impl AgentCallbacks for Inward {
     async fn init(
         &mut self,
-        _: &mut Draft,
+        _: &mut StateEdit,
         state: &State,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.init.store(state.agent().upgrade().is_some(), Ordering::SeqCst);

@@ -8,8 +8,8 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, AgentSubscription, AppEvent, Draft, ErrorDecision, Event,
-        Failure, Prompt, Response, Snapshot, State, Status, ToolDecision, TurnDecision, TurnOutcome,
+        Agent, AgentBuilder, AgentCallbacks, AgentSubscription, AppEvent, ErrorDecision, Event, Failure,
+        Prompt, Response, Snapshot, State, StateEdit, Status, ToolDecision, TurnDecision, TurnOutcome,
     },
     message::{Message, ToolResult, ToolUse, Usage},
     provider::Request,
@@ -19,7 +19,7 @@ use omni_agent::{
 
 use crate::support::{ends_run, name, names, next};
 
-type InitHook = dyn FnMut(&mut Draft, &State) -> Result<(), Box<dyn Error + Send + Sync>> + Send;
+type InitHook = dyn FnMut(&mut StateEdit, &State) -> Result<(), Box<dyn Error + Send + Sync>> + Send;
 
 type PrepareHook = dyn FnMut(&mut Request, &mut State) + Send;
 type ToolUseHook = dyn FnMut(&ToolUse, &mut State) -> ToolDecision + Send;
@@ -52,7 +52,7 @@ macro_rules! hooks {
 }
 
 hooks! {
-    on_init, init: (&mut Draft, &State) -> Result<(), Box<dyn Error + Send + Sync>>;
+    on_init, init: (&mut StateEdit, &State) -> Result<(), Box<dyn Error + Send + Sync>>;
     on_prepare, prepare: (&mut Request, &mut State);
     on_tool_use, tool_use: (&ToolUse, &mut State) -> ToolDecision;
     on_tool_result, tool_result: (ToolResult, &mut State) -> ToolResult;
@@ -85,7 +85,11 @@ impl Hooks {
 
 #[async_trait]
 impl AgentCallbacks for Hooks {
-    async fn init(&mut self, draft: &mut Draft, state: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+    async fn init(
+        &mut self,
+        draft: &mut StateEdit,
+        state: &State,
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
         self.init.as_mut().map_or(Ok(()), |hook| hook(draft, state))
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{AgentCallbacks, AgentError, Draft, State, ToolDecision},
+    agent::{AgentCallbacks, AgentError, State, StateEdit, ToolDecision},
     provider::Registry,
     subscription::EndReason,
     testing::{ScriptedProvider, Step},
@@ -48,14 +48,14 @@ async fn set_state_model_by_name_registry_resolves_it() {
 async fn set_state_registry_error_of_the_closure_is_a_model_error() {
     let (_, builder) = scripted([]);
     let agent = builder.start().await.unwrap();
-    let edit = |draft: &mut Draft| {
+    let edit = |draft: &mut StateEdit| {
         draft.config.model = Registry::empty().model("nobody:small")?;
         Ok(())
     };
     let error = agent.set_state(edit).await.unwrap_err();
     assert!(matches!(error, AgentError::Model(_)), "{error:?}");
     // Another agent's error is not taken for one of this agent.
-    let stopped = |_: &mut Draft| Err(AgentError::Stopped(EndReason::Stopped).into());
+    let stopped = |_: &mut StateEdit| Err(AgentError::Stopped(EndReason::Stopped).into());
     let error = agent.set_state(stopped).await.unwrap_err();
     assert!(matches!(error, AgentError::Refused(_)), "{error:?}");
 }
@@ -77,7 +77,7 @@ async fn init_model_by_name_wrong_name_is_a_model_error() {
     impl AgentCallbacks for Chooses {
         async fn init(
             &mut self,
-            draft: &mut Draft,
+            draft: &mut StateEdit,
             _: &State,
         ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
             Ok(draft.config.set_model("nobody:small")?)

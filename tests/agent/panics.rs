@@ -408,7 +408,7 @@ struct Stillborn;
 impl AgentCallbacks for Stillborn {
     async fn init(
         &mut self,
-        _: &mut omni_agent::agent::Draft,
+        _: &mut omni_agent::agent::StateEdit,
         _: &State,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         panic!("init broke")

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentError, Config, Draft, SavedConfig},
+    agent::{Agent, AgentBuilder, AgentError, Config, SavedConfig, StateEdit},
     message::{History, Message},
     provider::{Model, Options, Registry, RegistryError},
     testing::ScriptedProvider,
@@ -120,7 +120,7 @@ async fn restore_saved_model_unknown_its_name_is_saved_until_another_is_chosen()
     let state = agent.snapshot().await.unwrap().state;
     assert_eq!((state.model.as_str(), state.fallback_for.as_deref()), ("known:given", Some("gone:saved")));
     let again = registry().model("known:given").unwrap();
-    let choose = move |draft: &mut Draft| {
+    let choose = move |draft: &mut StateEdit| {
         draft.config.model = again;
         Ok(())
     };

@@ -59,7 +59,7 @@ async fn change_from_openai_to_openai_responses_goes_without_the_key_of_the_firs
     agent.ask("Hi").await.unwrap();
     for key in [None, Some("of-responses")] {
         let model = second.model();
-        let choose = move |draft: &mut omni_agent::agent::Draft| {
+        let choose = move |draft: &mut omni_agent::agent::StateEdit| {
             draft.config.model = model;
             if let Some(key) = key {
                 draft.config.options.api_key = Some(Secret::new(key));
@@ -82,7 +82,7 @@ async fn change_of_the_model_keeps_the_key_from_another_provider_until_it_is_giv
     let change = |model: omni_agent::provider::Model, options: Option<Options>| {
         let agent = agent.clone();
         async move {
-            let edit = move |draft: &mut omni_agent::agent::Draft| {
+            let edit = move |draft: &mut omni_agent::agent::StateEdit| {
                 draft.config.model = model;
                 draft.config.options = options.unwrap_or_else(|| draft.config.options.clone());
                 Ok(())
@@ -133,7 +133,7 @@ async fn credentials_go_to_their_provider_alone_whenever_its_model_is_in_use() {
     agent.ask("Hi").await.unwrap();
     agent.ask(Prompt::new("Hi").with_options(options.with_api_key("of-prompt"))).await.unwrap();
     for model in [second.model(), first.model()] {
-        let choose = move |draft: &mut omni_agent::agent::Draft| {
+        let choose = move |draft: &mut omni_agent::agent::StateEdit| {
             draft.config.model = model;
             Ok(())
         };

@@ -35,12 +35,12 @@ pub(crate) fn store() -> Arc<dyn Store> {
 }
 
 pub(crate) async fn created(store: &Arc<dyn Store>, backend: &ScriptedBackend) -> Session {
-    Session::builder(Arc::clone(store)).agent(backend.agent()).create_as(id()).await.unwrap()
+    Session::builder(Arc::clone(store)).agent(backend.agent()).create_with_id(id()).await.unwrap()
 }
 
 pub(crate) async fn reopened(store: &Arc<dyn Store>, session: Session, backend: &ScriptedBackend) -> Session {
     session.stop(SECOND).await.unwrap();
-    Session::builder(Arc::clone(store)).agent(backend.agent()).load(id()).await.unwrap()
+    Session::builder(Arc::clone(store)).agent(backend.agent()).open(id()).await.unwrap()
 }
 
 pub(crate) fn able() -> Capabilities {
@@ -76,7 +76,7 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation()
     let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
     let options = Options::default().with_backend([("sandbox", true)]).with_folder("/projects/one");
     let builder = Session::builder(Arc::clone(&store)).agent(backend.agent().options(options));
-    let session = builder.create_as(id()).await.unwrap();
+    let session = builder.create_with_id(id()).await.unwrap();
     session.ask("One").await.unwrap();
     // It was given at the creation alone.
     let session = reopened(&store, session, &backend).await;
@@ -270,7 +270,7 @@ async fn lost(backend: &ScriptedBackend, reaction: LostSession) -> Session {
     session.ask("One").await.unwrap();
     session.stop(SECOND).await.unwrap();
     let model = Model::new(Arc::new(backend.provider().with_lost_session(reaction)), "default");
-    Session::builder(store).agent(Agent::builder().model(model)).load(id()).await.unwrap()
+    Session::builder(store).agent(Agent::builder().model(model)).open(id()).await.unwrap()
 }
 
 #[tokio::test(start_paused = true)]

@@ -94,10 +94,11 @@ impl BackendSession for LateSession {
 #[tokio::test(start_paused = true)]
 async fn session_whose_id_comes_with_the_end_of_its_first_turn_is_resumed_by_that_id() {
     let (store, backend) = (store(), LateBackend::default());
-    let session = Session::builder(Arc::clone(&store)).agent(backend.agent()).create_as(id()).await.unwrap();
+    let session =
+        Session::builder(Arc::clone(&store)).agent(backend.agent()).create_with_id(id()).await.unwrap();
     session.ask("One").await.unwrap();
     session.stop(SECOND).await.unwrap();
-    let session = Session::builder(store).agent(backend.agent()).load(id()).await.unwrap();
+    let session = Session::builder(store).agent(backend.agent()).open(id()).await.unwrap();
     session.ask("Two").await.unwrap();
     session.ask("Three").await.unwrap();
     let calls = backend.0.lock().unwrap().clone();

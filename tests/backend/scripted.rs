@@ -19,8 +19,8 @@ use omni_agent::{
         Model, Registry, StopReason,
         backend::{
             Backend, BackendError, BackendEvent, BackendProvider, BackendSession, Capabilities, EventStream,
-            PermissionAnswer, PermissionOption, PermissionRequest, Place, SessionId, SessionOptions,
-            TurnPrompt, TurnResult,
+            PermissionAnswer, PermissionOption, PermissionRequest, SessionId, SessionOptions,
+            SessionPosition, TurnPrompt, TurnResult,
         },
     },
     testing::Gate,
@@ -334,7 +334,7 @@ impl Backend for ScriptedBackend {
 
     async fn fork(
         &self,
-        place: &Place,
+        place: &SessionPosition,
         options: &SessionOptions,
     ) -> Result<Arc<dyn BackendSession>, BackendError> {
         self.called("fork", format!("fork {} at {}", place.session, place.prompts)).await?;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    manager::{Manager, ManagerError, Opened, Presence},
+    manager::{Manager, ManagerError, OpenedSession, Presence},
     session::SessionError,
     store::{Commit, ConversationId, Page, Store, StoreError, Write},
     subscription::EndReason,
@@ -19,8 +19,8 @@ async fn title_in(store: &MoodyStore, id: &ConversationId) -> Option<String> {
     store.beneath().summary(id).await.unwrap().title
 }
 
-async fn opened(manager: &Manager, name: &str) -> Opened {
-    manager.create_as(&id(name), parrot()).await.unwrap()
+async fn opened(manager: &Manager, name: &str) -> OpenedSession {
+    manager.create_with_id(&id(name), parrot()).await.unwrap()
 }
 
 fn is_not_found(error: &ManagerError) -> bool {
@@ -51,7 +51,7 @@ async fn close_of_a_busy_one_with_nothing_to_keep_cancels_its_run() {
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
     let agent = scripted([omni_agent::testing::Step::text("Yes"), held(&gate, "Never")]);
-    let one = manager.create_as(&id("one"), agent).await.unwrap();
+    let one = manager.create_with_id(&id("one"), agent).await.unwrap();
     one.session.ask("First").await.unwrap();
     one.session.prompt("Second").await.unwrap();
     in_time(gate.reached()).await;
@@ -99,7 +99,7 @@ async fn close_whose_caller_goes_away_goes_on() {
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
     let hooks = Hooks::default().terminate(Act::Wait(gate.clone()));
-    let one = manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    let one = manager.create_with_id(&id("one"), parrot().callbacks(hooks)).await.unwrap();
     assert!(poll_times(manager.close(one.session.id()), 3).await.is_none());
     gate.open();
     in_time(one.session.ended()).await;
@@ -152,7 +152,7 @@ async fn delete_of_an_open_stored_or_missing_one_removes_it() {
 async fn delete_of_a_busy_one_stops_it_first() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
-    let one = manager.create_as(&id("one"), scripted([held(&gate, "Never")])).await.unwrap();
+    let one = manager.create_with_id(&id("one"), scripted([held(&gate, "Never")])).await.unwrap();
     one.session.prompt("Hi").await.unwrap();
     in_time(gate.reached()).await;
     manager.delete(one.session.id()).await.unwrap();
@@ -389,7 +389,7 @@ async fn rename_while_the_session_ends_waits_and_goes_to_the_store() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let hooks = Hooks::of(&Lives::default()).terminate(Act::Wait(gate.clone()));
-    let one = manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    let one = manager.create_with_id(&id("one"), parrot().callbacks(hooks)).await.unwrap();
     let stopping = tokio::spawn({
         let session = one.session.clone();
         async move { session.stop(secs(60)).await }
@@ -415,7 +415,7 @@ async fn get_of_one_that_is_just_renamed_or_opened_finds_it() {
 
     let mut watch = Watch::new(&manager);
     let name = id("two");
-    let mut creating = Box::pin(manager.create_as(&name, parrot()));
+    let mut creating = Box::pin(manager.create_with_id(&name, parrot()));
     while watch.told.open.len() < 2 {
         let _ = poll_times(&mut creating, 1).await;
         watch.catch_up();

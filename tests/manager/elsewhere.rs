@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    manager::{Manager, ManagerError, ManagerEvent, Opened, Presence, Start, Titles},
+    manager::{Manager, ManagerError, ManagerEvent, OpenOptions, OpenedSession, Presence, Titles},
     store::{Owner, Page, Store, StoreError},
     subscription::{EndReason, Update},
 };
@@ -24,8 +24,8 @@ fn manager(store: &LeasingStore, name: &str) -> Manager {
     Manager::builder(store.as_dyn()).owner(owner).titles(Titles::Off).build()
 }
 
-async fn created(manager: &Manager, name: &str) -> Opened {
-    within(manager.create_as(&id(name), parrot())).await.unwrap()
+async fn created(manager: &Manager, name: &str) -> OpenedSession {
+    within(manager.create_with_id(&id(name), parrot())).await.unwrap()
 }
 
 fn assert_elsewhere<T>(outcome: Result<T, ManagerError>, owner: &str) {
@@ -157,7 +157,8 @@ async fn rename_of_what_nobody_has_open_gives_it_back() {
 async fn taken_conversation_is_closed_with_its_reason_and_the_others_live_on() {
     let store = LeasingStore::new();
     let one = manager(&store, "one");
-    let talk = within(one.create_as(&id("talk"), Start::new(parrot()).subscribe(None))).await.unwrap();
+    let talk =
+        within(one.create_with_id(&id("talk"), OpenOptions::new(parrot()).subscribe(None))).await.unwrap();
     let other = created(&one, "other").await;
     let mut feed = one.subscribe();
     store.take(&id("talk"), &Owner::new("two").at("http://two"));

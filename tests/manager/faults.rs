@@ -27,8 +27,8 @@ struct Neighbours {
 impl Neighbours {
     async fn new(manager: &Manager) -> Self {
         let gate = Gate::new();
-        let idle = manager.create_as(&id("idle"), parrot()).await.unwrap().session;
-        let busy = manager.create_as(&id("busy"), scripted([held(&gate, "Yes")])).await.unwrap().session;
+        let idle = manager.create_with_id(&id("idle"), parrot()).await.unwrap().session;
+        let busy = manager.create_with_id(&id("busy"), scripted([held(&gate, "Yes")])).await.unwrap().session;
         busy.prompt("Hi").await.unwrap();
         in_time(gate.reached()).await;
         Self { idle, busy, gate }
@@ -63,7 +63,7 @@ async fn run_fails(agent: AgentBuilder) {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let neighbours = Neighbours::new(&manager).await;
-    let one = manager.create_as(&id("one"), agent).await.unwrap();
+    let one = manager.create_with_id(&id("one"), agent).await.unwrap();
     let mut events = one.subscription.unwrap();
     one.session.prompt("Hi").await.unwrap();
     failed(&mut events).await;
@@ -100,7 +100,7 @@ async fn a_panic_in_a_callback_of_an_event_leaves_all_running() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let neighbours = Neighbours::new(&manager).await;
-    let one = manager.create_as(&id("one"), parrot().callbacks(Hooks::default())).await.unwrap();
+    let one = manager.create_with_id(&id("one"), parrot().callbacks(Hooks::default())).await.unwrap();
     let mut events = one.subscription.unwrap();
     one.session.notify(Do::Panic).await.unwrap();
     failed(&mut events).await;
@@ -118,7 +118,7 @@ async fn a_panic_in_a_tool_leaves_all_running() {
         assert_ne!(input, json!({}), "the tool broke");
         Ok(input)
     });
-    let one = manager.create_as(&id("one"), scripted(steps).tool(broken)).await.unwrap();
+    let one = manager.create_with_id(&id("one"), scripted(steps).tool(broken)).await.unwrap();
     one.session.ask("Hi").await.unwrap();
     neighbours.assert_well(&store).await;
 }
@@ -130,7 +130,7 @@ async fn a_panic_in_terminate_leaves_all_running() {
     let mut watch = Watch::new(&manager);
     let neighbours = Neighbours::new(&manager).await;
     let hooks = Hooks::default().terminate(Act::Panic);
-    manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    manager.create_with_id(&id("one"), parrot().callbacks(hooks)).await.unwrap();
     manager.close(&id("one")).await.unwrap();
     watch.assert_agrees(&manager);
     assert_eq!(watch.closed.len(), 1);
@@ -144,11 +144,11 @@ async fn a_terminate_that_hangs_holds_up_its_own_close_alone_and_not_for_ever() 
     let neighbours = Neighbours::new(&manager).await;
     let lives = Lives::default();
     let hooks = Hooks::of(&lives).terminate(Act::Hang);
-    manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    manager.create_with_id(&id("one"), parrot().callbacks(hooks)).await.unwrap();
     let begun = tokio::time::Instant::now();
     let (name, other) = (id("one"), id("other"));
     let (closed, created) = tokio::join!(manager.close(&name), async {
-        manager.create_as(&other, parrot()).await.unwrap();
+        manager.create_with_id(&other, parrot()).await.unwrap();
         begun.elapsed()
     });
     assert!(created < secs(1));
@@ -166,7 +166,7 @@ async fn a_store_that_breaks_for_one_leaves_all_running() {
             let manager = store.manager().build();
             let mut watch = Watch::new(&manager);
             let neighbours = Neighbours::new(&manager).await;
-            let one = manager.create_as(&id("one"), parrot()).await.unwrap();
+            let one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
             let (broken, name) = (act.clone(), id("one"));
             store.mood(move |now, id| if now == call && *id == name { broken.clone() } else { Act::Work });
             one.session.ask("Hi").await.unwrap();
@@ -208,7 +208,7 @@ async fn a_subscriber_that_stalls_holds_nobody_up() {
     let neighbours = Neighbours::new(&manager).await;
     let names: Vec<ConversationId> = (0..50).map(|number| id(&format!("n{number}"))).collect();
     for name in &names {
-        let one = manager.create_as(name, parrot()).await.unwrap();
+        let one = manager.create_with_id(name, parrot()).await.unwrap();
         let _stalled = one.session.subscribe(Mode::Observer).await.unwrap();
         for _ in 0..10 {
             one.session.ask("Hi").await.unwrap();

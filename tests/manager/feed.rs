@@ -1,7 +1,7 @@
 //! The live feed: what it tells is the truth, whenever somebody joins, and whatever raced.
 
 use omni_agent::{
-    manager::{Activity, Manager, ManagerEvent, Start},
+    manager::{Activity, Manager, ManagerEvent, OpenOptions},
     message::ToolUse,
     store::Store,
     subscription::{EndReason, EventId, Update},
@@ -16,8 +16,10 @@ use crate::rig::{
 async fn subscribe_gives_what_is_open_and_then_what_happens() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
-    let one =
-        manager.create_as(&id("one"), Start::new(scripted([held(&gate, "Yes")])).title("One")).await.unwrap();
+    let one = manager
+        .create_with_id(&id("one"), OpenOptions::new(scripted([held(&gate, "Yes")])).title("One"))
+        .await
+        .unwrap();
     let mut watch = Watch::new(&manager);
     assert_eq!(watch.told.open[0].id, id("one"));
     assert_eq!(watch.told.open[0].title.as_deref(), Some("One"));
@@ -29,7 +31,7 @@ async fn subscribe_gives_what_is_open_and_then_what_happens() {
     gate.open();
     one.session.wait_until_idle().await.unwrap();
     settle().await;
-    manager.create_as(&id("two"), parrot()).await.unwrap();
+    manager.create_with_id(&id("two"), parrot()).await.unwrap();
     one.session.set_title(Some("Uno")).await.unwrap();
     manager.close(&id("one")).await.unwrap();
     watch.assert_agrees(&manager);
@@ -112,7 +114,7 @@ async fn whoever_joins_at_any_moment_comes_to_the_truth() {
                 for round in 0..3 {
                     let opened = match manager.open(&name, parrot()).await {
                         Ok(opened) => opened,
-                        Err(_) => manager.create_as(&name, parrot()).await.unwrap(),
+                        Err(_) => manager.create_with_id(&name, parrot()).await.unwrap(),
                     };
                     opened.session.ask("Hi").await.unwrap();
                     manager.rename(&name, Some(&format!("{round}"))).await.unwrap();
@@ -151,7 +153,7 @@ async fn rename_often(manager: &Manager, times: usize) {
 async fn a_subscriber_that_lags_is_told_the_truth_and_goes_on_from_there() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
-    let _one = manager.create_as(&id("one"), parrot()).await.unwrap();
+    let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
     let mut lagging = manager.subscribe();
     rename_often(&manager, 300).await;
     let Some(Update::Resync(truth)) = in_time(lagging.next()).await else { panic!("it lagged") };
@@ -165,7 +167,7 @@ async fn a_subscriber_that_lags_is_told_the_truth_and_goes_on_from_there() {
 async fn resume_from_an_event_gives_what_followed_it_or_a_resync() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
-    let _one = manager.create_as(&id("one"), parrot()).await.unwrap();
+    let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
     let mut first = manager.subscribe();
     rename_often(&manager, 3).await;
     let Some(Update::Event(seen)) = in_time(first.next()).await else { panic!("an event") };
@@ -194,7 +196,7 @@ async fn resume_from_an_event_gives_what_followed_it_or_a_resync() {
 async fn a_subscription_ends_with_the_manager_also_one_that_comes_late() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
-    let _one = manager.create_as(&id("one"), parrot()).await.unwrap();
+    let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
     let mut watch = Watch::new(&manager);
     let last = watch.events.last_id();
     manager.shutdown(secs(1), secs(1)).await.unwrap();
@@ -222,7 +224,7 @@ async fn an_agent_that_ends_closes_its_session() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
-    let one = manager.create_as(&id("one"), parrot().callbacks(Hooks::default())).await.unwrap();
+    let one = manager.create_with_id(&id("one"), parrot().callbacks(Hooks::default())).await.unwrap();
     one.session.notify(Do::End).await.unwrap();
     in_time(one.session.ended()).await;
     settle().await;
@@ -236,7 +238,7 @@ async fn a_session_that_lost_its_place_is_closed_and_can_be_opened_again() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
-    let one = manager.create_as(&id("one"), parrot()).await.unwrap();
+    let one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
     store.meddle(&id("one")).await;
     one.session.ask("Hi").await.unwrap();
     in_time(one.session.ended()).await;
@@ -287,7 +289,7 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
     let mut watch = Watch::new(&manager);
     let name = id("one");
     let hooked = || parrot().callbacks(Hooks::of(&lives));
-    let one = manager.create_as(&name, hooked()).await.unwrap();
+    let one = manager.create_with_id(&name, hooked()).await.unwrap();
     let session = one.session.clone();
     match ending {
         Ending::Stop => drop(tokio::spawn(async move { session.stop(secs(1)).await })),
@@ -308,7 +310,7 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
     match meanwhile {
         Meanwhile::Open => {
             let opened =
-                in_time(manager.open(&name, Start::new(hooked()).idle_shutdown(None))).await.unwrap();
+                in_time(manager.open(&name, OpenOptions::new(hooked()).idle_shutdown(None))).await.unwrap();
             settle().await;
             // One that was found running may have ended since; one that was started has not.
             assert!(!opened.started || opened.session.end().is_none(), "{words}");
@@ -347,7 +349,7 @@ async fn a_session_that_ends_while_it_is_opened_is_closed_once_or_never_opened()
     impl omni_agent::agent::AgentCallbacks for Brief {
         async fn init(
             &mut self,
-            _: &mut omni_agent::agent::Draft,
+            _: &mut omni_agent::agent::StateEdit,
             state: &omni_agent::agent::State,
         ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
             let agent = state.agent().clone();
@@ -372,7 +374,7 @@ async fn a_session_that_ends_while_it_is_opened_is_closed_once_or_never_opened()
         }
         let manager = store.manager().build();
         let mut watch = Watch::new(&manager);
-        let outcome = in_time(manager.create_as(&id("one"), parrot().callbacks(Brief))).await;
+        let outcome = in_time(manager.create_with_id(&id("one"), parrot().callbacks(Brief))).await;
         settle().await;
         watch.assert_agrees(&manager);
         assert!(watch.told.open.is_empty(), "{outcome:?}");
@@ -381,7 +383,7 @@ async fn a_session_that_ends_while_it_is_opened_is_closed_once_or_never_opened()
         assert_eq!(balance("opened"), balance("closed"), "{words:?}");
         drop(outcome);
         manager.delete(&id("one")).await.unwrap();
-        manager.create_as(&id("one"), parrot()).await.unwrap();
+        manager.create_with_id(&id("one"), parrot()).await.unwrap();
     }
 }
 
@@ -390,7 +392,7 @@ async fn events_are_numbered_whether_or_not_somebody_listens() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let first = manager.subscribe().last_id();
-    let _one = manager.create_as(&id("one"), parrot()).await.unwrap();
+    let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
     rename_often(&manager, 3).await;
     assert_eq!(manager.subscribe().last_id().number, first.number + 4);
 }

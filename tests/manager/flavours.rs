@@ -66,7 +66,7 @@ fn session_that_makes_room_right_after_its_turn_stores_its_title() {
         let manager = Manager::builder(Arc::new(store.clone())).max_open(1).build();
         let session = create(&manager, "talk", parrot()).await;
         session.ask("Where to?").await.unwrap();
-        manager.create_as(&id("next"), alone(parrot())).await.unwrap();
+        manager.create_with_id(&id("next"), alone(parrot())).await.unwrap();
         assert_eq!(stored_title(&store, "talk").await.as_deref(), Some("Where to?"));
     });
 }
@@ -78,7 +78,7 @@ fn many_open_and_leave_under_a_limit_everyone_is_served() {
         let users = (0..40).map(|user| {
             let manager = manager.clone();
             tokio::spawn(async move {
-                let opened = manager.create_as(&id(&format!("s{user}")), parrot()).await.unwrap();
+                let opened = manager.create_with_id(&id(&format!("s{user}")), parrot()).await.unwrap();
                 assert!(manager.list_open().len() <= 6);
                 opened.session.ask("Hi").await.unwrap();
             })

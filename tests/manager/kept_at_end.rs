@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use omni_agent::{
     agent::{AgentCallbacks, State, Status, ToolDecision},
-    manager::{Manager, Start},
+    manager::{Manager, OpenOptions},
     message::ToolUse,
     session::Session,
     store::Store,
@@ -28,8 +28,8 @@ impl AgentCallbacks for Asking {
 async fn paused_after_a_step(manager: &Manager, name: &str) -> Session {
     let steps = [Step::tool_use("t1", "echo", json!({})), Step::tool_use("t2", "write", json!({}))];
     let echo = tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });
-    let start = Start::new(scripted(steps).tool(echo).callbacks(Asking)).subscribe(None);
-    let session = manager.create_as(&id(name), start).await.unwrap().session;
+    let start = OpenOptions::new(scripted(steps).tool(echo).callbacks(Asking)).subscribe(None);
+    let session = manager.create_with_id(&id(name), start).await.unwrap().session;
     session.prompt("Q").await.unwrap();
     while session.status().await.unwrap() != Status::Paused {
         settle().await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use omni_agent::{
-    manager::{Manager, Start},
+    manager::{Manager, OpenOptions},
     session::{Mode, SessionSubscription},
     store::Store,
     subscription::EndReason,
@@ -25,7 +25,7 @@ async fn create_and_open_subscribe_as_a_controller_unless_told_otherwise() {
     assert_eq!(joined.subscription.as_ref().unwrap().mode(), Mode::Controller);
     assert_eq!(one.session.controllers(), 2);
     for (mode, controllers) in [(Some(Mode::Controller), 1), (Some(Mode::Observer), 0), (None, 0)] {
-        let start = || Start::new(parrot()).subscribe(mode);
+        let start = || OpenOptions::new(parrot()).subscribe(mode);
         let started = manager.create(start()).await.unwrap();
         assert_eq!(started.subscription.as_ref().map(SessionSubscription::mode), mode);
         assert_eq!(started.session.controllers(), controllers);
@@ -41,7 +41,7 @@ async fn a_session_outlives_its_callers_until_its_idle_shutdown() {
     let manager = Manager::builder(std::sync::Arc::new(store.clone())).build();
     let mut watch = Watch::new(&manager);
     let name = id("one");
-    drop(manager.create_as(&name, parrot()).await.unwrap());
+    drop(manager.create_with_id(&name, parrot()).await.unwrap());
     tokio::time::sleep(secs(5 * 60 - 1)).await;
     let again = manager.open(&name, parrot()).await.unwrap();
     assert!(!again.started, "five minutes are the default, and not over yet");
@@ -68,7 +68,7 @@ async fn idle_shutdown_is_the_managers_unless_the_start_has_its_own() {
     ];
     for (usual, own, expected) in cases {
         let manager = store.manager().idle_shutdown(usual).build();
-        let start = Start::new(parrot());
+        let start = OpenOptions::new(parrot());
         let start = match own {
             Some(own) => start.idle_shutdown(own),
             None => start,
@@ -92,7 +92,7 @@ async fn session_opened_by_an_observer_or_by_nobody_ends_after_the_time() {
     let kept = store.put("kept").await;
     let manager = store.manager().idle_shutdown(Some(secs(10))).build();
     for mode in [None, Some(Mode::Observer)] {
-        let opened = manager.open(&kept, Start::new(parrot()).subscribe(mode)).await.unwrap();
+        let opened = manager.open(&kept, OpenOptions::new(parrot()).subscribe(mode)).await.unwrap();
         tokio::time::sleep(secs(9)).await;
         assert!(opened.session.end().is_none());
         tokio::time::sleep(secs(2)).await;
@@ -132,7 +132,7 @@ async fn a_caller_that_goes_away_at_any_stage_leaves_nothing_behind() {
                 let mut watch = Watch::new(&manager);
                 let agent = parrot().callbacks(Hooks::of(&lives).init(act.clone()));
                 let done = if create {
-                    poll_times(manager.create_as(&name, agent), polls).await.is_some()
+                    poll_times(manager.create_with_id(&name, agent), polls).await.is_some()
                 } else {
                     poll_times(manager.open(&name, agent), polls).await.is_some()
                 };
@@ -147,7 +147,7 @@ async fn a_caller_that_goes_away_at_any_stage_leaves_nothing_behind() {
                 if store.beneath().exists(&name).await.unwrap() {
                     manager.open(&name, parrot()).await.unwrap();
                 } else {
-                    manager.create_as(&name, parrot()).await.unwrap();
+                    manager.create_with_id(&name, parrot()).await.unwrap();
                 }
             }
         }
@@ -194,8 +194,8 @@ async fn the_last_manager_dropped_leaves_sessions_to_those_who_have_them() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
-    let kept = manager.create_as(&id("kept"), parrot()).await.unwrap();
-    let left = manager.create_as(&id("left"), parrot()).await.unwrap();
+    let kept = manager.create_with_id(&id("kept"), parrot()).await.unwrap();
+    let left = manager.create_with_id(&id("left"), parrot()).await.unwrap();
     left.session.ask("Hi").await.unwrap();
     drop((left, manager));
     settle().await;
@@ -240,7 +240,7 @@ async fn several_managers_on_one_store_are_independent() {
     let (one, two) = (store.manager().build(), store.manager().build());
     let mut watch = Watch::new(&two);
     let name = id("shared");
-    let first = one.create_as(&name, parrot()).await.unwrap();
+    let first = one.create_with_id(&name, parrot()).await.unwrap();
     assert!(two.get(&name).is_none());
     let second = two.open(&name, parrot()).await.unwrap();
     assert!(second.started);

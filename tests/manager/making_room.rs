@@ -6,7 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use omni_agent::{
     agent::{AgentBuilder, AgentCallbacks, AppEvent, Prompt, State},
-    manager::{Manager, ManagerBuilder, ManagerError, Opened, Titles},
+    manager::{Manager, ManagerBuilder, ManagerError, OpenedSession, Titles},
     session::Session,
     testing::{Gate, Step},
     tool::{ToolLimits, ToolTimeout, tool_fn},
@@ -38,7 +38,7 @@ fn slow_to_end(time: Duration) -> AgentBuilder {
     parrot().terminate_timeout(secs(60)).callbacks(Hooks::default().terminate(rig::Act::Slow(time)))
 }
 
-async fn elapsed_of(openings: Vec<JoinHandle<Result<Opened, ManagerError>>>) -> Duration {
+async fn elapsed_of(openings: Vec<JoinHandle<Result<OpenedSession, ManagerError>>>) -> Duration {
     let begun = Instant::now();
     for opening in openings {
         in_time(opening).await.unwrap().unwrap();
@@ -81,7 +81,7 @@ async fn opening_is_given_up_while_its_session_ends_its_place_goes_to_the_next()
     let (builder, _) = limited(2, &["x", "y"]).await;
     let manager = builder.build();
     create(&manager, "a", slow_to_end(secs(20))).await;
-    let _b = manager.create_as(&id("b"), parrot()).await.unwrap();
+    let _b = manager.create_with_id(&id("b"), parrot()).await.unwrap();
     let first = opening(&manager, "x", parrot());
     settle().await;
     let second = opening(&manager, "y", parrot());
@@ -93,7 +93,7 @@ async fn opening_is_given_up_while_its_session_ends_its_place_goes_to_the_next()
 }
 
 /// Waits for an opening, which must be done at the very moment at which the gate opens.
-async fn opens_with(gate: &Gate, opening: JoinHandle<Result<Opened, ManagerError>>) -> Opened {
+async fn opens_with(gate: &Gate, opening: JoinHandle<Result<OpenedSession, ManagerError>>) -> OpenedSession {
     tokio::time::sleep(Duration::from_millis(10_033)).await;
     assert!(!opening.is_finished());
     let begun = Instant::now();
@@ -171,7 +171,7 @@ fn opens_another(manager: &Manager) -> AgentBuilder {
     let tool = tool_fn("open", "Opens another session.", move |_: Value, _| {
         let manager = manager.clone();
         async move {
-            let opened = manager.create_as(&id("child"), parrot()).await?;
+            let opened = manager.create_with_id(&id("child"), parrot()).await?;
             Ok(opened.session.ask("Hi").await?.text())
         }
     });
@@ -192,7 +192,7 @@ async fn tool_opens_a_session_without_a_place_opening_fails_and_names_the_parent
     let (builder, _) = limited(2, &[]).await;
     let manager = builder.room_timeout(Some(secs(10))).build();
     // The other place is held by a person.
-    let _person = manager.create_as(&id("person"), parrot()).await.unwrap();
+    let _person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
     let parent = create(&manager, "parent", opens_another(&manager)).await;
     let mut feed = Feed::of(&manager);
     let begun = Instant::now();
@@ -208,7 +208,7 @@ async fn tool_opens_a_session_without_a_place_opening_fails_and_names_the_parent
 async fn place_comes_free_in_time_the_tool_gets_it() {
     let (builder, _) = limited(2, &[]).await;
     let manager = builder.build();
-    let person = manager.create_as(&id("person"), parrot()).await.unwrap();
+    let person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
     let parent = create(&manager, "parent", opens_another(&manager)).await;
     tokio::spawn(async move {
         tokio::time::sleep(secs(50)).await;
@@ -221,7 +221,7 @@ async fn place_comes_free_in_time_the_tool_gets_it() {
 async fn no_tool_holds_a_place_openings_wait_on() {
     let (builder, _) = limited(1, &["x"]).await;
     let manager = builder.build();
-    let person = manager.create_as(&id("person"), parrot()).await.unwrap();
+    let person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
     // Its tools have run before.
     person.session.ask("Hi").await.unwrap();
     let opening = opening(&manager, "x", parrot());

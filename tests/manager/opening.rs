@@ -3,7 +3,7 @@
 use futures_util::future::join_all;
 use omni_agent::{
     agent::AgentBuilder,
-    manager::{Manager, ManagerError, Opened, Start},
+    manager::{Manager, ManagerError, OpenOptions, OpenedSession},
     session::{Mode, SessionError},
     store::{ConversationId, MemoryStore, StoreError},
     subscription::EndReason,
@@ -16,7 +16,7 @@ use crate::rig::{
     secs, settle, tasks,
 };
 
-type Opening = JoinHandle<Result<Opened, ManagerError>>;
+type Opening = JoinHandle<Result<OpenedSession, ManagerError>>;
 
 fn opening(manager: &Manager, id: &ConversationId, agent: AgentBuilder) -> Opening {
     let (manager, id) = (manager.clone(), id.clone());
@@ -24,7 +24,7 @@ fn opening(manager: &Manager, id: &ConversationId, agent: AgentBuilder) -> Openi
 }
 
 #[track_caller]
-fn is_taken(outcome: Result<Opened, ManagerError>) {
+fn is_taken(outcome: Result<OpenedSession, ManagerError>) {
     match outcome {
         Err(
             ManagerError::AlreadyExists { .. }
@@ -57,9 +57,12 @@ async fn open_of_a_running_one_takes_nothing_of_the_start_but_the_subscription()
     let store = MoodyStore::new();
     let manager = store.manager().idle_shutdown(None).build();
     let name = id("one");
-    let first = manager.create_as(&name, Start::new(parrot().system("first")).title("First")).await.unwrap();
+    let first = manager
+        .create_with_id(&name, OpenOptions::new(parrot().system("first")).title("First"))
+        .await
+        .unwrap();
     assert!(first.started);
-    let start = Start::new(parrot().system("second"))
+    let start = OpenOptions::new(parrot().system("second"))
         .title("Second")
         .idle_shutdown(Some(secs(0)))
         .subscribe(Some(Mode::Observer));
@@ -78,7 +81,7 @@ async fn open_of_a_stored_one_applies_the_start() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
-    let start = Start::new(parrot().system("mine")).title("Not its own").idle_shutdown(Some(secs(7)));
+    let start = OpenOptions::new(parrot().system("mine")).title("Not its own").idle_shutdown(Some(secs(7)));
     let opened = manager.open(&kept, start).await.unwrap();
     assert!(opened.started);
     assert_eq!(opened.session.state().await.unwrap().config().system.as_deref(), Some("mine"));
@@ -201,7 +204,7 @@ async fn open_during_close_waits_and_loads_afresh() {
     let name = id("one");
     let gate = Gate::new();
     let hooks = Hooks::of(&lives).terminate(Act::Wait(gate.clone()));
-    let first = manager.create_as(&name, parrot().callbacks(hooks)).await.unwrap();
+    let first = manager.create_with_id(&name, parrot().callbacks(hooks)).await.unwrap();
     first.session.ask("Hi").await.unwrap();
     let closing = tokio::spawn({
         let (manager, name) = (manager.clone(), name.clone());
@@ -227,12 +230,12 @@ async fn open_while_a_session_ends_by_itself_waits_and_loads_afresh() {
         let name = id("one");
         let gate = Gate::new();
         let hooks = Hooks::of(&lives).terminate(Act::Wait(gate.clone()));
-        let first = manager.create_as(&name, parrot().callbacks(hooks)).await.unwrap();
+        let first = manager.create_with_id(&name, parrot().callbacks(hooks)).await.unwrap();
         first.session.ask("Hi").await.unwrap();
         let stopping = first.session.clone();
         let stopping = tokio::spawn(async move { stopping.stop(secs(100)).await });
         in_time(gate.reached()).await;
-        let start = Start::new(parrot().callbacks(Hooks::of(&lives))).subscribe(mode);
+        let start = OpenOptions::new(parrot().callbacks(Hooks::of(&lives))).subscribe(mode);
         let mut again = Box::pin(manager.open(&name, start));
         assert!(poll_times(&mut again, 20).await.is_none(), "{mode:?}");
         gate.open();
@@ -250,9 +253,9 @@ async fn create_as_with_a_taken_id_is_an_error() {
     let kept = store.put("kept").await;
     let manager = store.manager().build();
     let hooked = || parrot().callbacks(Hooks::of(&lives));
-    is_taken(manager.create_as(&kept, hooked()).await);
+    is_taken(manager.create_with_id(&kept, hooked()).await);
     manager.open(&kept, hooked()).await.unwrap();
-    is_taken(manager.create_as(&kept, hooked()).await);
+    is_taken(manager.create_with_id(&kept, hooked()).await);
     assert_eq!(lives.begun(&kept), 1, "a taken id is found before `init`");
 }
 
@@ -264,7 +267,7 @@ async fn create_as_by_many_at_once_succeeds_for_one() {
     store.make(Call::Create, Act::Slow(secs(1)));
     let creating = (0..20).map(|number| {
         let (manager, name) = (managers[number % 2].clone(), name.clone());
-        async move { manager.create_as(&name, parrot()).await }
+        async move { manager.create_with_id(&name, parrot()).await }
     });
     let (made, refused): (Vec<_>, Vec<_>) = join_all(creating).await.into_iter().partition(Result::is_ok);
     assert_eq!(made.len(), 1);
@@ -281,7 +284,7 @@ async fn create_as_while_somebody_looks_in_vain_for_the_id_creates_it() {
     store.make(Call::Load, Act::Wait(gate.clone()));
     let looking = opening(&manager, &name, parrot());
     in_time(gate.reached()).await;
-    let mut creating = Box::pin(manager.create_as(&name, parrot()));
+    let mut creating = Box::pin(manager.create_with_id(&name, parrot()));
     assert!(poll_times(&mut creating, 20).await.is_none());
     gate.open();
     assert!(in_time(creating).await.unwrap().started);
@@ -301,7 +304,7 @@ async fn create_as_while_the_id_is_deleted_creates_it_afterwards() {
         async move { manager.delete(&kept).await }
     });
     in_time(gate.reached()).await;
-    let mut creating = Box::pin(manager.create_as(&kept, parrot()));
+    let mut creating = Box::pin(manager.create_with_id(&kept, parrot()));
     assert!(poll_times(&mut creating, 20).await.is_none());
     gate.open();
     deleting.await.unwrap().unwrap();
@@ -313,7 +316,7 @@ async fn create_gives_each_an_id_of_its_own_that_is_stored_with_its_first_turn()
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let (one, two) =
-        (manager.create(parrot()).await.unwrap(), manager.create(Start::new(parrot())).await.unwrap());
+        (manager.create(parrot()).await.unwrap(), manager.create(OpenOptions::new(parrot())).await.unwrap());
     assert_ne!(one.session.id(), two.session.id());
     assert!(manager.list(omni_agent::store::Page::default()).await.unwrap().is_empty());
     one.session.ask("Hi").await.unwrap();
@@ -330,13 +333,13 @@ async fn create_with_an_agent_that_cannot_start_is_an_error_and_leaves_nothing()
     let mut watch = Watch::new(&manager);
     for act in [Act::Fail, Act::Panic] {
         let hooks = Hooks::of(&lives).init(act);
-        assert!(manager.create_as(&id("new"), parrot().callbacks(hooks)).await.is_err());
+        assert!(manager.create_with_id(&id("new"), parrot().callbacks(hooks)).await.is_err());
     }
     settle().await;
     watch.assert_agrees(&manager);
     assert!(watch.seen.is_empty());
     assert_eq!((tasks(), lives.living()), (0, 0));
-    manager.create_as(&id("new"), parrot()).await.unwrap();
+    manager.create_with_id(&id("new"), parrot()).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
@@ -346,9 +349,9 @@ async fn create_as_that_the_store_fails_waits_for_the_agent_it_began() {
         let manager = store.manager().build();
         store.script(Call::Create, [act]);
         let hooks = Hooks::of(&lives).terminate(Act::Slow(secs(5)));
-        assert!(manager.create_as(&id("one"), parrot().callbacks(hooks)).await.is_err());
+        assert!(manager.create_with_id(&id("one"), parrot().callbacks(hooks)).await.is_err());
         assert_eq!((lives.begun(&id("one")), lives.living()), (1, 0));
-        manager.create_as(&id("one"), parrot()).await.unwrap();
+        manager.create_with_id(&id("one"), parrot()).await.unwrap();
     }
 }
 
@@ -357,7 +360,7 @@ async fn stop_of_a_session_with_no_time_leaves_no_agent_for_the_next_to_meet() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let manager = store.manager().build();
     let hooks = Hooks::of(&lives).terminate(Act::Slow(secs(5)));
-    let one = manager.create_as(&id("one"), parrot().callbacks(hooks)).await.unwrap();
+    let one = manager.create_with_id(&id("one"), parrot().callbacks(hooks)).await.unwrap();
     let _ = one.session.stop(secs(0)).await;
     assert_eq!(lives.living(), 0);
     manager.open(&id("one"), parrot().callbacks(Hooks::of(&lives))).await.unwrap();

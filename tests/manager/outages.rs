@@ -16,7 +16,7 @@ const LONG: Duration = Duration::from_mins(10);
 /// A manager with a session whose turn could not be saved for ten minutes, and will not be for two more seconds.
 async fn after_an_outage(down: Act, store: &MoodyStore) -> Manager {
     let manager = store.manager().titles(Titles::Off).build();
-    let talk = manager.create_as(&id("talk"), parrot()).await.unwrap();
+    let talk = manager.create_with_id(&id("talk"), parrot()).await.unwrap();
     let back = Instant::now() + LONG + secs(2);
     store.mood(move |_, _| if Instant::now() < back { down.clone() } else { Act::Work });
     talk.session.ask("One").await.unwrap();

@@ -11,7 +11,7 @@ use std::{
 
 use omni_agent::{
     agent::{Agent, AgentBuilder},
-    manager::{Manager, Opened, Start},
+    manager::{Manager, OpenOptions, OpenedSession},
     provider::{ErrorKind, ProviderError},
     session::{Mode, Session},
     store::{Page, Store},
@@ -113,8 +113,8 @@ impl World {
         Agent::builder().model(provider.model()).callbacks(hooks)
     }
 
-    fn start(&self) -> Start {
-        let start = Start::new(self.agent()).subscribe(match self.dice.below(4) {
+    fn start(&self) -> OpenOptions {
+        let start = OpenOptions::new(self.agent()).subscribe(match self.dice.below(4) {
             0 => None,
             1 => Some(Mode::Observer),
             _ => Some(Mode::Controller),
@@ -133,14 +133,16 @@ impl World {
     /// A caller's life.
     async fn live(self, steps: usize) {
         let (manager, dice) = (&self.manager, &self.dice);
-        let mut held: Vec<Opened> = Vec::new();
+        let mut held: Vec<OpenedSession> = Vec::new();
         let mut watching: Vec<Watch> = Vec::new();
         for _ in 0..steps {
             let name = id(&format!("c{}", dice.below(4)));
             match dice.below(20) {
                 0..5 => held.extend(self.call(manager.open(&name, self.start())).await.and_then(Result::ok)),
                 5..8 => {
-                    held.extend(self.call(manager.create_as(&name, self.start())).await.and_then(Result::ok));
+                    held.extend(
+                        self.call(manager.create_with_id(&name, self.start())).await.and_then(Result::ok),
+                    );
                 }
                 8 => held.extend(self.call(manager.create(self.start())).await.and_then(Result::ok)),
                 9 => drop(self.call(manager.close(&name)).await),

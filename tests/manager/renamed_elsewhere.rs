@@ -14,7 +14,7 @@ async fn rename_by_another_manager_the_open_session_keeps_its_turn_and_shows_the
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let build = || Manager::builder(Arc::clone(&store)).titles(Titles::Off).build();
     let (one, two) = (build(), build());
-    let talk = one.create_as(&id("talk"), parrot()).await.unwrap();
+    let talk = one.create_with_id(&id("talk"), parrot()).await.unwrap();
     talk.session.ask("One").await.unwrap();
     talk.session.flush(secs(1)).await.unwrap();
     two.rename(&id("talk"), Some("Theirs")).await.unwrap();
@@ -30,7 +30,7 @@ async fn rename_by_another_manager_before_the_first_turn_wins_over_the_generated
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let build = || Manager::builder(Arc::clone(&store)).build();
     let (one, two) = (build(), build());
-    let talk = one.create_as(&id("talk"), parrot()).await.unwrap();
+    let talk = one.create_with_id(&id("talk"), parrot()).await.unwrap();
     two.rename(&id("talk"), Some("Theirs")).await.unwrap();
     talk.session.ask("A question").await.unwrap();
     one.close(&id("talk")).await.unwrap();

@@ -11,7 +11,7 @@ use std::{
 use async_trait::async_trait;
 use futures_util::FutureExt;
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentCallbacks, AppEvent, Draft, Prompt, State, WeakAgent},
+    agent::{Agent, AgentBuilder, AgentCallbacks, AppEvent, Prompt, State, StateEdit, WeakAgent},
     manager::{Manager, ManagerBuilder, ManagerEvent, ManagerSnapshot, ManagerSubscription, Titles},
     session::Session,
     store::{
@@ -116,7 +116,7 @@ impl MoodyStore {
     pub(crate) async fn put(&self, name: &str) -> ConversationId {
         let id = id(name);
         let store: Arc<dyn Store> = Arc::new(self.0.beneath.clone());
-        let session = Session::builder(store).agent(parrot()).create_as(id.clone()).await.unwrap();
+        let session = Session::builder(store).agent(parrot()).create_with_id(id.clone()).await.unwrap();
         session.stop(secs(1)).await.unwrap();
         id
     }
@@ -348,7 +348,7 @@ pub(crate) enum Do {
 impl AgentCallbacks for Hooks {
     async fn init(
         &mut self,
-        _: &mut Draft,
+        _: &mut StateEdit,
         state: &State,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let id = state.extensions().get::<ConversationId>().expect("a session's agent knows its id").clone();

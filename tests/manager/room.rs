@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
     agent::{AgentBuilder, Prompt},
-    manager::{Activity, Manager, ManagerError, Opened, Presence, Start},
+    manager::{Activity, Manager, ManagerError, OpenOptions, OpenedSession, Presence},
     session::{Mode, SessionError},
     store::{Page, Store, StoreError},
     subscription::EndReason,
@@ -49,12 +49,12 @@ async fn limit_is_met_the_least_recently_used_idle_session_is_put_to_sleep() {
 
 #[tokio::test(start_paused = true)]
 async fn session_that_was_looked_at_last_is_used() {
-    // Opened once more, and a controller that was there.
+    // OpenedSession once more, and a controller that was there.
     for subscribe in [None, Some(Mode::Controller)] {
         let (manager, _) = limited(2, &["c"]).await;
         create(&manager, "a", parrot()).await;
         create(&manager, "b", parrot()).await;
-        drop(manager.open(&id("a"), Start::new(parrot()).subscribe(subscribe)).await.unwrap());
+        drop(manager.open(&id("a"), OpenOptions::new(parrot()).subscribe(subscribe)).await.unwrap());
         settle().await;
         in_time(manager.open(&id("c"), alone(parrot()))).await.unwrap();
         assert_eq!(open_ids(&manager), ["a", "c"]);
@@ -99,7 +99,7 @@ async fn several_wait_as_many_are_put_to_sleep() {
 async fn controlled_and_busy_sessions_stay_and_others_wait_in_order() {
     let (manager, _) = limited(2, &["c", "d", "e"]).await;
     let gate = Gate::new();
-    let controlled = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let controlled = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let busy = create(&manager, "b", held(&gate)).await;
     busy.prompt("Hi").await.unwrap();
     in_time(gate.reached()).await;
@@ -154,7 +154,7 @@ async fn session_has_something_to_save_or_to_handle_waits_for_that_and_no_longer
 #[tokio::test(start_paused = true)]
 async fn caller_goes_the_opening_is_given_up() {
     let (manager, _) = limited(1, &["b", "c"]).await;
-    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let mut feed = Feed::of(&manager);
     let (b, c) = (opening(&manager, "b", parrot()), opening(&manager, "c", parrot()));
     settle().await;
@@ -169,7 +169,7 @@ async fn caller_goes_the_opening_is_given_up() {
 #[tokio::test(start_paused = true)]
 async fn second_caller_of_a_waiting_id_takes_it_over() {
     let (manager, _) = limited(1, &["b"]).await;
-    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let first = opening(&manager, "b", parrot());
     let second = opening(&manager, "b", parrot());
     settle().await;
@@ -189,11 +189,11 @@ async fn opening_fails_its_place_is_given_back() {
         in_time(manager.open(&id("b"), parrot())).await.unwrap_err();
     }
     in_time(manager.open(&id("none"), parrot())).await.unwrap_err();
-    in_time(manager.create_as(&id("b"), parrot())).await.unwrap_err();
+    in_time(manager.create_with_id(&id("b"), parrot())).await.unwrap_err();
     let no_model = omni_agent::agent::Agent::builder();
     in_time(manager.create(no_model)).await.unwrap_err();
     // One that had to wait, too.
-    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let mut feed = Feed::of(&manager);
     store.loads([Act::Fail]);
     let b = opening(&manager, "b", parrot());
@@ -231,7 +231,7 @@ async fn limit_is_at_least_one() {
 #[tokio::test(start_paused = true)]
 async fn session_that_is_deleted_slowly_makes_room_at_once() {
     let (manager, store) = limited(1, &["b"]).await;
-    let _a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let _a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     store.deletes([Act::Hang]);
     let deleting = manager.clone();
     let deleting = tokio::spawn(async move { deleting.delete(&id("a")).await });
@@ -251,7 +251,7 @@ async fn running(
     for (name, tenant) in sessions {
         let gate = Gate::new();
         let start = alone(held(&gate)).tenant(*tenant);
-        let session = manager.create_as(&id(name), start).await.unwrap().session;
+        let session = manager.create_with_id(&id(name), start).await.unwrap().session;
         made.push((session, gate));
     }
     (manager, made)
@@ -347,13 +347,13 @@ async fn paused_run_does_not_count_and_waits_to_go_on() {
 fn asking(
     manager: &Manager,
     name: &'static str,
-    start: impl Fn() -> Start + Send + Sync + 'static,
+    start: impl Fn() -> OpenOptions + Send + Sync + 'static,
 ) -> AgentBuilder {
     let manager = manager.clone();
     let tool = tool_fn("ask", "Asks another session.", move |_: Value, _| {
         let (manager, start) = (manager.clone(), start());
         async move {
-            let opened = manager.create_as(&id(name), start).await?;
+            let opened = manager.create_with_id(&id(name), start).await?;
             Ok(opened.session.ask("Hi").await?.text())
         }
     });
@@ -368,7 +368,7 @@ async fn tool_asks_another_session_under_a_limit_of_one_both_runs_complete() {
         let inner = manager.clone();
         let middle = move || alone(asking(&inner, "c", || alone(parrot()).tenant("t"))).tenant("t");
         let outer = alone(asking(&manager, "b", middle)).tenant("t");
-        let a = manager.create_as(&id("a"), outer).await.unwrap().session;
+        let a = manager.create_with_id(&id("a"), outer).await.unwrap().session;
         let mut feed = Feed::of(&manager);
         let response = in_time(a.ask("Hi")).await.unwrap();
         assert_eq!(response.text(), "Done.");
@@ -497,7 +497,7 @@ fn runtime_is_killed_its_places_are_free_again() {
     let (first, second) = (runtime(), runtime());
     let manager = first.block_on(async {
         let (manager, _) = limited(1, &["b", "c"]).await;
-        std::mem::forget(manager.create_as(&id("a"), parrot()).await.unwrap().subscription);
+        std::mem::forget(manager.create_with_id(&id("a"), parrot()).await.unwrap().subscription);
         drop(opening(&manager, "b", parrot()));
         settle().await;
         assert_eq!(waiting_ids(&manager), ["b"]);
@@ -519,9 +519,9 @@ async fn close_of_what_waits_for_room_is_done_at_once() {
         .max_open(1)
         .build();
     let [first, second] = ["first", "second"].map(|id| omni_agent::store::ConversationId::new(id).unwrap());
-    let held = manager.create_as(&first, crate::basics::agent()).await.unwrap();
+    let held = manager.create_with_id(&first, crate::basics::agent()).await.unwrap();
     let (waiting, id) = (manager.clone(), second.clone());
-    let opening = tokio::spawn(async move { waiting.create_as(&id, crate::basics::agent()).await });
+    let opening = tokio::spawn(async move { waiting.create_with_id(&id, crate::basics::agent()).await });
     while manager.subscribe().snapshot().unwrap().waiting.is_empty() {
         tokio::task::yield_now().await;
     }
@@ -530,7 +530,7 @@ async fn close_of_what_waits_for_room_is_done_at_once() {
     opening.await.unwrap().unwrap();
 }
 
-fn assert_not_found(opened: Result<Opened, ManagerError>) {
+fn assert_not_found(opened: Result<OpenedSession, ManagerError>) {
     match opened {
         Err(ManagerError::Session(SessionError::Store(StoreError::NotFound { id: gone }))) => {
             assert_eq!(gone, id("b"));
@@ -543,7 +543,7 @@ fn assert_not_found(opened: Result<Opened, ManagerError>) {
 #[tokio::test(start_paused = true)]
 async fn delete_of_what_waits_for_room_is_done_at_once() {
     let (manager, store) = limited(1, &["b"]).await;
-    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
     settle().await;
     assert_eq!(waiting_ids(&manager), ["b"]);
@@ -557,7 +557,7 @@ async fn delete_of_what_waits_for_room_is_done_at_once() {
 #[tokio::test(start_paused = true)]
 async fn rename_of_what_waits_for_room_is_done_at_once_and_seen_when_it_opens() {
     let (manager, _) = limited(1, &["b"]).await;
-    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
     settle().await;
     in_time(manager.rename(&id("b"), Some("Renamed"))).await.unwrap();
@@ -569,7 +569,7 @@ async fn rename_of_what_waits_for_room_is_done_at_once_and_seen_when_it_opens() 
 #[tokio::test(start_paused = true)]
 async fn opening_that_has_its_turn_while_it_is_renamed_waits_for_that() {
     let (manager, store) = limited(1, &["b"]).await;
-    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
     settle().await;
     let gate = Gate::new();
@@ -592,7 +592,7 @@ async fn opening_that_has_its_turn_while_it_is_renamed_waits_for_that() {
 #[tokio::test(start_paused = true)]
 async fn opening_given_up_while_it_is_deleted_keeps_the_next_one_out_until_that_is_done() {
     let (manager, store) = limited(1, &["b", "c"]).await;
-    let a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
     settle().await;
     let gate = Gate::new();

@@ -76,7 +76,7 @@ async fn shutdown_refuses_what_is_new_and_lets_runs_come_to_their_end() {
     let down = shutting(&manager, secs(60), secs(60));
     tokio::time::sleep(secs(10)).await;
     assert!(matches!(manager.create(parrot()).await, Err(ManagerError::ShutDown)));
-    assert!(matches!(manager.create_as(&id("new"), parrot()).await, Err(ManagerError::ShutDown)));
+    assert!(matches!(manager.create_with_id(&id("new"), parrot()).await, Err(ManagerError::ShutDown)));
     assert!(matches!(manager.open(&id("idle"), parrot()).await, Err(ManagerError::ShutDown)));
     assert!(matches!(manager.open(&id("busy"), parrot()).await, Err(ManagerError::ShutDown)));
     assert!(matches!(busy.prompt("More").await, Err(SessionError::Draining)));
@@ -146,7 +146,7 @@ async fn openings_that_wait_or_load_are_refused() {
     let manager = store.manager().max_open(2).build();
     create(&manager, "stored", parrot()).await;
     manager.close(&id("stored")).await.unwrap();
-    let _a = manager.create_as(&id("a"), parrot()).await.unwrap();
+    let _a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     store.loads([Act::Hang]);
     let loading = opening(&manager, "stored", parrot());
     settle().await;

@@ -11,7 +11,9 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder},
-    manager::{Activity, Manager, ManagerEvent, ManagerSnapshot, ManagerSubscription, Opened, Start},
+    manager::{
+        Activity, Manager, ManagerEvent, ManagerSnapshot, ManagerSubscription, OpenOptions, OpenedSession,
+    },
     session::Session,
     store::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
@@ -60,21 +62,21 @@ pub(crate) fn held(gate: &Gate) -> AgentBuilder {
 }
 
 /// A start that leaves no controller behind.
-pub(crate) fn alone(agent: AgentBuilder) -> Start {
-    Start::new(agent).subscribe(None)
+pub(crate) fn alone(agent: AgentBuilder) -> OpenOptions {
+    OpenOptions::new(agent).subscribe(None)
 }
 
 /// A new conversation under this id, with no controller.
 pub(crate) async fn create(manager: &Manager, name: &str, agent: AgentBuilder) -> Session {
-    in_time(manager.create_as(&id(name), alone(agent))).await.unwrap().session
+    in_time(manager.create_with_id(&id(name), alone(agent))).await.unwrap().session
 }
 
 /// Opens beside the test, so that it may wait.
 pub(crate) fn opening(
     manager: &Manager,
     name: &str,
-    start: impl Into<Start>,
-) -> tokio::task::JoinHandle<Result<Opened, omni_agent::manager::ManagerError>> {
+    start: impl Into<OpenOptions>,
+) -> tokio::task::JoinHandle<Result<OpenedSession, omni_agent::manager::ManagerError>> {
     let (manager, name, start) = (manager.clone(), id(name), start.into());
     tokio::spawn(async move { manager.open(&name, start).await })
 }

@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentCallbacks, Prompt, Response, State, TurnDecision},
-    manager::{Manager, Start, TitleGenerator, Titles},
+    manager::{Manager, OpenOptions, TitleGenerator, Titles},
     message::{Attachment, Content, History, Message},
     provider::{ErrorKind, ProviderError, StopReason},
     session::Session,
@@ -310,7 +310,7 @@ async fn titles_are_off_none_is_made() {
 async fn title_from_the_start_is_kept() {
     let own = Own::new([]);
     let manager = with(Titles::Own(Arc::clone(&own) as _));
-    let opened = manager.create(Start::new(parrot()).title("By hand")).await.unwrap();
+    let opened = manager.create(OpenOptions::new(parrot()).title("By hand")).await.unwrap();
     opened.session.ask("Hi").await.unwrap();
     assert_eq!(title(&opened.session).await.unwrap(), "By hand");
     assert_eq!(own.asked(), [0; 0]);
@@ -503,7 +503,7 @@ async fn session_is_unwanted_while_its_title_is_made_ends_after_that() {
         let other = manager.clone();
         let other = tokio::spawn(async move {
             if idle_shutdown.is_none() {
-                in_time(other.create_as(&id("other"), alone(parrot()))).await.unwrap();
+                in_time(other.create_with_id(&id("other"), alone(parrot()))).await.unwrap();
             }
         });
         tokio::time::sleep(secs(5)).await;

@@ -14,7 +14,7 @@ use std::{
 
 use omni_agent::{
     agent::Agent,
-    manager::{Manager, ManagerError, Start, Titles},
+    manager::{Manager, ManagerError, OpenOptions, Titles},
     session::SessionError,
     store::{ConversationId, Owner, StoreError},
     subscription::EndReason,
@@ -100,7 +100,7 @@ async fn visit(manager: &Manager, id: &ConversationId, name: &str, number: u64) 
     let parrot = ScriptedProvider::from_fn(|request| {
         Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))
     });
-    let start = Start::new(Agent::builder().model(parrot.model()));
+    let start = OpenOptions::new(Agent::builder().model(parrot.model()));
     let session = manager.open(id, start).await?.session;
     tell(&format!("open {id}"));
     for line in 0..rand::random_range(1..=PROMPTS) {

@@ -261,7 +261,7 @@ async fn regenerate_after_a_load_takes_the_settings_of_the_agent() {
     let session = builder().create().await.unwrap();
     in_time(session.ask(tuned())).await.unwrap();
     session.stop(secs(1)).await.unwrap();
-    let session = builder().load(session.id().clone()).await.unwrap();
+    let session = builder().open(session.id().clone()).await.unwrap();
     let first: NodeId = session.tree().await.unwrap().roots().next().unwrap().id();
     in_time(session.ask_regenerate(first)).await.unwrap();
     let sent = provider.last_request().unwrap().options;

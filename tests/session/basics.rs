@@ -65,7 +65,7 @@ async fn turn_committed_tells_turn_then_tree_then_store() {
     let stored = store.load(&id).await.unwrap();
     assert_eq!(stored.nodes.len(), 4);
 
-    let again = Session::builder(Arc::clone(&store)).agent(agent()).load(id).await.unwrap();
+    let again = Session::builder(Arc::clone(&store)).agent(agent()).open(id).await.unwrap();
     assert_eq!(again.tree().await.unwrap(), tree);
     let user = tree.roots().next().unwrap().id();
     again.regenerate(user).await.unwrap();

@@ -188,7 +188,7 @@ async fn heads_in_the_store_are_never_bare_prompts_whatever_is_in_flight() {
         Step::new().wait(std::time::Duration::from_millis(20)).then_text([text]).stop()
     });
     let agent = omni_agent::agent::Agent::builder().model(slow.model());
-    let session = Session::builder(store.as_dyn()).agent(agent).create_as(id("talk")).await.unwrap();
+    let session = Session::builder(store.as_dyn()).agent(agent).create_with_id(id("talk")).await.unwrap();
     session.ask("One").await.unwrap();
     for round in 0..20_u64 {
         let users: Vec<_> = session

@@ -53,7 +53,7 @@ async fn extension_of_the_application_that_names_a_conversation_gives_way_to_the
     let agent = scripted(steps).tool(tool).callbacks(hooks);
     let mine = ConversationId::new("mine").unwrap();
     let agent = agent.extension(mine).extension(Tenant(7));
-    let session = on(agent).create_as(ConversationId::new("talk").unwrap()).await.unwrap();
+    let session = on(agent).create_with_id(ConversationId::new("talk").unwrap()).await.unwrap();
     session.ask("Q1").await.unwrap();
     let ids = r#"Some("talk") Some(Tenant(7))"#;
     assert_eq!(log.all(), [format!("tool: {ids}"), format!("callback: {ids}")]);
@@ -245,7 +245,7 @@ async fn terminate_of_a_session_that_lost_its_place_uses_it() {
     let agent = scripted([Step::text("A1")]).callbacks(trying(&log));
     let session = Session::builder(Arc::clone(&store))
         .agent(agent)
-        .create_as(ConversationId::generate())
+        .create_with_id(ConversationId::generate())
         .await
         .unwrap();
     store.delete(session.id()).await.unwrap();

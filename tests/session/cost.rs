@@ -27,7 +27,7 @@ async fn tree_sums_the_cost_of_its_turns_and_a_reloaded_one_does_too() {
     let whole = Usage { cost: Some(1.5), ..input(3) };
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
     session.stop(std::time::Duration::from_secs(5)).await.unwrap();
-    let session = Session::builder(store).agent(agent()).load(id).await.unwrap();
+    let session = Session::builder(store).agent(agent()).open(id).await.unwrap();
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
     session.ask("Hi").await.unwrap();
     let whole = Usage { cost: Some(3.5), ..input(7) };

@@ -268,7 +268,7 @@ async fn another_writer_ends_the_session() {
     session.ask("Q1").await;
     in_time(session.session.flush(Duration::from_secs(1))).await.unwrap();
     let id = session.session.id().clone();
-    let other = Session::builder(Arc::clone(&store)).agent(agent()).load(id.clone()).await.unwrap();
+    let other = Session::builder(Arc::clone(&store)).agent(agent()).open(id.clone()).await.unwrap();
     other.ask("Q2").await.unwrap();
     in_time(other.flush(Duration::from_secs(1))).await.unwrap();
     session.session.ask("Q3").await.unwrap();

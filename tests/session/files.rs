@@ -55,7 +55,7 @@ async fn reopen_finds_all_branches_and_cursors_as_they_were() {
     let name = session.id().clone();
     drop(session);
 
-    let again = Session::builder(folder.store().await).agent(parrot()).load(name.clone()).await.unwrap();
+    let again = Session::builder(folder.store().await).agent(parrot()).open(name.clone()).await.unwrap();
     let tree = again.tree().await.unwrap();
     assert_eq!(tree, left.tree);
     assert_eq!(tree.head(), None);
@@ -73,10 +73,11 @@ async fn reopen_finds_all_branches_and_cursors_as_they_were() {
 #[tokio::test]
 async fn two_processes_on_one_conversation_second_loses_its_place_first_is_untouched() {
     let folder = Folder::new();
-    let first = Session::builder(folder.store().await).agent(parrot()).create_as(id("talk")).await.unwrap();
+    let first =
+        Session::builder(folder.store().await).agent(parrot()).create_with_id(id("talk")).await.unwrap();
     first.ask("One").await.unwrap();
     first.flush(secs(10)).await.unwrap();
-    let second = Session::builder(folder.store().await).agent(parrot()).load(id("talk")).await.unwrap();
+    let second = Session::builder(folder.store().await).agent(parrot()).open(id("talk")).await.unwrap();
     let mut events = watch(&second).await;
     first.ask("Two").await.unwrap();
     first.flush(secs(10)).await.unwrap();
@@ -101,7 +102,7 @@ async fn two_processes_create_one_id_one_succeeds() {
     for name in ["a", "b", "c", "d", "e"] {
         let create = |store: &Arc<dyn Store>| {
             let builder = Session::builder(Arc::clone(store)).agent(parrot());
-            tokio::spawn(builder.create_as(id(name)))
+            tokio::spawn(builder.create_with_id(id(name)))
         };
         let (one, other) = (create(&one), create(&other));
         let (won, lost) = match (one.await.unwrap(), other.await.unwrap()) {
@@ -116,7 +117,8 @@ async fn two_processes_create_one_id_one_succeeds() {
 #[tokio::test]
 async fn folder_removed_underneath_nothing_is_lost_in_silence() {
     let folder = Folder::new();
-    let session = Session::builder(folder.store().await).agent(parrot()).create_as(id("talk")).await.unwrap();
+    let session =
+        Session::builder(folder.store().await).agent(parrot()).create_with_id(id("talk")).await.unwrap();
     session.ask("One").await.unwrap();
     session.flush(secs(10)).await.unwrap();
     fs::remove_dir_all(&folder.0).unwrap();

@@ -159,7 +159,7 @@ async fn session_that_never_began_tells_of_no_end() {
     let store = ScriptedStore::new([Act::Fail]);
     let notes = Notes::default();
     let builder = Session::builder(store.as_dyn()).agent(parrot()).watcher(Arc::new(notes.clone()));
-    builder.create_as("talk".parse().unwrap()).await.unwrap_err();
+    builder.create_with_id("talk".parse().unwrap()).await.unwrap_err();
     settle().await;
     assert_eq!(notes.all(), [""; 0]);
 }

@@ -83,9 +83,9 @@ async fn nobody_from_the_start_session_ends_after_the_time() {
     for after in [AFTER, Duration::ZERO] {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let builder = || Session::builder(Arc::clone(&store)).agent(scripted([])).idle_shutdown(after);
-        let created = builder().create_as(ConversationId::new("talk").unwrap()).await.unwrap();
+        let created = builder().create_with_id(ConversationId::new("talk").unwrap()).await.unwrap();
         ends_in(&created, after).await;
-        let loaded = builder().load(created.id().clone()).await.unwrap();
+        let loaded = builder().open(created.id().clone()).await.unwrap();
         ends_in(&loaded, after).await;
     }
 }

@@ -149,7 +149,7 @@ async fn resume_from_last_life_resyncs_first() {
     session.ask("Q1").await.unwrap();
     let last = events.last_id();
     in_time(session.stop(Duration::from_secs(1))).await.unwrap();
-    let again = Session::builder(store).agent(parrot("A")).load(session.id().clone()).await.unwrap();
+    let again = Session::builder(store).agent(parrot("A")).open(session.id().clone()).await.unwrap();
     let mut events = answered(again.resume_from(last, Mode::Controller)).await.unwrap();
     assert_eq!(events.mode(), Mode::Controller);
     let Some(Update::Resync(snapshot)) = in_time(events.next()).await else { panic!() };

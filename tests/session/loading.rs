@@ -42,7 +42,7 @@ async fn stored(state: StoredState) -> ScriptedStore {
 }
 
 async fn load(store: &ScriptedStore, agent: AgentBuilder) -> Result<Session, SessionError> {
-    Session::builder(store.as_dyn()).agent(agent.registry(registry())).load(id("talk")).await
+    Session::builder(store.as_dyn()).agent(agent.registry(registry())).open(id("talk")).await
 }
 
 async fn config(session: &Session) -> Config {
@@ -75,7 +75,7 @@ async fn load_persisted_model_unknown_fallback_answers_and_the_saved_name_stays_
     // If the name resolves later, the saved model is used again.
     let back = Registry::empty().with(ScriptedProvider::new([]).named("gone"));
     let builder = Session::builder(store.as_dyn()).agent(Agent::builder().registry(back));
-    assert_eq!(config(&builder.load(id("talk")).await.unwrap()).await.model.name(), "gone:saved");
+    assert_eq!(config(&builder.open(id("talk")).await.unwrap()).await.model.name(), "gone:saved");
 }
 
 #[tokio::test(start_paused = true)]
@@ -174,7 +174,7 @@ async fn load_limits_saved_ones_hold_unless_given() {
     session.stop(secs(1)).await.unwrap();
     let loaded = |agent: AgentBuilder| {
         let builder = Session::builder(store.as_dyn()).agent(agent);
-        async move { config(&builder.load(id("talk")).await.unwrap()).await }
+        async move { config(&builder.open(id("talk")).await.unwrap()).await }
     };
     let kept = loaded(parrot()).await;
     assert_eq!((kept.max_steps, kept.turn_timeout), (Some(3), Some(secs(9))));
@@ -186,7 +186,7 @@ async fn load_limits_saved_ones_hold_unless_given() {
 async fn load_title_and_history_come_from_the_store_alone() {
     let store = stored(StoredState::default().with_title("Saved")).await;
     let builder = Session::builder(store.as_dyn()).agent(parrot()).title("Given");
-    let session = builder.load(id("talk")).await.unwrap();
+    let session = builder.open(id("talk")).await.unwrap();
     assert_eq!(session.title().await.unwrap().as_deref(), Some("Saved"));
     let texts: Vec<_> = session.state().await.unwrap().history().iter().map(|said| said.text()).collect();
     assert_eq!(texts, ["Hi", "Hello"]);
@@ -222,7 +222,7 @@ async fn load_goes_on_where_it_was_left_with_all_branches() {
     session.stop(secs(1)).await.unwrap();
     let left = session.end().unwrap().snapshot.unwrap();
 
-    let again = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    let again = Session::builder(store.as_dyn()).agent(parrot()).open(id("talk")).await.unwrap();
     assert_eq!(again.tree().await.unwrap(), left.tree);
     assert_eq!(left.tree.head(), Some(node(4)));
     assert_eq!(again.snapshot().await.unwrap().agent.state.history, *left.tree.history());
@@ -348,9 +348,9 @@ impl Store for Damaged {
 async fn load_of_damage_names_the_place_and_its_id_stays_taken() {
     let store: Arc<dyn Store> = Arc::new(Damaged(MemoryStore::new()));
     let builder = || Session::builder(Arc::clone(&store)).agent(parrot());
-    builder().create_as(id("talk")).await.unwrap();
-    let refused = builder().load(id("talk")).await.unwrap_err();
+    builder().create_with_id(id("talk")).await.unwrap();
+    let refused = builder().open(id("talk")).await.unwrap_err();
     assert_eq!(refused.to_string(), "conversation talk, line 3 is damaged: no JSON");
-    let taken = builder().create_as(id("talk")).await;
+    let taken = builder().create_with_id(id("talk")).await;
     assert!(matches!(taken, Err(SessionError::Store(StoreError::AlreadyExists { .. }))), "{taken:?}");
 }

@@ -15,7 +15,7 @@ async fn two_sessions_on_one_conversation_second_loses_its_place_first_is_untouc
     let first = created(&store, "talk", parrot()).await;
     first.ask("One").await.unwrap();
     first.flush(secs(1)).await.unwrap();
-    let second = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    let second = Session::builder(store.as_dyn()).agent(parrot()).open(id("talk")).await.unwrap();
     let mut events = watch(&second).await;
 
     first.ask("Two").await.unwrap();
@@ -116,7 +116,7 @@ async fn generated_id_taken_before_the_first_save_is_a_loss() {
     let store = ScriptedStore::new([]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     let other =
-        Session::builder(store.as_dyn()).agent(parrot()).create_as(session.id().clone()).await.unwrap();
+        Session::builder(store.as_dyn()).agent(parrot()).create_with_id(session.id().clone()).await.unwrap();
     other.ask("Mine").await.unwrap();
     other.flush(secs(1)).await.unwrap();
     session.ask("One").await.unwrap();

@@ -56,7 +56,7 @@ async fn load_after_a_declared_tool_sends_the_results_decided_before() {
         session.stop(secs(1)).await.unwrap();
 
         let builder = Session::builder(store.as_dyn()).agent(agent(&provider));
-        let session = builder.load(id("talk")).await.unwrap();
+        let session = builder.open(id("talk")).await.unwrap();
         session.ask(prompt).await.unwrap();
         assert_eq!(results(&provider.last_request().unwrap())[1], "b No.");
         assert_agree(&session, &store).await;

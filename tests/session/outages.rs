@@ -37,7 +37,7 @@ fn break_down(store: &ScriptedStore, down: Down, back: Instant) {
 
 /// A session with a turn that could not be saved for ten minutes, and will not be for two more seconds.
 async fn after_an_outage(down: Down, builder: SessionBuilder, store: &ScriptedStore) -> Session {
-    let session = builder.create_as(crate::support::id("talk")).await.unwrap();
+    let session = builder.create_with_id(crate::support::id("talk")).await.unwrap();
     break_down(store, down, Instant::now() + LONG + secs(2));
     session.ask("One").await.unwrap();
     tokio::time::sleep(LONG).await;
@@ -113,7 +113,7 @@ async fn idle_time_over_after_an_outage_saves_soon_once_the_store_works() {
     let store = ScriptedStore::new([]);
     let session = builder(&store)
         .idle_shutdown(LONG.saturating_sub(secs(1)))
-        .create_as(crate::support::id("talk"))
+        .create_with_id(crate::support::id("talk"))
         .await;
     let session = session.unwrap();
     let start = Instant::now();

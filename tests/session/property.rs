@@ -313,7 +313,7 @@ impl Life {
         // A write that was under way when the session ended may come through yet.
         tokio::time::sleep(secs(100)).await;
         if self.store.beneath().exists(&self.id).await.unwrap() {
-            self.session = builder(&self.store, &self.plan).load(self.id.clone()).await.unwrap();
+            self.session = builder(&self.store, &self.plan).open(self.id.clone()).await.unwrap();
         } else {
             assert_eq!(self.safe, 0);
             assert!(!is_safe || last.tree.is_empty());

@@ -62,7 +62,7 @@ async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_taken_o
 async fn titles_set_by_hand_in_two_sessions_the_later_one_stays_and_both_continue() {
     let store = ScriptedStore::new([]);
     let first = created(&store, "talk", parrot()).await;
-    let second = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    let second = Session::builder(store.as_dyn()).agent(parrot()).open(id("talk")).await.unwrap();
     first.set_title(Some("Mine")).await.unwrap();
     first.flush(secs(1)).await.unwrap();
     second.set_title(Some("No, mine")).await.unwrap();
@@ -142,7 +142,7 @@ async fn rename_elsewhere_of_a_session_loaded_with_other_settings_is_taken_over(
     let store = ScriptedStore::new([]);
     created(&store, "talk", parrot()).await.stop(secs(1)).await.unwrap();
     let other = parrot().system("Be brief.");
-    let session = Session::builder(store.as_dyn()).agent(other).load(id("talk")).await.unwrap();
+    let session = Session::builder(store.as_dyn()).agent(other).open(id("talk")).await.unwrap();
     rename(&store, Some("Theirs")).await;
     session.ask("One").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;
@@ -155,7 +155,7 @@ async fn settings_changed_elsewhere_are_a_loss() {
         let store = ScriptedStore::new([]);
         created(&store, "talk", parrot()).await.stop(secs(1)).await.unwrap();
         let agent = if with_other_settings { parrot().system("Be brief.") } else { parrot() };
-        let session = Session::builder(store.as_dyn()).agent(agent).load(id("talk")).await.unwrap();
+        let session = Session::builder(store.as_dyn()).agent(agent).open(id("talk")).await.unwrap();
         let Stored { version, state, .. } = kept(&store).await;
         let mut state = state.with_title("Theirs");
         state.system = Some("Be long.".into());

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use omni_agent::{
-    agent::{Agent, AgentCallbacks, AgentError, Draft, State},
+    agent::{Agent, AgentCallbacks, AgentError, State, StateEdit},
     message::{History, Message},
     session::{Session, SessionError},
     store::{ConversationId, MemoryStore, Store, StoreError},
@@ -63,7 +63,7 @@ async fn create_title_changes_while_the_first_save_is_slow_latest_wins() {
 async fn create_as_is_in_the_store_before_it_returns() {
     let store = ScriptedStore::new([]);
     let builder = Session::builder(store.as_dyn()).agent(parrot().system("Be brief.")).title("Talk");
-    let session = builder.create_as(id("talk")).await.unwrap();
+    let session = builder.create_with_id(id("talk")).await.unwrap();
     assert_eq!(store.words(), ["create"]);
     let stored = store.beneath().load(&id("talk")).await.unwrap();
     assert_eq!(stored.state.title.as_deref(), Some("Talk"));
@@ -80,7 +80,7 @@ struct Told(tokio::sync::mpsc::UnboundedSender<ConversationId>);
 impl AgentCallbacks for Told {
     async fn init(
         &mut self,
-        _: &mut Draft,
+        _: &mut StateEdit,
         state: &State,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         self.0.send(state.extensions().get::<ConversationId>().unwrap().clone())?;
@@ -91,12 +91,12 @@ impl AgentCallbacks for Told {
 #[tokio::test(start_paused = true)]
 async fn create_as_taken_id_is_refused_before_init_and_changes_nothing() {
     let store = ScriptedStore::new([]);
-    let first = Session::builder(store.as_dyn()).agent(parrot()).create_as(id("talk")).await.unwrap();
+    let first = Session::builder(store.as_dyn()).agent(parrot()).create_with_id(id("talk")).await.unwrap();
     first.ask("One").await.unwrap();
     first.flush(secs(1)).await.unwrap();
     let (told, mut inits) = tokio::sync::mpsc::unbounded_channel();
     let agent = parrot().callbacks(Told(told));
-    let taken = Session::builder(store.as_dyn()).agent(agent).create_as(id("talk")).await;
+    let taken = Session::builder(store.as_dyn()).agent(agent).create_with_id(id("talk")).await;
     let Err(SessionError::Store(StoreError::AlreadyExists { id: named })) = taken else { panic!() };
     assert_eq!(named, id("talk"));
     assert_eq!(inits.recv().await, None);
@@ -107,7 +107,7 @@ async fn create_as_taken_id_is_refused_before_init_and_changes_nothing() {
 async fn create_as_twice_at_once_one_succeeds() {
     for _ in 0..20 {
         let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
-        let create = || Session::builder(store.as_dyn()).agent(parrot()).create_as(id("talk"));
+        let create = || Session::builder(store.as_dyn()).agent(parrot()).create_with_id(id("talk"));
         let (one, other) = tokio::join!(create(), create());
         assert_eq!(store.tried().len(), 2);
         let (won, lost) = match (one, other) {
@@ -124,7 +124,8 @@ async fn create_as_twice_at_once_one_succeeds() {
 async fn create_as_store_fails_is_its_error_and_the_agent_ends() {
     let store = ScriptedStore::new([Act::Fail]);
     let (told, mut inits) = tokio::sync::mpsc::unbounded_channel();
-    let failed = Session::builder(store.as_dyn()).agent(parrot().callbacks(Told(told))).create_as(id("talk"));
+    let failed =
+        Session::builder(store.as_dyn()).agent(parrot().callbacks(Told(told))).create_with_id(id("talk"));
     assert!(matches!(failed.await, Err(SessionError::Store(StoreError::Failed { .. }))));
     assert_eq!(inits.recv().await, Some(id("talk")));
     // The callbacks go with the agent.
@@ -140,19 +141,19 @@ async fn create_with_an_initial_history_is_an_error() {
     history.push(Message::assistant("Hello"));
     let builder = || Session::builder(Arc::clone(&store)).agent(parrot().history(history.clone()));
     assert!(matches!(builder().create().await, Err(SessionError::InitialHistory)));
-    assert!(matches!(builder().create_as(id("talk")).await, Err(SessionError::InitialHistory)));
+    assert!(matches!(builder().create_with_id(id("talk")).await, Err(SessionError::InitialHistory)));
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
 async fn load_with_a_history_is_an_error() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let kept = Session::builder(Arc::clone(&store)).agent(parrot()).create_as(id("talk")).await.unwrap();
+    let kept = Session::builder(Arc::clone(&store)).agent(parrot()).create_with_id(id("talk")).await.unwrap();
     kept.stop(secs(1)).await.unwrap();
     let history = History::from_iter([Message::user("Hi"), Message::assistant("Hello")]);
-    let load = Session::builder(Arc::clone(&store)).agent(parrot().history(history)).load(id("talk"));
+    let load = Session::builder(Arc::clone(&store)).agent(parrot().history(history)).open(id("talk"));
     assert!(matches!(load.await, Err(SessionError::InitialHistory)));
-    Session::builder(store).agent(parrot()).load(id("talk")).await.unwrap();
+    Session::builder(store).agent(parrot()).open(id("talk")).await.unwrap();
 }
 
 /// Gives the agent a history in `init`.
@@ -162,7 +163,7 @@ struct Historian;
 impl AgentCallbacks for Historian {
     async fn init(
         &mut self,
-        draft: &mut Draft,
+        draft: &mut StateEdit,
         _: &State,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         draft.history.push(Message::user("Hi"));
@@ -175,7 +176,7 @@ impl AgentCallbacks for Historian {
 async fn create_init_that_sets_the_history_is_refused() {
     let store = ScriptedStore::new([]);
     let agent = Agent::builder().model(ScriptedProvider::new([]).model()).callbacks(Historian);
-    let refused = Session::builder(store.as_dyn()).agent(agent).create_as(id("talk")).await;
+    let refused = Session::builder(store.as_dyn()).agent(agent).create_with_id(id("talk")).await;
     assert!(matches!(refused, Err(SessionError::Agent(AgentError::HistoryOwned))), "{refused:?}");
     assert!(!store.exists(&id("talk")).await.unwrap());
 }

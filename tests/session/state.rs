@@ -193,7 +193,8 @@ async fn secrets_never_reach_the_store() {
     let store = ScriptedStore::new([]);
     let secret =
         || Options::default().with_api_key("hush").with_header("x-hush", "hush").with_temperature(0.1);
-    let given = Session::builder(store.as_dyn()).agent(parrot().options(secret())).create_as(id("given"));
+    let given =
+        Session::builder(store.as_dyn()).agent(parrot().options(secret())).create_with_id(id("given"));
     let generated = Session::builder(store.as_dyn()).agent(parrot().options(secret())).create();
     for session in [given.await.unwrap(), generated.await.unwrap()] {
         session.ask("One").await.unwrap();
@@ -208,7 +209,7 @@ async fn secrets_never_reach_the_store() {
     assert!(store.tried().len() >= 5);
     store.assert_sound();
     // A key that comes and goes is no change of what is kept.
-    let session = Session::builder(store.as_dyn()).agent(parrot()).load(id("given")).await.unwrap();
+    let session = Session::builder(store.as_dyn()).agent(parrot()).open(id("given")).await.unwrap();
     let before = store.tried().len();
     configure(&session, |config| config.options.api_key = Some("hush".into())).await;
     session.flush(secs(1)).await.unwrap();

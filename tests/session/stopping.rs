@@ -270,7 +270,7 @@ async fn last_handle_dropped_hanging_store_is_waited_for_until_the_limit() {
 async fn idle_shutdown_waits_for_saving() {
     let store = ScriptedStore::new([Act::Work, Act::Slow(secs(30)), Act::Fail]);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).idle_shutdown(secs(1));
-    let session = builder.create_as(id("talk")).await.unwrap();
+    let session = builder.create_with_id(id("talk")).await.unwrap();
     let start = Instant::now();
     session.ask("One").await.unwrap();
     let mut events = watch(&session).await;

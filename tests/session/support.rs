@@ -369,10 +369,10 @@ pub(crate) fn failing() -> Step {
 /// A session that was created under this id, whose creation is not in the script.
 pub(crate) async fn created(store: &ScriptedStore, name: &str, agent: AgentBuilder) -> Session {
     let made =
-        Session::builder(Arc::clone(store.beneath())).agent(parrot()).create_as(id(name)).await.unwrap();
+        Session::builder(Arc::clone(store.beneath())).agent(parrot()).create_with_id(id(name)).await.unwrap();
     made.stop(secs(1)).await.unwrap();
     drop(made);
-    Session::builder(store.as_dyn()).agent(agent).load(id(name)).await.unwrap()
+    Session::builder(store.as_dyn()).agent(agent).open(id(name)).await.unwrap()
 }
 
 /// Asserts that the tree's path is the agent's history, and that the store has all of it.

@@ -32,11 +32,11 @@ async fn within<T>(future: impl Future<Output = T>) -> T {
 
 async fn created(store: &LeasingStore, name: &str, owner: Owner) -> Session {
     let builder = Session::builder(store.as_dyn()).agent(parrot()).owner(owner);
-    within(builder.create_as(id(name))).await.unwrap()
+    within(builder.create_with_id(id(name))).await.unwrap()
 }
 
 async fn load(store: &LeasingStore, name: &str, owner: Owner) -> Result<Session, SessionError> {
-    within(Session::builder(store.as_dyn()).agent(parrot()).owner(owner).load(id(name))).await
+    within(Session::builder(store.as_dyn()).agent(parrot()).owner(owner).open(id(name))).await
 }
 
 async fn saved(session: &Session, prompt: &str) {
@@ -72,9 +72,10 @@ async fn load_of_what_is_open_elsewhere_says_who_has_it() {
 #[tokio::test]
 async fn load_without_an_owner_is_one_of_its_own() {
     let store = LeasingStore::new();
-    let first = within(Session::builder(store.as_dyn()).agent(parrot()).create_as(id("talk"))).await.unwrap();
+    let first =
+        within(Session::builder(store.as_dyn()).agent(parrot()).create_with_id(id("talk"))).await.unwrap();
     let owner = store.owner(first.id()).unwrap();
-    let second = within(Session::builder(store.as_dyn()).agent(parrot()).load(id("talk"))).await;
+    let second = within(Session::builder(store.as_dyn()).agent(parrot()).open(id("talk"))).await;
     assert!(is_owned_by(second, &owner));
 }
 
@@ -115,7 +116,7 @@ async fn load_that_fails_gives_the_conversation_back() {
     within(first.stop(secs(30))).await.unwrap();
     // An agent without a model, in a conversation without one.
     let agent = omni_agent::agent::Agent::builder();
-    let failed = within(Session::builder(store.as_dyn()).agent(agent).owner(ann()).load(id("talk"))).await;
+    let failed = within(Session::builder(store.as_dyn()).agent(agent).owner(ann()).open(id("talk"))).await;
     assert!(failed.is_err());
     within(store.released(&id("talk"))).await;
 }
@@ -186,10 +187,10 @@ async fn created_with_its_first_save_is_owned_from_then_on() {
 async fn store_without_owners_is_written_to_without_an_epoch() {
     let beneath = ScriptedStore::new([]);
     let builder = Session::builder(beneath.as_dyn()).agent(parrot()).owner(ann());
-    let session = within(builder.create_as(id("talk"))).await.unwrap();
+    let session = within(builder.create_with_id(id("talk"))).await.unwrap();
     saved(&session, "One").await;
     let other =
-        within(Session::builder(beneath.as_dyn()).agent(parrot()).owner(ben()).load(id("talk"))).await;
+        within(Session::builder(beneath.as_dyn()).agent(parrot()).owner(ben()).open(id("talk"))).await;
     assert!(other.is_ok(), "versions alone decide");
     let epochs = beneath.tried().into_iter().filter_map(|tried| match tried.what {
         crate::support::Wrote::Commit(write, _) => Some(write.epoch),
@@ -273,7 +274,7 @@ async fn lease_ran_out_before_a_write_the_write_is_made_once_it_goes_on() {
     let store = LeasingStore::new();
     let agent = scripted([held(&gate, "Yes")]);
     let builder = Session::builder(store.as_dyn()).agent(agent).owner(ann());
-    let session = within(builder.create_as(id("talk"))).await.unwrap();
+    let session = within(builder.create_with_id(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
     // No renewal tells the session: the refused write does.
@@ -329,7 +330,7 @@ async fn conversation_taken_before_a_turn_is_saved_the_turn_stays_readable_and_o
     within(first.stop(secs(30))).await.unwrap();
     let agent = scripted([held(&gate, "Yes")]);
     let builder = Session::builder(store.as_dyn()).agent(agent).owner(ann());
-    let session = within(builder.load(id("talk"))).await.unwrap();
+    let session = within(builder.open(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
     // The other is here before the first one's next renewal shows it.
@@ -353,7 +354,7 @@ async fn conversation_taken_while_a_turn_streams_ends_the_session() {
     let store = LeasingStore::new();
     let agent = scripted([held(&gate, "Never")]);
     let builder = Session::builder(store.as_dyn()).agent(agent).owner(ann());
-    let session = within(builder.create_as(id("talk"))).await.unwrap();
+    let session = within(builder.create_with_id(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
     store.take(session.id(), &ben());
@@ -439,7 +440,7 @@ async fn keepers_of_stores_that_are_gone_keep_nothing_alive() {
     let weak = Arc::downgrade(&store);
     drop(store);
     let builder = Session::builder(Arc::clone(&shared)).agent(parrot()).owner(ann());
-    let session = within(builder.create_as(ConversationId::new("talk").unwrap())).await.unwrap();
+    let session = within(builder.create_with_id(ConversationId::new("talk").unwrap())).await.unwrap();
     within(session.stop(secs(30))).await.unwrap();
     drop((session, shared));
     // The thread lets go of it a moment later.

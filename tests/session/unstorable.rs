@@ -158,7 +158,7 @@ async fn unstorable_turn_among_others_those_before_it_are_written() {
     assert_eq!(ids[2..], halves);
     store.assert_sound();
     // The conversation can be loaded, and continues.
-    let again = Session::builder(store.as_dyn()).agent(parrot()).load(id("talk")).await.unwrap();
+    let again = Session::builder(store.as_dyn()).agent(parrot()).open(id("talk")).await.unwrap();
     again.ask("Four").await.unwrap();
     again.flush(secs(1)).await.unwrap();
 }
@@ -273,7 +273,7 @@ async fn unstorable_turn_after_a_move_between_branches_keeps_the_branch_that_was
     assert_eq!(session.ended().await.reason, EndReason::Unstorable);
     assert_eq!(store.tree(&id("talk")).await.head(), Some(node(2)));
 
-    let load = || Session::builder(store.as_dyn()).agent(parrot()).load(id("talk"));
+    let load = || Session::builder(store.as_dyn()).agent(parrot()).open(id("talk"));
     let session = load().await.unwrap();
     session.navigate(None).await.unwrap();
     session.stop(secs(1)).await.unwrap();

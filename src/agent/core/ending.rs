@@ -10,14 +10,14 @@ use super::{
 use crate::{
     agent::{
         AgentError, ErrorDecision, Event, Failure, Prompt, Response, Status, TurnDecision, TurnOutcome,
-        phase::{Asked, Between, Op, Phase, Remains, Slot, Then, Turn},
+        phase::{AfterEvent, Asked, Between, Op, Phase, Remains, Slot, Turn},
     },
     message::{Message, ToolResult, answer_open_tool_uses},
     provider::{Fold, StopReason},
 };
 
 /// What whoever asked is told.
-type Answer = Result<Arc<Response>, AgentError>;
+type AskResult = Result<Arc<Response>, AgentError>;
 
 impl Core {
     /// The model needs no more tools; `read` is what its last answer says under the output schema.
@@ -93,7 +93,7 @@ impl Core {
         effects.push(Effect::Emit(Event::Turn(TurnOutcome::Continue { response })));
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
-        self.go_on(Box::new(Between { content, origin, step }), env, effects);
+        self.continue_run(Box::new(Between { content, origin, step }), env, effects);
     }
 
     /// From here on, what the turn brought is history.
@@ -239,11 +239,11 @@ impl Core {
     ) -> Result<(), AgentError> {
         match self.phase {
             // An application event whose `handle_event` has not begun is nothing to cancel: it waits its turn.
-            Phase::Idle | Phase::Noticing { begun: false, then: Then::Rest, .. } => {
+            Phase::Idle | Phase::Noticing { begun: false, then: AfterEvent::Rest, .. } => {
                 return Err(AgentError::Idle);
             }
             // No run is active: only the callback is dropped, with its event.
-            Phase::Noticing { begun: true, then: Then::Rest, .. } => {
+            Phase::Noticing { begun: true, then: AfterEvent::Rest, .. } => {
                 effects.push(Effect::Abort);
                 self.phase = Phase::Idle;
                 self.settle(effects);
@@ -268,7 +268,7 @@ impl Core {
         reason: StopReason,
         env: &Env<'_>,
         effects: &mut Effects,
-        end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, Answer),
+        end: impl FnOnce(Arc<Response>, Option<Arc<Prompt>>) -> (Event, AskResult),
     ) {
         let asked = self.phase.asked().is_some();
         let partial = self.phase.take_remains().partial;

@@ -8,7 +8,7 @@ use std::{
 
 use futures_util::FutureExt;
 
-use super::{Task, Wanted};
+use super::{CallbackRequest, Task};
 use crate::{
     agent::{AgentCallbacks, Config, ErrorDecision, Prompt, State, ToolDecision, TurnDecision, core::Call},
     message::ToolResult,
@@ -21,12 +21,12 @@ pub(super) type Running<'a> = Pin<Box<dyn Future<Output = Result<Returned, Strin
 
 /// What a callback gave back, and the configuration as it left it.
 pub(super) struct Returned {
-    pub(super) outcome: Outcome,
+    pub(super) outcome: CallbackOutcome,
     pub(super) before: Arc<Config>,
     pub(super) after: Arc<Config>,
 }
 
-pub(super) enum Outcome {
+pub(super) enum CallbackOutcome {
     Prepared(Box<Request>),
     ToolUse(ToolDecision),
     ToolResult(ToolResult),
@@ -40,7 +40,7 @@ impl Task {
     pub(super) fn call<'a>(
         &mut self,
         callbacks: &'a mut dyn AgentCallbacks,
-        Wanted { op, call }: Wanted,
+        CallbackRequest { op, call }: CallbackRequest,
     ) -> Running<'a> {
         let mut state = self.state();
         let before = Arc::clone(&state.config);
@@ -49,31 +49,35 @@ impl Task {
                 let mut request = Box::new(self.request());
                 contain(async move {
                     prepare(callbacks, &mut request, &mut state).await;
-                    Returned { outcome: Outcome::Prepared(request), before, after: state.config }
+                    Returned { outcome: CallbackOutcome::Prepared(request), before, after: state.config }
                 })
             }
             Call::HandleToolUse(tool_use) => contain(async move {
                 let decision = callbacks.handle_tool_use(&tool_use, &mut state).await;
-                Returned { outcome: Outcome::ToolUse(decision), before, after: state.config }
+                Returned { outcome: CallbackOutcome::ToolUse(decision), before, after: state.config }
             }),
             Call::HandleToolResult(result) => contain(async move {
                 let result = callbacks.handle_tool_result(result, &mut state).await;
-                Returned { outcome: Outcome::ToolResult(result), before, after: state.config }
+                Returned { outcome: CallbackOutcome::ToolResult(result), before, after: state.config }
             }),
             Call::HandleTurn(response) => contain(async move {
                 let decision = callbacks.handle_turn(&response, &mut state).await;
-                Returned { outcome: Outcome::Turn(decision), before, after: state.config }
+                Returned { outcome: CallbackOutcome::Turn(decision), before, after: state.config }
             }),
             Call::HandleError(failure) => contain(async move {
                 let decision = callbacks.handle_error(&failure, &mut state).await;
-                Returned { outcome: Outcome::Error(decision), before, after: state.config }
+                Returned { outcome: CallbackOutcome::Error(decision), before, after: state.config }
             }),
             Call::HandleEvent => {
                 self.core.event_begun(op);
                 let event = self.notices.pop_front().expect("the core counts the events that wait");
                 contain(async move {
                     let prompt = callbacks.handle_event(event, &mut state).await;
-                    Returned { outcome: Outcome::Event(prompt.map(Box::new)), before, after: state.config }
+                    Returned {
+                        outcome: CallbackOutcome::Event(prompt.map(Box::new)),
+                        before,
+                        after: state.config,
+                    }
                 })
             }
         }

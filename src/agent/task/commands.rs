@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{
-        AgentError, Draft, Event, Moment, Opening,
+        AgentError, Event, Moment, Opening, StateEdit,
         command::{Change, Command, Edit},
         core::Core,
     },
@@ -115,7 +115,7 @@ impl Task {
             return Err(error);
         }
         let before = self.core.history().clone();
-        let mut draft = Draft { config: (*self.config).clone(), history: before.clone() };
+        let mut draft = StateEdit { config: (*self.config).clone(), history: before.clone() };
         let edited = guard("set_state", || edit(&mut draft))
             .map_err(|words| AgentError::Panicked("the closure of set_state", words))
             .and_then(|edited| edited.map_err(AgentError::refused))

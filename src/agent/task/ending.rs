@@ -12,7 +12,7 @@ use tokio::{sync::mpsc, time::sleep};
 
 use super::{Commit, Task, calls::let_go};
 use crate::{
-    actor::Breath,
+    actor::OwnWake,
     agent::{
         AgentCallbacks, AgentError,
         command::{Command, InFlight, Stop},
@@ -47,7 +47,7 @@ impl Task {
         }
         self.notices.drain(..).for_each(let_go);
         let snapshot = Some(Arc::new(self.snapshot()));
-        self.last_words.0.fate.seal(End { reason: reason.clone(), snapshot });
+        self.last_words.0.termination.seal(End { reason: reason.clone(), snapshot });
         self.idle_waiters.clear();
 
         let state = self.state();
@@ -93,7 +93,7 @@ impl Task {
             }
             std::task::ready!(deadline.as_mut().poll(cx));
             // Aborted tools that await something need the runtime once to be dropped, and no time.
-            let round = round.get_or_insert_with(Breath::begin);
+            let round = round.get_or_insert_with(OwnWake::begin);
             round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())
         })
         .await;

@@ -13,14 +13,14 @@ use tokio::{
 
 use super::{
     Commit, Exit, Task,
-    calls::{Outcome, Returned, Running, guard, let_go},
+    calls::{CallbackOutcome, Returned, Running, guard, let_go},
 };
 use crate::{
-    actor::Breath,
+    actor::OwnWake,
     agent::{
         Event, Failure,
         command::Command,
-        phase::{Op, Wanted},
+        phase::{Op, OutputRequirement},
     },
     message::ToolResult,
     provider::ProviderError,
@@ -100,8 +100,8 @@ impl Task {
         loop {
             // Counted across callbacks: with a provider and callbacks that never wait, nothing else would
             // ever let other tasks run.
-            if self.breath.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
-                self.breath = Some(Breath::begin());
+            if self.own_wake.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
+                self.own_wake = Some(OwnWake::begin());
                 self.inputs = 0;
             }
             self.inputs += 1;
@@ -117,14 +117,14 @@ impl Task {
                 return Poll::Ready(Exit::Dropped);
             }
             self.tell_idle_waiters();
-            if let Some(breath) = &self.breath {
-                if breath.poll(cx).is_pending() {
+            if let Some(own_wake) = &self.own_wake {
+                if own_wake.poll(cx).is_pending() {
                     if !all_served {
                         continue;
                     }
                     return self.wait();
                 }
-                self.breath = None;
+                self.own_wake = None;
             }
             if self.poll_outbox(cx).is_pending() {
                 // No room: commands are all that is served.
@@ -387,31 +387,31 @@ impl Task {
         let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
         let_go(before);
         match outcome {
-            Outcome::Prepared(mut request) => {
+            CallbackOutcome::Prepared(mut request) => {
                 if let Err(message) = guard("provider", || model.complete(&mut request)) {
                     let_go(request);
                     let failure = Failure::ProviderPanicked { message };
                     return self.step(|core, _, effects| core.stream_failed(op, failure, effects));
                 }
-                let wanted = Wanted::of(&request.options);
+                let wanted = OutputRequirement::of(&request.options);
                 let work = self.work();
                 let_go(std::mem::replace(&mut work.tools, request.tools.clone()));
                 work.request = Some((request, Arc::clone(model.provider())));
                 self.step(|core, _, effects| core.prepared(op, wanted, effects));
             }
-            Outcome::ToolUse(decision) => {
+            CallbackOutcome::ToolUse(decision) => {
                 self.step(|core, env, effects| core.tool_decided(op, decision, env, effects));
             }
-            Outcome::ToolResult(result) => {
+            CallbackOutcome::ToolResult(result) => {
                 self.step(|core, env, effects| core.result_reviewed(op, result, env, effects));
             }
-            Outcome::Turn(decision) => {
+            CallbackOutcome::Turn(decision) => {
                 self.step(|core, env, effects| core.turn_decided(op, decision, env, effects));
             }
-            Outcome::Error(decision) => {
+            CallbackOutcome::Error(decision) => {
                 self.step(|core, env, effects| core.error_decided(op, decision, env, effects));
             }
-            Outcome::Event(prompt) => {
+            CallbackOutcome::Event(prompt) => {
                 self.step(|core, env, effects| {
                     core.event_handled(op, prompt.map(|prompt| *prompt), env, effects);
                 });

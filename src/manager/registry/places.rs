@@ -10,7 +10,7 @@ use super::{Key, Registry, Slot};
 use crate::{agent::Status, manager::ManagerEvent, session::Session, store::ConversationId};
 
 /// A place for an open session. It belongs to a slot, which gives it back when it is removed.
-pub(super) struct Place;
+pub(super) struct RoomPermit;
 
 /// An opening that waits for a place.
 pub(super) struct Opening {
@@ -78,7 +78,7 @@ impl Registry {
         let (number, is_free) = (self.clock, self.free > 0);
         let slot = self.slot(id, key)?;
         if is_free {
-            slot.place = Some(Place);
+            slot.place = Some(RoomPermit);
             self.free -= 1;
             return None;
         }
@@ -115,7 +115,8 @@ impl Registry {
     pub(super) fn vacate(&mut self) {
         while let Some((number, opening)) = self.line.pop_first() {
             let slot = self.waiting.get(&number).and_then(|id| self.slots.get_mut(id));
-            let has_entered = slot.filter(|slot| slot.since == number).map(|slot| slot.place = Some(Place));
+            let has_entered =
+                slot.filter(|slot| slot.since == number).map(|slot| slot.place = Some(RoomPermit));
             // An opening that was given up passes the place on when it drops its claim.
             let _ = opening.errands.send(Errand::Enter);
             self.withdraw(opening);

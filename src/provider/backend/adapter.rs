@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    Backend, BackendError, BackendSession, Capabilities, Place, SessionOptions, TurnPrompt,
+    Backend, BackendError, BackendSession, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
     exchange::{self, Turn},
     lifetime::{ask, call, ended, terminate},
     position::{Conversation, Heard, Position, Route, elsewhere},
@@ -30,7 +30,7 @@ use crate::{
 /// of an agent gets a session for itself, which ends with its answer.
 #[derive(Clone, Debug)]
 pub struct BackendProvider {
-    backend: Shared,
+    backend: NamedBackend,
     limits: BackendLimits,
     lost: LostSession,
 }
@@ -88,7 +88,11 @@ impl BackendProvider {
 
     /// A provider on a backend that is shared.
     pub fn from_arc(backend: Arc<dyn Backend>) -> Self {
-        Self { backend: Shared(backend), limits: BackendLimits::default(), lost: LostSession::default() }
+        Self {
+            backend: NamedBackend(backend),
+            limits: BackendLimits::default(),
+            lost: LostSession::default(),
+        }
     }
 
     /// The same provider with other limits.
@@ -132,9 +136,9 @@ impl Provider for BackendProvider {
 }
 
 #[derive(Clone)]
-struct Shared(Arc<dyn Backend>);
+struct NamedBackend(Arc<dyn Backend>);
 
-impl fmt::Debug for Shared {
+impl fmt::Debug for NamedBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())
     }
@@ -145,7 +149,7 @@ struct Instance(Arc<Owner>);
 
 /// Owns a conversation's session, and terminates it when nobody else does.
 pub(super) struct Owner {
-    backend: Shared,
+    backend: NamedBackend,
     pub(super) limits: BackendLimits,
     lost: LostSession,
     sessions: Mutex<Sessions>,
@@ -207,7 +211,7 @@ impl Owner {
             }
         }
         let (backend, limit) = (&*self.backend.0, self.limits.start);
-        let forked = async |place: Place| {
+        let forked = async |place: SessionPosition| {
             let fork = call("fork", limit, async { backend.fork(&place, &options).await });
             Ok::<_, BackendError>((fork.await?, fresh_key(), Heard::up_to(place.prompts), true))
         };
@@ -353,7 +357,7 @@ fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Mess
 }
 
 /// Whether a resumed session says that it is not at this place.
-fn is_elsewhere(session: &dyn BackendSession, place: &Place) -> bool {
+fn is_elsewhere(session: &dyn BackendSession, place: &SessionPosition) -> bool {
     let here = ask("checkpoint", || session.checkpoint()).ok().flatten();
     here.is_some() && place.checkpoint.is_some() && here != place.checkpoint
 }

@@ -10,7 +10,7 @@ use crate::message::{History, Message, Role};
 /// A place in a session's conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct Place {
+pub struct SessionPosition {
     /// The session.
     pub session: SessionId,
     /// How many prompts the session had taken there, those of the sessions that it was forked from included.
@@ -44,9 +44,9 @@ impl Position {
         Some(Self::deserialize(told))
     }
 
-    pub(super) fn place(&self) -> Option<Place> {
+    pub(super) fn place(&self) -> Option<SessionPosition> {
         let session = self.session.clone()?;
-        Some(Place { session, prompts: self.prompts, checkpoint: self.checkpoint.clone() })
+        Some(SessionPosition { session, prompts: self.prompts, checkpoint: self.checkpoint.clone() })
     }
 }
 
@@ -126,7 +126,7 @@ pub(super) enum Route {
     Start,
     /// With what it has heard.
     Resume(Position, SessionId, Heard),
-    Fork(Place),
+    Fork(SessionPosition),
 }
 
 /// The backend has gone on from where the conversation is.

@@ -12,9 +12,9 @@ const MESSAGE_LIMIT: usize = 1000;
 /// The error that an answer with this status and body means.
 pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
     let report = match halves::read(body) {
-        Ok(value) if value.is_object() || value.is_array() => Report::read(&value, 0),
-        Ok(Value::String(text)) => Report::plain(&text),
-        _ => Report::plain(body),
+        Ok(value) if value.is_object() || value.is_array() => ErrorBody::read(&value, 0),
+        Ok(Value::String(text)) => ErrorBody::plain(&text),
+        _ => ErrorBody::plain(body),
     };
     report.into_error(Some(status)).with_status(status).with_body(body)
 }
@@ -24,8 +24,8 @@ pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
 /// The answer's own status said that all was well; the one that the object names, if any, takes its place.
 pub(crate) fn from_value(error: &Value) -> ProviderError {
     let report = match error {
-        Value::String(text) => Report::plain(text),
-        error => Report::read(error, 0),
+        Value::String(text) => ErrorBody::plain(text),
+        error => ErrorBody::read(error, 0),
     };
     let status = report.code;
     let body = error.to_string();
@@ -55,7 +55,7 @@ pub(crate) fn is_error(error: &Value) -> bool {
 
 /// What a body says, out of its envelope.
 #[derive(Default)]
-struct Report {
+struct ErrorBody {
     message: String,
     /// Types, codes and statuses in words, lower-case letters and digits only: services write the same word as
     /// `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
@@ -68,7 +68,7 @@ struct Report {
     flagged: bool,
 }
 
-impl Report {
+impl ErrorBody {
     fn plain(text: &str) -> Self {
         Self { message: readable(text), ..Self::default() }
     }

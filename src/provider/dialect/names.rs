@@ -65,21 +65,29 @@ fn cleaned<'a>(name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {
 }
 
 /// A decoder that gives tools the names again by which they are declared.
-pub(super) struct Named<D> {
+pub(super) struct ToolNameDecoder<D> {
     inner: D,
     /// By the names that the service knows them by, where these are others.
     declared: HashMap<String, String>,
 }
 
 /// The decoder `inner` of an answer to `request`, whose tools are named to the service as by [`ToolNames`].
-pub(super) fn named<D: Decoder>(inner: D, request: &Request, limit: usize, also: &'static str) -> Named<D> {
+pub(super) fn named<D: Decoder>(
+    inner: D,
+    request: &Request,
+    limit: usize,
+    also: &'static str,
+) -> ToolNameDecoder<D> {
     let wire = ToolNames::of(request, limit, also);
     let names = request.tools.iter().map(|tool| (wire.get(tool.name()), tool.name()));
     let others = names.filter(|(wire, name)| wire != name);
-    Named { inner, declared: others.map(|(wire, name)| (wire.into_owned(), name.to_owned())).collect() }
+    ToolNameDecoder {
+        inner,
+        declared: others.map(|(wire, name)| (wire.into_owned(), name.to_owned())).collect(),
+    }
 }
 
-impl<D> Named<D> {
+impl<D> ToolNameDecoder<D> {
     fn rename(&self, deltas: &mut [Delta]) {
         for delta in deltas {
             if let Delta::Start { block: BlockStart::ToolUse { name, .. }, .. } = delta
@@ -91,7 +99,7 @@ impl<D> Named<D> {
     }
 }
 
-impl<D: Decoder> Decoder for Named<D> {
+impl<D: Decoder> Decoder for ToolNameDecoder<D> {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
         let before = deltas.len();
         let decoded = self.inner.decode(frame, deltas);

@@ -19,7 +19,7 @@ use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use self::opening::{Opening, Shape};
-use super::{Framer, endpoint::DeltaHook, exchange::Dress, origin};
+use super::{Framer, endpoint::DeltaHook, exchange::ErrorContext, origin};
 use crate::provider::{
     Delta, ErrorKind, MessageDelta, ProviderError,
     dialect::{Decoder, Dialect, Frame, is_error},
@@ -37,7 +37,7 @@ const REST_TIME: Duration = Duration::from_secs(5);
 const PATIENCE: usize = 32;
 
 /// Reads a body, frame by frame as its reader asks for deltas: what nobody asks for stays in the socket.
-pub(super) struct Answer<S> {
+pub(super) struct ResponseReader<S> {
     /// Gone once it has ended, failed or told enough. Dropping it closes the connection.
     body: Option<S>,
     reading: Reading,
@@ -45,7 +45,7 @@ pub(super) struct Answer<S> {
     decoding: Decoding,
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
-    dress: Dress,
+    error_context: ErrorContext,
     /// The service's name, until the answer is marked with it.
     service: Option<String>,
     /// Deltas not given out yet.
@@ -105,7 +105,7 @@ enum Reading {
     Over,
 }
 
-/// What an [`Answer`] is made from.
+/// What an [`ResponseReader`] is made from.
 pub(super) struct Parts {
     pub(super) dialect: Arc<dyn Dialect>,
     pub(super) decoder: Box<dyn Decoder>,
@@ -113,13 +113,14 @@ pub(super) struct Parts {
     pub(super) limits: super::Limits,
     pub(super) between_chunks: Duration,
     pub(super) warnings: Vec<String>,
-    pub(super) dress: Dress,
+    pub(super) error_context: ErrorContext,
     pub(super) service: String,
 }
 
-impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S> {
+impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> ResponseReader<S> {
     pub(super) fn new(body: S, parts: Parts) -> Self {
-        let Parts { dialect, decoder, hooks, limits, between_chunks, warnings, dress, service } = parts;
+        let Parts { dialect, decoder, hooks, limits, between_chunks, warnings, error_context, service } =
+            parts;
         let framing = dialect.framing();
         let warned = (!warnings.is_empty())
             .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
@@ -130,7 +131,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
             decoding: Decoding { decoder, halves: Halves::default(), decoded: Vec::new() },
             dialect,
             hooks,
-            dress,
+            error_context,
             service: Some(service),
             ready: VecDeque::from_iter(warned),
             failed: None,
@@ -283,14 +284,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
         if let (true, Ok(Probe { error: Some(error) })) = (is_object, serde_json::from_str(text))
             && is_error(&error)
         {
-            return Err(self.dialect.error(200, &self.dress.scrub(text)));
+            return Err(self.dialect.error(200, &self.error_context.scrub(text)));
         }
         let decoded = self.decoding.decode(Frame { event: "", data: text });
         self.settle(decoded)?;
         match self.end_decoding() {
             // Nothing is missing: it is something else.
             Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
-                let text = self.dress.scrub(text);
+                let text = self.error_context.scrub(text);
                 let said = self.dialect.error(200, &text).message;
                 let message = format!("the answer is none in this format, but says: {said}");
                 Err(ProviderError::new(ErrorKind::Decoding, message).with_body(&text))
@@ -345,11 +346,11 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Answer<S
         _ = self.settle(Ok(()));
         self.body = None;
         self.reading = Reading::Over;
-        self.failed = Some(self.dress.dress(error));
+        self.failed = Some(self.error_context.error_context(error));
     }
 }
 
-impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream for Answer<S> {
+impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream for ResponseReader<S> {
     type Item = Result<Delta, ProviderError>;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {

@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use super::{
     Auth, Limits, Timeouts,
     answer::Parts,
-    exchange::{self, Dress, Outgoing},
+    exchange::{self, ErrorContext, Outgoing},
     key::Keys,
 };
 use crate::provider::{
@@ -277,9 +277,9 @@ impl Provider for Endpoint {
         let url = self.url(dialect, &request)?;
         let (mut headers, mut secrets) = self.headers(format, &request)?;
         secrets.extend(outgoing::query_secrets(&url));
-        let dress = Dress::new(secrets);
+        let error_context = ErrorContext::new(secrets);
         let Encoded { body, warnings } =
-            self.encode(dialect, &request).map_err(|error| dress.dress(error))?;
+            self.encode(dialect, &request).map_err(|error| error_context.error_context(error))?;
         outgoing::demand(&mut headers, dialect, &body)?;
         let body = serde_json::to_vec(&body).map_err(|error| {
             ProviderError::new(ErrorKind::InvalidRequest, "the request can't be written as JSON")
@@ -298,7 +298,7 @@ impl Provider for Endpoint {
             limits: self.limits,
             between_chunks: self.timeouts.between_chunks,
             warnings,
-            dress,
+            error_context,
             service: self.name.clone(),
         };
         exchange::run(outgoing, parts).await

@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::{
     Timeouts,
-    answer::{Answer, Parts},
+    answer::{Parts, ResponseReader},
     client, meta,
 };
 use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret, dialect::Dialect};
@@ -29,7 +29,7 @@ pub(super) struct Outgoing {
 }
 
 /// Prepares the errors of an exchange: adds the id of the request and removes secrets.
-pub(super) struct Dress {
+pub(super) struct ErrorContext {
     secrets: Vec<(Secret, Extent)>,
     /// Made for the first text, since most exchanges need none.
     scrubber: OnceLock<Scrubber>,
@@ -37,12 +37,12 @@ pub(super) struct Dress {
     request_id: Option<String>,
 }
 
-impl Dress {
+impl ErrorContext {
     pub(super) fn new(secrets: Vec<(Secret, Extent)>) -> Self {
         Self { secrets, scrubber: OnceLock::new(), request_id: None }
     }
 
-    pub(super) fn dress(&self, mut error: ProviderError) -> ProviderError {
+    pub(super) fn error_context(&self, mut error: ProviderError) -> ProviderError {
         if error.request_id.is_none() {
             error.request_id.clone_from(&self.request_id);
         }
@@ -65,31 +65,31 @@ impl Dress {
 ///
 /// There was no answer, it was an error, or it is of a type that holds no events.
 pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStream, ProviderError> {
-    let response = send(outgoing).await.map_err(|error| parts.dress.dress(error))?;
-    parts.dress.request_id = meta::request_id(response.headers());
+    let response = send(outgoing).await.map_err(|error| parts.error_context.error_context(error))?;
+    parts.error_context.request_id = meta::request_id(response.headers());
     let status = response.status().as_u16();
-    let dress = &parts.dress;
+    let error_context = &parts.error_context;
     tracing::debug!(
         status,
-        request_id = dress.request_id.as_deref().map(|id| dress.scrub(id)).as_deref(),
+        request_id = error_context.request_id.as_deref().map(|id| error_context.scrub(id)).as_deref(),
         "the service answers"
     );
     let checked = match check(&response) {
         Ok(()) if response.status().is_success() => {
-            return Ok(Box::pin(Answer::new(response.bytes_stream(), parts)));
+            return Ok(Box::pin(ResponseReader::new(response.bytes_stream(), parts)));
         }
-        Ok(()) => refusal(response, &*parts.dialect, parts.limits.error_body, &parts.dress).await,
+        Ok(()) => refusal(response, &*parts.dialect, parts.limits.error_body, &parts.error_context).await,
         Err(error) => {
             let compression = meta::compression(response.headers());
             let head = read(response, ProviderError::BODY_LIMIT).await;
             let error = error.with_status(status);
             match text(&head, compression) {
-                Ok(head) => error.with_body(&parts.dress.scrub(&head)),
+                Ok(head) => error.with_body(&parts.error_context.scrub(&head)),
                 Err(_) => error,
             }
         }
     };
-    Err(parts.dress.dress(checked))
+    Err(parts.error_context.error_context(checked))
 }
 
 async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
@@ -163,7 +163,12 @@ fn check(response: &Response) -> Result<(), ProviderError> {
 }
 
 /// The error that an answer with an error status means.
-async fn refusal(response: Response, dialect: &dyn Dialect, limit: usize, dress: &Dress) -> ProviderError {
+async fn refusal(
+    response: Response,
+    dialect: &dyn Dialect,
+    limit: usize,
+    error_context: &ErrorContext,
+) -> ProviderError {
     let status = response.status().as_u16();
     let headers = response.headers();
     let retry_after = meta::retry_after(headers);
@@ -172,7 +177,7 @@ async fn refusal(response: Response, dialect: &dyn Dialect, limit: usize, dress:
     let body = read(response, limit).await;
     let mut error = match text(&body, compression) {
         // Scrubbed before it is cut: a few characters of a key would not be recognised.
-        Ok(body) => dialect.error(status, &dress.scrub(&body)),
+        Ok(body) => dialect.error(status, &error_context.scrub(&body)),
         Err(reason) => {
             // The status alone has to do.
             let mut error = dialect.error(status, "");

@@ -100,13 +100,13 @@ enum Before {
 /// The value of a field of the event that is being read.
 #[derive(Debug, Default)]
 struct Field {
-    place: Place,
+    place: LineSource,
     /// Empty unless `place` says that the value is here.
     own: Vec<u8>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum Place {
+enum LineSource {
     #[default]
     Absent,
     Chunk(Range<usize>),
@@ -194,13 +194,13 @@ impl Framer {
     fn next_event(&mut self) -> Result<bool, ProviderError> {
         while let Some(line) = self.next_line()? {
             if self.take_field(line)? {
-                if self.data.place != Place::Absent {
+                if self.data.place != LineSource::Absent {
                     return Ok(true);
                 }
                 self.event.clear();
             }
         }
-        Ok(self.body == Body::Ended && self.data.place != Place::Absent)
+        Ok(self.body == Body::Ended && self.data.place != LineSource::Absent)
     }
 
     /// Reads lines up to one that is not blank.
@@ -211,7 +211,7 @@ impl Framer {
                     let line = &self.chunk[start..end];
                     let end = if line.ends_with(b"\r") { end - 1 } else { end };
                     if !line.trim_ascii().is_empty() {
-                        self.data.place = Place::Chunk(start..end);
+                        self.data.place = LineSource::Chunk(start..end);
                         return Ok(true);
                     }
                 }
@@ -221,7 +221,7 @@ impl Framer {
                         self.line.pop();
                     }
                     std::mem::swap(&mut self.line, &mut self.data.own);
-                    self.data.place = Place::Own;
+                    self.data.place = LineSource::Own;
                     return Ok(true);
                 }
             }
@@ -353,28 +353,28 @@ impl Framer {
 impl Field {
     fn len(&self) -> usize {
         match &self.place {
-            Place::Absent => 0,
-            Place::Chunk(range) => range.len(),
-            Place::Own => self.own.len(),
+            LineSource::Absent => 0,
+            LineSource::Chunk(range) => range.len(),
+            LineSource::Own => self.own.len(),
         }
     }
 
     fn bytes<'a>(&'a self, chunk: &'a [u8]) -> &'a [u8] {
         match &self.place {
-            Place::Absent => &[],
-            Place::Chunk(range) => &chunk[range.clone()],
-            Place::Own => &self.own,
+            LineSource::Absent => &[],
+            LineSource::Chunk(range) => &chunk[range.clone()],
+            LineSource::Own => &self.own,
         }
     }
 
     fn clear(&mut self) {
-        self.place = Place::Absent;
+        self.place = LineSource::Absent;
         self.own.clear();
     }
 
     fn append(&mut self, chunk: &[u8], value: Range<usize>) {
-        if self.place == Place::Absent {
-            self.place = Place::Chunk(value);
+        if self.place == LineSource::Absent {
+            self.place = LineSource::Chunk(value);
         } else {
             self.append_own(chunk, &chunk[value]);
         }
@@ -383,17 +383,17 @@ impl Field {
     /// Appends after a line feed, which is how the standard joins the data lines of an event.
     fn append_own(&mut self, chunk: &[u8], value: &[u8]) {
         self.spill(chunk);
-        if self.place == Place::Own {
+        if self.place == LineSource::Own {
             self.own.push(b'\n');
         }
-        self.place = Place::Own;
+        self.place = LineSource::Own;
         self.own.extend_from_slice(value);
     }
 
     fn spill(&mut self, chunk: &[u8]) {
-        if let Place::Chunk(range) = &self.place {
+        if let LineSource::Chunk(range) = &self.place {
             self.own.extend_from_slice(&chunk[range.clone()]);
-            self.place = Place::Own;
+            self.place = LineSource::Own;
         }
     }
 }

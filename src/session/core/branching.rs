@@ -6,7 +6,7 @@ use super::{Base, Core, Move};
 use crate::{
     agent::{Opening, Prompt},
     message::{History, Role},
-    session::{Regenerate, SessionError, command::Start},
+    session::{Regenerate, SessionError, command::RunStart},
     tree::{Node, NodeId},
 };
 
@@ -16,16 +16,18 @@ impl Core {
     /// # Errors
     ///
     /// An unknown node, or one that such a run can't begin at.
-    pub(in crate::session) fn begin(&self, start: Start) -> Result<(Base, Opening), SessionError> {
+    pub(in crate::session) fn begin(&self, start: RunStart) -> Result<(Base, Opening), SessionError> {
         match start {
-            Start::Regenerate(Regenerate { user, settings }) => {
+            RunStart::Regenerate(Regenerate { user, settings }) => {
                 let node = self.prompt(user)?;
                 let message = Arc::clone(node.message());
                 let settings = self.settings_of(user).overlaid(settings);
                 Ok((self.beside(node, Some(user)), Opening::Message(message, settings)))
             }
-            Start::Edit(user, prompt) => Ok((self.beside(self.prompt(user)?, None), Opening::Prompt(prompt))),
-            Start::Branch(answer, prompt) => Ok((self.below(answer)?, Opening::Prompt(prompt))),
+            RunStart::Edit(user, prompt) => {
+                Ok((self.beside(self.prompt(user)?, None), Opening::Prompt(prompt)))
+            }
+            RunStart::Branch(answer, prompt) => Ok((self.below(answer)?, Opening::Prompt(prompt))),
         }
     }
 

@@ -7,7 +7,7 @@ use crate::{
     agent::{AgentError, Status},
     session::{
         SessionError, SessionEvent, SessionSnapshot, StoreReport,
-        command::{Answer, Command, Outcome, Start, Stop, Unsaved, Wait},
+        command::{Command, CommandResult, PendingResponse, RunStart, Stop, Unsaved, Wait},
         core::{Base, Core, Move},
     },
     subscription::{Attachment, EndReason, EventId},
@@ -91,7 +91,7 @@ impl Task {
     }
 
     /// Begins a run that leaves the path. Gives the place to wait for its response, if that is asked for.
-    async fn begin(&mut self, start: Start, wait: Wait) -> Result<Option<Answer>, SessionError> {
+    async fn begin(&mut self, start: RunStart, wait: Wait) -> Result<Option<PendingResponse>, SessionError> {
         loop {
             let at = self.catch_up_idle().await?;
             let (Base { history, then }, opening) = self.core.begin(start.clone())?;
@@ -180,7 +180,7 @@ impl From<AgentError> for Over {
 }
 
 /// What became of a move, unless the agent has ended.
-fn settled<T>(moved: Outcome<T>) -> Result<Outcome<T>, Over> {
+fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
     match moved {
         Err(SessionError::Ended(_)) => Err(Over::AgentEnded),
         other => Ok(other),

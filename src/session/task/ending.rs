@@ -31,7 +31,7 @@ impl Task {
         reason: EndReason,
         stop: Option<Stop>,
     ) {
-        self.shared.fate.close(reason.clone());
+        self.shared.termination.close(reason.clone());
         let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.deadline);
         let in_flight = stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default();
         self.ends_by = Instant::now().checked_add(limit);
@@ -73,7 +73,7 @@ impl Task {
             // Nobody else sets it.
             let _ = self.shared.left_running.set(Box::new(error.clone()));
         }
-        self.shared.fate.seal(End { reason, snapshot: Some(snapshot) });
+        self.shared.termination.seal(End { reason, snapshot: Some(snapshot) });
         // Subscribers learn of the end before those who stopped the session go on.
         drop(self);
         for stop in waiting {

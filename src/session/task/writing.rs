@@ -21,10 +21,10 @@ use crate::{
 };
 
 /// The end of an attempt at a write.
-pub(in crate::session) type Written = Result<Answer, StoreError>;
+pub(in crate::session) type Written = Result<WriteOutcome, StoreError>;
 
 /// What the store answered.
-pub(in crate::session) enum Answer {
+pub(in crate::session) enum WriteOutcome {
     /// It is written. If it created the conversation, its ownership began with it.
     Done(Version, Option<Tenure>),
     /// Another writer was first, and has left this.
@@ -75,12 +75,12 @@ impl Task {
         }
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
-        let ground = match (&self.tenure, &*job) {
-            (Some(tenure), _) => Ground::Held(tenure.held()),
-            (None, Job::Create(write, _)) => Ground::New(self.shared.setup.creator(*write)),
-            (None, _) => Ground::Free,
+        let ownership = match (&self.tenure, &*job) {
+            (Some(tenure), _) => Ownership::Held(tenure.held()),
+            (None, Job::Create(write, _)) => Ownership::New(self.shared.setup.creator(*write)),
+            (None, _) => Ownership::Free,
         };
-        let write = contained(async move { perform(&store, &id, &job, ground).await });
+        let write = contained(async move { perform(&store, &id, &job, ownership).await });
         let limit = self.shared.setup.write_timeout;
         let attempt = Box::pin(async move {
             timeout(limit, write).await.unwrap_or_else(|_| {
@@ -93,12 +93,12 @@ impl Task {
     /// The write under way is done.
     pub(super) fn written(&mut self, mut outcome: Written) {
         (self.attempts, self.retry) = (None, None);
-        if let Ok(Answer::Done(_, tenure @ Some(_))) = &mut outcome {
+        if let Ok(WriteOutcome::Done(_, tenure @ Some(_))) = &mut outcome {
             self.tenure = tenure.take();
         }
         self.step(|core, env, effects| match outcome {
-            Ok(Answer::Done(version, _)) => core.written(Ok(version), env, effects),
-            Ok(Answer::Conflict(error, found)) => core.conflicted(&error, *found, env, effects),
+            Ok(WriteOutcome::Done(version, _)) => core.written(Ok(version), env, effects),
+            Ok(WriteOutcome::Conflict(error, found)) => core.conflicted(&error, *found, env, effects),
             Err(error) => core.written(Err(error), env, effects),
         });
         self.answer_flushes();
@@ -146,7 +146,7 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 /// On what a write stands.
-enum Ground {
+enum Ownership {
     /// The conversation is this session's.
     Held(Arc<Held>),
     /// It does not exist yet. Whoever creates it owns it.
@@ -156,15 +156,15 @@ enum Ground {
 }
 
 /// Performs an attempt at a write. If another writer was first, what that writer left is loaded.
-async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ground: Ground) -> Written {
-    match write(store, id, job, ground).await {
+async fn perform(store: &Arc<dyn Store>, id: &ConversationId, job: &Job, ownership: Ownership) -> Written {
+    match write(store, id, job, ownership).await {
         Err(error @ StoreError::Conflict { .. }) => match find(&**store, id).await {
-            Ok(found) => Ok(Answer::Conflict(error, Box::new(found))),
+            Ok(found) => Ok(WriteOutcome::Conflict(error, Box::new(found))),
             // The repeated write meets the same conflict, and then the conversation may be loaded.
             Err(failure) if failure.is_transient() => Err(failure),
             Err(_) => Err(error),
         },
-        written => written.map(|(version, tenure)| Answer::Done(version, tenure)),
+        written => written.map(|(version, tenure)| WriteOutcome::Done(version, tenure)),
     }
 }
 
@@ -179,15 +179,15 @@ async fn write(
     store: &Arc<dyn Store>,
     id: &ConversationId,
     job: &Job,
-    ground: Ground,
+    ownership: Ownership,
 ) -> Result<(Version, Option<Tenure>), StoreError> {
-    let version = match (job, ground) {
-        (Job::Create(write, state), Ground::New(owner)) => {
+    let version = match (job, ownership) {
+        (Job::Create(write, state), Ownership::New(owner)) => {
             let version = store.create(id, *write, state).await?;
             return Ok((version, Tenure::begin(store, id, &owner).await?));
         }
-        (job, Ground::New(_) | Ground::Free) => attempt(&**store, id, job, None).await?,
-        (job, Ground::Held(held)) => {
+        (job, Ownership::New(_) | Ownership::Free) => attempt(&**store, id, job, None).await?,
+        (job, Ownership::Held(held)) => {
             let lease = held.lease()?;
             match attempt(&**store, id, job, Some(&lease)).await {
                 Err(StoreError::LeaseLost { .. }) => {

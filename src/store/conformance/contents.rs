@@ -2,14 +2,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{Outcome, Subject, committed, conversation, created, node_id, path, turn};
+use super::{CheckOutcome, Subject, committed, conversation, created, node_id, path, turn};
 use crate::{
     message::{Attachment, Content, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, Usage},
     store::{Commit, ConversationId, Store},
     tree::Node,
 };
 
-pub(super) async fn commits_come_back_in_order(subject: &dyn Subject) -> Outcome {
+pub(super) async fn commits_come_back_in_order(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("order");
     let version = created(&*store, &id).await;
@@ -39,10 +39,10 @@ pub(super) async fn commits_come_back_in_order(subject: &dyn Subject) -> Outcome
     committed(&*store, &id, version, &Commit::new(None)).await;
     let stored = store.load(&id).await.expect("it is there");
     assert_eq!((stored.nodes, stored.head), (expected, None), "a commit may clear the head and add nothing");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn cursors_keep_their_latest_values(subject: &dyn Subject) -> Outcome {
+pub(super) async fn cursors_keep_their_latest_values(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("cursors");
     let mut version = created(&*store, &id).await;
@@ -57,7 +57,7 @@ pub(super) async fn cursors_keep_their_latest_values(subject: &dyn Subject) -> O
     }
     let cursors = subject.another().await.load(&id).await.expect("it is there").cursors;
     assert_eq!(cursors, BTreeMap::from([pair(1, 2), pair(2, 3), pair(4, 8)]));
-    Outcome::Made
+    CheckOutcome::Made
 }
 
 /// Holds that these messages come back equal, and encode to the same bytes.
@@ -86,7 +86,7 @@ fn encode(message: &Message) -> String {
     serde_json::to_string(message).expect("a message has a JSON form")
 }
 
-pub(super) async fn text_of_any_kind_comes_back(subject: &dyn Subject) -> Outcome {
+pub(super) async fn text_of_any_kind_comes_back(subject: &dyn Subject) -> CheckOutcome {
     let texts = [
         "",
         " ",
@@ -115,10 +115,10 @@ pub(super) async fn text_of_any_kind_comes_back(subject: &dyn Subject) -> Outcom
         message
     });
     come_back(subject, &*subject.store(), &conversation("text"), messages.to_vec()).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn json_of_any_kind_comes_back(subject: &dyn Subject) -> Outcome {
+pub(super) async fn json_of_any_kind_comes_back(subject: &dyn Subject) -> CheckOutcome {
     let values = json!({
         "zebra": 1, "apple": 2, "Zebra": 3, "": null, "\u{0}": "\u{0}", "nested": {"b": [], "a": {}},
         "numbers": [0, -1, u64::MAX, i64::MIN, 0.1, 1e300, 5e-324, 1.0, -0.0, 9_007_199_254_740_993_u64],
@@ -151,10 +151,10 @@ pub(super) async fn json_of_any_kind_comes_back(subject: &dyn Subject) -> Outcom
     message.provider_data.insert("anthropic".into(), values);
     let results = vec![ToolResult::ok(&tool_use, "found\0"), ToolResult::error(&malformed, "no JSON")];
     come_back(subject, &*subject.store(), &conversation("json"), vec![message, Message::user(results)]).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn large_messages_come_back(subject: &dyn Subject) -> Outcome {
+pub(super) async fn large_messages_come_back(subject: &dyn Subject) -> CheckOutcome {
     const LARGE: usize = 10 * 1024 * 1024;
     let text = "0123456789abcdef".repeat(LARGE / 16);
     // Every character of this one is escaped.
@@ -167,10 +167,10 @@ pub(super) async fn large_messages_come_back(subject: &dyn Subject) -> Outcome {
         Message::assistant("small again"),
     ];
     come_back(subject, &*subject.store(), &conversation("large"), messages).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn ten_thousand_nodes_come_back(subject: &dyn Subject) -> Outcome {
+pub(super) async fn ten_thousand_nodes_come_back(subject: &dyn Subject) -> CheckOutcome {
     const NODES: u64 = 10_000;
     const COMMITS: u64 = 50;
     let store = subject.store();
@@ -186,5 +186,5 @@ pub(super) async fn ten_thousand_nodes_come_back(subject: &dyn Subject) -> Outco
     let stored = subject.another().await.load(&id).await.expect("it can be read");
     assert_eq!((stored.version, stored.head), (version, Some(node_id(NODES))));
     assert!(stored.nodes == expected, "nodes are missing, or not in order");
-    Outcome::Made
+    CheckOutcome::Made
 }

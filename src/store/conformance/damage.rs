@@ -1,7 +1,7 @@
-use super::{Outcome, Subject, committed, conversation, created, turn};
+use super::{CheckOutcome, Subject, committed, conversation, created, turn};
 use crate::store::{Page, StoreError, Write};
 
-pub(super) async fn torn_write_is_dropped_whole(subject: &dyn Subject) -> Outcome {
+pub(super) async fn torn_write_is_dropped_whole(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("torn");
     let first = created(&*store, &id).await;
@@ -10,7 +10,7 @@ pub(super) async fn torn_write_is_dropped_whole(subject: &dyn Subject) -> Outcom
     let write = Write::on(second);
     store.commit(&id, &write, &turn(3, 4)).await.expect("the version is current");
     if !subject.tear(&id).await {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     let another = subject.another().await;
     assert_eq!(another.load(&id).await.expect("what is whole can be read"), before);
@@ -21,10 +21,10 @@ pub(super) async fn torn_write_is_dropped_whole(subject: &dyn Subject) -> Outcom
     assert_eq!(third, second.next());
     committed(&*another, &id, third, &turn(5, 6)).await;
     assert_eq!(another.load(&id).await.expect("it can be read").nodes.len(), 6);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn damage_is_told_with_its_place(subject: &dyn Subject) -> Outcome {
+pub(super) async fn damage_is_told_with_its_place(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let (id, other) = (conversation("damaged"), conversation("sound"));
     let mut version = created(&*store, &id).await;
@@ -33,7 +33,7 @@ pub(super) async fn damage_is_told_with_its_place(subject: &dyn Subject) -> Outc
         version = committed(&*store, &id, version, &turn(number, number)).await;
     }
     if !subject.damage(&id).await {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     let another = subject.another().await;
     match another.load(&id).await {
@@ -48,5 +48,5 @@ pub(super) async fn damage_is_told_with_its_place(subject: &dyn Subject) -> Outc
     another.load(&other).await.expect("the damage concerns one conversation alone");
     another.delete(&id).await.expect("what is damaged can be deleted");
     created(&*another, &id).await;
-    Outcome::Made
+    CheckOutcome::Made
 }

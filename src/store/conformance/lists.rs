@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::sync::Semaphore;
 
-use super::{Outcome, Subject, committed, conversation, created, turn};
+use super::{CheckOutcome, Subject, committed, conversation, created, turn};
 use crate::{
     message::Timestamp,
     store::{ConversationId, Page, StateChange, Store, Summary, Write},
@@ -24,7 +24,7 @@ fn ids(summaries: &[Summary]) -> Vec<&str> {
     summaries.iter().map(|summary| summary.id.as_str()).collect()
 }
 
-pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> Outcome {
+pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     assert_eq!(list(&*store, Page::default()).await, []);
     let (a, b, c) = (conversation("a"), conversation("b"), conversation("c"));
@@ -53,10 +53,10 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> Out
         assert_eq!(summary.damage, None);
     }
     assert_eq!((listed[1].title.as_deref(), listed[2].title.as_deref()), (Some("A"), None));
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> Outcome {
+pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     for number in 0..23 {
         created(&*store, &conversation(&format!("n{number}"))).await;
@@ -81,10 +81,10 @@ pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> Outc
     assert_eq!(list(&*store, Page::first(0)).await, []);
     assert_eq!(list(&*store, Page::first(5).from(1_000_000)).await, []);
     assert_eq!(list(&*store, Page::first(usize::MAX).from(20)).await, all[20..]);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Subject) -> Outcome {
+pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     for number in 0..23 {
         created(&*store, &conversation(&format!("n{number}"))).await;
@@ -106,12 +106,12 @@ pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Subj
     }
     assert_eq!(paged, all);
     assert_eq!(list(&*store, Page::first(0).after(&all[3])).await, []);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
 pub(super) async fn list_after_a_conversation_while_others_write_gives_each_left_alone_once(
     subject: &dyn Subject,
-) -> Outcome {
+) -> CheckOutcome {
     let store = subject.store();
     let mut versions = Vec::new();
     for number in 0..12 {
@@ -133,10 +133,10 @@ pub(super) async fn list_after_a_conversation_while_others_write_gives_each_left
     other.delete(&conversation("n3")).await.expect("it can be deleted");
     let third = list(&*store, Page::first(4).after(&second[3])).await;
     assert_eq!(ids(&third), ["n2", "n1", "n0"]);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn Subject) -> Outcome {
+pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let quiet: BTreeSet<ConversationId> =
         (0..12).map(|number| conversation(&format!("quiet{number}"))).collect();
@@ -172,10 +172,10 @@ pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn
     }
     pages.close();
     writer.await.expect("writing beside lists succeeds");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn summary_is_what_the_list_says(subject: &dyn Subject) -> Outcome {
+pub(super) async fn summary_is_what_the_list_says(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("summary");
     let version = created(&*store, &id).await;
@@ -192,5 +192,5 @@ pub(super) async fn summary_is_what_the_list_says(subject: &dyn Subject) -> Outc
         assert_eq!((summary.created, summary.updated), (stored.created, stored.updated));
         assert_eq!(summary.title.as_deref(), Some("A talk"));
     }
-    Outcome::Made
+    CheckOutcome::Made
 }

@@ -1,4 +1,4 @@
-use super::{Outcome, Subject, created};
+use super::{CheckOutcome, Subject, created};
 use crate::store::{ConversationId, InvalidId, Page, StateChange, StoreError, StoredState, Write, WriteId};
 
 /// Ids that are valid, and a trap for stores that make names of them.
@@ -34,7 +34,7 @@ fn strange() -> Vec<ConversationId> {
     ids.map(|id| ConversationId::new(id).expect("strange, but valid")).collect()
 }
 
-pub(super) async fn strange_ids_are_kept_apart(subject: &dyn Subject) -> Outcome {
+pub(super) async fn strange_ids_are_kept_apart(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let ids = strange();
     for id in &ids {
@@ -73,10 +73,10 @@ pub(super) async fn strange_ids_are_kept_apart(subject: &dyn Subject) -> Outcome
         Err(StoreError::AlreadyExists { .. }) => {}
         Err(error) => panic!("creating CASE beside case: {error}"),
     }
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn ids_that_attack_are_refused(_: &dyn Subject) -> Outcome {
+pub(super) async fn ids_that_attack_are_refused(_: &dyn Subject) -> CheckOutcome {
     let long = "x".repeat(ConversationId::MAX_LEN + 1);
     let attacks = [
         "",
@@ -132,5 +132,5 @@ pub(super) async fn ids_that_attack_are_refused(_: &dyn Subject) -> Outcome {
             "{attack:?} became an id on its way through JSON"
         );
     }
-    Outcome::Made
+    CheckOutcome::Made
 }

@@ -1,13 +1,13 @@
 use futures_util::future::join;
 
-use super::{Outcome, Subject, conversation, created, turn};
+use super::{CheckOutcome, Subject, conversation, created, turn};
 use crate::store::{ConversationId, Lease, Owner, StateChange, Store, StoreError, Write};
 
 async fn acquired(store: &dyn Store, id: &ConversationId, owner: &str) -> Lease {
     store.acquire(id, &Owner::new(owner)).await.expect("nobody else has it")
 }
 
-pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> Outcome {
+pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("owned");
     let version = created(&*store, &id).await;
@@ -18,7 +18,7 @@ pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> Outcome {
     let version = store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");
     if lease.lasts.is_none() {
         store.release(&id, &lease).await.expect("it can be released");
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
 
     match another.acquire(&id, &ben).await {
@@ -46,16 +46,16 @@ pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> Outcome {
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
     let write = Write::on(version).under(&bens);
     assert_eq!(another.commit(&id, &write, &turn(3, 4)).await.expect("ben may write"), version.next());
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) -> Outcome {
+pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("left");
     let version = created(&*store, &id).await;
     let lease = acquired(&*store, &id, "ann").await;
     if lease.lasts.is_none() || !subject.run_out(&id).await {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     assert_eq!(another.summary(&id).await.expect("it is there").owner, None);
     let under = Write::on(version).under(&lease);
@@ -83,10 +83,10 @@ pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) 
     assert_eq!(another.commit(&id, &write, &turn(1, 2)).await.expect("a repetition"), version);
     let unchecked = store.commit(&id, &Write::on(version), &turn(3, 4)).await;
     assert_eq!(unchecked.expect("without an epoch, versions decide"), version.next());
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subject) -> Outcome {
+pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let ids = ["kept", "passed", "released", "deleted"].map(conversation);
     let mut leases = Vec::new();
@@ -97,7 +97,7 @@ pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subje
     assert_eq!(store.renew_all(&leases).await.expect("an answer"), []);
     assert_eq!(store.renew_all(&[]).await.expect("an answer"), []);
     if leases[0].1.lasts.is_none() {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     for (id, lease) in &leases[1..3] {
         store.release(id, lease).await.expect("it can be released");
@@ -109,16 +109,18 @@ pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subje
     let mut expected = ids[1..].to_vec();
     expected.sort();
     assert_eq!(lost, expected);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn lease_of_a_deleted_conversation_is_none_of_a_later_one(subject: &dyn Subject) -> Outcome {
+pub(super) async fn lease_of_a_deleted_conversation_is_none_of_a_later_one(
+    subject: &dyn Subject,
+) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("again");
     created(&*store, &id).await;
     let old = acquired(&*store, &id, "ann").await;
     if old.lasts.is_none() {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     store.delete(&id).await.expect("who has it may delete it");
     assert!(matches!(store.acquire(&id, &Owner::new("ann")).await, Err(StoreError::NotFound { .. })));
@@ -130,10 +132,10 @@ pub(super) async fn lease_of_a_deleted_conversation_is_none_of_a_later_one(subje
     store.release(&id, &old).await.expect("what has ended can be released");
     let refused = store.acquire(&id, &Owner::new("ann")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "the old lease ended the new one: {refused:?}");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn delete_under_a_lease_takes_one_that_holds(subject: &dyn Subject) -> Outcome {
+pub(super) async fn delete_under_a_lease_takes_one_that_holds(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("unwanted");
     created(&*store, &id).await;
@@ -141,7 +143,7 @@ pub(super) async fn delete_under_a_lease_takes_one_that_holds(subject: &dyn Subj
     if lease.lasts.is_none() {
         store.delete_under(&id, &lease).await.expect("there is nothing to hold it up");
         assert!(!another.exists(&id).await.expect("an answer"));
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     if subject.run_out(&id).await {
         let deleted = store.delete_under(&id, &lease).await;
@@ -153,16 +155,16 @@ pub(super) async fn delete_under_a_lease_takes_one_that_holds(subject: &dyn Subj
     another.delete_under(&id, &newer).await.expect("it holds");
     assert!(!store.exists(&id).await.expect("an answer"));
     store.delete_under(&id, &newer).await.expect("that there is none is no error");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn write_after_a_release_is_refused(subject: &dyn Subject) -> Outcome {
+pub(super) async fn write_after_a_release_is_refused(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("given-back");
     let version = created(&*store, &id).await;
     let lease = acquired(&*store, &id, "ann").await;
     if lease.lasts.is_none() {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     store.release(&id, &lease).await.expect("it can be released");
     let write = Write::on(version).under(&lease);
@@ -176,7 +178,7 @@ pub(super) async fn write_after_a_release_is_refused(subject: &dyn Subject) -> O
         assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "it was given back: {late:?}");
     }
     assert_eq!(store.load(&id).await.expect("it is there").version, version);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
 /// How often two are set off at the same moment.
@@ -192,14 +194,16 @@ async fn race<A, B>(round: usize, a: impl Future<Output = A>, b: impl Future<Out
     }
 }
 
-pub(super) async fn write_beside_a_take_over_comes_before_it_or_is_refused(subject: &dyn Subject) -> Outcome {
+pub(super) async fn write_beside_a_take_over_comes_before_it_or_is_refused(
+    subject: &dyn Subject,
+) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     for round in 0..RACES {
         let id = conversation(&format!("taken-{round}"));
         let version = created(&*store, &id).await;
         let lease = acquired(&*store, &id, "ann").await;
         if lease.lasts.is_none() {
-            return Outcome::Skipped;
+            return CheckOutcome::Skipped;
         }
         let take_over = async {
             // Half of the times by the same owner, whose newer lease ends the older one without a word.
@@ -225,10 +229,10 @@ pub(super) async fn write_beside_a_take_over_comes_before_it_or_is_refused(subje
         let next = another.commit(&id, &Write::on(found).under(&newer), &turn(3, 4)).await;
         assert_eq!(next.expect("nothing came after the take-over"), found.next());
     }
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn renewal_beside_a_take_over_leaves_one_owner(subject: &dyn Subject) -> Outcome {
+pub(super) async fn renewal_beside_a_take_over_leaves_one_owner(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let ben = Owner::new("ben");
     for round in 0..RACES {
@@ -236,7 +240,7 @@ pub(super) async fn renewal_beside_a_take_over_leaves_one_owner(subject: &dyn Su
         let version = created(&*store, &id).await;
         let lease = acquired(&*store, &id, "ann").await;
         if lease.lasts.is_none() || !subject.run_out(&id).await {
-            return Outcome::Skipped;
+            return CheckOutcome::Skipped;
         }
         let (renewed, taken) = race(round, store.renew(&id, &lease), another.acquire(&id, &ben)).await;
         let owner = match (renewed, taken) {
@@ -247,5 +251,5 @@ pub(super) async fn renewal_beside_a_take_over_leaves_one_owner(subject: &dyn Su
         let write = Write::on(version).under(&owner);
         store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");
     }
-    Outcome::Made
+    CheckOutcome::Made
 }

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Outcome, Subject, committed, conversation, turn};
+use super::{CheckOutcome, Subject, committed, conversation, turn};
 use crate::{
     provider::{Options, Secret},
     store::{StateChange, StoredState, Write, WriteId},
@@ -18,7 +18,7 @@ fn full() -> StoredState {
         .with_title("A talk")
 }
 
-pub(super) async fn state_alone_is_replaced_whole(subject: &dyn Subject) -> Outcome {
+pub(super) async fn state_alone_is_replaced_whole(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("state");
     let version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
@@ -31,10 +31,10 @@ pub(super) async fn state_alone_is_replaced_whole(subject: &dyn Subject) -> Outc
     assert_eq!(stored.state, other, "something of the old state stayed, or of the new one is missing");
     assert_eq!(stored.nodes.len(), 2);
     assert_eq!(store.summary(&id).await.expect("it is there").title, None);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn title_alone_leaves_the_rest(subject: &dyn Subject) -> Outcome {
+pub(super) async fn title_alone_leaves_the_rest(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("title");
     let mut version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
@@ -47,10 +47,10 @@ pub(super) async fn title_alone_leaves_the_rest(subject: &dyn Subject) -> Outcom
         assert_eq!(StoredState { title: full().title, ..state }, full(), "more than the title changed");
         assert_eq!(store.summary(&id).await.expect("it is there").title, title);
     }
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn commit_with_state_writes_both(subject: &dyn Subject) -> Outcome {
+pub(super) async fn commit_with_state_writes_both(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("both");
     let version =
@@ -61,10 +61,10 @@ pub(super) async fn commit_with_state_writes_both(subject: &dyn Subject) -> Outc
     let stored = store.load(&id).await.expect("it is there");
     assert_eq!((stored.nodes.len(), stored.state), (4, full()));
     assert_eq!(store.summary(&id).await.expect("it is there").title, full().title);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn secrets_are_not_stored(subject: &dyn Subject) -> Outcome {
+pub(super) async fn secrets_are_not_stored(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("secrets");
     let mut state = full();
@@ -85,5 +85,5 @@ pub(super) async fn secrets_are_not_stored(subject: &dyn Subject) -> Outcome {
             store.commit(&id, &write, &commit).await.expect("a commit")
         };
     }
-    Outcome::Made
+    CheckOutcome::Made
 }

@@ -2,13 +2,13 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::{FutureExt, future::join_all};
 
-use super::{Outcome, Subject, committed, conversation, created, node_id, path, turn};
+use super::{CheckOutcome, Subject, committed, conversation, created, node_id, path, turn};
 use crate::{
     store::{Commit, ConversationId, Page, StateChange, StoreError, StoredState, Version, Write, WriteId},
     tree::{Node, NodeId},
 };
 
-pub(super) async fn create_of_a_taken_id_is_refused(subject: &dyn Subject) -> Outcome {
+pub(super) async fn create_of_a_taken_id_is_refused(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("taken");
     let first = StoredState::default().with_title("first");
@@ -20,10 +20,10 @@ pub(super) async fn create_of_a_taken_id_is_refused(subject: &dyn Subject) -> Ou
     }
     let stored = store.load(&id).await.expect("the first is there");
     assert_eq!((stored.version, stored.state), (version, first), "the refused one changed something");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn create_by_many_at_once_succeeds_for_one(subject: &dyn Subject) -> Outcome {
+pub(super) async fn create_by_many_at_once_succeeds_for_one(subject: &dyn Subject) -> CheckOutcome {
     let handles = [subject.store(), subject.another().await];
     let id = conversation("race");
     let tries = (0..16).map(|number| {
@@ -44,10 +44,10 @@ pub(super) async fn create_by_many_at_once_succeeds_for_one(subject: &dyn Subjec
     assert_eq!(winners.len(), 1, "one creates it: {winners:?}");
     let stored = handles[0].load(&id).await.expect("somebody created it");
     assert_eq!((stored.version, stored.state.title), (winners[0].1, Some(winners[0].0.to_string())));
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn create_repeated_gives_the_first_result(subject: &dyn Subject) -> Outcome {
+pub(super) async fn create_repeated_gives_the_first_result(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("repeated");
     let (write, state) = (WriteId::generate(), StoredState::default().with_title("once"));
@@ -57,10 +57,10 @@ pub(super) async fn create_repeated_gives_the_first_result(subject: &dyn Subject
     let another = subject.another().await;
     assert_eq!(another.create(&id, write, &state).await.expect("a late repetition"), first);
     assert_eq!(store.load(&id).await.expect("it is there").version, last, "the repetition wrote something");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn writes_to_what_is_not_there_are_refused(subject: &dyn Subject) -> Outcome {
+pub(super) async fn writes_to_what_is_not_there_are_refused(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let (id, write) = (conversation("nobody"), Write::on(Version::new(1)));
     let title = StateChange::Title(None);
@@ -70,10 +70,10 @@ pub(super) async fn writes_to_what_is_not_there_are_refused(subject: &dyn Subjec
     assert!(matches!(store.summary(&id).await, Err(StoreError::NotFound { .. })));
     assert!(!store.exists(&id).await.expect("an answer"));
     assert_eq!(store.list(Page::default()).await.expect("a list"), []);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn commit_gives_the_next_version(subject: &dyn Subject) -> Outcome {
+pub(super) async fn commit_gives_the_next_version(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("versions");
     let first = created(&*store, &id).await;
@@ -89,7 +89,7 @@ pub(super) async fn commit_gives_the_next_version(subject: &dyn Subject) -> Outc
         store.save_state(&id, &Write::on(third), &whole).await.expect("a state on the current version");
     assert_eq!(fourth, third.next());
     assert_eq!(store.load(&id).await.expect("it is there").version, fourth);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
 /// Holds that every kind of write on `base` is a conflict that changes nothing.
@@ -112,7 +112,7 @@ async fn conflicts(subject: &dyn Subject, id: &ConversationId, base: Version) {
     assert_eq!(store.load(id).await.expect("it is there"), before, "a refused write changed something");
 }
 
-pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn Subject) -> Outcome {
+pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("conflict");
     let first = created(&*store, &id).await;
@@ -122,19 +122,19 @@ pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn Subject) ->
     conflicts(subject, &id, first).await;
     conflicts(subject, &id, second).await;
     conflicts(subject, &id, Version::new(0)).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn commit_beyond_the_current_version_conflicts(subject: &dyn Subject) -> Outcome {
+pub(super) async fn commit_beyond_the_current_version_conflicts(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("beyond");
     let first = created(&*store, &id).await;
     conflicts(subject, &id, first.next()).await;
     conflicts(subject, &id, Version::new(u64::MAX)).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn commit_repeated_gives_the_first_result(subject: &dyn Subject) -> Outcome {
+pub(super) async fn commit_repeated_gives_the_first_result(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("again");
     let first = created(&*store, &id).await;
@@ -151,10 +151,12 @@ pub(super) async fn commit_repeated_gives_the_first_result(subject: &dyn Subject
     let third = store.save_state(&id, &write, &title).await.expect("the version is current");
     assert_eq!(store.save_state(&id, &write, &title).await.expect("a repetition"), third);
     assert_eq!(store.load(&id).await.expect("it is there").version, third);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn write_repeated_after_others_gives_the_first_result(subject: &dyn Subject) -> Outcome {
+pub(super) async fn write_repeated_after_others_gives_the_first_result(
+    subject: &dyn Subject,
+) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("late");
     let mut version = created(&*store, &id).await;
@@ -181,10 +183,10 @@ pub(super) async fn write_repeated_after_others_gives_the_first_result(subject: 
         }
     }
     assert_eq!(store.load(&id).await.expect("it is there"), before, "a repetition wrote something");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn writers_at_once_form_one_line(subject: &dyn Subject) -> Outcome {
+pub(super) async fn writers_at_once_form_one_line(subject: &dyn Subject) -> CheckOutcome {
     const WRITERS: u64 = 4;
     const COMMITS: u64 = 8;
     let store = subject.store();
@@ -226,10 +228,10 @@ pub(super) async fn writers_at_once_form_one_line(subject: &dyn Subject) -> Outc
     for (node, number) in stored.nodes.iter().zip(1..) {
         assert_eq!(node.id(), node_id(number), "commits are out of line");
     }
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn write_whose_future_was_dropped_is_whole(subject: &dyn Subject) -> Outcome {
+pub(super) async fn write_whose_future_was_dropped_is_whole(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("dropped");
     let mut version = created(&*store, &id).await;
@@ -246,7 +248,7 @@ pub(super) async fn write_whose_future_was_dropped_is_whole(subject: &dyn Subjec
         let nodes = store.load(&id).await.expect("it is there").nodes;
         assert_eq!(nodes, path(1, turns * 2 + 2).map(|node| at(&node, &nodes)).collect::<Vec<_>>());
     }
-    Outcome::Made
+    CheckOutcome::Made
 }
 
 /// The node with the timestamp that it has in `nodes`, which were made at another time.
@@ -257,7 +259,7 @@ fn at(node: &Node, nodes: &[Node]) -> Node {
     Node::new(node.id(), node.parent(), message)
 }
 
-pub(super) async fn delete_repeated_is_no_error(subject: &dyn Subject) -> Outcome {
+pub(super) async fn delete_repeated_is_no_error(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let (id, other) = (conversation("gone"), conversation("stays"));
     store.delete(&id).await.expect("there was none");
@@ -272,10 +274,10 @@ pub(super) async fn delete_repeated_is_no_error(subject: &dyn Subject) -> Outcom
     assert!(matches!(late, Err(StoreError::NotFound { .. })), "{late:?}");
     let listed = store.list(Page::default()).await.expect("a list");
     assert_eq!(listed.iter().map(|summary| &summary.id).collect::<Vec<_>>(), [&other]);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn create_after_delete_starts_anew(subject: &dyn Subject) -> Outcome {
+pub(super) async fn create_after_delete_starts_anew(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("anew");
     let old = created(&*store, &id).await;
@@ -295,5 +297,5 @@ pub(super) async fn create_after_delete_starts_anew(subject: &dyn Subject) -> Ou
         );
     }
     assert_eq!(store.load(&id).await.expect("it is there").version, new);
-    Outcome::Made
+    CheckOutcome::Made
 }

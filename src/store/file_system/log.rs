@@ -9,13 +9,13 @@ use super::{
     Durability,
     format::{Header, Stamp},
     line::{self, Fault},
-    place::{Place, private},
+    place::{ConversationFolder, private},
 };
 use crate::store::StoreError;
 
 /// An open log whose first line is sound.
 pub(super) struct Log<'a> {
-    pub(super) place: &'a Place<'a>,
+    pub(super) place: &'a ConversationFolder<'a>,
     pub(super) file: &'a File,
     pub(super) header: Header,
     /// Where the first line ends.
@@ -49,7 +49,7 @@ const FIRST_READ: u64 = 4096;
 const MOVES: usize = 16;
 
 /// Opens and locks the log, without waiting; with `create`, an empty one if there is none.
-pub(super) fn lock(place: &Place<'_>, create: bool) -> Result<Lock, StoreError> {
+pub(super) fn lock(place: &ConversationFolder<'_>, create: bool) -> Result<Lock, StoreError> {
     for _ in 0..MOVES {
         if place.has_other_than_log()? {
             if create {
@@ -81,7 +81,7 @@ pub(super) fn lock(place: &Place<'_>, create: bool) -> Result<Lock, StoreError> 
 }
 
 /// Opens the log to read it, if there is one.
-pub(super) fn open(place: &Place<'_>) -> Result<Option<File>, StoreError> {
+pub(super) fn open(place: &ConversationFolder<'_>) -> Result<Option<File>, StoreError> {
     if place.has_other_than_log()? {
         return Ok(None);
     }
@@ -96,7 +96,7 @@ pub(super) fn open(place: &Place<'_>) -> Result<Option<File>, StoreError> {
 }
 
 /// Locks an open log, without waiting.
-pub(super) fn try_lock(place: &Place<'_>, file: &File) -> Result<bool, StoreError> {
+pub(super) fn try_lock(place: &ConversationFolder<'_>, file: &File) -> Result<bool, StoreError> {
     match file.try_lock() {
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
@@ -106,7 +106,10 @@ pub(super) fn try_lock(place: &Place<'_>, file: &File) -> Result<bool, StoreErro
 
 impl<'a> Log<'a> {
     /// Reads the first line; `None` if there is no whole one.
-    pub(super) fn open(place: &'a Place<'a>, file: &'a File) -> Result<Option<Self>, StoreError> {
+    pub(super) fn open(
+        place: &'a ConversationFolder<'a>,
+        file: &'a File,
+    ) -> Result<Option<Self>, StoreError> {
         let first = first_line(place, file)?;
         let name = place.line(1);
         let header = match line::record(&first, 0) {
@@ -186,7 +189,7 @@ impl<'a> Log<'a> {
 }
 
 /// Counts the lines that end before this byte. Holds no more than a piece of them in memory.
-fn lines_before(place: &Place<'_>, mut file: &File, at: u64) -> Result<usize, StoreError> {
+fn lines_before(place: &ConversationFolder<'_>, mut file: &File, at: u64) -> Result<usize, StoreError> {
     const PIECE: usize = 64 * 1024;
 
     let mut count = || {
@@ -206,11 +209,11 @@ fn lines_before(place: &Place<'_>, mut file: &File, at: u64) -> Result<usize, St
     count().map_err(|error| place.failed("reading", error))
 }
 
-fn len(place: &Place<'_>, file: &File) -> Result<u64, StoreError> {
+fn len(place: &ConversationFolder<'_>, file: &File) -> Result<u64, StoreError> {
     Ok(file.metadata().map_err(|error| place.failed("reading", error))?.len())
 }
 
-fn first_line(place: &Place<'_>, file: &File) -> Result<Vec<u8>, StoreError> {
+fn first_line(place: &ConversationFolder<'_>, file: &File) -> Result<Vec<u8>, StoreError> {
     let mut wanted = FIRST_READ;
     loop {
         let mut bytes = read(place, file, 0, wanted)?;
@@ -226,7 +229,7 @@ fn first_line(place: &Place<'_>, file: &File) -> Result<Vec<u8>, StoreError> {
 }
 
 /// Up to `len` bytes from `at` on; fewer at the end of the file.
-fn read(place: &Place<'_>, mut file: &File, at: u64, len: u64) -> Result<Vec<u8>, StoreError> {
+fn read(place: &ConversationFolder<'_>, mut file: &File, at: u64, len: u64) -> Result<Vec<u8>, StoreError> {
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or_default());
     file.seek(SeekFrom::Start(at))
         .and_then(|_| file.take(len).read_to_end(&mut bytes))
@@ -236,7 +239,7 @@ fn read(place: &Place<'_>, mut file: &File, at: u64, len: u64) -> Result<Vec<u8>
 
 /// Writes `lines` at `end`, the end of what is sound in the log. If that fails, the log is as it was.
 pub(super) fn append(
-    place: &Place<'_>,
+    place: &ConversationFolder<'_>,
     mut file: &File,
     end: u64,
     torn: bool,

@@ -18,12 +18,12 @@ const SUMMARY: &str = ".summary.json";
 const NEW: &str = ".new";
 
 /// A conversation's place in the store's folder.
-pub(super) struct Place<'a> {
+pub(super) struct ConversationFolder<'a> {
     folder: &'a Path,
     id: &'a ConversationId,
 }
 
-impl<'a> Place<'a> {
+impl<'a> ConversationFolder<'a> {
     pub(super) fn new(folder: &'a Path, id: &'a ConversationId) -> Self {
         Self { folder, id }
     }

@@ -335,7 +335,7 @@ mod tests {
         message::Timestamp,
         store::{
             ConversationId,
-            file_system::{format::Header, place::Place},
+            file_system::{format::Header, place::ConversationFolder},
         },
     };
 
@@ -345,7 +345,7 @@ mod tests {
         let id = ConversationId::generate();
         let folder = std::env::temp_dir().join(format!("omni-agent-{id}"));
         fs::create_dir(&folder).expect("a folder");
-        let place = Place::new(&folder, &id);
+        let place = ConversationFolder::new(&folder, &id);
         let header = Header::new(id.clone(), Timestamp(7));
         let line = |version, change: &Change| {
             let version = Version::new(version);

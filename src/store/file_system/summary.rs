@@ -14,7 +14,7 @@ use std::{
 use super::{
     format::SummaryFile,
     log::{self, Log, try_lock},
-    place::{self, LOG, Place, Seen},
+    place::{self, ConversationFolder, LOG, Seen},
     read,
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The summary as it was last saved, up to date or not.
-pub(super) fn read(place: &Place<'_>) -> Option<SummaryFile> {
+pub(super) fn read(place: &ConversationFolder<'_>) -> Option<SummaryFile> {
     // Opening a pipe would wait for whoever writes to it.
     if !fs::metadata(place.summary()).ok()?.is_file() {
         return None;
@@ -43,7 +43,7 @@ pub(super) fn read(place: &Place<'_>) -> Option<SummaryFile> {
 
 /// Saves a summary and returns whether that succeeded. The write before it succeeds in any case: without a summary, one is
 /// made again from the log. The log is locked.
-pub(super) fn save(place: &Place<'_>, summary: &SummaryFile) -> bool {
+pub(super) fn save(place: &ConversationFolder<'_>, summary: &SummaryFile) -> bool {
     let saved = place.replace_summary(&summary.encode());
     if let Err(error) = &saved {
         let error: &dyn std::error::Error = error;
@@ -92,7 +92,7 @@ impl Findings {
 /// What a list says of the conversation, if there is one. Summaries that commits left behind are brought up to date as
 /// long as `refresh` is not used up.
 pub(super) fn summarise(
-    place: &Place<'_>,
+    place: &ConversationFolder<'_>,
     findings: &Findings,
     refresh: &mut usize,
 ) -> Result<Option<Summary>, StoreError> {
@@ -140,7 +140,7 @@ pub(super) fn summarise(
 }
 
 /// For a log that nothing can be said about.
-fn unknown(place: &Place<'_>) -> Summary {
+fn unknown(place: &ConversationFolder<'_>) -> Summary {
     let touched = fs::metadata(place.log()).and_then(|log| log.modified()).ok();
     let touched = touched.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
     let touched = touched.and_then(|since| u64::try_from(since.as_millis()).ok());
@@ -155,7 +155,7 @@ struct Found {
 }
 
 fn from_log(
-    place: &Place<'_>,
+    place: &ConversationFolder<'_>,
     saved: Option<&SummaryFile>,
     refresh: &mut usize,
 ) -> Result<Option<Found>, StoreError> {
@@ -234,7 +234,7 @@ fn summarise_all(
 ) -> Result<Vec<Summary>, StoreError> {
     let mut refresh = REFRESHED;
     let summaries = ids.iter().map(|id| {
-        let place = Place::new(folder, id);
+        let place = ConversationFolder::new(folder, id);
         summarise(&place, findings, &mut refresh).or_else(|error| match problem(&place, &error) {
             Some(problem) => Ok(Some(Summary { damage: Some(problem), ..unknown(&place) })),
             None => Err(error),
@@ -245,7 +245,7 @@ fn summarise_all(
 
 /// What is wrong with this one conversation, if that is all that is wrong: not for want of descriptors or memory, or of the
 /// folder, which has an error of its own.
-fn problem(place: &Place<'_>, error: &StoreError) -> Option<String> {
+fn problem(place: &ConversationFolder<'_>, error: &StoreError) -> Option<String> {
     // What has no stable kind yet: too many open files, in this process or in all.
     const OF_ALL: [i32; 2] = if cfg!(unix) { [24, 23] } else { [4, 4] };
 

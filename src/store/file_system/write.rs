@@ -6,7 +6,7 @@ use super::{
     Durability,
     format::{Change, Header, Record, Stamp, SummaryFile},
     log::{Log, append},
-    place::Place,
+    place::ConversationFolder,
     read, summary,
 };
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
 
 /// Fills a new log, or one whose creation broke off. Nothing stays behind if that fails.
 pub(super) fn create(
-    place: &Place<'_>,
+    place: &ConversationFolder<'_>,
     file: &File,
     write: WriteId,
     state: StoredState,
@@ -46,7 +46,7 @@ pub(super) fn create(
 }
 
 fn fill(
-    place: &Place<'_>,
+    place: &ConversationFolder<'_>,
     file: &File,
     write: WriteId,
     state: StoredState,
@@ -70,7 +70,7 @@ fn fill(
 
 /// Appends a change.
 pub(super) fn change(
-    place: &Place<'_>,
+    place: &ConversationFolder<'_>,
     file: &File,
     write: &Write,
     change: &Change,
@@ -117,13 +117,17 @@ pub(super) fn change(
 
 /// Makes sure that a write which is there already would survive what it was acknowledged to survive: whoever
 /// made it may have died before that.
-fn settle(place: &Place<'_>, file: &File, durability: Durability) -> Result<(), StoreError> {
+fn settle(place: &ConversationFolder<'_>, file: &File, durability: Durability) -> Result<(), StoreError> {
     durability.sync(file).map_err(|error| place.failed("syncing", error))?;
     place.sync_folder(durability)
 }
 
 /// Removes a conversation, readable or not.
-pub(super) fn delete(place: &Place<'_>, file: &File, durability: Durability) -> Result<(), StoreError> {
+pub(super) fn delete(
+    place: &ConversationFolder<'_>,
+    file: &File,
+    durability: Durability,
+) -> Result<(), StoreError> {
     if let Err(StoreError::NotFound { .. }) = Log::open(place, file) {
         // It is another's, whose id is the same to the file system.
         return Ok(());

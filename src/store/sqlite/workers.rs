@@ -47,7 +47,7 @@ struct Queue {
 #[derive(Default)]
 struct Jobs {
     /// With the time since when.
-    waiting: BTreeMap<Place, (Instant, Job)>,
+    waiting: BTreeMap<QueueKey, (Instant, Job)>,
     /// Jobs that nobody waits for, by the time from which they may run. The number tells apart those of one moment.
     later: BTreeMap<(Instant, u64), Job>,
     given: u64,
@@ -55,7 +55,7 @@ struct Jobs {
 }
 
 /// A job's place in the queue.
-type Place = (Urgency, u64);
+type QueueKey = (Urgency, u64);
 
 impl Queue {
     // Nothing that can panic runs under the lock.
@@ -63,7 +63,7 @@ impl Queue {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn push(&self, urgency: Urgency, job: Job) -> Place {
+    fn push(&self, urgency: Urgency, job: Job) -> QueueKey {
         let mut jobs = self.jobs();
         jobs.given += 1;
         let place = (urgency, jobs.given);
@@ -118,7 +118,7 @@ impl Queue {
 /// Takes a job out of the queue, if it is not begun, when whoever waited for it no longer does.
 struct Waiting<'a> {
     queue: &'a Queue,
-    place: Place,
+    place: QueueKey,
 }
 
 impl Drop for Waiting<'_> {

@@ -2,7 +2,7 @@
 
 use super::{
     Check, ensure,
-    model::{Model, Place},
+    model::{Model, TurnStage},
 };
 use crate::{
     agent::Event,
@@ -115,7 +115,7 @@ pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Ch
 impl Model {
     pub(super) fn block_event(&mut self, event: &Event) -> Check {
         let turn = self.turn()?;
-        ensure!(turn.place == Place::Asking, "{event:?} at {:?}", turn.place);
+        ensure!(turn.place == TurnStage::Asking, "{event:?} at {:?}", turn.place);
         let blocks = &mut turn.blocks;
         let count = blocks.len();
         let mut start = |index: usize, kind: Kind| {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{
     Check, ensure,
-    model::{Input, Model, Place, Turn},
+    model::{Input, Model, Turn, TurnStage},
 };
 use crate::{
     agent::{Prompt, Response, Status, TurnOutcome},
@@ -55,13 +55,15 @@ impl Model {
         let step = turn.reason.as_ref().ok_or("a turn ends without a step")?;
         let own = match (turn.place, step) {
             // Which tool uses are open is for the desk to check.
-            (Place::Deciding, _) => StopReason::ToolUse,
-            (Place::Closed, StopReason::Refusal) => StopReason::Refusal,
-            (Place::Closed, _) | (Place::Complete, StopReason::Pause) => StopReason::MaxSteps,
+            (TurnStage::Deciding, _) => StopReason::ToolUse,
+            (TurnStage::Closed, StopReason::Refusal) => StopReason::Refusal,
+            (TurnStage::Closed, _) | (TurnStage::Complete, StopReason::Pause) => StopReason::MaxSteps,
             // Nothing is left to run: the service's reason would promise tool uses.
-            (Place::Complete, StopReason::ToolUse) => StopReason::Stop,
-            (Place::Complete, other) => other.clone(),
-            (Place::Asking | Place::Answered, _) => return Err(format!("a turn ends at {:?}", turn.place)),
+            (TurnStage::Complete, StopReason::ToolUse) => StopReason::Stop,
+            (TurnStage::Complete, other) => other.clone(),
+            (TurnStage::Asking | TurnStage::Answered, _) => {
+                return Err(format!("a turn ends at {:?}", turn.place));
+            }
         };
         let limited = self.input == Input::Ignored && self.staged.is_none();
         let expected = if limited { StopReason::MaxSteps } else { own };

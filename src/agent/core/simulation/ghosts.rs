@@ -8,7 +8,7 @@ use super::{Check, commands::random_decision, ensure, world::World};
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, ToolDecision, TurnDecision,
-        phase::{Op, Phase, Wanted},
+        phase::{Op, OutputRequirement, Phase},
     },
     message::{Text, ToolResult, ToolUse},
     provider::{BlockStart, Delta, ErrorKind, ProviderError, StopReason},
@@ -48,7 +48,7 @@ impl World {
         self.note(|| format!("ghost {kind} of {op}"));
         let decision: ToolDecision = random_decision(&mut self.rng).into();
         let ((), effects) = self.feed(|core, env, effects| match kind {
-            0 => core.prepared(op, Wanted::default(), effects),
+            0 => core.prepared(op, OutputRequirement::default(), effects),
             1 => core.delta(op, Delta::Start { index: 0, block: BlockStart::Text }, effects),
             2 => core.delta(op, Delta::stop(StopReason::Stop), effects),
             3 => core.asked(op, tool_use, effects),

@@ -7,7 +7,7 @@ use crate::{
     agent::{
         Config, Event, Failure, Prompt, Response, Status,
         core::Core,
-        phase::{Phase, Then},
+        phase::{AfterEvent, Phase},
     },
     message::{Blocks, Content, History, Message, Role, ToolUseId, Usage, answer_open_tool_uses},
     provider::{self, MessageDelta, StopReason},
@@ -85,7 +85,7 @@ pub(super) enum Input {
 
 /// Where a turn stands.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Place {
+pub(super) enum TurnStage {
     /// A request is to be answered.
     Asking,
     /// The answer is there, its step is not.
@@ -101,7 +101,7 @@ pub(super) enum Place {
 pub(super) struct Turn {
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) blocks: Vec<Block>,
-    pub(super) place: Place,
+    pub(super) place: TurnStage,
     /// How many messages were pending when the request was made.
     pub(super) base: usize,
     pub(super) results: Vec<Content>,
@@ -120,7 +120,7 @@ impl Turn {
         Self {
             pending: vec![prompt],
             blocks: Vec::new(),
-            place: Place::Asking,
+            place: TurnStage::Asking,
             base: 1,
             results: Vec::new(),
             reason: None,
@@ -183,7 +183,7 @@ impl Model {
         ensure!(limit.is_none_or(|limit| requests <= limit), "{requests} requests, {limit:?} allowed");
         ensure!(requests <= self.step, "{requests} requests in {} steps", self.step);
         let turn = self.turn()?;
-        ensure!(turn.place == Place::Asking && turn.blocks.is_empty(), "a request at {:?}", turn.place);
+        ensure!(turn.place == TurnStage::Asking && turn.blocks.is_empty(), "a request at {:?}", turn.place);
         turn.before = turn.usage();
         (turn.current, turn.told) = (Usage::default(), None);
         turn.outputs.enforced = false;
@@ -202,7 +202,7 @@ impl Model {
     pub(super) fn prepares(&mut self, request: &History) -> Check {
         let committed = self.committed.clone();
         let turn = self.turn()?;
-        ensure!(turn.place == Place::Asking, "a step is prepared at {:?}", turn.place);
+        ensure!(turn.place == TurnStage::Asking, "a step is prepared at {:?}", turn.place);
         ensure!(turn.base == turn.pending.len(), "the request is not what the step began with");
         let length = committed.len() + turn.pending.len();
         let whole = committed.iter().chain(&turn.pending);
@@ -217,7 +217,10 @@ impl Model {
         ensure!(!self.interrupting(), "handle_turn is called on an interrupt");
         self.met = self.limit == Some(self.step);
         let turn = self.turn()?;
-        ensure!(matches!(turn.place, Place::Complete | Place::Deciding | Place::Closed), "handle_turn early");
+        ensure!(
+            matches!(turn.place, TurnStage::Complete | TurnStage::Deciding | TurnStage::Closed),
+            "handle_turn early"
+        );
         ensure!(response.messages == turn.pending, "handle_turn sees other messages than the turn's");
         ensure!(response.usage == turn.usage(), "handle_turn sees {:?}", response.usage);
         Ok(())
@@ -248,8 +251,8 @@ impl Model {
             Event::ToolResult { result, .. } => {
                 let interrupting = self.interrupting();
                 let turn = self.turn()?;
-                let early = interrupting && turn.place == Place::Answered;
-                ensure!(turn.place == Place::Deciding || early, "a tool result at {:?}", turn.place);
+                let early = interrupting && turn.place == TurnStage::Answered;
+                ensure!(turn.place == TurnStage::Deciding || early, "a tool result at {:?}", turn.place);
                 turn.results.push(result.clone().into());
                 Ok(())
             }
@@ -308,7 +311,7 @@ impl Model {
             self.interrupting() || self.exhausted() || self.turn()?.reason == Some(StopReason::Refusal);
         let turn = self.turn()?;
         ensure!(
-            matches!(turn.place, Place::Deciding | Place::Answered),
+            matches!(turn.place, TurnStage::Deciding | TurnStage::Answered),
             "a user message at {:?}",
             turn.place
         );
@@ -317,9 +320,9 @@ impl Model {
         turn.results.clear();
         turn.pending.push(Arc::clone(message));
         if closes {
-            turn.place = Place::Closed;
+            turn.place = TurnStage::Closed;
         } else {
-            turn.place = Place::Asking;
+            turn.place = TurnStage::Asking;
             turn.base = turn.pending.len();
             self.step += 1;
         }
@@ -375,11 +378,11 @@ impl Model {
     fn assistant(&mut self, message: &Arc<Message>, step: u32) -> Check {
         let interrupting = self.interrupting();
         let turn = self.turn()?;
-        ensure!(turn.place == Place::Asking, "an answer at {:?}", turn.place);
+        ensure!(turn.place == TurnStage::Asking, "an answer at {:?}", turn.place);
         super::blocks::check_answer(&turn.blocks, message, interrupting)?;
         turn.blocks.clear();
         turn.pending.push(Arc::clone(message));
-        turn.place = Place::Answered;
+        turn.place = TurnStage::Answered;
         self.joins()?;
         self.check_step(step)
     }
@@ -389,7 +392,7 @@ impl Model {
         let exhausted = self.exhausted();
         let (interrupting, step) = (self.interrupting(), self.step);
         let turn = self.turn()?;
-        ensure!(turn.place == Place::Answered && !interrupting, "a step at {:?}", turn.place);
+        ensure!(turn.place == TurnStage::Answered && !interrupting, "a step at {:?}", turn.place);
         let prompting = turn.pending.iter().rev().find(|message| message.role == Role::User);
         let messages: Vec<_> = prompting.into_iter().chain(turn.pending.last()).cloned().collect();
         ensure!(response.messages == messages, "a step of {:?}, not {messages:?}", response.messages);
@@ -401,11 +404,11 @@ impl Model {
         ensure!(response.step == step, "step {} is told as {}", step, response.step);
         turn.reason = Some(response.stop_reason.clone());
         turn.place = match response.stop_reason {
-            _ if turn.uses() > 0 => Place::Deciding,
-            StopReason::Pause if !exhausted => Place::Asking,
-            _ => Place::Complete,
+            _ if turn.uses() > 0 => TurnStage::Deciding,
+            StopReason::Pause if !exhausted => TurnStage::Asking,
+            _ => TurnStage::Complete,
         };
-        if turn.place == Place::Asking {
+        if turn.place == TurnStage::Asking {
             turn.base = turn.pending.len();
             self.step += 1;
         }
@@ -420,7 +423,7 @@ impl Model {
         turn.pending.truncate(pending);
         turn.blocks.clear();
         turn.results.clear();
-        turn.place = Place::Asking;
+        turn.place = TurnStage::Asking;
         Ok(())
     }
 
@@ -440,7 +443,7 @@ impl Model {
         ensure!(self.step == core.step(), "step {} is told as {}", core.step(), self.step);
         let waiting = core.phase().waiting().map(|(tool_use, _)| &tool_use.id);
         ensure!(self.waiting.as_ref() == waiting, "it waits for {waiting:?}, told was {:?}", self.waiting);
-        let idle = matches!(core.phase(), Phase::Idle | Phase::Noticing { then: Then::Rest, .. });
+        let idle = matches!(core.phase(), Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. });
         ensure!(self.run != idle, "a run is {}, but it is at {:?}", self.run, core.phase());
         let prompt = core.phase().turn().map(|turn| &turn.origin.prompt);
         ensure!(

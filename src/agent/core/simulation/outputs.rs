@@ -8,7 +8,7 @@ use super::{
     world::{OUTPUT, World},
 };
 use crate::{
-    agent::{Response, phase::Wanted},
+    agent::{Response, phase::OutputRequirement},
     message::{History, Role},
     provider::{Options, OutputSchema, StopReason},
     tool::Schema,
@@ -32,7 +32,7 @@ pub(super) struct Outputs {
     /// Whether the current stream told that the service enforces the schema.
     pub(super) enforced: bool,
     /// What the current request's answer has to be like.
-    wanted: Wanted,
+    wanted: OutputRequirement,
     /// Whether the answer fits, if it has to.
     fits: Option<bool>,
     /// How often an answer was asked for again.
@@ -43,19 +43,22 @@ pub(super) struct Outputs {
 
 impl World {
     /// The configuration's schema, and sometimes what `prepare_step` has put into the request instead.
-    pub(super) fn random_wanted(&mut self) -> Wanted {
+    pub(super) fn random_wanted(&mut self) -> OutputRequirement {
         let options = match self.rng.below(10) {
             0 => Options::default(),
             1 => OUTPUT.with(Options::clone),
             _ => self.config.options.clone(),
         };
-        Wanted { retries: self.rng.pick(&[options.output_retries, Some(0), None]), ..Wanted::of(&options) }
+        OutputRequirement {
+            retries: self.rng.pick(&[options.output_retries, Some(0), None]),
+            ..OutputRequirement::of(&options)
+        }
     }
 }
 
 impl Model {
     /// A request is prepared whose answer has to be like this.
-    pub(super) fn prepared(&mut self, wanted: Wanted) {
+    pub(super) fn prepared(&mut self, wanted: OutputRequirement) {
         if let Some(turn) = &mut self.turn {
             turn.outputs.wanted = wanted;
         }

@@ -9,7 +9,7 @@ use crate::{
     agent::{
         AgentError, Config, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision, TurnOutcome,
         core::{Core, Effect, Env},
-        phase::{Op, Phase, Wanted},
+        phase::{Op, OutputRequirement, Phase},
     },
     message::{Content, Message, Role, Timestamp, ToolResult, ToolUse, Usage},
     provider::{BlockStart, Delta, MessageDelta, Part, StopReason},
@@ -63,7 +63,7 @@ impl Bench {
     /// The request goes out, and the answer begins with these.
     fn answer(&mut self, deltas: impl IntoIterator<Item = Delta>) {
         let call = self.call;
-        self.feed(|core, _, effects| core.prepared(call, Wanted::default(), effects));
+        self.feed(|core, _, effects| core.prepared(call, OutputRequirement::default(), effects));
         for delta in deltas {
             let op = self.op();
             self.feed(|core, _, effects| core.delta(op, delta, effects));

@@ -1,6 +1,6 @@
 use futures_util::StreamExt;
 
-use super::{Outcome, Subject, answered, prompted, soon, started, terminated};
+use super::{CheckOutcome, Subject, answered, prompted, soon, started, terminated};
 use crate::provider::backend::EventStream;
 
 /// Reads whatever comes at once: the turn is under way then.
@@ -10,9 +10,9 @@ async fn begun(subject: &dyn Subject, events: &mut EventStream) {
     assert!(!event.is_terminal(), "the turn was to go on until it is cancelled: {event:?}");
 }
 
-pub(super) async fn cancel_ends_the_turn_and_the_session_goes_on(subject: &dyn Subject) -> Outcome {
+pub(super) async fn cancel_ends_the_turn_and_the_session_goes_on(subject: &dyn Subject) -> CheckOutcome {
     let Some(prompt) = subject.long_prompt() else {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     for _ in 0..2 {
@@ -23,54 +23,54 @@ pub(super) async fn cancel_ends_the_turn_and_the_session_goes_on(subject: &dyn S
         answered(subject, &*session, subject.prompt()).await;
     }
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn cancel_without_a_turn_is_no_error(subject: &dyn Subject) -> Outcome {
+pub(super) async fn cancel_without_a_turn_is_no_error(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     soon(subject, "cancel", session.cancel()).await.expect("there is nothing to cancel");
     answered(subject, &*session, subject.prompt()).await;
     soon(subject, "cancel", session.cancel()).await.expect("the turn is over");
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn terminate_leaves_nothing_running(subject: &dyn Subject) -> Outcome {
+pub(super) async fn terminate_leaves_nothing_running(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     soon(subject, "terminate", session.terminate()).await;
     match subject.running() {
         Some(running) => assert_eq!(running, 0, "when terminate returns nothing is left"),
-        None => return Outcome::Skipped,
+        None => return CheckOutcome::Skipped,
     }
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn terminate_in_mid_turn_ends_its_stream(subject: &dyn Subject) -> Outcome {
+pub(super) async fn terminate_in_mid_turn_ends_its_stream(subject: &dyn Subject) -> CheckOutcome {
     let Some(prompt) = subject.long_prompt() else {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     let mut events = prompted(subject, &*session, prompt).await;
     begun(subject, &mut events).await;
     soon(subject, "terminate", session.terminate()).await;
     soon(subject, "the end of the stream", async { while events.next().await.is_some() {} }).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn prompt_after_terminate_is_an_error(subject: &dyn Subject) -> Outcome {
+pub(super) async fn prompt_after_terminate_is_an_error(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     soon(subject, "terminate", session.terminate()).await;
     let refused = soon(subject, "prompt", session.prompt(subject.prompt())).await;
     assert!(refused.is_err(), "a session that was terminated takes no prompt");
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn dropped_session_leaves_nothing_running(subject: &dyn Subject) -> Outcome {
+pub(super) async fn dropped_session_leaves_nothing_running(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     drop(session);
     let told = soon(subject, "the end of what the session ran", subject.all_ended()).await;
-    if told { Outcome::Made } else { Outcome::Skipped }
+    if told { CheckOutcome::Made } else { CheckOutcome::Skipped }
 }

@@ -1,9 +1,9 @@
 use futures_util::future::join;
 
-use super::{Outcome, Subject, answered, soon, started, terminated};
-use crate::provider::backend::{BackendError, BackendSession, Place, SessionId};
+use super::{CheckOutcome, Subject, answered, soon, started, terminated};
+use crate::provider::backend::{BackendError, BackendSession, SessionId, SessionPosition};
 
-pub(super) async fn name_and_capabilities_stay(subject: &dyn Subject) -> Outcome {
+pub(super) async fn name_and_capabilities_stay(subject: &dyn Subject) -> CheckOutcome {
     let backend = subject.backend();
     let told = (backend.name().to_owned(), backend.capabilities());
     assert!(
@@ -15,22 +15,22 @@ pub(super) async fn name_and_capabilities_stay(subject: &dyn Subject) -> Outcome
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
     assert_eq!((backend.name().to_owned(), backend.capabilities()), told);
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn session_remembers(subject: &dyn Subject) -> Outcome {
+pub(super) async fn session_remembers(subject: &dyn Subject) -> CheckOutcome {
     let Some(memory) = subject.memory() else {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     answered(subject, &*session, memory.tell).await;
     let answer = answered(subject, &*session, memory.ask).await;
     assert!(answer.contains(&memory.word), "the session forgot what it was told: {answer}");
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn sessions_at_once_are_apart(subject: &dyn Subject) -> Outcome {
+pub(super) async fn sessions_at_once_are_apart(subject: &dyn Subject) -> CheckOutcome {
     let (one, two) = join(started(subject), started(subject)).await;
     let prompt = || subject.prompt();
     join(answered(subject, &*one, prompt()), answered(subject, &*two, prompt())).await;
@@ -42,17 +42,17 @@ pub(super) async fn sessions_at_once_are_apart(subject: &dyn Subject) -> Outcome
     terminated(subject, one).await;
     answered(subject, &*two, subject.prompt()).await;
     terminated(subject, two).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
 fn id(session: &dyn BackendSession) -> SessionId {
     session.id().expect("a session that can be resumed or forked has an id after its first turn")
 }
 
-pub(super) async fn resume_goes_on_where_it_was(subject: &dyn Subject) -> Outcome {
+pub(super) async fn resume_goes_on_where_it_was(subject: &dyn Subject) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
     if !backend.capabilities().resume {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     let memory = subject.memory();
     let tell = memory.as_ref().map_or_else(|| subject.prompt(), |memory| memory.tell.clone());
@@ -69,13 +69,13 @@ pub(super) async fn resume_goes_on_where_it_was(subject: &dyn Subject) -> Outcom
         assert!(answer.contains(&memory.word), "the resumed session forgot what it was told: {answer}");
     }
     terminated(subject, resumed).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subject) -> Outcome {
+pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subject) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
     if !backend.capabilities().resume {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     }
     let nobody = SessionId::new("00000000-0000-4000-8000-000000000000");
     match soon(subject, "resume", backend.resume(&nobody, &options)).await {
@@ -83,17 +83,18 @@ pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subjec
         Err(error) => panic!("an id that nobody has is told as such, not as: {error}"),
         Ok(_) => panic!("a session was resumed that there never was"),
     }
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn fork_goes_on_from_its_place_and_leaves_the_other(subject: &dyn Subject) -> Outcome {
+pub(super) async fn fork_goes_on_from_its_place_and_leaves_the_other(subject: &dyn Subject) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
     let Some(memory) = subject.memory().filter(|_| backend.capabilities().fork) else {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
-    let place = |prompts| Place { session: id(&*session), prompts, checkpoint: session.checkpoint() };
+    let place =
+        |prompts| SessionPosition { session: id(&*session), prompts, checkpoint: session.checkpoint() };
     let before = place(1);
     answered(subject, &*session, memory.tell).await;
     let after = place(2);
@@ -108,5 +109,5 @@ pub(super) async fn fork_goes_on_from_its_place_and_leaves_the_other(subject: &d
     let answer = answered(subject, &*session, memory.ask).await;
     assert!(answer.contains(&memory.word), "the forked session is not as it was: {answer}");
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }

@@ -1,25 +1,25 @@
-use super::{Outcome, Subject, answered, prompted, read, soon, started, terminated};
+use super::{CheckOutcome, Subject, answered, prompted, read, soon, started, terminated};
 use crate::provider::backend::PermissionAnswer;
 
-pub(super) async fn turn_ends_in_one_terminal_event(subject: &dyn Subject) -> Outcome {
+pub(super) async fn turn_ends_in_one_terminal_event(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn turns_follow_one_another(subject: &dyn Subject) -> Outcome {
+pub(super) async fn turns_follow_one_another(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     for _ in 0..3 {
         answered(subject, &*session, subject.prompt()).await;
     }
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> Outcome {
+pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> CheckOutcome {
     let Some(prompt) = subject.tool_prompt() else {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     let events = prompted(subject, &*session, prompt).await;
@@ -27,13 +27,13 @@ pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> Out
     ended.result.expect("the turn ends in a result");
     assert!(ended.tools > 0, "the turn was to run a tool");
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
 /// Answers all requests alike; the turn has to end, and the session to go on.
-async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> Outcome {
+async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> CheckOutcome {
     let Some(prompt) = subject.asking_prompt() else {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     let events = prompted(subject, &*session, prompt).await;
@@ -46,20 +46,20 @@ async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> Outcome {
     assert!(asked > 0, "the turn was to ask for permission");
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }
 
-pub(super) async fn permission_allowed_goes_on(subject: &dyn Subject) -> Outcome {
+pub(super) async fn permission_allowed_goes_on(subject: &dyn Subject) -> CheckOutcome {
     decided(subject, PermissionAnswer::Allow).await
 }
 
-pub(super) async fn permission_rejected_goes_on(subject: &dyn Subject) -> Outcome {
+pub(super) async fn permission_rejected_goes_on(subject: &dyn Subject) -> CheckOutcome {
     decided(subject, PermissionAnswer::Reject("not today".to_owned())).await
 }
 
-pub(super) async fn permission_dropped_is_a_cancelled_turn(subject: &dyn Subject) -> Outcome {
+pub(super) async fn permission_dropped_is_a_cancelled_turn(subject: &dyn Subject) -> CheckOutcome {
     let Some(prompt) = subject.asking_prompt() else {
-        return Outcome::Skipped;
+        return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     let mut events = prompted(subject, &*session, prompt).await;
@@ -68,5 +68,5 @@ pub(super) async fn permission_dropped_is_a_cancelled_turn(subject: &dyn Subject
     soon(subject, "cancel", session.cancel()).await.expect("a turn that asks can be cancelled");
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    Outcome::Made
+    CheckOutcome::Made
 }

@@ -8,7 +8,7 @@ use super::{
     NAME,
     item::{self, Blocks, Call, Item, Kind, Repetition, State},
     reasoning::{Reasoning, Shown},
-    wire::{self, Place, list, text},
+    wire::{self, ItemRef, list, text},
 };
 use crate::{
     message::ProviderItem,
@@ -19,7 +19,7 @@ type Told = Result<(), ProviderError>;
 
 /// The items of one answer.
 #[derive(Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct ResponseItems {
     items: Vec<Item>,
     /// Where the item with an id is.
     ids: HashMap<String, usize>,
@@ -32,7 +32,7 @@ pub(super) struct Answer {
     warned: bool,
 }
 
-impl Answer {
+impl ResponseItems {
     /// Whether the answer makes a call.
     pub(super) fn has_calls(&self) -> bool {
         self.items.iter().any(|item| matches!(&item.state, State::Call(call) if call.is_told()))
@@ -40,7 +40,7 @@ impl Answer {
 
     /// An item begins.
     pub(super) fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
-        let place = Place { id: text(whole, "id"), index };
+        let place = ItemRef { id: text(whole, "id"), index };
         let known = match place.id {
             // Without an id, an index is a name, unless the service counts nothing.
             "" => self.items.iter().position(|item| {
@@ -61,7 +61,7 @@ impl Answer {
     fn push(
         &mut self,
         whole: &Value,
-        place: Place<'_>,
+        place: ItemRef<'_>,
         deltas: &mut Vec<Delta>,
     ) -> Result<usize, ProviderError> {
         let at = self.items.len();
@@ -99,7 +99,7 @@ impl Answer {
     /// told already.
     fn open(
         &mut self,
-        place: Place<'_>,
+        place: ItemRef<'_>,
         kind: Kind,
         deltas: &mut Vec<Delta>,
     ) -> Result<Option<usize>, ProviderError> {
@@ -124,7 +124,7 @@ impl Answer {
 
     /// The item that an unknown id means, or none. Some services give an item another id with each event, and
     /// its index stays the same; others tell neither, or the same index always.
-    fn unnamed(&self, place: Place<'_>, kind: Kind) -> Option<usize> {
+    fn unnamed(&self, place: ItemRef<'_>, kind: Kind) -> Option<usize> {
         let fits = |item: &Item| item.kind() == kind && !item.done;
         let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
         at_index
@@ -135,7 +135,7 @@ impl Answer {
     /// More of a message's text.
     pub(super) fn text(
         &mut self,
-        place: Place<'_>,
+        place: ItemRef<'_>,
         part: Option<u64>,
         more: String,
         deltas: &mut Vec<Delta>,
@@ -155,7 +155,7 @@ impl Answer {
     /// The whole text of a message's part.
     pub(super) fn whole_text(
         &mut self,
-        place: Place<'_>,
+        place: ItemRef<'_>,
         part: Option<u64>,
         whole: &str,
         deltas: &mut Vec<Delta>,
@@ -173,7 +173,7 @@ impl Answer {
     /// More of what can be read of the reasoning.
     pub(super) fn reasoning(
         &mut self,
-        place: Place<'_>,
+        place: ItemRef<'_>,
         shown: Shown,
         part: Option<u64>,
         more: &str,
@@ -188,7 +188,7 @@ impl Answer {
     }
 
     /// More of a call's arguments.
-    pub(super) fn arguments(&mut self, place: Place<'_>, more: String, deltas: &mut Vec<Delta>) -> Told {
+    pub(super) fn arguments(&mut self, place: ItemRef<'_>, more: String, deltas: &mut Vec<Delta>) -> Told {
         if let Some(at) = self.open(place, Kind::Call, deltas)?
             && let State::Call(call) = &mut self.items[at].state
         {
@@ -201,7 +201,12 @@ impl Answer {
     }
 
     /// All of a call's arguments.
-    pub(super) fn whole_arguments(&mut self, place: Place<'_>, whole: &str, deltas: &mut Vec<Delta>) -> Told {
+    pub(super) fn whole_arguments(
+        &mut self,
+        place: ItemRef<'_>,
+        whole: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> Told {
         if let Some(at) = self.open(place, Kind::Call, deltas)?
             && let State::Call(call) = &mut self.items[at].state
         {
@@ -215,7 +220,7 @@ impl Answer {
 
     /// An item is complete: tells what of it was not told yet.
     pub(super) fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
-        let place = Place { id: text(whole, "id"), index };
+        let place = ItemRef { id: text(whole, "id"), index };
         let kind = Kind::of(whole);
         let named = self.named(whole).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
@@ -275,7 +280,7 @@ impl Answer {
             let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);
             let at = match at {
                 Some(at) => at,
-                None => self.push(whole, Place { id: text(whole, "id"), index: None }, deltas)?,
+                None => self.push(whole, ItemRef { id: text(whole, "id"), index: None }, deltas)?,
             };
             if let Some(claimed) = claimed.get_mut(at) {
                 *claimed = true;

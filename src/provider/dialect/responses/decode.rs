@@ -2,7 +2,7 @@ use serde_json::{Map, Value};
 
 use super::{
     NAME,
-    answer::Answer,
+    answer::ResponseItems,
     reasoning::Shown,
     wire::{self, Event, list, text},
 };
@@ -26,7 +26,7 @@ type Decoded = Result<(), ProviderError>;
 /// its deltas left out: llama.cpp sends neither indices nor the end of arguments, others no deltas at all.
 #[derive(Debug, Default)]
 pub(super) struct ResponsesDecoder {
-    answer: Answer,
+    answer: ResponseItems,
     /// The answer's id.
     id: String,
     told: bool,
@@ -208,7 +208,7 @@ impl ResponsesDecoder {
         };
         deltas.push(Delta::stop(reason));
         self.done = true;
-        self.answer = Answer::default();
+        self.answer = ResponseItems::default();
         Ok(())
     }
 }

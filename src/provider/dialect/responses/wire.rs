@@ -59,8 +59,8 @@ impl Event<'_> {
     }
 
     /// Which item the event speaks of, as far as it says.
-    pub(super) fn place(&self) -> Place<'_> {
-        Place { id: self.item_id.as_str(), index: self.output_index.0 }
+    pub(super) fn place(&self) -> ItemRef<'_> {
+        ItemRef { id: self.item_id.as_str(), index: self.output_index.0 }
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn take(text: &mut Text<'_>) -> String {
 
 /// Which item is meant.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Place<'a> {
+pub(super) struct ItemRef<'a> {
     /// Its id; empty if none was told.
     pub(super) id: &'a str,
     /// Its place in the output.

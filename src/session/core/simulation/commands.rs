@@ -8,7 +8,7 @@ use crate::{
     message::History,
     session::{
         Regenerate, SessionError,
-        command::Start,
+        command::RunStart,
         core::{Base, Core, Effect, Move},
     },
     tree::{Node, NodeId},
@@ -99,18 +99,20 @@ impl World {
         let start = match (self.rng.below(4), node) {
             (0, Some(id)) => {
                 let settings = random_settings(&mut self.rng).unwrap_or_default();
-                Start::Regenerate(Regenerate { user: id, settings })
+                RunStart::Regenerate(Regenerate { user: id, settings })
             }
-            (1, Some(id)) => Start::Edit(id, self.random_prompt()),
+            (1, Some(id)) => RunStart::Edit(id, self.random_prompt()),
             (2, _) => return self.navigate(node),
-            _ => Start::Branch(node, self.random_prompt()),
+            _ => RunStart::Branch(node, self.random_prompt()),
         };
         self.note(|| format!("{start:?}"));
         let with_prompt = |base, prompt: &Prompt| (base, Opening::Prompt(prompt.clone()));
         let expected = match &start {
-            Start::Regenerate(again) => self.model.regenerate(again),
-            Start::Edit(id, prompt) => self.model.edit(*id).map(|base| with_prompt(base, prompt)),
-            Start::Branch(id, prompt) => self.model.branch_below(*id).map(|base| with_prompt(base, prompt)),
+            RunStart::Regenerate(again) => self.model.regenerate(again),
+            RunStart::Edit(id, prompt) => self.model.edit(*id).map(|base| with_prompt(base, prompt)),
+            RunStart::Branch(id, prompt) => {
+                self.model.branch_below(*id).map(|base| with_prompt(base, prompt))
+            }
         };
         match same(expected, self.core.begin(start))? {
             Some((base, opening)) => self.set_out(base, Some(opening)),

@@ -19,25 +19,25 @@ use futures_util::task::AtomicWaker;
 /// of one thread the two would keep each other going, and the reader waiting. So this one waits for the wake
 /// that belongs to it.
 #[derive(Default)]
-pub(crate) struct Breath {
+pub(crate) struct OwnWake {
     over: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Wake for Breath {
+impl Wake for OwnWake {
     fn wake(self: Arc<Self>) {
         self.over.store(true, Ordering::Release);
         self.task.wake();
     }
 }
 
-impl Breath {
+impl OwnWake {
     pub(crate) fn begin() -> Arc<Self> {
-        let breath = Arc::new(Self::default());
-        let waker = Waker::from(Arc::clone(&breath));
+        let own_wake = Arc::new(Self::default());
+        let waker = Waker::from(Arc::clone(&own_wake));
         // Its first poll leaves the waker with the runtime, which is all that is wanted of it.
         let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
-        breath
+        own_wake
     }
 
     /// Ready when the runtime has had its round.

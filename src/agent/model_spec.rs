@@ -5,7 +5,7 @@ use crate::provider::{Model, Registry, RegistryError};
 
 /// A model, or the name of one.
 #[derive(Clone, Debug)]
-pub struct Named(Name);
+pub struct ModelSpec(Name);
 
 #[derive(Clone, Debug)]
 enum Name {
@@ -13,25 +13,25 @@ enum Name {
     Name(String),
 }
 
-impl From<Model> for Named {
+impl From<Model> for ModelSpec {
     fn from(model: Model) -> Self {
         Self(Name::Model(model))
     }
 }
 
-impl From<&str> for Named {
+impl From<&str> for ModelSpec {
     fn from(name: &str) -> Self {
         Self(Name::Name(name.to_owned()))
     }
 }
 
-impl From<String> for Named {
+impl From<String> for ModelSpec {
     fn from(name: String) -> Self {
         Self(Name::Name(name))
     }
 }
 
-impl Named {
+impl ModelSpec {
     /// The model, for an agent that has this registry and uses this model.
     ///
     /// # Errors
@@ -54,7 +54,7 @@ impl Named {
 
 /// The model to start with: the saved one if its name resolves, else the given one.
 pub(super) fn choose_model(
-    given: Option<Named>,
+    given: Option<ModelSpec>,
     saved: Option<String>,
     registry: Option<&Registry>,
 ) -> Result<Model, AgentError> {

@@ -1,6 +1,128 @@
-//! Wire formats: pure translation between [`Request`]s and JSON bodies, and between wire events and
-//! [`Delta`]s. A format knows nothing of addresses, keys and sockets; that is an endpoint's part, since many
-//! services speak few formats.
+//! Wire formats: the JSON shapes and the stream framing of one API family.
+//!
+//! A wire format translates a [`Request`] into a JSON body, and the events of the streamed response into [`Delta`]s.
+//! The translation is pure: it does no I/O and knows no address and no key. Those belong to an endpoint
+//! (`provider::http::Endpoint`), because many services share few wire formats.
+//!
+//! # Types
+//!
+//! - [`Dialect`] is a wire format. It encodes requests, names the path and the headers, creates decoders, and
+//!   interprets error responses.
+//! - [`Encoded`] is an encoded request: the JSON body, and a warning for each option that could not be honoured.
+//! - [`Framing`] names how the bytes of a response are divided into events.
+//! - [`Frame`] is one such event, borrowed from those bytes.
+//! - [`Decoder`] turns the frames of one response into [`Delta`]s. Each response has its own decoder.
+//!
+//! For each attempt, an endpoint calls [`Dialect::encode`] and sends the body to [`Dialect::path`] with
+//! [`Dialect::headers`]. If the service refuses the request, [`Dialect::error`] interprets its reply. Otherwise the
+//! endpoint divides the body of the response into frames and passes each of them to the [`Decoder`], until the decoder
+//! is done or the body ends.
+//!
+//! The wire formats of this crate are [`AnthropicMessages`], [`ChatCompletions`], [`OpenAiResponses`], [`GoogleGemini`]
+//! and [`OllamaChat`].
+//!
+//! # Example
+//!
+//! A small custom wire format. `Endpoint::custom("my-service", "https://llm.example.com", Lines)` makes a provider of
+//! it.
+//!
+//! ```
+//! use omni_agent::provider::{
+//!     BlockStart, Delta, ErrorKind, Part, ProviderError, Request, StopReason,
+//!     dialect::{Decoder, Dialect, Encoded, Frame, Framing},
+//! };
+//! use serde_json::Value;
+//!
+//! /// One JSON object per line: `{"text": "…"}` extends the response, `{"done": true}` ends it.
+//! struct Lines;
+//!
+//! impl Dialect for Lines {
+//!     fn name(&self) -> &'static str {
+//!         "lines"
+//!     }
+//!
+//!     fn path(&self, _request: &Request) -> String {
+//!         "/generate".to_owned()
+//!     }
+//!
+//!     fn framing(&self) -> Framing {
+//!         Framing::NdJson
+//!     }
+//!
+//!     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
+//!         let prompt = request.history.last().map(|message| message.text()).unwrap_or_default();
+//!         let mut encoded = Encoded::default();
+//!         encoded.body.insert("model".to_owned(), Value::from(&*request.model));
+//!         encoded.body.insert("prompt".to_owned(), Value::from(prompt));
+//!         if request.options.top_p.is_some() {
+//!             encoded.warnings.push("`top_p` is ignored: the service does not support it".to_owned());
+//!         }
+//!         Ok(encoded)
+//!     }
+//!
+//!     fn decoder(&self, _request: &Request) -> Box<dyn Decoder> {
+//!         Box::new(LinesDecoder { started: false, done: false })
+//!     }
+//!
+//!     fn error(&self, status: u16, body: &str) -> ProviderError {
+//!         let kind = match status {
+//!             401 | 403 => ErrorKind::Auth,
+//!             429 => ErrorKind::RateLimit,
+//!             500.. => ErrorKind::Service,
+//!             _ => ErrorKind::InvalidRequest,
+//!         };
+//!         ProviderError::new(kind, body).with_status(status).with_body(body)
+//!     }
+//! }
+//!
+//! struct LinesDecoder {
+//!     started: bool,
+//!     done: bool,
+//! }
+//!
+//! impl Decoder for LinesDecoder {
+//!     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+//!         let line: Value = serde_json::from_str(frame.data).map_err(|error| {
+//!             let message = "a line of the response is not JSON";
+//!             ProviderError::new(ErrorKind::Decoding, message).with_source(error).with_body(frame.data)
+//!         })?;
+//!         if let Some(text) = line["text"].as_str() {
+//!             if !self.started {
+//!                 self.started = true;
+//!                 deltas.push(Delta::Start { index: 0, block: BlockStart::Text });
+//!             }
+//!             deltas.push(Delta::Extend { index: 0, part: Part::Text(text.to_owned()) });
+//!         }
+//!         if line["done"] == true {
+//!             self.done = true;
+//!             deltas.push(Delta::stop(StopReason::Stop));
+//!         }
+//!         Ok(())
+//!     }
+//!
+//!     fn is_done(&self) -> bool {
+//!         self.done
+//!     }
+//!
+//!     fn end(&mut self, _deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
+//!         match self.done {
+//!             true => Ok(()),
+//!             false => Err(ProviderError::new(ErrorKind::Truncated, "the stream ended before its last line")),
+//!         }
+//!     }
+//! }
+//!
+//! let request = Request::prompt("Hello");
+//! assert_eq!(Lines.encode(&request)?.body["prompt"], "Hello");
+//!
+//! let mut decoder = Lines.decoder(&request);
+//! let mut deltas = Vec::new();
+//! decoder.decode(Frame { event: "", data: r#"{"text": "Hi."}"# }, &mut deltas)?;
+//! decoder.decode(Frame { event: "", data: r#"{"done": true}"# }, &mut deltas)?;
+//! assert!(decoder.is_done());
+//! assert_eq!(deltas.last(), Some(&Delta::stop(StopReason::Stop)));
+//! # Ok::<(), ProviderError>(())
+//! ```
 
 mod alternatives;
 mod anthropic;
@@ -43,105 +165,111 @@ use serde_json::{Map, Value};
 use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};
 use crate::message::Attachment;
 
-/// A wire format.
+/// A wire format: encodes requests, and creates decoders for their responses.
 pub trait Dialect: Send + Sync + 'static {
-    /// The format's name, which keys what it keeps in [`Message::provider_data`](crate::message::Message).
+    /// Returns the name of the wire format. It is the key of its entry in
+    /// [`Message::provider_data`](crate::message::Message).
     fn name(&self) -> &'static str;
 
-    /// The path of the request, below the endpoint's base URL and version.
+    /// Returns the path of the request, relative to the endpoint's base URL and version.
     fn path(&self, request: &Request) -> String;
 
-    /// The HTTP headers that the format demands with this body, in lower case. One of the same name that the user sets
-    /// takes the place of such a header; an `anthropic-beta` of the user's, which is a list, gets it added.
+    /// Returns the HTTP headers that the wire format requires with this body, named in lower case.
+    ///
+    /// If the user sets a header of the same name, the user's header replaces it. `anthropic-beta` is a list: this
+    /// value is added to the user's.
     fn headers(&self, body: &Map<String, Value>) -> Vec<(&'static str, &'static str)> {
         let _ = body;
         Vec::new()
     }
 
-    /// How the answer's events are framed.
+    /// Returns how the events of a response are framed.
     fn framing(&self) -> Framing;
 
-    /// The request's JSON body. The same request gives the same bytes.
+    /// Encodes the request as a JSON body. The same request gives the same bytes.
     ///
     /// # Errors
     ///
-    /// The request asks for what the format can't say, and that is not to be overlooked.
+    /// The request needs something that the wire format cannot express and that must not be ignored.
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError>;
 
-    /// A decoder for the answer to `request`.
+    /// Returns a decoder for the response to `request`.
     fn decoder(&self, request: &Request) -> Box<dyn Decoder>;
 
-    /// The error that an answer with this status and body means.
+    /// Returns the error for an HTTP response with this status and body.
     fn error(&self, status: u16, body: &str) -> ProviderError;
 }
 
-/// How the events of an answer are told apart.
+/// How the bytes of a response are divided into events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// Server-sent events.
     Sse,
-    /// One JSON value a line.
+    /// One JSON value per line.
     NdJson,
 }
 
-/// A request's JSON body.
+/// An encoded request: its JSON body, and warnings.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Encoded {
-    /// The body.
+    /// The JSON body.
     pub body: Map<String, Value>,
-    /// What was asked for and could not be honoured, in words.
+    /// The warnings: one for each option that could not be honoured, in words.
     pub warnings: Vec<String>,
 }
 
-/// One event of an answer, unframed.
+/// One event of a response, without its framing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frame<'a> {
-    /// The event's name; empty where the framing has none or the service gives none.
+    /// The name of the event. It is empty if the framing has no names or the service sends none.
     pub event: &'a str,
-    /// Its data.
+    /// The data of the event.
     pub data: &'a str,
 }
 
 impl<'a> Frame<'a> {
-    /// The name that the service gave the event; empty if it gave none. Server-sent events without a name are called
-    /// `message`, and some services write that name out.
+    /// Returns the name that the service gave the event, or an empty string if it gave none. Server-sent events without
+    /// a name are called `message`, and some services write that name out. It counts as no name.
     pub fn name(&self) -> &'a str {
         if self.event == "message" { "" } else { self.event }
     }
 }
 
-/// Decodes one answer, event by event.
+/// Decodes one response, event by event.
 pub trait Decoder: Send {
-    /// Appends what `frame` means to `deltas`.
+    /// Decodes `frame` and appends the resulting deltas to `deltas`.
     ///
     /// # Errors
     ///
-    /// The frame breaks the format, or tells of an error. The answer ends with that.
+    /// The frame violates the wire format, or it reports an error. Either ends the response.
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 
-    /// Whether the format's terminal event has been seen: nothing after it is read.
+    /// Returns whether the terminal event of the wire format was decoded. Nothing after it is read.
     fn is_done(&self) -> bool;
 
-    /// Whether the answer may end here, without a terminal event. What follows, such as usage, is waited for only
-    /// briefly; then [`end`](Decoder::end) is called. By default never.
+    /// Returns whether the response may end here, without a terminal event. The rest of the body, such as usage, is
+    /// awaited only briefly; then [`end`](Decoder::end) is called. Always `false` by default.
     fn is_complete(&self) -> bool {
         false
     }
 
-    /// The body has ended, or the wait after a complete answer. Appends the last deltas.
+    /// Ends the response and appends its last deltas. Called when the body ends, or when the wait after a complete
+    /// response ends.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Truncated`] if the format's terminal event has not been seen.
+    /// [`ErrorKind::Truncated`] if the wire format's terminal event was not decoded.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }
 
-/// What goes in place of an attachment that the format or the model can't take: a text that names it, or the
-/// error that the request fails with, as its options say.
+/// Returns the text that replaces an attachment that the wire format or the model does not support.
+///
+/// The text names the attachment and the reason `why`.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unsupported`], unless the options ask for a placeholder.
+/// [`ErrorKind::Unsupported`], unless
+/// [`Options::unsupported_attachment`](crate::provider::OptionFields::unsupported_attachment) asks for a placeholder.
 pub fn placeholder(request: &Request, attachment: &Attachment, why: &str) -> Result<String, ProviderError> {
     let name = attachment.name.as_deref().unwrap_or("unnamed");
     let media_type = &attachment.media_type;

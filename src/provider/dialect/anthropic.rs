@@ -1,5 +1,5 @@
-//! Anthropic's Messages format: <https://platform.claude.com/docs/en/api/messages>, streamed as
-//! <https://platform.claude.com/docs/en/build-with-claude/streaming> says.
+//! Anthropic's Messages wire format: <https://platform.claude.com/docs/en/api/messages>, streamed as described in
+//! <https://platform.claude.com/docs/en/build-with-claude/streaming>.
 
 mod content;
 mod decode;
@@ -19,41 +19,46 @@ use super::{
 };
 use crate::provider::{ProviderError, Request};
 
-/// The format's name, in `provider_data` and opaque items.
+/// The name of the wire format, in `provider_data` and provider items.
 const NAME: &str = "anthropic_messages";
 
-/// The Anthropic Messages format.
+/// The Anthropic Messages wire format. The default suits compatible services.
 ///
-/// What a model takes is read off its id: models before Claude 4.6, and ids that are no Claude's, think on a
-/// token budget; later ones adaptively, at an effort. A combination that the service refuses is mapped to the
-/// nearest that it takes, with a warning.
+/// The features of a model are determined by its id. Models before Claude 4.6, and models other than Claude, think on a
+/// token budget; later Claude models think adaptively, at an effort. An unsupported combination of options is replaced
+/// by the nearest supported one, with a warning.
 ///
-/// Models without structured outputs, and those that are no Claude's, give an answer under an output schema as the
-/// input of a tool, and so do all under a schema that structured outputs can't say: a recursive one, one with a map or a
-/// value of any kind in it, or with alternatives beside properties.
+/// # Output schemas
 ///
-/// Two things travel in signatures, since only this service understands them and needs them back: the
-/// citations of a text (one JSON value a line), and the caller of a tool use that a server tool made. What
-/// else is private to the service, such as the tools that it runs itself, becomes opaque items.
+/// Some models have no structured outputs: older Claude models, and all other models. They give the value as the input
+/// of a tool. All models do so if structured outputs cannot express the schema: a recursive schema, a schema that
+/// contains a map or a value of any type, or a schema that combines alternatives with properties.
 ///
-/// Claude 5.1 and later refuse thinking that comes back behind another system prompt, other tools or other messages
-/// than it was thought behind. [`with_block_binding`](Self::with_block_binding) lets them drop it instead.
+/// # Data that only the service understands
 ///
-/// Claude 4.7 and later hide the text of their thinking unless `thinking.display` asks for it; set it through
+/// Signatures carry two kinds of data that only this service understands and that it needs back: the citations of a
+/// text, one JSON value per line, and the caller of a tool use that a server tool made. All other private data, such as
+/// the uses of tools that the service runs itself, becomes provider items.
+///
+/// # Thinking
+///
+/// Claude 5.1 and later reject thinking that is sent back after a system prompt, tools or messages other than those it
+/// originally followed. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
+///
+/// Claude 4.7 and later hide the text of their thinking unless `thinking.display` requests it. Set it through
 /// [`Options::extra`](crate::provider::OptionFields::extra).
-///
-/// The default is what compatible services understand.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AnthropicMessages {
     block_binding: bool,
 }
 
 impl AnthropicMessages {
-    /// The same format, telling Claude 5.1 and later to drop thinking that no longer stands behind what it was thought
-    /// behind, or not (`thinking.block_binding`, with its beta header, which is added to an `anthropic-beta` of yours).
-    /// Anthropic and OpenCode take that member; gateways to other clouds may refuse each request that has it, so it is
-    /// not said by default. Nor is it beside a way of thinking that it can't stand beside, wherever that is asked for:
-    /// in the options or in [`Options::extra`](crate::provider::OptionFields::extra).
+    /// Sets whether requests let Claude 5.1 and later drop thinking whose preceding content has changed.
+    ///
+    /// The member is `thinking.block_binding`. Its beta header is added to the user's `anthropic-beta`, if there is
+    /// one. Anthropic and OpenCode accept the member. Gateways to other clouds may reject each request that contains
+    /// it, so it is not sent by default. It is not sent either if the options or
+    /// [`Options::extra`](crate::provider::OptionFields::extra) select a way of thinking that excludes it.
     pub fn with_block_binding(mut self, said: bool) -> Self {
         self.block_binding = said;
         self
@@ -70,9 +75,10 @@ impl Dialect for AnthropicMessages {
     }
 
     fn headers(&self, body: &Map<String, Value>) -> Vec<(&'static str, &'static str)> {
-        // https://platform.claude.com/docs/en/api/versioning
+        // Source: https://platform.claude.com/docs/en/api/versioning
         let mut headers = vec![("anthropic-version", "2023-06-01")];
-        // The member is refused without it: https://platform.claude.com/docs/en/build-with-claude/preserved-thinking
+        // The service rejects the member without this header:
+        // https://platform.claude.com/docs/en/build-with-claude/preserved-thinking
         if body.get("thinking").is_some_and(|thinking| thinking.get("block_binding").is_some()) {
             headers.push(("anthropic-beta", "thinking-binding-controls-2026-08-01"));
         }
@@ -102,7 +108,7 @@ impl Dialect for AnthropicMessages {
     }
 }
 
-/// The request with the output tool, where that stands in for its output schema.
+/// Returns the request, with the output tool if it replaces the output schema.
 fn asked(request: &Request) -> Cow<'_, Request> {
     let tool = match models::Output::of(request) {
         models::Output::Tool { forced } => Some(forced),

@@ -1,7 +1,7 @@
-//! The OpenAI Chat Completions format, as OpenAI and the many services that are compatible with it speak it.
+//! The OpenAI Chat Completions wire format, as OpenAI and the many compatible services implement it.
 //!
-//! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) with the types
-//! of its official SDKs; deviations of other services are named where they are handled.
+//! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/chat>) and the types of its
+//! official SDKs. Deviations of other services are named where they are handled.
 
 mod cache;
 mod calls;
@@ -25,13 +25,13 @@ use super::{
 };
 use crate::provider::{ProviderError, Request};
 
-/// The format's name.
+/// The name of the wire format.
 const NAME: &str = "chat_completions";
 
-/// The OpenAI Chat Completions format.
+/// The OpenAI Chat Completions wire format.
 ///
-/// The default is what most compatible services understand. What a service wants otherwise is set here, and
-/// what it wants for some of its models by a rule on their ids:
+/// The default suits most compatible services. The setters configure the deviations of a service, and
+/// [`with_model_rules`](Self::with_model_rules) those of some of its models, by their ids:
 ///
 /// ```
 /// use omni_agent::provider::dialect::{
@@ -72,8 +72,8 @@ pub struct ChatCompletions {
     rules: Option<ModelRules>,
 }
 
-/// What is particular about models, by their ids: takes the format as the service speaks it, and gives it as
-/// it is spoken with this model.
+/// A rule for deviations of single models. It takes the model's id and the wire format as configured for the service,
+/// and returns the wire format for this model.
 pub type ModelRules = fn(model: &str, chat: ChatCompletions) -> ChatCompletions;
 
 impl Default for ChatCompletions {
@@ -101,7 +101,7 @@ impl Default for ChatCompletions {
 }
 
 impl ChatCompletions {
-    /// The format as OpenAI itself speaks it.
+    /// The wire format as OpenAI itself implements it.
     pub fn openai() -> Self {
         Self::default()
             .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
@@ -113,118 +113,120 @@ impl ChatCompletions {
             .with_tools_beside_effort(false)
     }
 
-    /// The same format with the output limit in `field`.
+    /// Sets the member that carries the output limit.
     pub fn with_max_tokens_field(mut self, field: MaxTokensField) -> Self {
         self.max_tokens_field = field;
         self
     }
 
-    /// The same format with the system prompt under `role`.
+    /// Sets the role of the system prompt.
     pub fn with_system_role(mut self, role: SystemRole) -> Self {
         self.system_role = role;
         self
     }
 
-    /// The same format, asking for usage with `stream_options` or not. It does by default; without it most
-    /// services tell no usage.
+    /// Sets whether usage is requested with `stream_options`. It is by default; most services report no usage
+    /// otherwise.
     pub fn with_stream_usage(mut self, asked: bool) -> Self {
         self.stream_usage = asked;
         self
     }
 
-    /// The same format with output schemas said this way.
+    /// Sets how output schemas are sent.
     pub fn with_output(mut self, output: OutputSupport) -> Self {
         self.output = output;
         self
     }
 
-    /// The same format, for a service that takes `response_format` beside tools or not. It does by default;
-    /// if not, an output schema beside tools is said as by [`OutputSupport::Tool`].
+    /// Sets whether the service accepts `response_format` together with tools. It does by default. If it does not, an
+    /// output schema in a request with tools is sent as with [`OutputSupport::Tool`].
     pub fn with_output_beside_tools(mut self, taken: bool) -> Self {
         self.output_beside_tools = taken;
         self
     }
 
-    /// The same format, for a service that holds each answer to a [strict](OutputSupport::Strict) schema, or not. OpenAI
-    /// does; many services that take one do not, so that by default the answer is looked for among other words too.
+    /// Sets whether the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
+    ///
+    /// OpenAI does. Many services that accept a strict schema do not, so by default the value is also searched for in
+    /// surrounding text.
     pub fn with_enforced_output(mut self, enforced: bool) -> Self {
         self.output_enforced = enforced;
         self
     }
 
-    /// The same format with thinking asked for this way.
+    /// Sets how thinking is requested.
     pub fn with_thinking(mut self, field: ThinkingField) -> Self {
         self.thinking = field;
         self
     }
 
-    /// The same format, sending reasoning back or not.
+    /// Sets whether and how reasoning is sent back.
     pub fn with_reasoning(mut self, reasoning: ReasoningReturn) -> Self {
         self.reasoning = reasoning;
         self
     }
 
-    /// The same format, for models that take `temperature` and `top_p` or not. They do by default; if not,
-    /// these are left out with a warning.
+    /// Sets whether the models accept `temperature` and `top_p`. They do by default. If they do not, both options are
+    /// ignored with a warning.
     pub fn with_sampling(mut self, taken: bool) -> Self {
         self.sampling = taken;
         self
     }
 
-    /// The same format, for a service that knows these tool choices.
+    /// Sets which tool choices the service supports.
     pub fn with_tool_choices(mut self, choices: ToolChoices) -> Self {
         self.tool_choices = choices;
         self
     }
 
-    /// The same format, for a service that takes these attachments.
+    /// Sets which attachments the service supports.
     pub fn with_files(mut self, files: Files) -> Self {
         self.files = files;
         self
     }
 
-    /// The same format, sending the application's labels as `metadata` or not. It does by default. OpenAI
-    /// takes them only for answers that it is told to store.
+    /// Sets whether the application's labels are sent as `metadata`. They are by default. OpenAI accepts labels only
+    /// for responses that it is asked to store.
     pub fn with_metadata(mut self, sent: bool) -> Self {
         self.metadata = sent;
         self
     }
 
-    /// The same format with hints for the cache said this way.
+    /// Sets how cache hints are sent.
     pub fn with_cache(mut self, field: CacheField) -> Self {
         self.cache = field;
         self
     }
 
-    /// The same format with at most this many stop sequences; 4 by default, as at OpenAI.
+    /// Sets the largest number of stop sequences. The default is 4, as at OpenAI.
     pub fn with_max_stop_sequences(mut self, count: usize) -> Self {
         self.max_stop_sequences = count;
         self
     }
 
-    /// The same format, for a service at which any model of OpenAI may reason and use tools, or not. It may by default. At
-    /// OpenAI itself, those since GPT-5.4 use tools in this format only while they do not reason, and some never: with
-    /// tools they are told not to, with a warning, and for those that can't help it the request is an error that names
-    /// the Responses format.
+    /// Sets whether OpenAI's models may reason and use tools in one request at this service. They may by default.
+    ///
+    /// At OpenAI itself, models since GPT-5.4 use tools in Chat Completions only while they do not reason, and some of
+    /// them never do. If this is `false`, a request with tools turns their reasoning off, with a warning. If a model
+    /// cannot turn it off, the request fails with an error that names the Responses wire format.
     pub fn with_tools_beside_effort(mut self, taken: bool) -> Self {
         self.tools_beside_effort = taken;
         self
     }
 
-    /// The same format with one more member in each body, in place of what the format itself puts there.
+    /// Adds a member to each request body. It replaces the member of the same name that the wire format itself writes.
     pub fn with_member(mut self, name: impl Into<String>, value: impl Into<Value>) -> Self {
         self.members.insert(name.into(), value.into());
         self
     }
 
-    /// The same format with rules on what is particular about models, in place of those before. Rules that a
-    /// rule sets are not followed.
+    /// Sets the rules for single models, and replaces earlier rules. Rules that a rule sets are not applied.
     pub fn with_model_rules(mut self, rules: ModelRules) -> Self {
         self.rules = Some(rules);
         self
     }
 
-    /// The format as it is spoken with the model of `request`.
+    /// Returns the wire format for the model of `request`.
     fn of(&self, request: &Request) -> Cow<'_, Self> {
         match self.rules {
             Some(rules) => Cow::Owned(rules(&request.model, self.clone())),
@@ -232,7 +234,7 @@ impl ChatCompletions {
         }
     }
 
-    /// The request with the output tool, where that stands in for its output schema.
+    /// Returns the request, with the output tool if it replaces the output schema.
     fn asked<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         let is_tool = encode::output_support(self, request) == OutputSupport::Tool;
         let forced = encode::tool_choices(self, request) == ToolChoices::All;

@@ -1,14 +1,14 @@
-//! Levels of reasoning, the words that services have for them, and budgets of tokens, one in terms of the
-//! other.
+//! Reasoning efforts, the words that services use for them, and token budgets, each expressed by the others.
 
 use crate::provider::Effort;
 
-/// The words that a service has for levels of reasoning, in `reasoning_effort` and its like. A level may have
-/// the word of another: the answer's warnings tell.
+/// The words that a service uses for reasoning efforts, in `reasoning_effort` and similar members.
+///
+/// Two efforts may share a word. A request with an effort that has no word of its own gets a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(missing_docs, reason = "the names say it")]
 pub struct EffortWords {
-    /// No reasoning; `None` where it can't be turned off.
+    /// The word for no reasoning. `None` if reasoning cannot be turned off.
     pub off: Option<&'static str>,
     pub minimal: &'static str,
     pub low: &'static str,
@@ -18,11 +18,11 @@ pub struct EffortWords {
 }
 
 impl EffortWords {
-    /// The three levels that every service with the member knows.
+    /// The three efforts that every service with `reasoning_effort` supports.
     pub const COMMON: Self =
         Self { off: Some("none"), minimal: "low", low: "low", medium: "medium", high: "high", max: "high" };
 
-    /// All that OpenAI has; each model takes only some of them.
+    /// All efforts of OpenAI. Each model supports only some of them.
     pub const OPENAI: Self = Self { minimal: "minimal", max: "xhigh", ..Self::COMMON };
 
     pub(super) const fn word(self, effort: Effort) -> &'static str {
@@ -36,7 +36,7 @@ impl EffortWords {
     }
 }
 
-/// A level's own name.
+/// Returns the name of an effort in this crate.
 pub(super) const fn name(effort: Effort) -> &'static str {
     match effort {
         Effort::Minimal => "minimal",
@@ -47,7 +47,7 @@ pub(super) const fn name(effort: Effort) -> &'static str {
     }
 }
 
-/// The usual budget of a level.
+/// Returns the usual token budget of an effort.
 pub(super) const fn budget_of(effort: Effort) -> u32 {
     match effort {
         Effort::Minimal => 1024,
@@ -58,7 +58,7 @@ pub(super) const fn budget_of(effort: Effort) -> u32 {
     }
 }
 
-/// The level whose usual budget is nearest to this one.
+/// Returns the effort whose usual budget is nearest to this one.
 pub(super) fn nearest(tokens: u32) -> Effort {
     let levels = [Effort::Minimal, Effort::Low, Effort::Medium, Effort::High, Effort::Max];
     let distance = |effort: &Effort| budget_of(*effort).abs_diff(tokens);

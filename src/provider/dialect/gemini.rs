@@ -1,7 +1,7 @@
-//! Google's Gemini format, `models/*:streamGenerateContent`.
+//! Google's Gemini wire format, `models/*:streamGenerateContent`.
 //!
-//! Source: the API reference (<https://ai.google.dev/api/generate-content>) and the guides on thinking, function
-//! calling and structured output beside it; what is particular is named where it is handled.
+//! Source: the API reference (<https://ai.google.dev/api/generate-content>) and its guides on thinking, function
+//! calling and structured output. Special cases are named where they are handled.
 
 mod content;
 mod decode;
@@ -20,25 +20,26 @@ use super::{
 };
 use crate::provider::{ErrorKind, ProviderError, Request};
 
-/// The format's name.
+/// The name of the wire format.
 const NAME: &str = "google_gemini";
 
-/// What a candidate says of its sources, beside its content. No part of a content has it.
+/// The members of a candidate that describe its sources. No part of a content has these members.
 const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContextMetadata"];
 
-/// Google's Gemini format.
+/// Google's Gemini wire format.
 ///
-/// What a model takes is read off its id: models before Gemini 3 think on a token budget, later ones at a
-/// level. A thought signature stays with the part that it came on, and goes back with that: a tool use, a
-/// thought, or a text, which may be empty. A tool use that another model made goes to Gemini 3, which demands
-/// a signature, with the one that its documentation has for this case.
+/// The features of a model are determined by its id. Models before Gemini 3 think on a token budget, later ones at a
+/// level. A thought signature stays with the part that carried it (a tool use, a thought, or a text, which may be
+/// empty) and is sent back with that part. Gemini 3 requires a signature on tool uses. A tool use of another model is
+/// sent with the placeholder that Google documents for this case.
 ///
-/// Models before Gemini 3 take no output schema beside tools: they give the answer as the input of one more tool.
+/// Models before Gemini 3 do not support an output schema together with tools. They give the value as the input of an
+/// additional tool.
 ///
-/// Code that the service runs itself, and its results, are opaque items at their places and go back; what it
-/// says of its sources is an opaque item at the end of the answer, which does not.
+/// Code that the service runs itself, and the results of that code, become provider items in their places and are sent
+/// back. The sources of a response become a provider item at its end, which is not sent back.
 ///
-/// Caching needs no words here; to use a cache of your own, set `cachedContent` through
+/// Caching needs no setting. To use a cache that you created, set `cachedContent` through
 /// [`Options::extra`](crate::provider::OptionFields::extra).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GoogleGemini;
@@ -55,7 +56,7 @@ impl Dialect for GoogleGemini {
                 b'-' | b'_' | b'.' | b'~' | b'/' | b':' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z' => {
                     path.push(char::from(byte));
                 }
-                // A question mark in an id begins no query.
+                // Percent-encoded, so that a question mark in an id does not begin a query.
                 byte => write!(path, "%{byte:02X}").expect("writing to a string never fails"),
             }
         }
@@ -86,13 +87,13 @@ impl Dialect for GoogleGemini {
     }
 }
 
-/// The request with the output tool, where that stands in for its output schema.
+/// Returns the request, with the output tool if it replaces the output schema.
 fn asked(request: &Request) -> Cow<'_, Request> {
     output_tool::asked(request, (!models::takes_output(request)).then_some(true))
 }
 
-/// The same error with what `google.rpc.QuotaFailure` tells: a quota of a day is not waited for, whatever delay
-/// is named beside it. Source: <https://ai.google.dev/gemini-api/docs/rate-limits>.
+/// Adjusts an error by its `google.rpc.QuotaFailure`. An exhausted daily quota is not retried, even if the error names
+/// a delay. Source: <https://ai.google.dev/gemini-api/docs/rate-limits>.
 fn refined(mut error: ProviderError, body: &str) -> ProviderError {
     if error.kind == ErrorKind::RateLimit && body.contains("\"quotaId\"") && body.contains("PerDay") {
         error.kind = ErrorKind::Quota;

@@ -1,7 +1,7 @@
-//! Ollama's chat format, `/api/chat`, which streams one JSON object a line.
+//! Ollama's chat wire format, `/api/chat`, which streams one JSON object per line.
 //!
-//! Source: the API reference (<https://docs.ollama.com/api/chat>) with the types of Ollama's own client
-//! (`api/types.go` in <https://github.com/ollama/ollama>).
+//! Source: the API reference (<https://docs.ollama.com/api/chat>) and the types of Ollama's own client (`api/types.go`
+//! in <https://github.com/ollama/ollama>).
 
 mod decode;
 mod encode;
@@ -14,18 +14,21 @@ use super::{
 };
 use crate::provider::{ErrorKind, ProviderError, Request, ToolChoice};
 
-/// The format's name.
+/// The name of the wire format.
 const NAME: &str = "ollama_chat";
 
-/// Ollama's chat format.
+/// Ollama's chat wire format.
 ///
-/// What it has no member for is mapped, with a warning where that loses something: a tool can't be demanded;
-/// thinking is on or off, but for `gpt-oss`, which has levels; a server on your own machine that holds an
-/// answer to an output schema never calls tools, so that beside tools the answer is asked for as the input of one
-/// more tool, which can't be demanded. A hint for a long cache keeps the model loaded for an hour.
+/// An option without a member is replaced by the nearest setting, with a warning if the replacement loses something:
 ///
-/// A prompt that does not fit is cut by the server without a word. Its default window is small, and is set
-/// through [`Options::extra`](crate::provider::OptionFields::extra):
+/// - A tool cannot be forced.
+/// - Thinking is either on or off. Only `gpt-oss` has levels.
+/// - A local server that enforces an output schema never calls tools. If a request has both, the value is given as the
+///   input of an additional tool, which cannot be forced.
+/// - A hint for a long cache keeps the model loaded for an hour.
+///
+/// The server truncates a prompt that does not fit the context window, without an error. The default window is small.
+/// Set its size through [`Options::extra`](crate::provider::OptionFields::extra):
 ///
 /// ```
 /// use omni_agent::provider::Options;
@@ -51,7 +54,7 @@ impl Dialect for OllamaChat {
     }
 
     fn encode(&self, request: &Request) -> Result<Encoded, ProviderError> {
-        // No choice of tools can be said, so that none is demanded either.
+        // The wire format has no tool choice, so the output tool cannot be forced.
         encode::encode(&output_tool::asked(request, answers_by_tool(request).then_some(false)))
     }
 
@@ -66,22 +69,22 @@ impl Dialect for OllamaChat {
     }
 }
 
-/// Whether the answer has to come as a tool's input: a server on your own machine that holds an answer to a schema
-/// lets no tool call through (<https://github.com/ollama/ollama/issues/13750>).
+/// Returns whether the value for the output schema has to be given as the input of a tool. A local server that enforces
+/// a schema suppresses all tool calls (<https://github.com/ollama/ollama/issues/13750>).
 fn answers_by_tool(request: &Request) -> bool {
     let tools_can_be_used =
         request.options.tool_choice != Some(ToolChoice::None) && !request.tools.is_empty();
     tools_can_be_used && request.options.output.is_some()
 }
 
-/// The same error with the kind that Ollama's prose means: its errors are a text and nothing else.
+/// Adjusts the kind of an error by its text. Ollama's errors contain nothing but a text.
 fn refined(mut error: ProviderError) -> ProviderError {
     let message = error.message.to_lowercase();
     if message.contains("does not support") {
         error.kind = ErrorKind::Unsupported;
         error.retryable = false;
     } else if message.contains("usage limit") {
-        // The cloud's limits for an hour or a week: no retry lives to see them end.
+        // The cloud limits usage per hour or per week. No retry waits that long.
         error.kind = ErrorKind::Quota;
         error.retryable = false;
     } else if message.contains("requires more system memory") {

@@ -1,8 +1,8 @@
-//! The OpenAI Responses format, without state at the service: the whole conversation goes with each request.
+//! The OpenAI Responses wire format, without state at the service: each request carries the whole conversation.
 //!
 //! Source: the API reference of OpenAI (<https://platform.openai.com/docs/api-reference/responses> and
-//! <https://platform.openai.com/docs/api-reference/responses-streaming>) with the types of its official SDKs;
-//! deviations of other services are named where they are handled.
+//! <https://platform.openai.com/docs/api-reference/responses-streaming>) and the types of its official SDKs. Deviations
+//! of other services are named where they are handled.
 
 mod answer;
 mod decode;
@@ -21,21 +21,21 @@ use super::{
 };
 use crate::provider::{ProviderError, Request};
 
-/// The format's name, in `provider_data` and opaque items.
+/// The name of the wire format, in `provider_data` and provider items.
 const NAME: &str = "openai_responses";
 
-/// The OpenAI Responses format.
+/// The OpenAI Responses wire format.
 ///
-/// What a model of OpenAI takes is read off its id, whoever serves it; what it refuses is mapped to the nearest
-/// that it takes, or left out, with a warning.
+/// The features of OpenAI's models are determined by their ids, whichever service runs them. An unsupported option is
+/// replaced by the nearest supported one, or ignored, with a warning.
 ///
-/// Nothing is stored at the service (`store: false`). Reasoning comes back with its encrypted payload and
-/// goes to the service again, as <https://platform.openai.com/docs/guides/reasoning#encrypted-reasoning-items>
-/// says; what can be read of it becomes thinking, and the signature of that is the item itself. Items of
-/// tools that the service runs become opaque items, at their place. A text's signature holds what else its
-/// part needs to go back: citations, the phase, or that it is a refusal.
+/// Nothing is stored at the service (`store: false`). Reasoning arrives with its encrypted payload and is sent back, as
+/// described in <https://platform.openai.com/docs/guides/reasoning#encrypted-reasoning-items>. The readable part of the
+/// reasoning becomes a thinking block, whose signature is the reasoning item itself. Items of tools that the service
+/// runs become provider items in their places. The signature of a text holds the other data that its part needs to be
+/// sent back: citations, the phase, or that the part is a refusal.
 ///
-/// The default is what compatible services understand. What a service wants otherwise is set here:
+/// The default suits compatible services. The setters configure the deviations of a service:
 ///
 /// ```
 /// use omni_agent::provider::dialect::{OpenAiResponses, ReasoningItems};
@@ -56,18 +56,18 @@ pub struct OpenAiResponses {
     min_output_tokens: u32,
 }
 
-/// Which of a model's reasoning items go back to it with the conversation.
+/// The reasoning items that are sent back to a model with the conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReasoningItems {
-    /// Those with an encrypted payload or readable reasoning, as they came.
+    /// Items with an encrypted payload or readable reasoning, as they arrived.
     #[default]
     All,
-    /// Those with an encrypted payload, without readable reasoning, which OpenAI refuses.
+    /// Items with an encrypted payload, without their readable reasoning, which OpenAI rejects.
     Encrypted,
-    /// Those with readable reasoning, without an encrypted payload, for servers of open models.
+    /// Items with readable reasoning, without their encrypted payload, for servers of open models.
     Readable,
-    /// None.
+    /// No items.
     Never,
 }
 
@@ -87,7 +87,7 @@ impl Default for OpenAiResponses {
 }
 
 impl OpenAiResponses {
-    /// The format as OpenAI itself speaks it.
+    /// The wire format as OpenAI itself implements it.
     pub fn openai() -> Self {
         Self::default()
             .with_effort(Some(EffortWords::OPENAI))
@@ -98,57 +98,60 @@ impl OpenAiResponses {
             .with_min_output_tokens(16)
     }
 
-    /// The same format with output schemas said this way.
+    /// Sets how output schemas are sent.
     pub fn with_output(mut self, output: OutputSupport) -> Self {
         self.output = output;
         self
     }
 
-    /// The same format, for a service that holds each answer to a [strict](OutputSupport::Strict) schema, or not. OpenAI
-    /// does; many services that take one do not, so that by default the answer is looked for among other words too.
+    /// Sets whether the service guarantees that each response fits a [strict](OutputSupport::Strict) schema.
+    ///
+    /// OpenAI does. Many services that accept a strict schema do not, so by default the value is also searched for in
+    /// surrounding text.
     pub fn with_enforced_output(mut self, enforced: bool) -> Self {
         self.output_enforced = enforced;
         self
     }
 
-    /// The same format with these words for `reasoning.effort`; `None` for a service without the member.
+    /// Sets the words for `reasoning.effort`. `None` is for a service that does not have this member.
     pub fn with_effort(mut self, words: Option<EffortWords>) -> Self {
         self.effort = words;
         self
     }
 
-    /// The same format, asking for summaries of the reasoning wherever thinking is asked for, or not.
+    /// Sets whether requests that ask for thinking also ask for summaries of the reasoning.
     pub fn with_summaries(mut self, asked: bool) -> Self {
         self.summaries = asked;
         self
     }
 
-    /// The same format, sending these reasoning items back.
+    /// Sets which reasoning items are sent back.
     pub fn with_reasoning(mut self, items: ReasoningItems) -> Self {
         self.reasoning = items;
         self
     }
 
-    /// The same format, sending the application's labels as `metadata` or not. It does by default.
+    /// Sets whether the application's labels are sent as `metadata`. They are by default.
     pub fn with_metadata(mut self, sent: bool) -> Self {
         self.metadata = sent;
         self
     }
 
-    /// The same format, saying a hint for a cache or not: as a `prompt_cache_key` that stays the same for a
-    /// conversation, and for a long one as `prompt_cache_retention` too, if the model has that. Caching itself needs no words.
+    /// Sets whether cache hints are sent. A hint becomes a `prompt_cache_key` that stays the same for a conversation. A
+    /// hint for a long time also becomes `prompt_cache_retention`, if the model supports it. Caching itself needs no
+    /// setting.
     pub fn with_cache_hints(mut self, said: bool) -> Self {
         self.cache_hints = said;
         self
     }
 
-    /// The same format with the smallest `max_output_tokens` that the service takes.
+    /// Sets the smallest `max_output_tokens` that the service accepts.
     pub fn with_min_output_tokens(mut self, count: u32) -> Self {
         self.min_output_tokens = count;
         self
     }
 
-    /// The request with the output tool, where that stands in for its output schema.
+    /// Returns the request, with the output tool if it replaces the output schema.
     fn asked<'a>(&self, request: &'a Request) -> Cow<'a, Request> {
         let is_tool = openai::supported(self.output, request) == OutputSupport::Tool;
         output_tool::asked(request, is_tool.then_some(true))
@@ -182,9 +185,9 @@ impl Dialect for OpenAiResponses {
     fn error(&self, status: u16, body: &str) -> ProviderError {
         let mut error = error::from_body(status, body);
         if self.summaries && body.contains("reasoning.summary") {
-            // It is for organisations alone that are verified.
+            // Only verified organisations may request summaries.
             error.message.push_str(
-                " (OpenAiResponses::with_summaries(false) asks for no summaries; then thinking can't be read)",
+                " (OpenAiResponses::with_summaries(false) requests no summaries; thinking is then not readable)",
             );
         }
         error

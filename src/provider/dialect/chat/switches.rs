@@ -1,145 +1,146 @@
-//! What differs between services that speak the format, each as one choice.
+//! The differences between services that implement Chat Completions, one type per difference.
 
 use crate::provider::dialect::EffortWords;
 
-/// Which member carries the output limit.
+/// The member that carries the output limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MaxTokensField {
-    /// `max_tokens`, as most services take it.
+    /// `max_tokens`, which most services use.
     #[default]
     MaxTokens,
-    /// `max_completion_tokens`, as OpenAI demands it.
+    /// `max_completion_tokens`, which OpenAI requires.
     MaxCompletionTokens,
 }
 
-/// Under which role the system prompt is sent.
+/// The role of the message that carries the system prompt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SystemRole {
-    /// `system`, which everyone knows.
+    /// `system`, which every service supports.
     #[default]
     System,
-    /// `developer`, OpenAI's newer word.
+    /// `developer`, OpenAI's newer role.
     Developer,
 }
 
-/// How an output schema is said.
+/// How an output schema is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OutputSupport {
-    /// As a strict `json_schema`: the schema is rewritten to the subset that strict services take, and sent
-    /// without `strict` where it can't be.
+    /// As a strict `json_schema`. The schema is rewritten to the subset that strict services accept. If it cannot be
+    /// rewritten, it is sent without `strict`.
     #[default]
     Strict,
-    /// As a `json_schema`, just as it is.
+    /// As a `json_schema`, unchanged.
     Schema,
     /// As a `json_object`, with the schema in the system prompt.
     Object,
-    /// As the input of a tool, for services without either. Its use is demanded, or where
-    /// [none can be](ToolChoices), asked for in the system prompt.
+    /// As the input of a tool, for services that support neither. The request forces the tool, or, if [no tool can be
+    /// forced](ToolChoices), asks for it in the system prompt.
     Tool,
-    /// In the system prompt alone, with a warning: the service has no word for it, and no tools.
+    /// Only in the system prompt, with a warning: the service supports neither output schemas nor tools.
     None,
 }
 
 impl OutputSupport {
-    /// Whether the schema stands in the system prompt.
+    /// Returns whether the schema is part of the system prompt.
     pub(in crate::provider::dialect) const fn needs_words(self) -> bool {
         matches!(self, Self::Object | Self::None)
     }
 }
 
-/// How a service is told how much to think.
+/// How a request asks a service for thinking.
 ///
-/// What it has no word for is mapped to the nearest that it has, and reported: a budget to the level whose
-/// usual budget is nearest, a level to its usual budget, either to plain thinking.
+/// A mode that the service cannot express is replaced by the nearest that it can, with a warning. A budget becomes the
+/// effort whose usual budget is nearest, an effort becomes its usual budget, and either becomes plain thinking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ThinkingField {
-    /// It does not think, and takes no word of it.
+    /// The models do not think, and the service has no setting for it.
     None,
-    /// It thinks as it sees fit, and takes no word of it.
+    /// The models always think as they see fit, and the service has no setting for it.
     Always,
-    /// At a level, in `reasoning_effort`: OpenAI, Groq, and most who are compatible. Models of OpenAI get
-    /// only the words that they take, read off their ids.
+    /// An effort in `reasoning_effort`: OpenAI, Groq, and most compatible services. OpenAI's models get only the words
+    /// that they support, determined by their ids.
     Effort(EffortWords),
-    /// In an object `reasoning`, with one of `effort`, `max_tokens` and `enabled: false`: OpenRouter.
+    /// An object `reasoning` with one of `effort`, `max_tokens` and `enabled: false`: OpenRouter.
     Reasoning(EffortWords),
-    /// As `thinking: {"type": "enabled"}` or `"disabled"`: Moonshot, Z.ai, DeepSeek. With words, the level
-    /// goes beside it in `reasoning_effort`.
+    /// `thinking: {"type": "enabled"}` or `"disabled"`: Moonshot, Z.ai, DeepSeek. If there are words, the effort is
+    /// sent in `reasoning_effort` as well.
     Type(Option<EffortWords>),
-    /// As `enable_thinking`, with the number of tokens in `thinking_budget`: Alibaba. While it thinks, the
-    /// service takes neither a `json_object` nor a tool choice that forces one: a tool that is not forced
-    /// stands in for the one, `auto` for the other.
+    /// `enable_thinking`, with the number of tokens in `thinking_budget`: Alibaba.
+    ///
+    /// While a model thinks, the service accepts neither a `json_object` nor a tool choice that forces a tool. The
+    /// output schema is then sent as the input of a tool that is not forced, and a forcing tool choice becomes `auto`.
     Enable {
-        /// Whether it can be turned off. If not, only the budget is sent.
+        /// Whether thinking can be turned off. If not, only the budget is sent.
         off: bool,
-        /// Whether it thinks unless told not to.
+        /// Whether the model thinks unless the request turns thinking off.
         unasked: bool,
     },
 }
 
 impl Default for ThinkingField {
-    /// `reasoning_effort`, with the words that every service with the member knows.
+    /// `reasoning_effort`, with the words that every service with this member supports.
     fn default() -> Self {
         Self::Effort(EffortWords::COMMON)
     }
 }
 
-/// Whether a model's reasoning goes back to it with the conversation.
+/// Whether and how a model's reasoning is sent back to it with the conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReasoningReturn {
-    /// No: most services refuse or ignore it.
+    /// Reasoning is not sent back: most services reject or ignore it.
     #[default]
     Never,
-    /// Its text, in the member `reasoning_content` of the assistant message.
+    /// The text of the reasoning, in the member `reasoning_content` of the assistant message.
     Content,
-    /// As [`Content`](Self::Content), with a blank one on messages that call tools and have none: Moonshot
-    /// and DeepSeek refuse a conversation without, even if another service began it.
+    /// As [`Content`](Self::Content), with a blank text in messages that call tools and have no reasoning. Moonshot and
+    /// DeepSeek reject a conversation without it, even if another service began the conversation.
     ContentWithCalls,
-    /// The opaque entries in the member `reasoning_details`, gathered from the answer, as OpenRouter wants
-    /// it; and the answer's `annotations`, which spare it reading a file again.
+    /// The opaque entries of the member `reasoning_details`, collected from the response, as OpenRouter requires. The
+    /// `annotations` of the response are sent back too, so that the service need not read a file again.
     Details,
 }
 
-/// How a service is told that the prompt should be kept for the next request. Where it can't be told how
-/// long, a hint for a long time is reported.
+/// How a request asks a service to cache the prompt for the next request. If the service has no setting for the time, a
+/// hint for a long time causes a warning.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CacheField {
-    /// Not at all: it keeps prompts by itself, or not.
+    /// No setting: the service caches prompts by itself, or not at all.
     #[default]
     None,
-    /// For a long time as `prompt_cache_retention`, which OpenAI has for some models; a short one needs no words: OpenAI.
+    /// `prompt_cache_retention` for a long time, which OpenAI supports for some models. A short time needs no setting.
     Retention,
-    /// By `cache_control` on the system prompt and the last text: OpenRouter, for models of Anthropic.
+    /// `cache_control` on the system prompt and on the last text: OpenRouter, for Anthropic's models.
     Breakpoints,
 }
 
-/// Which tool choices a service knows.
+/// The tool choices that a service supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ToolChoices {
-    /// All.
+    /// All tool choices.
     #[default]
     All,
-    /// None that forces a tool: such a choice becomes `auto`, with a warning.
+    /// All tool choices that do not force a tool. A choice that forces one becomes `auto`, with a warning.
     Unforced,
-    /// `auto` alone. For no tools at all, none are sent.
+    /// Only `auto`. If the request allows no tool, no tools are sent.
     Auto,
 }
 
-/// Which attachments a service takes, and how. The others are an error or a placeholder, as
-/// [`Options::unsupported_attachment`](crate::provider::OptionFields::unsupported_attachment) says.
+/// The attachments that a service supports, and how they are sent. Others cause an error or become a placeholder,
+/// depending on [`Options::unsupported_attachment`](crate::provider::OptionFields::unsupported_attachment).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Files {
     /// Images by URL or as data, PDF files and audio as data: OpenAI.
     #[default]
     Data,
-    /// These, and PDF files by URL in the same place: OpenRouter.
+    /// As [`Data`](Self::Data), and PDF files by URL in the same member: OpenRouter.
     DataOrUrl,
     /// Images by URL or as data, other files by URL in `file_url`: Z.ai.
     FileUrl,

@@ -1,4 +1,4 @@
-//! Alibaba.
+//! Requests to Alibaba and its answers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 #[test]
-fn regions_have_their_addresses() {
+fn endpoints_of_regions_have_their_addresses() {
     for (region, host) in [
         (AlibabaRegion::International, "dashscope-intl"),
         (AlibabaRegion::UnitedStates, "dashscope-us"),
@@ -32,7 +32,7 @@ fn regions_have_their_addresses() {
 }
 
 #[tokio::test]
-async fn thinking_is_a_switch_and_a_budget() {
+async fn thinking_is_sent_as_a_switch_and_a_budget() {
     let on = |budget: u32| json!({"enable_thinking": true, "thinking_budget": budget});
     let cases: [(&str, ThinkingMode, Value, usize); 9] = [
         ("qwen-plus", Effort::Low.into(), on(4096), 0),
@@ -53,7 +53,7 @@ async fn thinking_is_a_switch_and_a_budget() {
 }
 
 #[tokio::test]
-async fn output_schema_is_a_json_object_or_a_tool_where_the_model_thinks() {
+async fn output_schema_is_a_json_object_or_a_tool_if_the_model_thinks() {
     let (off, low) = (Some(ThinkingMode::Off), Some(Effort::Low.into()));
     for (model, thinking, thinks) in [
         ("qwen-plus", None, false),
@@ -83,13 +83,13 @@ async fn output_schema_is_a_json_object_or_a_tool_where_the_model_thinks() {
             (format.as_ref(), tools.as_ref()),
             "{model}"
         );
-        assert_eq!(sent.get("tool_choice"), None, "none can be forced while it thinks");
+        assert_eq!(sent.get("tool_choice"), None, "no tool can be forced while it thinks");
         assert_eq!(warnings, Vec::<String>::new());
     }
 }
 
 #[tokio::test]
-async fn output_schema_of_a_model_without_tools_is_said_alone() {
+async fn output_schema_of_a_model_without_tools_is_in_the_system_prompt_only() {
     for model in ["qvq-max", "deepseek-r1"] {
         let request = Request::prompt("Hallo").with_options(Options::default().with_output(schema()));
         let (sent, warnings) = body(&Endpoint::alibaba(), model, request).await;
@@ -99,7 +99,7 @@ async fn output_schema_of_a_model_without_tools_is_said_alone() {
 }
 
 #[tokio::test]
-async fn tool_choice_that_forces_one_is_auto_while_the_model_thinks() {
+async fn tool_choice_that_forces_a_tool_becomes_auto_if_the_model_thinks() {
     for (thinking, said, warned) in [(ThinkingMode::Off, "required", 0), (Effort::Low.into(), "auto", 1)] {
         let options = Options::default().with_tool_choice(ToolChoice::Required).with_thinking(thinking);
         let request = Request::prompt("Hallo").with_options(options);
@@ -110,7 +110,7 @@ async fn tool_choice_that_forces_one_is_auto_while_the_model_thinks() {
 }
 
 #[tokio::test]
-async fn request_with_everything_says_what_the_service_takes() {
+async fn request_with_everything_sends_what_the_service_accepts() {
     let options = Options::default()
         .with_max_tokens(100)
         .with_temperature(0.5)
@@ -136,12 +136,12 @@ async fn request_with_everything_says_what_the_service_takes() {
             "thinking_budget": 16_384,
         })
     );
-    // The cache, and the labels.
+    // The cache hint and the metadata have a warning each.
     assert_eq!(warnings.len(), 2, "{warnings:?}");
 }
 
 #[tokio::test]
-async fn answer_with_thinking_is_read() {
+async fn answer_with_thinking_is_decoded() {
     let piece = |delta: Value, finish: Value| {
         json!({"choices": [{"delta": delta, "finish_reason": finish, "index": 0, "logprobs": null}],
             "object": "chat.completion.chunk", "usage": null, "created": 1, "system_fingerprint": null,

@@ -1,4 +1,4 @@
-//! Anthropic's Messages format: helpers for its tests, and the way there and back.
+//! Anthropic's Messages format: helpers for its tests, and round trips of whole conversations.
 #![allow(clippy::needless_pass_by_value, clippy::unwrap_used, reason = "helpers of tests")]
 
 use std::{borrow::Cow, sync::Arc};
@@ -14,7 +14,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// A tool that is only declared.
+/// A tool that is only declared, never run.
 pub(crate) struct Declared {
     name: &'static str,
     description: &'static str,
@@ -55,17 +55,17 @@ pub(crate) fn tools(tools: &[(&'static str, &'static str, Value)]) -> ToolSet {
 
 pub(crate) fn encode(mut request: Request, model: &str) -> Encoded {
     request.model = model.into();
-    // As Anthropic itself is spoken to.
+    // The settings with which requests go to Anthropic itself.
     AnthropicMessages::default().with_block_binding(true).encode(&request).unwrap()
 }
 
-/// The messages of the body for this conversation.
+/// Encodes this history and returns the `messages` of the body.
 pub(crate) fn messages(history: impl IntoIterator<Item = Message>) -> Value {
     let request = Request::new(history.into_iter().collect::<History>());
     encode(request, "claude-sonnet-4-5").body["messages"].clone()
 }
 
-/// Decodes events named as their `type` says.
+/// Decodes events that are named after their `type`.
 pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -104,7 +104,7 @@ pub(crate) fn stop(index: u64) -> Value {
     json!({"type": "content_block_stop", "index": index})
 }
 
-/// The two events that end an answer.
+/// Returns the two events that end an answer.
 pub(crate) fn end(stop_reason: &str) -> [Value; 2] {
     [
         json!({"type": "message_delta", "delta": {"stop_reason": stop_reason, "stop_sequence": null},
@@ -113,14 +113,14 @@ pub(crate) fn end(stop_reason: &str) -> [Value; 2] {
     ]
 }
 
-/// A whole answer around these events.
+/// Decodes and folds a complete answer with these events.
 pub(crate) fn answer(events: impl IntoIterator<Item = Value>, stop_reason: &str) -> Folded {
     let events: Vec<Value> = [start()].into_iter().chain(events).chain(end(stop_reason)).collect();
     fold(decode(&events).unwrap())
 }
 
 #[test]
-fn dialect_names_its_path_and_framing() {
+fn dialect_has_its_path_and_framing() {
     let dialect = AnthropicMessages::default();
     assert_eq!(dialect.name(), "anthropic_messages");
     assert_eq!(dialect.path(&Request::prompt("Hi")), "/messages");
@@ -128,7 +128,7 @@ fn dialect_names_its_path_and_framing() {
 }
 
 #[test]
-fn two_turns_with_thinking_and_parallel_tools_give_back_the_exact_blocks() {
+fn round_trip_of_two_turns_with_thinking_and_parallel_tools_keeps_the_exact_blocks() {
     let folded = answer(
         [
             block(0, json!({"type": "thinking", "thinking": "", "signature": ""})),
@@ -194,7 +194,7 @@ fn two_turns_with_thinking_and_parallel_tools_give_back_the_exact_blocks() {
 }
 
 #[test]
-fn answer_with_citations_and_server_tools_gives_back_the_exact_blocks() {
+fn round_trip_of_citations_and_server_tools_keeps_the_exact_blocks() {
     let search = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}});
     let found = json!({"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": [
         {"type": "web_search_result", "title": "Fjord", "url": "https://example.org/fjord", "encrypted_content": "ZW5j"},

@@ -1,4 +1,5 @@
-//! What is said of the binding of thinking to what stands before it, by service and beside the user's own words.
+//! When a request to Anthropic's Messages format sets the binding of thinking blocks to their prefix: depending on
+//! the service, and together with the user's own `thinking` setting.
 
 use omni_agent::provider::{
     Effort, Request, ThinkingMode,
@@ -8,7 +9,7 @@ use omni_agent::provider::{
 use serde_json::{Map, Value, json};
 
 #[test]
-fn encode_for_a_service_that_is_not_said_to_know_the_binding_is_silent_on_it() {
+fn encode_for_a_service_not_known_to_support_the_binding_omits_it() {
     let mut request = Request::prompt("Hi");
     request.model = "anthropic/claude-opus-5-5".into();
     let plain = AnthropicMessages::default().encode(&request).unwrap();
@@ -22,7 +23,7 @@ fn encode_for_a_service_that_is_not_said_to_know_the_binding_is_silent_on_it() {
 }
 
 #[test]
-fn encode_thinking_in_the_users_own_words_is_not_mixed_with_the_binding() {
+fn encode_users_own_thinking_setting_replaces_or_joins_the_binding() {
     let sent = |model: &str, mode: Option<ThinkingMode>, extra: &Value| {
         let mut request = Request::prompt("Hi");
         request.model = model.into();

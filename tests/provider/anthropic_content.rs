@@ -1,4 +1,4 @@
-//! Anthropic's Messages format: messages and their blocks in a request.
+//! Anthropic's Messages format: the messages and content blocks of a request.
 
 use omni_agent::{
     message::{
@@ -27,7 +27,7 @@ fn text(text: &str) -> Value {
     json!({"type": "text", "text": text})
 }
 
-/// The content of the only message for a user message with this attachment.
+/// Returns the content that is sent for a user message with this attachment.
 fn attached(attachment: Attachment) -> Value {
     messages([Message::user(vec![Content::from(attachment)])])[0]["content"].clone()
 }
@@ -37,7 +37,7 @@ fn tool_use(id: &str) -> ToolUse {
 }
 
 #[test]
-fn encode_adjacent_messages_of_one_role_become_one() {
+fn encode_adjacent_messages_of_one_role_are_merged() {
     let encoded = messages([
         Message::user("a"),
         Message::user("b"),
@@ -67,7 +67,7 @@ fn encode_blank_text_and_empty_messages_are_dropped() {
 }
 
 #[test]
-fn encode_final_assistant_text_loses_trailing_white_space_others_keep_it() {
+fn encode_final_assistant_text_loses_trailing_white_space() {
     let encoded = messages([Message::user("a \n"), Message::assistant("b \n"), Message::user("c \n")]);
     assert_eq!(encoded[1]["content"], json!([text("b \n")]));
     assert_eq!(encoded[2]["content"], json!([text("c \n")]));
@@ -77,7 +77,7 @@ fn encode_final_assistant_text_loses_trailing_white_space_others_keep_it() {
 }
 
 #[test]
-fn encode_thinking_goes_back_signed_and_to_its_own_format_alone() {
+fn encode_thinking_is_sent_back_signed_and_only_to_its_own_format() {
     let content = || {
         vec![
             thinking("signed", Some("sig"), None),
@@ -104,7 +104,7 @@ fn encode_thinking_goes_back_signed_and_to_its_own_format_alone() {
 }
 
 #[test]
-fn encode_bound_thinking_stays_behind_where_nothing_lets_it_be_dropped() {
+fn encode_bound_thinking_is_omitted_if_the_service_can_not_drop_it() {
     let answer = |content: Content| {
         let content = vec![thinking("Hm.", Some("sig"), None), content];
         written_by("anthropic_messages", Message::assistant(content))
@@ -123,7 +123,8 @@ fn encode_bound_thinking_stays_behind_where_nothing_lets_it_be_dropped() {
     let disabled = json!({"type": "disabled"});
     let (off, none) = (Some(ThinkingMode::Off), None);
     for (model, mode, extra, expected) in [
-        // It still thinks between tools: in the turn that is open, the service wants that back.
+        // With this setting the model still thinks between tools, and the service wants the thinking of the open turn
+        // back.
         ("claude-sonnet-5-5", off, None, [false, true, true]),
         ("claude-haiku-5-5", Some(ThinkingMode::Budget(0)), None, [false; 3]),
         ("claude-haiku-5-5", none, Some(disabled), [false; 3]),
@@ -147,7 +148,7 @@ fn encode_bound_thinking_stays_behind_where_nothing_lets_it_be_dropped() {
 }
 
 #[test]
-fn encode_server_tool_use_whose_result_never_came_is_left_out() {
+fn encode_server_tool_use_without_a_result_is_omitted() {
     let item = |data: &Value| {
         Content::from(ProviderItem { format: "anthropic_messages".into(), data: data.clone() })
     };
@@ -157,7 +158,7 @@ fn encode_server_tool_use_whose_result_never_came_is_left_out() {
     let found = result("web_search_tool_result", "srvtoolu_1");
     let answered = result("mcp_tool_result", "mcptoolu_1");
 
-    // Interrupted: the conversation went on without the result.
+    // Interrupted: the conversation continued without the result.
     let broken = Message::assistant(vec![Content::from("Let me look."), item(&search), item(&mcp)]);
     let encoded = messages([Message::user("a"), broken.clone(), Message::user("b")]);
     assert_eq!(
@@ -168,17 +169,17 @@ fn encode_server_tool_use_whose_result_never_came_is_left_out() {
             {"role": "user", "content": [text("b")]},
         ])
     );
-    // Nothing else was there.
+    // Interrupted, and the message contains nothing else.
     let alone = Message::assistant(vec![item(&search)]);
     let encoded = messages([Message::user("a"), alone.clone(), Message::user("b")]);
     assert_eq!(encoded, json!([{"role": "user", "content": [text("a"), text("b")]}]));
-    // Paused: the service goes on with it.
+    // Paused: the service continues it.
     assert_eq!(messages([Message::user("a"), alone.clone()])[1]["content"], json!([search]));
-    // Paused and gone on with, in a message of its own.
+    // Paused and continued in a separate message.
     let rest = Message::assistant(vec![item(&found), "Found.".into()]);
     let encoded = messages([Message::user("a"), alone, rest, Message::user("b")]);
     assert_eq!(encoded[1]["content"], json!([search, found, text("Found.")]));
-    // With its result, only the other one is left behind.
+    // Only the use without a result is omitted.
     let half = Message::assistant(vec![item(&search), item(&found), item(&mcp), "So.".into()]);
     let encoded = messages([Message::user("a"), half, Message::user("b")]);
     assert_eq!(encoded[1]["content"], json!([search, found, text("So.")]));
@@ -188,7 +189,7 @@ fn encode_server_tool_use_whose_result_never_came_is_left_out() {
 }
 
 #[test]
-fn encode_server_tool_that_waits_for_a_tool_of_the_application_stays() {
+fn encode_server_tool_that_waits_for_a_tool_of_the_application_is_kept() {
     let code = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {}});
     let caller = json!({"type": "code_execution_20250825", "tool_id": "srvtoolu_1"});
     let call = ToolUse { signature: Some(caller.to_string()), ..tool_use("toolu_1") };
@@ -202,7 +203,7 @@ fn encode_server_tool_that_waits_for_a_tool_of_the_application_stays() {
 }
 
 #[test]
-fn encode_answer_that_ends_in_thinking_is_sent_without_it() {
+fn encode_answer_that_ends_in_thinking_omits_that_thinking() {
     let cut = Message::assistant(vec![Content::from("so"), thinking("then", Some("sig"), None)]);
     let only = Message::assistant(vec![thinking("then", Some("sig"), None)]);
     let encoded = messages([Message::user("a"), cut, Message::user("b"), only, Message::user("c")]);
@@ -217,7 +218,7 @@ fn encode_answer_that_ends_in_thinking_is_sent_without_it() {
 }
 
 #[test]
-fn encode_provider_items_go_back_unchanged_to_their_own_format_alone() {
+fn encode_provider_items_are_sent_back_unchanged_and_only_to_their_own_format() {
     let data = json!({"type": "mcp_tool_use", "id": "m.1", "b": null, "a": [1.5, {"z": ""}]});
     let own = ProviderItem { format: "anthropic_messages".into(), data: data.clone() };
     let foreign = ProviderItem { format: "openai_responses".into(), data: json!({"type": "reasoning"}) };
@@ -228,7 +229,7 @@ fn encode_provider_items_go_back_unchanged_to_their_own_format_alone() {
 }
 
 #[test]
-fn encode_signatures_of_other_formats_are_not_taken_for_citations() {
+fn encode_signatures_of_other_formats_are_not_sent_as_citations() {
     let signed = Text { text: "t".into(), signature: Some("b64sig==".into()) };
     let caller = ToolUse { signature: Some("{\"type\":\"x\"}".into()), ..tool_use("1") };
     let message = written_by("google_gemini", Message::assistant(vec![Content::from(signed.clone())]));
@@ -275,7 +276,7 @@ fn encode_tool_use_ids_repeated_in_later_messages_become_distinct() {
 }
 
 #[test]
-fn encode_tool_use_names_and_inputs_that_the_service_refuses_are_made_fit() {
+fn encode_invalid_tool_use_names_and_inputs_are_made_valid() {
     let odd = ToolUse::new("1", "fs.read file", json!([1]));
     let null = ToolUse::new("2", "", Value::Null);
     let encoded = messages([Message::assistant(vec![odd, null])]);
@@ -293,7 +294,7 @@ fn encode_tool_use_names_and_inputs_that_the_service_refuses_are_made_fit() {
 }
 
 #[test]
-fn encode_tool_results_carry_blocks_errors_and_images() {
+fn encode_tool_results_contain_blocks_errors_and_images() {
     let looked = tool_use("1");
     let image = Attachment::base64("image/png", "aW1n");
     let results = vec![
@@ -333,7 +334,7 @@ fn encode_tool_results_come_first_in_their_message() {
 }
 
 #[test]
-fn encode_images_and_pdfs_go_as_base64_or_url() {
+fn encode_images_and_pdfs_are_sent_as_base64_or_url() {
     let base64 = |media_type: &str| json!({"type": "base64", "media_type": media_type, "data": "AA=="});
     assert_eq!(
         attached(Attachment::base64("image/jpg", "AA==")),
@@ -356,7 +357,7 @@ fn encode_images_and_pdfs_go_as_base64_or_url() {
 }
 
 #[test]
-fn encode_text_files_go_as_text_documents() {
+fn encode_text_files_are_sent_as_text_documents() {
     for (media_type, data, text) in [
         ("text/plain; charset=utf-8", "aGVsbG8sIHfDtnJsZA==", "hello, wörld"),
         ("text/markdown", "IyBh", "# a"),
@@ -371,7 +372,7 @@ fn encode_text_files_go_as_text_documents() {
 }
 
 #[test]
-fn encode_attachment_that_the_format_refuses_is_an_error_or_a_placeholder() {
+fn encode_unsupported_attachment_is_an_error_or_a_placeholder() {
     for attachment in [
         Attachment::base64("audio/mpeg", "AA=="),
         Attachment::base64("image/svg+xml", "AA=="),

@@ -1,4 +1,4 @@
-//! Anthropic's Messages format: answers.
+//! Anthropic's Messages format: decoding of answers.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::{
@@ -18,7 +18,7 @@ fn feed(decoder: &mut dyn Decoder, event: &str, data: &str) -> Vec<Delta> {
     deltas
 }
 
-/// A decoder that has seen the beginning of an answer.
+/// Returns a decoder that has read the beginning of an answer.
 fn begun() -> Box<dyn Decoder> {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     feed(&mut *decoder, "message_start", &start().to_string());
@@ -38,7 +38,7 @@ fn text_block() -> [Value; 3] {
 }
 
 #[test]
-fn decode_plain_answer_gives_one_delta_an_event() {
+fn decode_plain_answer_gives_one_delta_per_event() {
     let [opened, grown, ended] = text_block();
     let [reason, last] = end("end_turn");
     let usage = Usage { input: 10, output: 1, ..Usage::default() };
@@ -67,7 +67,7 @@ fn decode_plain_answer_gives_one_delta_an_event() {
 }
 
 #[test]
-fn decode_each_stop_reason_gives_its_meaning() {
+fn decode_stop_reason_maps_to_its_meaning() {
     for (word, reason) in [
         ("end_turn", StopReason::Stop),
         ("stop_sequence", StopReason::StopSequence),
@@ -83,7 +83,7 @@ fn decode_each_stop_reason_gives_its_meaning() {
 }
 
 #[test]
-fn decode_whole_answer_without_a_stop_reason_is_no_truncation() {
+fn decode_whole_answer_without_a_stop_reason_is_not_truncated() {
     for nothing in [json!({"stop_reason": null}), json!({"stop_reason": ""}), json!({})] {
         let silent = [json!({"type": "message_delta", "delta": nothing}), json!({"type": "message_stop"})];
         let events: Vec<Value> = [start()].into_iter().chain(text_block()).chain(silent.clone()).collect();
@@ -95,7 +95,7 @@ fn decode_whole_answer_without_a_stop_reason_is_no_truncation() {
 }
 
 #[test]
-fn decode_blocks_that_start_with_content_count_it() {
+fn decode_block_that_starts_with_content_keeps_it() {
     let folded = answer(
         [
             block(0, json!({"type": "thinking", "thinking": "Hm", "signature": "s1"})),
@@ -124,7 +124,7 @@ fn decode_blocks_that_start_with_content_count_it() {
 }
 
 #[test]
-fn decode_tool_input_comes_whole_in_pieces_or_not_at_all() {
+fn decode_tool_input_may_arrive_whole_in_pieces_or_not_at_all() {
     let tool = |index: u64, input: Option<Value>| {
         let mut tool = json!({"type": "tool_use", "id": format!("t{index}"), "name": "n"});
         if let Some(input) = input {
@@ -169,7 +169,7 @@ fn decode_tool_input_comes_whole_in_pieces_or_not_at_all() {
 }
 
 #[test]
-fn decode_tool_use_with_a_direct_caller_is_plain() {
+fn decode_tool_use_with_a_direct_caller_has_no_signature() {
     let caller = json!({"type": "direct"});
     let tool = json!({"type": "tool_use", "id": "t", "name": "n", "input": {}, "caller": caller});
     let folded = answer([block(0, tool), stop(0)], "tool_use");
@@ -177,7 +177,7 @@ fn decode_tool_use_with_a_direct_caller_is_plain() {
 }
 
 #[test]
-fn decode_unknown_blocks_become_items_with_all_that_their_deltas_brought() {
+fn decode_unknown_blocks_become_items_with_the_content_of_their_deltas() {
     let item = |data: Value| Content::from(ProviderItem { format: "anthropic_messages".into(), data });
     let folded = answer(
         [
@@ -221,7 +221,7 @@ fn decode_unknown_blocks_become_items_with_all_that_their_deltas_brought() {
 }
 
 #[test]
-fn decode_start_with_content_takes_the_blocks_and_the_end_from_it() {
+fn decode_start_with_content_contributes_its_blocks_and_stop_reason() {
     let result = json!({"type": "code_execution_tool_result", "tool_use_id": "srvtoolu_1",
         "content": {"type": "code_execution_result", "stdout": "7", "return_code": 0}});
     let caller = json!({"type": "code_execution_20250825", "tool_id": "srvtoolu_1"});
@@ -247,7 +247,7 @@ fn decode_start_with_content_takes_the_blocks_and_the_end_from_it() {
     let data = &folded.message.provider_data["anthropic_messages"];
     assert_eq!(data, &json!({"id": "msg_1", "container": {"id": "container_1"}}));
 
-    // What streams in after that counts its own blocks.
+    // The indices of blocks that stream in afterwards start at zero again.
     let [opened, grown, ended] = text_block();
     let folded = fold(decode(&[begin, opened, grown, ended, stop]).unwrap());
     assert_eq!(folded.message.content[..3], expected);
@@ -255,7 +255,7 @@ fn decode_start_with_content_takes_the_blocks_and_the_end_from_it() {
 }
 
 #[test]
-fn decode_start_of_the_same_message_twice_counts_once() {
+fn decode_repeated_start_of_the_same_message_counts_once() {
     let mut again = start();
     again["message"]["usage"]["input_tokens"] = json!(11);
     again["message"]["content"] = json!([{"type": "text", "text": "not twice"}]);
@@ -284,7 +284,7 @@ fn decode_indices_with_gaps_and_interleaved_blocks_become_dense() {
 }
 
 #[test]
-fn decode_usage_takes_totals_and_keeps_what_is_left_out() {
+fn decode_usage_takes_totals_and_keeps_omitted_counts() {
     let mut begin = start();
     begin["message"]["usage"] = json!({
         "input_tokens": 5, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 30,
@@ -314,7 +314,7 @@ fn decode_usage_takes_totals_and_keeps_what_is_left_out() {
 }
 
 #[test]
-fn decode_provider_data_tells_the_format_and_keeps_what_belongs_to_the_message() {
+fn decode_provider_data_names_the_format_and_keeps_message_data() {
     let details = json!({"type": "refusal", "category": "bio", "explanation": null});
     let container = json!({"id": "c1", "expires_at": "2026-01-01T00:00:00Z"});
     let reason = json!({"type": "message_delta",
@@ -331,7 +331,7 @@ fn decode_provider_data_tells_the_format_and_keeps_what_belongs_to_the_message()
 }
 
 #[test]
-fn decode_unknown_events_and_deltas_pass() {
+fn decode_unknown_events_and_deltas_are_skipped() {
     let mut decoder = begun();
     for data in [
         r#"{"type":"heartbeat","delta":"x","index":"y","usage":[],"message":3}"#,
@@ -352,7 +352,7 @@ fn decode_unknown_events_and_deltas_pass() {
 }
 
 #[test]
-fn decode_events_without_a_name_or_with_a_wrong_one_go_by_their_type() {
+fn decode_events_without_a_name_or_with_a_wrong_one_use_their_type() {
     let grown = delta(0, json!({"type": "text_delta", "text": "Hi"})).to_string();
     for name in ["", "message_stop", "error", "unheard_of"] {
         let mut decoder = begun();
@@ -362,7 +362,7 @@ fn decode_events_without_a_name_or_with_a_wrong_one_go_by_their_type() {
 }
 
 #[test]
-fn decode_events_without_a_type_go_by_their_name() {
+fn decode_events_without_a_type_use_their_name() {
     let mut decoder = begun();
     feed(&mut *decoder, "content_block_start", r#"{"index":0,"content_block":{"type":"text","text":"Hi"}}"#);
     feed(&mut *decoder, "message_stop", "{}");
@@ -381,7 +381,7 @@ fn decode_escapes_and_empty_pieces_give_exact_text() {
 }
 
 #[test]
-fn decode_after_message_stop_reads_nothing() {
+fn decode_after_message_stop_ignores_events() {
     let mut decoder = begun();
     feed(&mut *decoder, "message_stop", r#"{"type":"message_stop"}"#);
     for data in ["no json", r#"{"type":"error","error":{}}"#, &start().to_string()] {
@@ -415,7 +415,7 @@ fn decode_answer_cut_by_its_limit_keeps_the_raw_input_of_its_last_tool_use() {
 }
 
 #[test]
-fn decode_opaque_item_beyond_the_limit_is_an_error_and_no_memory() {
+fn decode_opaque_item_above_the_limit_is_an_error_and_emits_nothing() {
     let mut decoder = begun();
     feed(&mut *decoder, "", &block(0, json!({"type": "server_tool_use"})).to_string());
     let piece = "x".repeat(1024 * 1024);

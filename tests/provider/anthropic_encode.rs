@@ -1,4 +1,4 @@
-//! Anthropic's Messages format: what surrounds the messages in a request.
+//! Anthropic's Messages format: the parts of a request outside the messages.
 
 use omni_agent::{
     message::Message,
@@ -11,7 +11,7 @@ use crate::anthropic::{encode, tools};
 
 const SONNET: &str = "claude-sonnet-4-5-20250929";
 
-/// The body without model, stream and messages, which are the same all through, and the warnings.
+/// Encodes a request and returns its warnings and its body, without the model, stream and messages, which never vary.
 fn body(model: &str, options: Options) -> (Value, Vec<String>) {
     let tools = tools(&[("add", "Adds.", json!({"type": "object"}))]);
     let encoded = encode(Request::prompt("Hi").with_tools(tools).with_options(options), model);
@@ -87,7 +87,7 @@ fn encode_full_request_gives_the_whole_body() {
 }
 
 #[test]
-fn encode_same_request_twice_gives_same_bytes() {
+fn encode_same_request_twice_gives_the_same_bytes() {
     let request = || {
         let schema = json!({"type": "object", "properties": {"z": {}, "a": {}}});
         Request::prompt("Hi")
@@ -100,7 +100,7 @@ fn encode_same_request_twice_gives_same_bytes() {
 }
 
 #[test]
-fn encode_sampling_numbers_keeps_their_digits() {
+fn encode_sampling_numbers_keep_their_digits() {
     let options = Options::default().with_temperature(0.1).with_top_p(0.3);
     let encoded = encode(Request::prompt("Hi").with_options(options), "some-model");
     let text = serde_json::to_string(&encoded.body).unwrap();
@@ -108,7 +108,7 @@ fn encode_sampling_numbers_keeps_their_digits() {
 }
 
 #[test]
-fn encode_levels_on_older_models_gives_budgets_below_max_tokens() {
+fn encode_levels_on_older_models_become_budgets_below_max_tokens() {
     let levels = [
         (Effort::Minimal, 1024),
         (Effort::Low, 4096),
@@ -129,7 +129,7 @@ fn encode_levels_on_older_models_gives_budgets_below_max_tokens() {
 }
 
 #[test]
-fn encode_levels_on_newer_models_gives_adaptive_effort() {
+fn encode_levels_on_newer_models_become_adaptive_effort() {
     let levels = [
         (Effort::Minimal, "low"),
         (Effort::Low, "low"),
@@ -162,7 +162,7 @@ fn encode_effort_with_output_schema_shares_the_output_config() {
 }
 
 #[test]
-fn encode_budget_goes_out_where_a_model_takes_it() {
+fn encode_budget_is_sent_if_the_model_accepts_one() {
     for model in [SONNET, "claude-opus-4-6"] {
         let expected = json!({"max_tokens": 6096, "thinking": {"type": "enabled", "budget_tokens": 2000}});
         assert_eq!(body(model, thinking(ThinkingMode::Budget(2000))), (expected, vec![]));
@@ -196,7 +196,7 @@ fn encode_limit_below_the_budget_lowers_the_budget() {
 }
 
 #[test]
-fn encode_thinking_off_says_so_as_each_model_takes_it() {
+fn encode_thinking_off_has_the_form_of_each_model() {
     let off = |model| body(model, thinking(ThinkingMode::Off));
     for model in [SONNET, "claude-opus-4-6", "claude-sonnet-5", "claude-opus-5"] {
         assert_eq!(off(model), (json!({"max_tokens": 4096, "thinking": {"type": "disabled"}}), vec![]));
@@ -216,7 +216,7 @@ fn encode_thinking_off_says_so_as_each_model_takes_it() {
 }
 
 #[test]
-fn encode_thinking_that_is_bound_to_what_came_before_may_be_dropped() {
+fn encode_thinking_bound_to_its_prefix_may_be_dropped() {
     let bound = json!({"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}});
     let always = ["claude-fable-5-1", "claude-mythos-5-2", "claude-opus-5-5-20260922"];
     let models = always.into_iter().chain(["anthropic/claude-sonnet-5.5", "claude-haiku-5-5"]);
@@ -231,7 +231,7 @@ fn encode_thinking_that_is_bound_to_what_came_before_may_be_dropped() {
     for model in always {
         assert_eq!(body(model, thinking(ThinkingMode::Off)).0["thinking"], bound, "{model}");
     }
-    // The service takes it beside no other way of thinking.
+    // The service accepts the binding only with adaptive thinking.
     for (model, off) in [("claude-sonnet-5-5", "between_tools"), ("claude-haiku-5-5", "disabled")] {
         let (body, _) = body(model, thinking(ThinkingMode::Off));
         assert_eq!(body, json!({"max_tokens": 4096, "thinking": {"type": off}}), "{model}");
@@ -242,14 +242,14 @@ fn encode_thinking_that_is_bound_to_what_came_before_may_be_dropped() {
 }
 
 #[test]
-fn encode_thinking_on_a_model_that_does_not_think_is_left_out() {
+fn encode_thinking_for_a_model_that_does_not_think_is_omitted() {
     let (body, warnings) = body("claude-3-5-sonnet-20241022", thinking(ThinkingMode::Effort(Effort::Low)));
     assert_eq!(body, json!({"max_tokens": 4096}));
     assert_eq!(warnings.len(), 1);
 }
 
 #[test]
-fn encode_sampling_that_a_model_refuses_is_left_out() {
+fn encode_sampling_that_a_model_refuses_is_omitted() {
     let sampling = |options: Options| options.with_temperature(0.5).with_top_p(0.5);
     for (model, options, kept) in [
         ("claude-sonnet-4-20250514", Options::default(), json!({"temperature": 0.5, "top_p": 0.5})),
@@ -276,7 +276,7 @@ fn encode_sampling_that_a_model_refuses_is_left_out() {
 }
 
 #[test]
-fn encode_temperature_out_of_range_is_set_to_the_nearest() {
+fn encode_temperature_out_of_range_becomes_the_nearest_valid_value() {
     let (warm, warnings) = body(SONNET, Options::default().with_temperature(1.6));
     assert_eq!((warm["temperature"].as_f64(), warnings.len()), (Some(1.0), 1));
     let (other, warnings) = body("other", Options::default().with_temperature(1.6));
@@ -287,7 +287,7 @@ fn encode_temperature_out_of_range_is_set_to_the_nearest() {
 }
 
 #[test]
-fn encode_tool_choice_gives_each_form() {
+fn encode_tool_choice_has_a_form_for_each_variant() {
     for (choice, value) in [
         (ToolChoice::Auto, json!({"type": "auto"})),
         (ToolChoice::None, json!({"type": "none"})),
@@ -300,7 +300,7 @@ fn encode_tool_choice_gives_each_form() {
 }
 
 #[test]
-fn encode_forced_tool_becomes_auto_where_it_is_refused() {
+fn encode_forced_tool_becomes_auto_if_the_model_refuses_it() {
     let demanded = |options: Options| options.with_tool_choice(ToolChoice::Required);
     for (model, options) in [
         (SONNET, thinking(ThinkingMode::Effort(Effort::Low))),
@@ -318,7 +318,7 @@ fn encode_forced_tool_becomes_auto_where_it_is_refused() {
 }
 
 #[test]
-fn encode_tool_choice_without_tools_is_left_out() {
+fn encode_tool_choice_without_tools_is_omitted() {
     let choose = |choice| {
         let options = Options::default().with_tool_choice(choice);
         encode(Request::prompt("Hi").with_options(options), SONNET)
@@ -330,7 +330,7 @@ fn encode_tool_choice_without_tools_is_left_out() {
 }
 
 #[test]
-fn encode_metadata_sends_the_user_id_alone() {
+fn encode_metadata_sends_only_the_user_id() {
     let metadata = json!({"team": "red", "user_id": "u-7"});
     let options = Options::default().with_metadata(metadata.as_object().unwrap().clone());
     let (with_id, warnings) = body(SONNET, options);
@@ -341,7 +341,7 @@ fn encode_metadata_sends_the_user_id_alone() {
 }
 
 #[test]
-fn encode_blank_system_and_stop_sequences_are_left_out() {
+fn encode_blank_system_and_stop_sequences_are_omitted() {
     let options = Options::default().with_stop_sequences(vec!["\n".into(), String::new()]);
     let encoded = encode(Request::prompt("Hi").with_system(" \n").with_options(options), SONNET);
     assert!(!encoded.body.contains_key("system"));
@@ -350,7 +350,7 @@ fn encode_blank_system_and_stop_sequences_are_left_out() {
 }
 
 #[test]
-fn encode_long_cache_asks_for_an_hour() {
+fn encode_long_cache_requests_one_hour() {
     let encoded =
         encode(Request::prompt("Hi").with_options(Options::default().with_cache(CacheHint::Long)), SONNET);
     assert_eq!(
@@ -360,7 +360,7 @@ fn encode_long_cache_asks_for_an_hour() {
 }
 
 #[test]
-fn encode_output_schema_in_terms_that_the_service_refuses_is_restated() {
+fn encode_output_schema_with_unsupported_keywords_moves_them_to_descriptions() {
     let schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -395,7 +395,7 @@ fn encode_output_schema_in_terms_that_the_service_refuses_is_restated() {
 }
 
 #[test]
-fn encode_extra_and_timeout_leaves_them_to_the_endpoint() {
+fn encode_extra_and_timeout_are_left_to_the_endpoint() {
     let options = Options::default()
         .with_extra(Map::from_iter([("top_k".into(), 5.into())]))
         .with_timeout(std::time::Duration::from_secs(1))
@@ -404,7 +404,7 @@ fn encode_extra_and_timeout_leaves_them_to_the_endpoint() {
 }
 
 #[test]
-fn encode_cache_mark_falls_on_the_last_block_that_may_carry_it() {
+fn encode_cache_mark_is_on_the_last_block_that_may_carry_it() {
     let mut assistant = Message::assistant("Hello");
     assistant.content.push(omni_agent::message::Content::ProviderItem(omni_agent::message::ProviderItem {
         format: "anthropic_messages".into(),

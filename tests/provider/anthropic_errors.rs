@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::anthropic::{block, decode, delta, start, stop};
 
-/// The error that this event gives after the beginning of an answer with one open text block.
+/// Returns the error for this event after the beginning of an answer with an open text block.
 fn failure(event: &str, data: &str) -> ProviderError {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -18,12 +18,12 @@ fn failure(event: &str, data: &str) -> ProviderError {
     }
     let before = deltas.len();
     let error = decoder.decode(Frame { event, data }, &mut deltas).unwrap_err();
-    assert_eq!(deltas.len(), before, "an event that fails brings nothing");
+    assert_eq!(deltas.len(), before, "an event that fails emits no delta");
     error
 }
 
 #[test]
-fn decode_error_events_give_their_kind() {
+fn decode_error_events_map_to_their_kind() {
     for (kind, expected) in [
         ("overloaded_error", ErrorKind::Overloaded),
         ("rate_limit_error", ErrorKind::RateLimit),
@@ -56,7 +56,7 @@ fn decode_errors_in_other_envelopes_are_errors() {
 
 #[test]
 fn decode_bare_error_in_event_named_error_is_that_error() {
-    // As llama.cpp sends it: the type is not the event's.
+    // As llama.cpp sends it: `type` is the type of the error, not of the event.
     for extra in ["", r#","delta":7"#] {
         let data = format!(r#"{{"code":500,"message":"No match","type":"server_error"{extra}}}"#);
         let error = failure("error", &data);
@@ -72,11 +72,11 @@ fn decode_error_before_message_start_is_that_error() {
 }
 
 #[test]
-fn decode_events_that_do_not_fit_are_decoding_errors() {
+fn decode_malformed_events_are_decoding_errors() {
     let text = || json!({"type": "text_delta", "text": "x"});
     let tool = json!({"type": "tool_use", "id": "t", "name": "n"});
     for event in [
-        // An index that is none, or of no block.
+        // The index is invalid or belongs to no block.
         json!({"type": "content_block_delta", "delta": text()}),
         json!({"type": "content_block_delta", "index": -1, "delta": text()}),
         json!({"type": "content_block_delta", "index": "0", "delta": text()}),
@@ -89,7 +89,7 @@ fn decode_events_that_do_not_fit_are_decoding_errors() {
         block(1 << 32, tool.clone()),
         block(Fold::MAX_BLOCKS as u64, tool.clone()),
         json!({"type": "content_block_start", "content_block": tool}),
-        // A block that starts again, or without a shape.
+        // The block starts a second time or has no shape.
         block(0, tool.clone()),
         block(1, Value::Null),
         block(1, json!("text")),
@@ -97,14 +97,14 @@ fn decode_events_that_do_not_fit_are_decoding_errors() {
         block(1, json!({"type": 5})),
         block(1, json!({"type": "text", "text": 5})),
         block(1, json!({"type": "tool_use", "id": {}, "name": "n"})),
-        // A delta for a block of another kind, or without a shape.
+        // The delta is for a block of another kind or has no shape.
         delta(0, json!({"type": "thinking_delta", "thinking": "x"})),
         delta(0, json!({"type": "signature_delta", "signature": "x"})),
         delta(0, json!({"type": "input_json_delta", "partial_json": "{}"})),
         delta(0, json!({"type": "text_delta", "text": 5})),
         delta(0, json!({"text": "x"})),
         delta(0, Value::Null),
-        // Another message, as from a gateway that asked again, or one that can't be told from another.
+        // A second message, as from a gateway that repeated the request, or a start without an id to compare.
         json!({"type": "message_start", "message": {"id": "msg_2", "content": []}}),
         json!({"type": "message_start"}),
     ] {
@@ -152,7 +152,7 @@ fn decode_more_blocks_than_the_limit_is_a_decoding_error() {
 }
 
 #[test]
-fn decode_what_is_no_json_object_is_a_decoding_error_with_the_cut_data() {
+fn decode_data_that_is_not_a_json_object_is_a_decoding_error_with_the_shortened_data() {
     for data in ["{\"type\":\"message_st", "hello", "[]", "[\"message_stop\"]", "3", "null", "{\"type\":}"] {
         for name in ["", "message_stop"] {
             let error = failure(name, data);
@@ -167,7 +167,7 @@ fn decode_what_is_no_json_object_is_a_decoding_error_with_the_cut_data() {
     assert!(error.message.len() < 500 && error.body.unwrap().len() <= ProviderError::BODY_LIMIT);
 }
 
-#[rustfmt::skip] // a line each
+#[rustfmt::skip] // one line per case
 /// Status, type, message, kind, and whether a retry can help. Source: <https://platform.claude.com/docs/en/api/errors>.
 const DOCUMENTED: &[(u16, &str, &str, ErrorKind, bool)] = &[
     (400, "invalid_request_error", "messages: roles must alternate", ErrorKind::InvalidRequest, false),
@@ -186,7 +186,7 @@ const DOCUMENTED: &[(u16, &str, &str, ErrorKind, bool)] = &[
 ];
 
 #[test]
-fn error_bodies_are_told_apart_before_and_inside_of_an_answer() {
+fn error_bodies_map_to_their_kind_before_and_inside_an_answer() {
     for &(status, word, message, kind, retryable) in DOCUMENTED {
         let error = json!({"type": word, "message": message});
         let body = json!({"type": "error", "error": error, "request_id": "req_1"}).to_string();
@@ -200,7 +200,7 @@ fn error_bodies_are_told_apart_before_and_inside_of_an_answer() {
     }
 }
 
-/// `message` is the name that server-sent events have by default.
+/// `message` is the default name of server-sent events.
 #[test]
 fn decode_error_in_event_named_message_is_that_error() {
     let too_long = "prompt is too long: 200001 tokens > 200000 maximum";

@@ -1,4 +1,4 @@
-//! Anthropic's Messages format as other services speak it.
+//! Anthropic's Messages format as other services deviate from it.
 #![allow(clippy::needless_pass_by_value, clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::{
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::anthropic::{decode, end, fold, start};
 
-/// A message in one object.
+/// Returns a message as a single object.
 fn whole(content: Value, stop_reason: Value) -> Value {
     json!({"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": content,
         "stop_reason": stop_reason, "stop_sequence": null, "usage": {"input_tokens": 5, "output_tokens": 9}})
@@ -46,7 +46,7 @@ fn decode_whole_answer_in_one_object_is_complete() {
 }
 
 #[test]
-fn decode_whole_answer_without_content_or_reason_is_a_stop() {
+fn decode_whole_answer_without_content_or_reason_has_stop_as_its_reason() {
     for content in [json!([]), json!(null)] {
         let folded = fold(decode(&[whole(content, json!(null))]).unwrap());
         assert_eq!((folded.stop_reason, folded.message.content.len()), (StopReason::Stop, 0));
@@ -57,14 +57,14 @@ fn decode_whole_answer_without_content_or_reason_is_a_stop() {
 }
 
 #[test]
-fn decode_whole_answer_within_a_stream_is_no_event_of_it() {
+fn decode_whole_answer_within_a_stream_is_ignored() {
     let [last, over] = end("end_turn");
     let message = whole(json!([{"type": "text", "text": "again"}]), json!("end_turn"));
     assert_eq!(fold(decode(&[start(), message, last, over]).unwrap()).message.text(), "");
 }
 
 #[test]
-fn decode_usage_in_any_form_costs_no_answer() {
+fn decode_usage_in_any_form_keeps_the_answer() {
     let told = |input: Value, output: Value| {
         let mut begin = start();
         begin["message"]["usage"] = json!({"input_tokens": input, "output_tokens": 1});

@@ -68,7 +68,7 @@ proptest! {
             sent += data.len();
             let name = if named { event["type"].as_str().unwrap_or_default() } else { "" };
             let mut deltas = Vec::new();
-            // What fails brings an error, and the answer goes on in this test to reach more states.
+            // An event that fails returns an error. The test continues after it, to reach more states.
             let _ = decoder.decode(Frame { event: name, data: &data }, &mut deltas);
             for delta in deltas {
                 prop_assert_eq!(fold.apply(delta), Ok(()));
@@ -100,7 +100,7 @@ proptest! {
     }
 
     #[test]
-    fn decode_any_pieces_of_a_text_gives_the_text(pieces in vec("\\PC{0,10}", 0..10)) {
+    fn decode_text_in_any_pieces_gives_the_text(pieces in vec("\\PC{0,10}", 0..10)) {
         let grown = pieces.iter().map(|piece| delta(3, json!({"type": "text_delta", "text": piece})));
         let events = [block(3, json!({"type": "text", "text": ""}))].into_iter().chain(grown);
         prop_assert_eq!(crate::anthropic::answer(events, "end_turn").message.text(), pieces.concat());

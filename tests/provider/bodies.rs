@@ -1,4 +1,4 @@
-//! Bodies that are not quite what was asked for, and what can be made of them.
+//! Response bodies that are slightly wrong, and how much of them can be read.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -15,7 +15,7 @@ use crate::{
     wires::Wire,
 };
 
-/// Events with these texts as they stand in the JSON, and the end.
+/// Returns events with these texts, as they are written in the JSON, and the final event.
 fn events(texts: &[&str]) -> String {
     let events = texts.iter().map(|text| format!("data: {{\"text\":\"{text}\"}}\n\n"));
     events.chain(["data: {\"stop\":true}\n\n".to_owned()]).collect()
@@ -26,9 +26,9 @@ async fn answer(reply: Reply) -> Answer {
     ask(&endpoint(&server.url())).await
 }
 
-/// Services written in languages whose strings are UTF-16 cut them wherever that falls.
+/// Services in languages with UTF-16 strings may cut a text between the two halves of a character.
 #[tokio::test]
-async fn halves_of_a_character_in_two_events_are_one_character() {
+async fn halves_of_a_character_in_two_events_are_joined() {
     for (texts, whole) in [
         (&["a\\ud83d", "\\ude00b"][..], "a😀b"),
         (&["\\uD83D", "\\uDE00"], "😀"),
@@ -45,9 +45,9 @@ async fn halves_of_a_character_in_two_events_are_one_character() {
 }
 
 #[tokio::test]
-async fn half_a_character_alone_is_no_reason_to_lose_the_answer() {
+async fn half_of_a_character_alone_is_replaced_and_the_answer_kept() {
     for (texts, whole) in [
-        // Its other half may have been cut off by a limit.
+        // A limit may have cut off its other half.
         (&["a\\ud83d", "b"][..], "a\u{FFFD}b"),
         (&["a\\ud83d"], "a\u{FFFD}"),
         (&["a\\ud83d", "XX", "\\ude00b"], "a\u{FFFD}XX\u{FFFD}b"),
@@ -62,9 +62,9 @@ async fn half_a_character_alone_is_no_reason_to_lose_the_answer() {
     assert_eq!(answer(Reply::json(200, whole)).await.text(), "a\u{FFFD} b");
 }
 
-/// The text that came before the failure ends with what came of the character.
+/// The text before the failure ends with the replacement character.
 #[tokio::test]
-async fn half_a_character_before_a_failure_is_replaced() {
+async fn half_of_a_character_before_a_failure_is_replaced() {
     for failure in ["data: nonsense\n\n", "data: {\"error\":\"it broke \\ude00\"}\n\n", ""] {
         let begin = "data: {\"text\":\"a\\ud83d\"}\n\n";
         let answer = answer(Reply::sse().piece(begin).piece(failure)).await;
@@ -76,7 +76,7 @@ async fn half_a_character_before_a_failure_is_replaced() {
 }
 
 #[tokio::test]
-async fn half_a_character_excuses_no_other_fault() {
+async fn half_of_a_character_does_not_hide_another_fault() {
     for bad in ["data: {\"text\":\"\\ud83d\"\n\n", "data: {\"text\":\"\\ud83\"}\n\n", "data: \\ud83d\n\n"] {
         let error = answer(Reply::sse().piece(bad).piece(events(&["x"]))).await.error();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{bad}");
@@ -93,9 +93,9 @@ fn formats(url: &str) -> [Endpoint; 5] {
     ]
 }
 
-/// Gateways say so of themselves, with a status that says that all is well.
+/// Gateways report such a failure in their own format, with status 200.
 #[tokio::test]
-async fn json_that_is_no_answer_is_a_decoding_error_that_shows_it() {
+async fn json_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
     let key = "sk-live-topsecret";
     for body in [
         "{\"detail\":\"You shall not pass\"}",
@@ -114,7 +114,7 @@ async fn json_that_is_no_answer_is_a_decoding_error_that_shows_it() {
 }
 
 #[tokio::test]
-async fn whole_answer_with_an_error_that_says_there_is_none_is_an_answer() {
+async fn whole_answer_with_an_empty_error_member_is_an_answer() {
     for none in ["null", "false", "{}", "0"] {
         let whole = format!("{{\"text\":\"all\",\"stop\":true,\"error\":{none}}}");
         assert_eq!(answer(Reply::json(200, &whole)).await.text(), "all", "{none}");
@@ -123,7 +123,7 @@ async fn whole_answer_with_an_error_that_says_there_is_none_is_an_answer() {
 
 const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// The beginnings of a body as they may arrive: in one piece, and byte by byte.
+/// Two replies with this body: in one piece, and byte by byte.
 fn in_pieces(wire: Wire, body: &[u8]) -> [Reply; 2] {
     [wire.reply().pieces(body, body.len()), wire.reply().pieces(body, 1)]
 }
@@ -146,7 +146,7 @@ async fn error_on_200_behind_a_byte_order_mark_is_the_error_in_every_format() {
 }
 
 #[tokio::test]
-async fn answer_behind_a_byte_order_mark_or_a_part_of_one_is_read_in_every_format() {
+async fn answer_behind_a_byte_order_mark_is_read_and_behind_a_part_of_one_is_an_error_in_every_format() {
     for wire in Wire::ALL {
         let body = wire.body(&wire.text(&["Hello"]));
         for reply in in_pieces(wire, &[BOM, body.as_bytes()].concat()) {
@@ -165,7 +165,7 @@ async fn answer_behind_a_byte_order_mark_or_a_part_of_one_is_read_in_every_forma
 }
 
 #[tokio::test]
-async fn answer_over_several_lines_is_read_in_json_lines() {
+async fn answer_on_several_lines_is_read_in_json_lines() {
     let line = r#"{"message":{"content":"Hello"},"done":true,"done_reason":"stop"}"#;
     let value: serde_json::Value = serde_json::from_str(line).unwrap();
     let pretty = format!("\n \n{value:#}\n\n");

@@ -1,9 +1,9 @@
-//! The built-in catalogue, and what finds a model in one.
+//! The built-in catalogue, and the search for a model in a catalogue.
 
 use omni_agent::provider::{Catalogue, Modality, ModelInfo, Price, Registry};
 
 #[test]
-fn built_in_knows_models_of_every_service() {
+fn built_in_contains_models_of_every_service() {
     let catalogue = Catalogue::built_in();
     for provider in [
         "alibaba",
@@ -24,7 +24,7 @@ fn built_in_knows_models_of_every_service() {
 }
 
 #[test]
-fn built_in_figures_are_plausible() {
+fn built_in_numbers_are_plausible() {
     for (provider, info) in Catalogue::built_in().iter() {
         let name = format!("{provider}:{}", info.id);
         for tokens in [info.context_window, info.output_limit].into_iter().flatten() {
@@ -43,7 +43,7 @@ fn built_in_figures_are_plausible() {
 }
 
 #[test]
-fn built_in_entry_is_read_whole() {
+fn built_in_entry_is_read_completely() {
     let info = Catalogue::built_in().get("anthropic", "claude-opus-5").unwrap();
     let expected = (Some(1_000_000), Some(128_000), Some(true), Some(true), Some(true));
     assert_eq!(
@@ -64,7 +64,7 @@ fn built_in_entry_is_read_whole() {
 }
 
 #[test]
-fn find_of_a_build_is_the_model_without_its_date() {
+fn find_of_a_dated_build_returns_the_model_without_its_date() {
     let catalogue = Catalogue::built_in();
     for (provider, id, expected) in [
         ("openai", "gpt-5-2025-08-07", "gpt-5"),
@@ -81,7 +81,7 @@ fn find_of_a_build_is_the_model_without_its_date() {
 }
 
 #[test]
-fn find_of_another_model_is_nothing() {
+fn find_of_an_unknown_model_returns_none() {
     let catalogue = Catalogue::built_in();
     for (provider, id) in [
         ("openai", "gpt-5-2025"),
@@ -100,7 +100,7 @@ fn find_of_another_model_is_nothing() {
 }
 
 #[test]
-fn find_of_a_resellers_id_is_the_vendors_model_at_no_known_price() {
+fn find_of_a_resellers_id_returns_the_vendors_model_without_a_price() {
     let catalogue = Catalogue::built_in();
     for (provider, id, vendor, expected) in [
         ("openrouter", "anthropic/claude-opus-4.6", "anthropic", "claude-opus-4-6"),
@@ -118,7 +118,7 @@ fn find_of_a_resellers_id_is_the_vendors_model_at_no_known_price() {
 }
 
 #[test]
-fn find_of_a_variant_is_the_model_at_the_variants_price() {
+fn find_of_a_variant_returns_the_model_with_the_variants_price() {
     let catalogue = Catalogue::built_in();
     let id = "anthropic/claude-opus-4.8";
     assert!(catalogue.find("openrouter", id).unwrap().price.is_some());
@@ -148,7 +148,7 @@ fn insert_replaces_and_merge_adds_whole_entries() {
 }
 
 #[test]
-fn takes_follows_the_modalities_that_are_known() {
+fn takes_follows_the_known_modalities() {
     let sees = ModelInfo::new("m").with_input([Modality::Text, Modality::Image]);
     let reads = ModelInfo::new("m").with_input([Modality::Text]);
     let unknown = ModelInfo::new("m");
@@ -174,7 +174,7 @@ fn takes_follows_the_modalities_that_are_known() {
 
 #[cfg(feature = "http")]
 #[test]
-fn models_of_the_default_registry_are_those_known_of_its_providers() {
+fn models_of_the_default_registry_are_the_known_models_of_its_providers() {
     let registry = Registry::default();
     let names: Vec<String> = registry.models().map(|model| model.name().to_owned()).collect();
     for expected in
@@ -187,7 +187,7 @@ fn models_of_the_default_registry_are_those_known_of_its_providers() {
 }
 
 #[test]
-fn models_of_a_registry_without_known_ones_are_none() {
+fn models_of_an_empty_registry_are_empty() {
     assert_eq!(Registry::empty().models().count(), 0);
     assert_eq!(Registry::empty().catalogue().len(), Catalogue::built_in().len());
 }

@@ -9,14 +9,14 @@ fn read(file: &Value) -> CatalogueImport {
     Catalogue::from_models_dev(&file.to_string()).unwrap()
 }
 
-/// The one model of a file with this entry.
+/// Imports a file with this one entry and returns its model.
 fn entry(entry: &Value) -> ModelInfo {
     let imported = read(&json!({"p": {"models": {"m": entry}}}));
     assert_eq!(imported.skipped, [], "{entry}");
     ModelInfo::clone(imported.catalogue.get("p", "m").unwrap())
 }
 
-/// What is wrong with the entry.
+/// Imports a file with this invalid entry and returns why it was skipped.
 fn reason(entry: &Value) -> String {
     let imported = read(&json!({"p": {"models": {"m": entry, "good": {}}}}));
     assert_eq!(imported.catalogue.len(), 1, "{entry}");
@@ -26,7 +26,7 @@ fn reason(entry: &Value) -> String {
 }
 
 #[test]
-fn from_models_dev_of_a_real_entry_takes_all_that_is_known() {
+fn from_models_dev_of_a_real_entry_reads_everything_known() {
     let file = json!({"google": {
         "id": "google", "env": ["GEMINI_API_KEY"], "npm": "@ai-sdk/google", "name": "Google",
         "doc": "https://ai.google.dev/gemini-api/docs/pricing",
@@ -65,7 +65,7 @@ fn from_models_dev_of_a_real_entry_takes_all_that_is_known() {
 }
 
 #[test]
-fn from_models_dev_of_missing_members_knows_nothing_of_them() {
+fn from_models_dev_of_missing_members_leaves_them_unknown() {
     assert_eq!(entry(&json!({})), ModelInfo::new("m"));
     let nulls = json!({"name": null, "reasoning": null, "limit": null, "cost": null, "modalities": null});
     assert_eq!(entry(&nulls), ModelInfo::new("m"));
@@ -74,7 +74,7 @@ fn from_models_dev_of_missing_members_knows_nothing_of_them() {
 }
 
 #[test]
-fn from_models_dev_of_older_shapes_reads_those() {
+fn from_models_dev_of_older_shapes_is_read() {
     let info = entry(&json!({"tool_call": {"supported": false}, "limit": {"context": 1e6},
         "cost": {"input": 1, "output": 2, "context_over_200k": {"input": 3, "output": 4}}}));
     assert_eq!((info.tools, info.context_window), (Some(false), Some(1_000_000)));
@@ -83,7 +83,7 @@ fn from_models_dev_of_older_shapes_reads_those() {
 }
 
 #[test]
-fn from_models_dev_of_tiers_by_something_else_passes_over_them() {
+fn from_models_dev_of_tiers_by_another_measure_skips_them() {
     let by = |tier: Value| json!({"input": 1, "output": 1, "tier": tier});
     let price = entry(&json!({"cost": {"input": 1, "output": 2, "tiers": [
         by(json!({"type": "context", "size": 9})), by(json!({"type": "hour", "size": 3})),
@@ -93,7 +93,7 @@ fn from_models_dev_of_tiers_by_something_else_passes_over_them() {
 }
 
 #[test]
-fn from_models_dev_of_a_bad_entry_keeps_the_rest_and_says_what_is_wrong() {
+fn from_models_dev_of_a_bad_entry_keeps_the_rest_and_reports_the_fault() {
     for (bad, says) in [
         (json!(7), "it is no object"),
         (json!({"reasoning": "yes"}), "`reasoning`: invalid type"),
@@ -126,7 +126,7 @@ fn from_models_dev_of_a_provider_without_models_reports_it() {
 }
 
 #[test]
-fn from_models_dev_of_no_json_says_where() {
+fn from_models_dev_of_invalid_json_reports_the_place() {
     let error = Catalogue::from_models_dev("{\"a\": {\n  \"models\": oops}}").unwrap_err();
     assert!(matches!(&error, CatalogueError::Json(_)));
     assert!(error.to_string().contains("line 2 column 13"), "{error}");
@@ -134,7 +134,7 @@ fn from_models_dev_of_no_json_says_where() {
 }
 
 #[test]
-fn from_models_dev_of_another_shape_says_which_it_should_be() {
+fn from_models_dev_of_another_shape_reports_the_expected_one() {
     for (json, expected) in [
         ("[]", "an object of providers"),
         ("{}", "providers with models"),
@@ -151,7 +151,7 @@ fn from_models_dev_of_another_shape_says_which_it_should_be() {
 }
 
 #[test]
-fn from_models_dev_maps_providers_and_knows_their_ways() {
+fn from_models_dev_maps_providers_and_their_cache_prices_and_modalities() {
     let model = json!({"modalities": {"input": ["text"]}, "cost": {"input": 1, "output": 2, "cache_write": 1.25,
         "tiers": [{"input": 4, "output": 8, "tier": {"size": 10}}]}});
     let models = json!({"models": {"m": model}});

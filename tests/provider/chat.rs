@@ -1,4 +1,4 @@
-//! The Chat Completions format: what its tests share, and a conversation through both directions.
+//! The Chat Completions format: helpers for its tests, and the round trip of a conversation.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -11,7 +11,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// The deltas of an answer with these events, whose body then ends.
+/// Returns the deltas of an answer with these events, after which the body ends.
 pub(crate) fn deltas_of<S: AsRef<str>>(
     chat: &ChatCompletions,
     events: &[S],
@@ -33,7 +33,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// The answer made of these chunks; a chunk that is no object stands for itself.
+/// Decodes and folds an answer of these chunks. A chunk that is not an object is sent as it is.
 pub(crate) fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
     let events: Vec<String> = chunks
         .iter()
@@ -42,18 +42,18 @@ pub(crate) fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
     deltas_of(&ChatCompletions::default(), &events).map(fold)
 }
 
-/// A chunk with this delta.
+/// Returns a chunk with this delta.
 pub(crate) fn delta(delta: Value) -> Value {
     json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "m-1",
         "choices": [{"index": 0, "delta": delta, "finish_reason": null}]})
 }
 
-/// A chunk with this finish reason.
+/// Returns a chunk with this finish reason.
 pub(crate) fn finish(reason: &str) -> Value {
     json!({"id": "chatcmpl-1", "choices": [{"index": 0, "delta": {}, "finish_reason": reason}]})
 }
 
-/// The tool uses of an answer, as id, name and input.
+/// Returns the tool uses of an answer as (id, name, input).
 pub(crate) fn calls(folded: &Folded) -> Vec<(String, String, Value)> {
     let uses = folded.message.tool_uses();
     uses.map(|call| (call.id.to_string(), call.name.clone(), call.input.clone())).collect()
@@ -64,7 +64,7 @@ pub(crate) fn encode(chat: &ChatCompletions, request: &Request) -> Value {
 }
 
 #[test]
-fn conversation_with_a_tool_round_trip_sends_back_what_came() {
+fn round_trip_of_a_conversation_with_tools_sends_back_the_answers() {
     let asked = answer(&[
         delta(json!({"role": "assistant", "content": null})),
         delta(json!({"reasoning_content": "Two cities."})),

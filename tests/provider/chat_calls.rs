@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::chat::{answer, calls, delta, deltas_of, encode, finish};
 
-/// The calls that these lists of fragments, a chunk each, make.
+/// Returns the calls that result from these lists of fragments, one list per chunk.
 fn made(chunks: &[Value]) -> Vec<(String, String, Value)> {
     let mut events: Vec<Value> = chunks.iter().map(|calls| delta(json!({"tool_calls": calls}))).collect();
     events.extend([finish("tool_calls"), json!("[DONE]")]);
@@ -28,7 +28,7 @@ fn two() -> Vec<(String, String, Value)> {
 }
 
 #[test]
-fn calls_by_the_format_are_put_together() {
+fn calls_in_regular_fragments_are_assembled() {
     let made = made(&[
         json!([{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]),
         json!([{"index": 0, "function": {"arguments": "{\"x\""}}]),
@@ -40,7 +40,7 @@ fn calls_by_the_format_are_put_together() {
 }
 
 #[test]
-fn calls_interleaved_and_jumping_in_index_are_kept_apart() {
+fn calls_interleaved_with_gaps_in_the_index_stay_separate() {
     let made = made(&[
         json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\""}},
             {"index": 2, "id": "b", "function": {"name": "g", "arguments": "{\"y\""}}]),
@@ -50,7 +50,7 @@ fn calls_interleaved_and_jumping_in_index_are_kept_apart() {
 }
 
 #[test]
-fn calls_with_odd_indices_are_kept_apart() {
+fn calls_with_odd_indices_stay_separate() {
     for (first, second) in [
         (json!(null), json!(null)),
         (json!("0"), json!("1")),
@@ -60,7 +60,7 @@ fn calls_with_odd_indices_are_kept_apart() {
         (json!(0), json!(0)),
         (json!({"odd": []}), json!(true)),
     ] {
-        // Whole calls in one chunk, then in several, then with their arguments behind them.
+        // Whole calls in one chunk, then in several, then followed by their arguments.
         let f = json!({"index": first, "id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}});
         let g = json!({"index": second, "id": "b", "function": {"name": "g", "arguments": "{\"y\":2}"}});
         assert_eq!(made(&[json!([f, g])]), two(), "{first} {second}");
@@ -76,7 +76,7 @@ fn calls_with_odd_indices_are_kept_apart() {
 }
 
 #[test]
-fn calls_without_index_are_told_apart_by_id() {
+fn calls_without_index_are_identified_by_id() {
     let made = made(&[
         json!([{"id": "a", "function": {"name": "f", "arguments": "{"}}, {"id": "b", "function": {"name": "g"}}]),
         json!([{"id": "a", "function": {"arguments": "\"x\":1}"}}]),
@@ -86,7 +86,7 @@ fn calls_without_index_are_told_apart_by_id() {
 }
 
 #[test]
-fn calls_without_index_go_on_by_their_places_in_the_chunk() {
+fn calls_without_index_continue_by_their_position_in_the_chunk() {
     let made = made(&[
         json!([{"id": "a", "function": {"name": "f", "arguments": ""}},
             {"id": "b", "function": {"name": "g", "arguments": ""}}]),
@@ -97,7 +97,7 @@ fn calls_without_index_go_on_by_their_places_in_the_chunk() {
 }
 
 #[test]
-fn calls_with_id_and_name_on_each_fragment_are_put_together() {
+fn calls_with_id_and_name_on_each_fragment_are_assembled() {
     let made = made(&[
         json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]),
         json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\""}}]),
@@ -109,7 +109,7 @@ fn calls_with_id_and_name_on_each_fragment_are_put_together() {
 }
 
 #[test]
-fn calls_with_a_new_id_on_each_fragment_are_put_together() {
+fn calls_with_a_new_id_on_each_fragment_are_assembled() {
     let made = made(&[
         json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]),
         json!([{"index": 0, "id": "z1", "function": {"name": null, "arguments": "{\"x\""}}]),
@@ -119,7 +119,7 @@ fn calls_with_a_new_id_on_each_fragment_are_put_together() {
 }
 
 #[test]
-fn calls_whose_first_index_differs_from_the_rest_are_put_together() {
+fn calls_whose_first_index_differs_from_the_rest_are_assembled() {
     let made = made(&[
         json!([{"index": 3, "id": "a", "function": {"name": "f", "arguments": ""}}]),
         json!([{"index": 0, "function": {"arguments": "{\"x\":"}}]),
@@ -129,9 +129,10 @@ fn calls_whose_first_index_differs_from_the_rest_are_put_together() {
 }
 
 #[test]
-fn calls_without_ids_get_stable_and_distinct_ones() {
+fn calls_without_ids_get_stable_and_distinct_ids() {
     for chunks in [
-        // One chunk, no index; one chunk, the same index; several chunks, the same index.
+        // One chunk without an index, one chunk with one index, several chunks with one index, several chunks without
+        // one.
         vec![
             json!([{"function": {"name": "f", "arguments": {"x": 1}}}, {"function": {"name": "f", "arguments": {"y": 2}}}]),
         ],
@@ -158,7 +159,7 @@ fn calls_without_ids_get_stable_and_distinct_ones() {
 }
 
 #[test]
-fn calls_without_ids_in_different_answers_get_different_ones() {
+fn calls_without_ids_in_different_answers_get_different_ids() {
     let id = |answer_id: &str| {
         let chunk = json!({"id": answer_id, "choices": [{"delta": {"tool_calls": [
             {"function": {"name": "f", "arguments": "{}"}}]}, "finish_reason": "tool_calls"}]});
@@ -168,7 +169,7 @@ fn calls_without_ids_in_different_answers_get_different_ones() {
 }
 
 #[test]
-fn calls_that_share_an_id_get_distinct_ones_in_events_too() {
+fn calls_with_the_same_id_get_distinct_ids_in_deltas_too() {
     let chunk = delta(json!({"tool_calls": [
         {"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}},
         {"index": 1, "id": "a", "function": {"name": "g", "arguments": "{"}}]}));
@@ -189,7 +190,7 @@ fn calls_that_share_an_id_get_distinct_ones_in_events_too() {
 }
 
 #[test]
-fn calls_with_arguments_before_the_name_wait_for_it() {
+fn calls_with_arguments_before_the_name_wait_for_the_name() {
     let made = made(&[
         json!([{"index": 0, "function": {"arguments": "{\"x\""}}]),
         json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": ":1}"}}]),
@@ -200,7 +201,7 @@ fn calls_with_arguments_before_the_name_wait_for_it() {
 }
 
 #[test]
-fn calls_with_a_name_in_pieces_are_named_whole() {
+fn calls_with_a_name_in_pieces_get_the_whole_name() {
     let made = made(&[
         json!([{"index": 0, "id": "a", "function": {"name": "get_", "arguments": ""}}]),
         json!([{"index": 0, "function": {"name": "weather"}}]),
@@ -210,7 +211,7 @@ fn calls_with_a_name_in_pieces_are_named_whole() {
 }
 
 #[test]
-fn calls_without_arguments_are_made_with_none() {
+fn calls_without_arguments_have_an_empty_input() {
     for arguments in [json!(""), json!(null), json!("{}"), json!({}), json!("null")] {
         let made = made(&[
             json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}]),
@@ -221,7 +222,7 @@ fn calls_without_arguments_are_made_with_none() {
 }
 
 #[test]
-fn calls_with_arguments_that_are_no_object_are_malformed() {
+fn calls_with_arguments_that_are_not_an_object_are_malformed() {
     let chunk = delta(
         json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{\"x\":"}}]}),
     );
@@ -231,7 +232,7 @@ fn calls_with_arguments_that_are_no_object_are_malformed() {
 }
 
 #[test]
-fn calls_finished_with_stop_want_tools_and_with_length_are_cut() {
+fn calls_with_finish_reason_stop_want_tools_and_with_length_are_cut() {
     let chunk =
         delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}));
     let reason = |word: &str| answer(&[chunk.clone(), finish(word)]).unwrap().stop_reason;
@@ -243,12 +244,12 @@ fn calls_finished_with_stop_want_tools_and_with_length_are_cut() {
 }
 
 #[test]
-fn calls_without_any_name_are_an_error() {
+fn calls_without_a_name_are_an_error() {
     let chunk =
         delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "{\"x\":1}"}}]}));
     let error = answer(&[chunk.clone(), finish("tool_calls")]).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Decoding);
-    // Where the answer was cut, it may have been cut before the name.
+    // An answer that was cut may have been cut before the name.
     assert!(answer(&[chunk, finish("length")]).unwrap().message.content.is_empty());
 }
 
@@ -283,7 +284,7 @@ fn calls_in_the_old_single_form_are_read() {
 }
 
 #[test]
-fn calls_with_extra_content_give_it_back_to_the_service_that_sent_it() {
+fn calls_with_extra_content_send_it_back_only_to_its_own_service() {
     let extra = |text: &str| json!({"google": {"thought_signature": text}});
     let signed = |mut call: Value, text: &str| {
         call["extra_content"] = extra(text);
@@ -298,7 +299,7 @@ fn calls_with_extra_content_give_it_back_to_the_service_that_sent_it() {
         vec![json!([signed(whole.clone(), "sig")])],
         vec![json!([signed(begun.clone(), "sig")]), json!([rest])],
         vec![json!([begun]), json!([signed(rest.clone(), "sig")])],
-        // Told again, it is the same one; told at the end, it still belongs to its call.
+        // Sent twice, it counts once. Sent after the arguments, it still belongs to its call.
         vec![json!([signed(begun.clone(), "sig")]), json!([signed(rest, "sig")])],
         vec![json!([whole]), json!([signed(nothing, "sig")])],
     ] {

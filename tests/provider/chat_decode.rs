@@ -21,7 +21,7 @@ fn stop(reason: &str) -> StopReason {
 }
 
 #[test]
-fn decode_text_stream_streams_each_delta_and_folds() {
+fn decode_text_stream_emits_each_delta_and_folds() {
     let events = [
         delta(json!({"role": "assistant", "content": null})).to_string(),
         delta(json!({"content": "Hel"})).to_string(),
@@ -50,7 +50,7 @@ fn decode_text_stream_streams_each_delta_and_folds() {
 }
 
 #[test]
-fn decode_members_null_or_absent_are_nothing() {
+fn decode_null_or_absent_members_are_ignored() {
     let folded = answer(&[
         json!({"id": null, "model": null, "choices": null, "usage": null, "error": null}),
         json!({"choices": []}),
@@ -74,7 +74,7 @@ fn decode_members_null_or_absent_are_nothing() {
 }
 
 #[test]
-fn decode_id_and_model_told_late_are_kept() {
+fn decode_late_id_and_model_are_kept() {
     let folded = answer(&[
         json!({"id": "", "model": "", "choices": [], "prompt_filter_results": []}),
         json!({"id": "c-1", "choices": [{"delta": {"content": "x"}}]}),
@@ -93,7 +93,7 @@ fn decode_finish_chunk_with_content_keeps_the_content() {
 }
 
 #[test]
-fn decode_two_finish_chunks_count_the_last() {
+fn decode_two_finish_chunks_uses_the_last() {
     let folded = answer(&[
         delta(json!({"content": "x"})),
         finish("stop"),
@@ -107,7 +107,7 @@ fn decode_two_finish_chunks_count_the_last() {
 }
 
 #[test]
-fn decode_events_after_done_are_not_read() {
+fn decode_events_after_done_are_ignored() {
     let chat = ChatCompletions::default();
     let mut decoder = chat.decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -144,7 +144,7 @@ fn decode_reasoning_under_either_name_becomes_thinking_before_text() {
 }
 
 #[test]
-fn decode_reasoning_text_and_call_in_one_delta_keeps_this_order() {
+fn decode_reasoning_text_and_call_in_one_delta_keep_this_order() {
     let folded = answer(&[
         delta(json!({"content": "b", "reasoning": "a",
             "tool_calls": [{"index": 0, "id": "c", "function": {"name": "f", "arguments": "{}"}}]})),
@@ -167,7 +167,7 @@ fn decode_reasoning_text_and_call_in_one_delta_keeps_this_order() {
 }
 
 #[test]
-fn decode_reasoning_and_text_alternating_stays_within_a_messages_blocks() {
+fn decode_alternating_reasoning_and_text_stays_within_the_limit_of_blocks() {
     let mut chunks = vec![delta(json!({"reasoning": "r", "content": "t"})); 5000];
     chunks.push(finish("stop"));
     let folded = answer(&chunks).unwrap();
@@ -183,7 +183,7 @@ fn decode_content_in_parts_becomes_text() {
 }
 
 #[test]
-fn decode_refusal_deltas_become_text_and_a_refusal() {
+fn decode_refusal_deltas_become_text_with_stop_reason_refusal() {
     let folded = answer(&[
         delta(json!({"content": null, "refusal": "I can't "})),
         delta(json!({"refusal": "help."})),
@@ -204,7 +204,7 @@ fn decode_finish_reason_maps_to_stop_reason() {
         ("sensitive", StopReason::Refusal),
         ("model_context_window_exceeded", StopReason::ContextLength),
         ("Moon_Phase", StopReason::Other("Moon_Phase".to_owned())),
-        // It asked for no tool after all.
+        // Without any tool call, the answer just ended.
         ("tool_calls", StopReason::Stop),
     ] {
         assert_eq!(stop(word), expected, "{word}");
@@ -220,12 +220,12 @@ fn decode_usage_with_details_splits_the_prompt() {
             "completion_tokens_details": {"reasoning_tokens": 20}})),
         expected
     );
-    // DeepSeek, Moonshot.
+    // The names of DeepSeek and Moonshot.
     for cached in ["prompt_cache_hit_tokens", "cached_tokens"] {
         let told = usage(json!({"prompt_tokens": 100, "completion_tokens": 30, cached: 40}));
         assert_eq!(told, Usage { reasoning: 0, ..expected }, "{cached}");
     }
-    // OpenRouter.
+    // The names of OpenRouter.
     assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 30, "cost": 0.25,
             "prompt_tokens_details": {"cached_tokens": 40, "cache_write_tokens": 10}})),
@@ -234,14 +234,14 @@ fn decode_usage_with_details_splits_the_prompt() {
 }
 
 #[test]
-fn decode_usage_with_reasoning_beside_the_completion_counts_both() {
+fn decode_usage_with_reasoning_outside_the_completion_counts_both() {
     let told = usage(json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35,
         "completion_tokens_details": {"reasoning_tokens": 20}}));
     assert_eq!((told.output, told.reasoning), (25, 20));
 }
 
 #[test]
-fn decode_usage_absurd_does_not_overflow() {
+fn decode_usage_with_absurd_numbers_does_not_overflow() {
     let told = usage(json!({"prompt_tokens": -5, "completion_tokens": u64::MAX, "total_tokens": "7",
         "prompt_tokens_details": {"cached_tokens": 1e99}, "completion_tokens_details": {"reasoning_tokens": u64::MAX}}));
     assert_eq!((told.input, told.cache_read, told.output), (0, 0, u64::MAX));
@@ -250,7 +250,7 @@ fn decode_usage_absurd_does_not_overflow() {
 }
 
 #[test]
-fn decode_usage_wherever_it_comes_counts_the_last() {
+fn decode_usage_in_any_place_uses_the_last() {
     let tokens = |n: u32| json!({"prompt_tokens": 5, "completion_tokens": n});
     let text = |n: u32| json!({"choices": [{"delta": {"content": "x"}}], "usage": tokens(n)});
     let each = answer(&[text(1), text(2), finish("stop"), json!({"choices": [], "usage": tokens(3)})]);
@@ -296,7 +296,7 @@ fn decode_whole_answer_in_one_object_is_complete() {
 }
 
 #[test]
-fn decode_message_beside_delta_is_not_read_twice() {
+fn decode_message_next_to_delta_is_not_read_twice() {
     let both = |so_far: &str, new: &str| json!({"choices": [{"delta": {"content": new}, "message": {"content": so_far}}]});
     let folded = answer(&[both("a", "a"), both("ab", "b"), finish("stop")]).unwrap();
     assert_eq!(folded.message.text(), "ab");
@@ -311,7 +311,7 @@ fn end_without_done_needs_a_finish_reason() {
         let error = answer(cut).unwrap_err();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true));
     }
-    // `[DONE]` says that all is there, but not of nothing.
+    // `[DONE]` completes an answer that has content, but an answer without any content is truncated.
     assert_eq!(answer(&[text, json!("[DONE]")]).unwrap().stop_reason, StopReason::Stop);
     assert_eq!(answer(&[json!("[DONE]")]).unwrap_err().kind, ErrorKind::Truncated);
     let nothing = answer(&[finish("stop"), json!("[DONE]")]).unwrap();
@@ -359,7 +359,7 @@ fn decode_error_inside_the_stream_is_an_error() {
 }
 
 #[test]
-fn decode_error_that_says_nothing_is_none() {
+fn decode_empty_error_member_is_ignored() {
     for none in [json!(null), json!({}), json!(""), json!(false), json!(0)] {
         let chunk = json!({"error": none, "choices": [{"delta": {"content": "x"}, "finish_reason": "stop", "error": none}]});
         assert_eq!(answer(&[chunk]).unwrap().message.text(), "x");
@@ -378,7 +378,7 @@ fn decode_error_event_is_an_error() {
 }
 
 #[test]
-fn decode_data_that_is_no_chunk_is_a_decoding_error() {
+fn decode_data_that_is_not_a_chunk_is_a_decoding_error() {
     for data in
         ["<html>", "{\"choices\": [", "[]", "[1]", "\"text\"", "12", "{\"choices\": \"none\"}", "[DONE] "]
     {
@@ -394,7 +394,7 @@ fn decode_data_that_is_no_chunk_is_a_decoding_error() {
 }
 
 #[test]
-fn decode_reasoning_details_are_gathered_and_sent_back_where_wanted() {
+fn decode_reasoning_details_are_assembled_and_sent_back_if_enabled() {
     let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
     let part = |details: Value| delta(json!({"reasoning": "t", "reasoning_details": details})).to_string();
     let events = [
@@ -416,7 +416,7 @@ fn decode_reasoning_details_are_gathered_and_sent_back_where_wanted() {
         crate::chat::encode(&chat, &request)["messages"],
         json!([{"role": "assistant", "content": "Hi", "reasoning_details": gathered}])
     );
-    // Services that have no such member refuse it.
+    // Services without this member reject it, so it is omitted by default.
     assert_eq!(
         crate::chat::encode(&ChatCompletions::default(), &request)["messages"],
         json!([{"role": "assistant", "content": "Hi"}])
@@ -424,7 +424,7 @@ fn decode_reasoning_details_are_gathered_and_sent_back_where_wanted() {
 }
 
 #[test]
-fn decode_reasoning_details_are_told_apart_by_index_and_id() {
+fn decode_reasoning_details_are_identified_by_index_and_id() {
     let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
     let gathered = |chunks: &[Value]| {
         let part = |details: &Value| delta(json!({"reasoning_details": details})).to_string();
@@ -435,7 +435,7 @@ fn decode_reasoning_details_are_told_apart_by_index_and_id() {
         crate::chat::encode(&chat, &request)["messages"][0]["reasoning_details"].clone()
     };
     let text = |index: Value, text: &str| json!({"type": "reasoning.text", "index": index, "text": text});
-    // Interleaved.
+    // Interleaved pieces.
     assert_eq!(
         gathered(&[
             json!([text(json!(0), "a"), text(json!(1), "b")]),
@@ -443,7 +443,7 @@ fn decode_reasoning_details_are_told_apart_by_index_and_id() {
         ]),
         json!([text(json!(0), "aA"), text(json!(1), "bB")])
     );
-    // By id, with an index that comes late, is another, or is missing.
+    // Identified by id, with an index that comes late, changes or is missing.
     let summary = |id: &str, more: Value| {
         let mut entry = json!({"type": "reasoning.summary", "id": id});
         entry.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -462,7 +462,7 @@ fn decode_reasoning_details_are_told_apart_by_index_and_id() {
             summary("rs_1", json!({"summary": "c", "index": 1})),
         ])
     );
-    // With neither, pieces go on until another type comes.
+    // With neither, pieces are appended until another type comes.
     let bare = |text: &str| json!({"type": "reasoning.text", "text": text});
     let encrypted = |data: &str| json!({"type": "reasoning.encrypted", "id": "rs_1", "data": data});
     assert_eq!(
@@ -478,7 +478,7 @@ fn decode_reasoning_details_are_told_apart_by_index_and_id() {
 }
 
 #[test]
-fn decode_reasoning_details_without_end_are_an_error() {
+fn decode_endless_reasoning_details_are_an_error() {
     let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Details);
     let many: Vec<Value> = (0..600).map(|index| json!({"type": "reasoning.text", "index": index})).collect();
     let event = delta(json!({"reasoning_details": many})).to_string();
@@ -486,7 +486,7 @@ fn decode_reasoning_details_without_end_are_an_error() {
 }
 
 #[test]
-fn decode_annotations_are_kept_once_and_go_back_where_they_are_of_use() {
+fn decode_annotations_are_kept_once_and_sent_back_if_enabled() {
     let cited = json!({"type": "url_citation", "url_citation": {"url": "https://example.org", "title": "T",
         "start_index": 0, "end_index": 3}});
     let file = json!({"type": "file", "file": {"hash": "h", "content": [{"type": "text", "text": "x"}]}});
@@ -510,7 +510,7 @@ fn decode_annotations_are_kept_once_and_go_back_where_they_are_of_use() {
 }
 
 #[test]
-fn decode_annotations_without_end_are_an_error() {
+fn decode_endless_annotations_are_an_error() {
     let events: Vec<Value> =
         (0..600).map(|n| delta(json!({"annotations": [{"type": "url_citation", "n": n}]}))).collect();
     assert_eq!(answer(&events).unwrap_err().kind, ErrorKind::Decoding);

@@ -65,7 +65,7 @@ fn weather() -> ToolSet {
 }
 
 #[test]
-fn encode_request_with_everything_says_it_all() {
+fn encode_request_with_everything_sends_every_option() {
     let schema = Schema::new(json!({"type": "object", "properties": {"x": {"type": "integer"}}})).unwrap();
     let options = Options::default()
         .with_max_tokens(100)
@@ -104,7 +104,7 @@ fn encode_request_with_everything_says_it_all() {
 }
 
 #[test]
-fn encode_request_with_nothing_says_no_more_than_it_must() {
+fn encode_request_with_nothing_sends_only_what_is_required() {
     assert_eq!(
         default(Options::default()),
         json!({"model": "m-1", "messages": [{"role": "user", "content": "Hi"}], "stream": true,
@@ -113,7 +113,7 @@ fn encode_request_with_nothing_says_no_more_than_it_must() {
 }
 
 #[test]
-fn encode_quirks_of_a_service_are_followed() {
+fn encode_switches_for_deviations_of_a_service_are_applied() {
     let chat = ChatCompletions::default()
         .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
         .with_system_role(SystemRole::Developer)
@@ -141,7 +141,7 @@ fn encode_quirks_of_a_service_are_followed() {
 }
 
 #[test]
-fn encode_thinking_maps_to_the_words_there_are() {
+fn encode_thinking_maps_to_the_efforts_of_the_service() {
     let said = |chat: &ChatCompletions, mode| {
         let encoded = chat.encode(&with(Options::default().with_thinking(mode))).unwrap();
         let word = encoded.body.get("reasoning_effort").and_then(Value::as_str).map(ToOwned::to_owned);
@@ -169,7 +169,7 @@ fn encode_thinking_maps_to_the_words_there_are() {
 }
 
 #[test]
-fn encode_thinking_maps_to_the_words_of_the_model() {
+fn encode_thinking_maps_to_the_efforts_of_the_model() {
     let modes = [
         ThinkingMode::Off,
         Effort::Minimal.into(),
@@ -186,7 +186,7 @@ fn encode_thinking_maps_to_the_words_of_the_model() {
             assert_eq!(body["reasoning_effort"].as_str().unwrap_or_default(), word, "{model} {mode:?}");
         }
     }
-    // Such models take no sampling either.
+    // Models that reason accept no sampling options either.
     let mut request = with(Options::default().with_temperature(0.5).with_thinking(Effort::High));
     for (model, effort, warned) in
         [("gpt-5", Some("high"), 1), ("gpt-4o", None, 1), ("new-model", Some("high"), 0)]
@@ -200,7 +200,7 @@ fn encode_thinking_maps_to_the_words_of_the_model() {
 }
 
 #[test]
-fn encode_switches_that_are_off_are_reported() {
+fn encode_options_switched_off_for_the_service_are_reported() {
     let schema = Schema::new(json!({"type": "object", "properties": {}})).unwrap();
     let options = Options::default()
         .with_output(OutputSchema::new("x", schema))
@@ -232,7 +232,7 @@ fn encode_switches_that_are_off_are_reported() {
 }
 
 #[test]
-fn encode_rules_for_a_model_replace_what_the_service_has() {
+fn encode_rules_for_a_model_override_those_of_the_service() {
     let chat = ChatCompletions::default().with_max_tokens_field(MaxTokensField::MaxCompletionTokens);
     let chat = chat.with_model_rules(|model, chat| match model {
         "m-1" => chat.with_max_tokens_field(MaxTokensField::MaxTokens).with_member("fast", true),
@@ -247,7 +247,7 @@ fn encode_rules_for_a_model_replace_what_the_service_has() {
 }
 
 #[test]
-fn encode_what_cannot_be_said_is_reported() {
+fn encode_options_without_an_equivalent_are_reported() {
     let many = Options::default().with_stop_sequences(["a", "", "b", "c", "d", "e", "f"]);
     assert_eq!(default(many.clone())["stop"], json!(["a", "b", "c", "d"]));
     assert_eq!(warnings(&ChatCompletions::default(), many.clone()).len(), 1);
@@ -268,7 +268,7 @@ fn encode_what_cannot_be_said_is_reported() {
 }
 
 #[test]
-fn encode_tool_choices_have_their_words() {
+fn encode_tool_choice_has_a_form_for_each_variant() {
     for (choice, expected) in [
         (ToolChoice::Auto, json!("auto")),
         (ToolChoice::None, json!("none")),
@@ -284,7 +284,7 @@ fn encode_tool_choices_have_their_words() {
 }
 
 #[test]
-fn encode_user_content_is_a_string_until_it_has_files() {
+fn encode_user_content_without_files_is_a_string() {
     assert_eq!(
         messages([Message::user([Text::new("a"), Text::new("b"), Text::new(" ")])]),
         json!([{"role": "user", "content": "a\n\nb"}])
@@ -313,7 +313,7 @@ fn encode_user_content_is_a_string_until_it_has_files() {
 }
 
 #[test]
-fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
+fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for (attachment, by_model) in [
         (Attachment::url("application/pdf", "https://example.com/x.pdf"), false),
         (Attachment::base64("video/mp4", "AAAA").named("clip"), false),
@@ -360,7 +360,7 @@ fn encode_tool_results_follow_the_calls_and_files_follow_the_results() {
 }
 
 #[test]
-fn encode_malformed_tool_use_goes_back_as_valid_json() {
+fn encode_malformed_tool_use_is_sent_back_as_valid_json() {
     let malformed = ToolUse { malformed: Some("{\"x\":".to_owned()), ..ToolUse::new("a", "f", json!({})) };
     let result = ToolResult::error(&malformed, "bad JSON");
     let encoded =
@@ -369,7 +369,7 @@ fn encode_malformed_tool_use_goes_back_as_valid_json() {
 }
 
 #[test]
-fn encode_ids_that_services_refuse_are_replaced_alike_in_call_and_result() {
+fn encode_invalid_ids_are_replaced_alike_in_call_and_result() {
     let long = "x".repeat(41);
     for id in ["", long.as_str(), &"é".repeat(30)] {
         let call = ToolUse::new(id, "f", json!({}));
@@ -388,7 +388,7 @@ fn encode_ids_that_services_refuse_are_replaced_alike_in_call_and_result() {
 }
 
 #[test]
-fn encode_messages_with_nothing_to_send_are_left_out() {
+fn encode_messages_without_content_are_omitted() {
     let foreign = ProviderItem { format: "other".to_owned(), data: json!({"x": 1}) };
     let own = ProviderItem { format: "chat_completions".to_owned(), data: json!({"reasoning_details": []}) };
     assert_eq!(
@@ -408,7 +408,7 @@ fn encode_messages_with_nothing_to_send_are_left_out() {
 }
 
 #[test]
-fn encode_reasoning_goes_back_only_where_wanted_and_only_its_own() {
+fn encode_reasoning_is_sent_back_only_if_enabled_and_only_to_its_own_format() {
     let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::Content);
     let said = |format: &str, chat: &ChatCompletions| {
         let mut message = Message::assistant([Content::from(Thinking::new("hm")), "Yes".into()]);
@@ -425,7 +425,7 @@ fn encode_reasoning_goes_back_only_where_wanted_and_only_its_own() {
 }
 
 #[test]
-fn encode_own_opaque_item_is_laid_over_the_message() {
+fn encode_opaque_item_of_the_own_format_adds_its_members_to_the_message() {
     let item = |data: Value| Content::from(ProviderItem { format: "chat_completions".to_owned(), data });
     let message = Message::assistant([
         Content::from("Yes"),
@@ -488,7 +488,7 @@ fn encode_output_schema_strict_is_closed_and_complete() {
 }
 
 #[test]
-fn encode_output_schema_beyond_strict_is_sent_as_it_is() {
+fn encode_output_schema_beyond_strict_mode_is_sent_unchanged() {
     for schema in [
         json!({"type": "object", "additionalProperties": {"type": "integer"}}),
         json!({"type": "object", "properties": {"any": {}}}),
@@ -508,7 +508,7 @@ fn encode_output_schema_beyond_strict_is_sent_as_it_is() {
 }
 
 #[test]
-fn encode_output_schema_that_refers_to_itself_with_words_beside_ends() {
+fn encode_output_schema_with_a_described_reference_to_itself_terminates() {
     let schema = json!({"type": "object", "properties": {"next": {"$ref": "#", "description": "more"}}});
     let (format, _) = output(&ChatCompletions::default(), &schema);
     assert_eq!(format["json_schema"]["strict"], true);
@@ -534,7 +534,7 @@ fn encode_output_schema_without_strict_follows_the_service() {
     }
 }
 
-/// Types that all name each other, with words beside each reference.
+/// Returns a schema of types that all refer to each other, with a description at each reference.
 fn entangled(types: usize) -> Value {
     let fields = |_| {
         let field =
@@ -546,7 +546,7 @@ fn entangled(types: usize) -> Value {
 }
 
 #[test]
-fn encode_schema_of_entangled_types_stays_small() {
+fn encode_schema_of_mutually_recursive_types_stays_small() {
     let schema = entangled(10);
     let (format, _) = output(&ChatCompletions::openai(), &schema);
     let text = format.to_string();

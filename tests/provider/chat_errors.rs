@@ -8,7 +8,7 @@ fn error(status: u16, body: &str) -> ProviderError {
     ChatCompletions::default().error(status, body)
 }
 
-#[rustfmt::skip] // a line each
+#[rustfmt::skip] // one line per case
 /// Status, body, kind, whether a retry can help, and a part of the message.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     // OpenAI
@@ -29,11 +29,11 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (408, r#"{"error":{"message":"Timed out"}}"#, Timeout, true, "Timed out"),
     (500, r#"{"error":{"message":"bad","type":"invalid_request_error"}}"#, InvalidRequest, false, "bad"),
     (400, r#"{"error":{"message":"odd","type":"server_error"}}"#, InvalidRequest, false, "odd"),
-    // Azure: the status as a string
+    // Azure sends the status as a string.
     (429, r#"{"error":{"code":"429","message":"Requests have exceeded the call rate limit."}}"#, RateLimit, true, "call rate"),
-    // GitHub's gateway
+    // GitHub's gateway.
     (400, r#"{"error":{"message":"prompt token count of 9 exceeds the limit of 4","code":"model_max_prompt_tokens_exceeded"}}"#, ContextTooLong, false, "9"),
-    // Anthropic
+    // Anthropic.
     (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 200001 tokens > 200000 maximum"},"request_id":"req_1"}"#, ContextTooLong, false, "too long"),
     (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"input length and `max_tokens` exceed context limit: 1 + 2 > 2"}}"#, ContextTooLong, false, "exceed"),
     (400, r#"{"type":"error","error":{"type":"invalid_request_error","message":"Your credit balance is too low to access the API."}}"#, Quota, false, "credit"),
@@ -45,24 +45,24 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (500, r#"{"type":"error","error":{"type":"api_error","message":"Internal server error"}}"#, Service, true, "Internal"),
     (504, r#"{"type":"error","error":{"type":"timeout_error","message":"late"}}"#, Timeout, true, "late"),
     (529, r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#, Overloaded, true, "Overloaded"),
-    // OpenRouter
+    // OpenRouter.
     (402, r#"{"error":{"code":402,"message":"This request requires more credits"}}"#, Quota, false, "credits"),
     (400, r#"{"error":{"code":400,"message":"Provider returned error","metadata":{"provider_name":"Acme","raw":"{\"error\":{\"message\":\"prompt is too long\",\"type\":\"invalid_request_error\"}}"}}}"#, ContextTooLong, false, "(Acme: prompt is too long)"),
     (429, r#"{"error":{"code":429,"message":"Provider returned error","metadata":{"provider_name":"Acme","raw":{"error":{"code":"insufficient_quota","message":"broke"}}}}}"#, Quota, false, "(Acme: broke)"),
     (502, r#"{"error":{"code":502,"message":"Provider returned error","metadata":{"raw":"socket hang up","provider_name":null}}}"#, Service, true, "(upstream: socket hang up)"),
     (403, r#"{"error":{"code":403,"message":"Your input was flagged","metadata":{"reasons":["x"],"flagged_input":"y"}}}"#, InvalidRequest, false, "flagged"),
-    // llama.cpp
+    // llama.cpp.
     (400, r#"{"error":{"code":400,"message":"request (9 tokens) exceeds the available context size (4 tokens)","type":"exceed_context_size_error","n_prompt_tokens":9,"n_ctx":4}}"#, ContextTooLong, false, "9 tokens"),
     (503, r#"{"error":{"message":"Loading model","type":"unavailable_error","code":503}}"#, Overloaded, true, "Loading"),
     (501, r#"{"error":{"message":"This server does not support tools","type":"not_supported_error","code":501}}"#, Unsupported, false, "tools"),
     (404, r#"{"error":{"message":"File Not Found","type":"not_found_error","code":404}}"#, InvalidRequest, false, "File"),
-    // Google
+    // Google.
     (400, r#"{"error":{"code":400,"message":"API key not valid. Please pass a valid API key.","status":"INVALID_ARGUMENT","details":[{"@type":"type.googleapis.com/google.rpc.ErrorInfo","reason":"API_KEY_INVALID"}]}}"#, Auth, false, "API key"),
     (429, r#"[{"error":{"code":429,"message":"You exceeded your current quota, please check your plan and billing details.","status":"RESOURCE_EXHAUSTED"}}]"#, RateLimit, true, "quota"),
     (503, r#"{"error":{"code":503,"message":"The model is overloaded.","status":"UNAVAILABLE"}}"#, Overloaded, true, "overloaded"),
     (400, r#"{"error":{"code":400,"message":"The input token count (2) exceeds the maximum number of tokens allowed (1).","status":"INVALID_ARGUMENT"}}"#, ContextTooLong, false, "token count"),
     (504, r#"{"error":{"code":504,"message":"late","status":"DEADLINE_EXCEEDED"}}"#, Timeout, true, "late"),
-    // Groq, Moonshot, DeepSeek, Z.ai, Alibaba, xAI, vLLM
+    // Groq, Moonshot, DeepSeek, Z.ai, Alibaba, xAI and vLLM.
     (413, r#"{"error":{"message":"Request too large for model m on tokens per minute (TPM): Limit 6, Requested 7","type":"tokens","code":"rate_limit_exceeded"}}"#, RateLimit, false, "TPM"),
     (429, r#"{"error":{"message":"The engine is currently overloaded","type":"engine_overloaded_error"}}"#, Overloaded, true, "engine"),
     (429, r#"{"error":{"message":"exceeded, please check your plan","type":"exceeded_current_quota_error"}}"#, Quota, false, "plan"),
@@ -78,7 +78,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (400, r#"{"object":"error","message":"This model's maximum context length is 9 tokens.","type":"BadRequestError","param":null,"code":400}"#, ContextTooLong, false, "9 tokens"),
     (422, r#"{"detail":[{"loc":["body","messages"],"msg":"field required","type":"value_error.missing"},{"msg":"and more"}]}"#, InvalidRequest, false, "field required; and more"),
     (404, r#"{"detail":"Not Found"}"#, InvalidRequest, false, "Not Found"),
-    // No envelope to speak of
+    // Bodies without a common envelope.
     (400, r#"{"error":"model 'm' not found, try pulling it first"}"#, InvalidRequest, false, "try pulling"),
     (500, r#"{"error":"Internal Server Error","message":"it broke","status":500}"#, Service, true, "it broke"),
     (400, r#"{"errors":[{"code":7003,"message":"No route"}],"success":false}"#, InvalidRequest, false, "No route"),
@@ -94,7 +94,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
 ];
 
 #[test]
-fn error_bodies_of_services_are_told_apart() {
+fn error_bodies_of_services_map_to_their_kind() {
     for &(status, body, kind, retryable, part) in BODIES {
         let error = error(status, body);
         assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
@@ -104,7 +104,7 @@ fn error_bodies_of_services_are_told_apart() {
 }
 
 #[test]
-fn error_statuses_alone_are_told_apart() {
+fn error_statuses_alone_map_to_their_kind() {
     for (status, kind, retryable) in [
         (400, InvalidRequest, false),
         (401, Auth, false),
@@ -130,7 +130,7 @@ fn error_statuses_alone_are_told_apart() {
 }
 
 #[test]
-fn error_request_id_and_wait_in_the_body_are_kept() {
+fn error_keeps_the_request_id_and_wait_of_the_body() {
     let anthropic = r#"{"type":"error","error":{"type":"api_error","message":"x"},"request_id":"req_1"}"#;
     assert_eq!(error(500, anthropic).request_id.as_deref(), Some("req_1"));
     let google = r#"{"error":{"code":429,"message":"x","status":"RESOURCE_EXHAUSTED","details":[
@@ -143,7 +143,7 @@ fn error_request_id_and_wait_in_the_body_are_kept() {
 }
 
 #[test]
-fn error_long_bodies_are_cut() {
+fn error_with_a_long_body_shortens_it() {
     let long = "é".repeat(50_000);
     for body in [
         long.clone(),

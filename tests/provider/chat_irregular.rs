@@ -1,4 +1,4 @@
-//! Chat Completions as services stream it that do not keep to the rules, all at once.
+//! A Chat Completions stream with many deviations from the format at once.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -10,9 +10,8 @@ use serde_json::json;
 
 use crate::{endpoints::exchange, server::Reply};
 
-/// A byte-order mark, line ends of Windows, comments to keep the connection alive, members that are null, an
-/// event without data, several calls in a chunk with their arguments whole, a finish chunk with content,
-/// usage without choices, and the end told twice.
+/// Returns a stream with a byte order mark, Windows line ends, keep-alive comments, null members, an event without
+/// data, several whole calls in one chunk, a finish chunk with content, usage without choices, and `[DONE]` twice.
 fn stream() -> String {
     let events = [
         json!({"id": null, "model": null, "object": null, "choices": null, "usage": null, "error": null}),
@@ -36,7 +35,7 @@ fn stream() -> String {
 }
 
 #[tokio::test]
-async fn answer_against_all_rules_is_read_in_any_pieces() {
+async fn stream_with_many_deviations_is_read_in_any_pieces() {
     for size in [1, 3, 17, 10_000] {
         let reply = Reply::sse().pieces(stream().as_bytes(), size);
         let endpoint = Endpoint::openai_compatible("odd", "http://localhost");

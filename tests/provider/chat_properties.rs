@@ -8,7 +8,7 @@ use omni_agent::{
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-/// Small values of every type, such as broken servers put anywhere.
+/// Small values of every type, for members in which broken servers send anything.
 fn any_value() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -67,7 +67,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn decode_any_chunks_never_panics_and_what_comes_folds(
+    fn decode_any_chunks_never_panics_and_its_deltas_fold(
         chunks in prop::collection::vec(odd_or(chunk()), 0..20),
         done: bool,
     ) {
@@ -87,7 +87,7 @@ proptest! {
             fold.apply(delta).unwrap();
         }
         match result {
-            // A success always says why the answer ended, and its ids are distinct.
+            // A complete answer always has a stop reason and distinct ids.
             Ok(()) => {
                 let folded = fold.finish(Timestamp(0)).unwrap();
                 let mut ids: Vec<_> = folded.message.tool_uses().map(|call| call.id.clone()).collect();
@@ -108,7 +108,7 @@ proptest! {
     }
 
     #[test]
-    fn error_of_any_body_keeps_to_its_limits(status: u16, body in any_value(), key in "error|errors|detail|message|metadata") {
+    fn error_with_any_body_respects_its_limits(status: u16, body in any_value(), key in "error|errors|detail|message|metadata") {
         for body in [body.to_string(), json!({key: body}).to_string()] {
             let error = ChatCompletions::default().error(status, &body);
             prop_assert_eq!(error.status, Some(status));
@@ -116,7 +116,7 @@ proptest! {
         }
     }
 
-    /// However the text of the arguments is cut up, the input is the same.
+    /// The arguments give the same input however their text is cut.
     #[test]
     fn calls_cut_anywhere_give_the_same_input(
         text in "[a-z\"\\\\{}é]{0,12}",

@@ -1,4 +1,4 @@
-//! What an answer cost.
+//! The cost of an answer.
 
 use futures_util::TryStreamExt;
 use omni_agent::{
@@ -43,13 +43,13 @@ fn cost_counts_each_kind_of_token_at_its_rate() {
 }
 
 #[test]
-fn cost_without_rates_for_the_cache_counts_it_as_input() {
+fn cost_without_cache_rates_counts_cached_tokens_as_input() {
     let used = Usage { cache_read: MILLION, cache_write: MILLION, ..Usage::default() };
     assert!((Price::new(3.0, 9.0).cost(&used, None).unwrap() - 6.0).abs() < 1e-9);
 }
 
 #[test]
-fn cost_of_more_reasoning_than_output_is_that_of_the_output() {
+fn cost_with_more_reasoning_than_output_counts_the_output_as_reasoning() {
     let mut price = Price::new(0.0, 1.0);
     price.rates.reasoning = Some(2.0);
     let used = Usage { output: MILLION, reasoning: 5 * MILLION, ..Usage::default() };
@@ -57,20 +57,20 @@ fn cost_of_more_reasoning_than_output_is_that_of_the_output() {
 }
 
 #[test]
-fn cost_of_a_long_prompt_is_that_of_its_tier() {
+fn cost_of_a_long_prompt_uses_its_tier() {
     let price =
         Price::new(1.0, 1.0).with_tier(2_000, Rates::new(4.0, 4.0)).with_tier(1_000, Rates::new(2.0, 2.0));
     for (prompt, rate) in [(0, 1.0), (1_000, 1.0), (1_001, 2.0), (2_000, 2.0), (2_001, 4.0), (u64::MAX, 4.0)]
     {
         assert_eq!(price.rates_for(prompt), &Rates::new(rate, rate), "{prompt}");
     }
-    // What was cached makes a prompt long too.
+    // Cached tokens count towards the length of the prompt.
     let used = Usage { input: 1, cache_read: 1_000, output: 999, ..Usage::default() };
     assert!((price.cost(&used, None).unwrap() - 0.004).abs() < 1e-12);
 }
 
 #[tokio::test]
-async fn generate_with_a_known_price_tells_the_cost_of_the_last_usage() {
+async fn generate_with_a_known_price_returns_the_cost_of_the_last_usage() {
     let provider = ScriptedProvider::new([Step::new()
         .usage(usage(MILLION, 0))
         .then_text(["Hi"])
@@ -82,7 +82,7 @@ async fn generate_with_a_known_price_tells_the_cost_of_the_last_usage() {
 }
 
 #[tokio::test]
-async fn generate_minds_the_cache_hint() {
+async fn generate_uses_the_price_for_the_cache_hint() {
     let written = Usage { cache_write: MILLION, ..Usage::default() };
     let mut price = Price::new(1.0, 1.0).with_cache(0.0, 1.25);
     price.rates.cache_write_long = Some(2.0);
@@ -95,7 +95,7 @@ async fn generate_minds_the_cache_hint() {
 }
 
 #[tokio::test]
-async fn generate_of_a_service_that_tells_the_cost_believes_it() {
+async fn generate_prefers_the_cost_reported_by_the_service() {
     let told = Usage { cost: Some(0.25), ..usage(MILLION, MILLION) };
     let provider = ScriptedProvider::new([Step::new().usage(told).then_text(["Hi"]).stop()]);
     let model = provider.model().with_info(priced(Price::new(1.0, 2.0)));
@@ -103,7 +103,7 @@ async fn generate_of_a_service_that_tells_the_cost_believes_it() {
 }
 
 #[tokio::test]
-async fn generate_of_a_service_whose_cost_is_not_finite_returns_the_cost_by_the_price() {
+async fn generate_with_a_reported_cost_that_is_not_finite_uses_the_price() {
     for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
         let told = Usage { cost: Some(odd), ..usage(MILLION, MILLION) };
         let provider = ScriptedProvider::new([Step::new().usage(told).then_text(["Hi"]).stop()]);
@@ -114,7 +114,7 @@ async fn generate_of_a_service_whose_cost_is_not_finite_returns_the_cost_by_the_
 }
 
 #[tokio::test]
-async fn generate_without_a_price_or_usage_tells_no_cost() {
+async fn generate_without_a_price_or_usage_returns_no_cost() {
     let steps = || [Step::new().usage(usage(1, 1)).then_text(["Hi"]).stop(), Step::text("Hi")];
     let provider = ScriptedProvider::new(steps().into_iter().chain(steps()));
     for model in [provider.model(), provider.model().with_info(ModelInfo::new("scripted"))] {
@@ -127,7 +127,7 @@ async fn generate_without_a_price_or_usage_tells_no_cost() {
 }
 
 #[tokio::test]
-async fn stream_changes_nothing_but_usage() {
+async fn stream_with_a_price_changes_only_the_usage() {
     let deltas = |model: omni_agent::provider::Model| async move {
         model.stream(Request::prompt("Hi")).try_collect::<Vec<Delta>>().await.unwrap()
     };
@@ -146,7 +146,7 @@ async fn stream_changes_nothing_but_usage() {
 }
 
 #[tokio::test]
-async fn generate_over_a_registry_uses_its_catalogue() {
+async fn generate_through_a_registry_uses_its_catalogue() {
     let provider = ScriptedProvider::new([Step::new().usage(usage(MILLION, 0)).then_text(["Hi"]).stop()]);
     let mut catalogue = Catalogue::empty();
     catalogue.insert("test", ModelInfo::new("m").with_price(Price::new(7.0, 0.0)));

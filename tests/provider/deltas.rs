@@ -1,4 +1,4 @@
-//! Deltas in few words, and what holds of all folds.
+//! Short constructors for deltas, and the invariants of every folded message.
 
 use std::collections::HashSet;
 
@@ -60,7 +60,7 @@ pub(crate) fn finish(deltas: impl IntoIterator<Item = Delta>, reason: StopReason
     fold.finish(NOW).unwrap()
 }
 
-/// What holds of every message that comes out of a fold.
+/// Asserts the invariants of every message that a fold returns.
 pub(crate) fn assert_sound(message: &Message) {
     let mut ids = HashSet::new();
     for tool_use in message.tool_uses() {

@@ -12,12 +12,12 @@ use crate::{
     server::{Reply, Server},
 };
 
-/// Writes a secret in another form.
+/// A function that writes a secret in another form.
 type Form<'f> = &'f dyn Fn(&str) -> String;
 
 const TEXT: &str = "data: {\"text\":\"hi\"}\n\n";
 
-/// All that an error shows of itself, its causes included.
+/// Returns everything that an error shows, including its causes.
 fn shown(error: &ProviderError) -> String {
     let mut text = format!("{error} {error:?} {error:#?} {}", serde_json::to_string(error).unwrap());
     let mut cause = std::error::Error::source(error);
@@ -29,7 +29,7 @@ fn shown(error: &ProviderError) -> String {
 }
 
 #[tokio::test]
-async fn key_and_secret_headers_that_a_server_echoes_never_show() {
+async fn key_and_secret_headers_echoed_by_a_server_are_never_shown() {
     let key = "sk-live-topsecret-0123456789\\\"x";
     let escaped = key.replace('\\', "\\\\").replace('"', "\\\"");
     let token = "hush-hush-token";
@@ -49,7 +49,7 @@ async fn key_and_secret_headers_that_a_server_echoes_never_show() {
         in_stream(&format!("{key} {token}")),
         Reply::sse().piece(format!("data: {key}\n\n")),
     ];
-    // An error's body is cut off somewhere; half of a key is too much.
+    // The body of an error is cut at its limit, which may fall inside the key. Half of the key would show too much.
     for room in [0, 10, 15, 20, 27] {
         replies.push(in_stream(&padded(ProviderError::BODY_LIMIT - room)));
         replies.push(Reply::new(500).piece(padded(ProviderError::BODY_LIMIT - room)));
@@ -62,7 +62,7 @@ async fn key_and_secret_headers_that_a_server_echoes_never_show() {
         for part in ["sk-live-topsecret", "topsecret", "hush-hush"] {
             assert!(!shown.contains(part), "{part} in {shown}");
         }
-        // It did go out.
+        // The key was really sent.
         let received = server.received().remove(0);
         assert_eq!(received.header("authorization"), Some(&*format!("Bearer {key}")));
         assert_eq!(received.header("x-token"), Some(token));
@@ -70,7 +70,7 @@ async fn key_and_secret_headers_that_a_server_echoes_never_show() {
 }
 
 #[tokio::test]
-async fn key_that_a_server_echoes_in_other_forms_never_shows() {
+async fn key_echoed_in_other_forms_is_never_shown() {
     let key = "sk-live-Zq47/xT9wLm2Rb8cVnE6uH1+5pKd";
     let token = "hush/hush+token=42";
     let value = |text: &str| text.replace('/', "\\/");
@@ -107,7 +107,7 @@ async fn key_that_a_server_echoes_in_other_forms_never_shows() {
             for part in
                 [form(key), form(token), key[..8].to_owned(), key[10..18].to_owned(), key[26..34].to_owned()]
             {
-                // As `Debug` and JSON write it, too.
+                // Also in the escaped forms of `Debug` and JSON.
                 for part in [part.clone(), part.replace('\\', "\\\\")] {
                     assert!(!shown.contains(&part), "{name}: {part} in {shown}");
                 }
@@ -117,7 +117,7 @@ async fn key_that_a_server_echoes_in_other_forms_never_shows() {
 }
 
 #[tokio::test]
-async fn key_in_the_query_of_the_base_url_never_shows() {
+async fn key_in_the_query_of_the_base_url_is_never_shown() {
     let server =
         Server::start([Reply::new(400).piece("no such key: Zq47%2FxT9wLm2Rb, api version 2024-10-21")]).await;
     let url = format!("{}?api-version=2024-10-21&subscription-key=Zq47/xT9wLm2Rb8c", server.url());

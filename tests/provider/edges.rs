@@ -1,4 +1,4 @@
-//! What all formats do alike with texts at the edge of what can be sent.
+//! Content that services reject, such as blank text: all formats avoid it.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
 use omni_agent::{
@@ -21,7 +21,7 @@ fn dialects() -> [Box<dyn Dialect>; 5] {
 }
 
 #[test]
-fn encode_blank_result_of_a_tool_is_not_sent_as_it_is() {
+fn encode_blank_tool_result_is_replaced() {
     for blank in ["", "\r\n", "  ", "\n\t"] {
         for is_error in [false, true] {
             for dialect in dialects() {
@@ -42,13 +42,14 @@ fn encode_blank_result_of_a_tool_is_not_sent_as_it_is() {
     }
 }
 
-/// No content is blank text, however deep it lies.
+/// Asserts that no content at any depth is blank text.
 fn assert_no_blank(value: &Value, dialect: &str) {
     match value {
         Value::Object(members) => {
             for (key, value) in members {
                 if let (Value::String(text), "text" | "content" | "output") = (value, key.as_str()) {
-                    // Gemini's results are JSON, where an empty output is one; calls need no words beside them.
+                    // Gemini's results are JSON objects, in which an empty output is valid. Calls need no text with
+                    // them.
                     let may =
                         (dialect == "google_gemini" && key == "output") || members.contains_key("tool_calls");
                     assert!(may || !text.trim().is_empty(), "{dialect}: {value:?} as {key}");

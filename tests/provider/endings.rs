@@ -23,14 +23,14 @@ use crate::{
 
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The frames of an answer up to its finish reason.
+/// Returns the frames of an answer up to and including its finish reason.
 fn up_to_the_finish_reason(wire: Wire) -> String {
     let finish = wire.end().remove(0);
     let events = [wire.begin(), wire.text(&["Hello"]), vec![finish]].concat();
     events.iter().map(|event| wire.frame(event)).collect()
 }
 
-/// The answer from a body that stalls, and the time that the reader waited for more.
+/// Returns the answer from a body that stalls, and how long the reader waited for more.
 async fn stalled(
     wire: Wire,
     reply: Reply,
@@ -63,7 +63,7 @@ async fn stalled(
 }
 
 #[tokio::test]
-async fn answer_that_stays_open_after_its_finish_reason_ends_soon() {
+async fn answer_left_open_after_its_finish_reason_ends_soon() {
     for (wire, warnings) in [(Wire::Chat, 1), (Wire::Gemini, 0)] {
         for rest in ["", "data: {\"half", ": keep-alive\n\n"] {
             let reply = wire.reply().piece(up_to_the_finish_reason(wire)).piece(rest);
@@ -77,7 +77,7 @@ async fn answer_that_stays_open_after_its_finish_reason_ends_soon() {
 }
 
 #[tokio::test]
-async fn answer_under_an_output_schema_that_stays_open_after_its_finish_reason_ends_soon() {
+async fn answer_with_an_output_schema_left_open_after_its_finish_reason_ends_soon() {
     let schema = Schema::new(json!({"type": "object", "properties": {"a": {"type": "string"}}})).unwrap();
     for wire in [Wire::Chat, Wire::Gemini] {
         let options = Options::default().with_output(OutputSchema::new("Answer", schema.clone()));
@@ -89,7 +89,7 @@ async fn answer_under_an_output_schema_that_stays_open_after_its_finish_reason_e
 }
 
 #[tokio::test]
-async fn answer_that_stays_open_after_its_finish_reason_ends_within_a_shorter_limit() {
+async fn answer_left_open_after_its_finish_reason_ends_within_a_shorter_limit() {
     for wire in [Wire::Chat, Wire::Gemini] {
         let timeouts = Timeouts { between_chunks: Duration::from_secs(2), ..Timeouts::default() };
         let reply = wire.reply().piece(up_to_the_finish_reason(wire));
@@ -99,7 +99,7 @@ async fn answer_that_stays_open_after_its_finish_reason_ends_within_a_shorter_li
     }
 }
 
-/// An answer without a finish reason gets the whole time between two chunks.
+/// Without a finish reason, the full limit between two chunks applies.
 #[tokio::test]
 async fn answer_that_stalls_before_its_finish_reason_waits_for_the_whole_limit() {
     for wire in [Wire::Chat, Wire::Gemini] {
@@ -111,7 +111,7 @@ async fn answer_that_stalls_before_its_finish_reason_waits_for_the_whole_limit()
 }
 
 #[tokio::test]
-async fn rest_that_comes_in_time_after_the_finish_reason_is_read() {
+async fn rest_that_arrives_in_time_after_the_finish_reason_is_read() {
     for wire in [Wire::Chat, Wire::Gemini] {
         let gate = Gate::new();
         let (rest, tokens) = match wire {

@@ -1,5 +1,5 @@
-//! A whole request to each service that is known: address, headers, body and answer. And helpers for the
-//! tests of what is particular about single services.
+//! A complete request to each known service: address, headers, body and answer. Also helpers for the tests of single
+//! services.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -16,7 +16,7 @@ use crate::{
     services::{CHAT, GEMINI, KEY, MESSAGES, OLLAMA, RESPONSES},
 };
 
-/// A model of `endpoint`, which is taken from its own host to the server, and keeps the rest of its address.
+/// Returns a model of `endpoint` whose host is replaced by the server. The rest of its address stays.
 pub(crate) fn model(endpoint: &Endpoint, model: &str, server: &Server) -> Model {
     let (_, address) = endpoint.base_url().split_once("://").unwrap();
     let path = address.find('/').map_or("", |at| &address[at..]);
@@ -24,7 +24,7 @@ pub(crate) fn model(endpoint: &Endpoint, model: &str, server: &Server) -> Model 
     Model::new(Arc::new(endpoint), model)
 }
 
-/// What is received of a request, and what it gives, not repeated on failure.
+/// Sends one request without retries. Returns the request as received, and the answer.
 pub(crate) async fn exchange(
     endpoint: &Endpoint,
     id: &str,
@@ -37,13 +37,13 @@ pub(crate) async fn exchange(
     (server.received().remove(0), answer)
 }
 
-/// The body of a request in Chat Completions, and the warnings.
+/// Returns the body of a request in Chat Completions, and the warnings.
 pub(crate) async fn body(endpoint: &Endpoint, id: &str, request: Request) -> (Value, Vec<String>) {
     let (received, answer) = exchange(endpoint, id, request, Reply::sse().piece(CHAT)).await;
     (received.json(), answer.unwrap().warnings)
 }
 
-/// What a request with these options has in its body beside what each has, and the warnings.
+/// Returns what these options add to the body of a minimal request, and the warnings.
 pub(crate) async fn said(endpoint: &Endpoint, id: &str, options: Options) -> (Value, Vec<String>) {
     let (mut body, warnings) = body(endpoint, id, Request::prompt("Hallo").with_options(options)).await;
     let members = body.as_object_mut().unwrap();
@@ -51,31 +51,31 @@ pub(crate) async fn said(endpoint: &Endpoint, id: &str, options: Options) -> (Va
     (body, warnings)
 }
 
-/// An answer of these chunks.
+/// Returns an answer of these chunks.
 pub(crate) fn chunks(chunks: &[Value]) -> Reply {
     let events = chunks.iter().map(|chunk| format!("data: {chunk}\n\n"));
     Reply::sse().piece(events.collect::<String>() + "data: [DONE]\n\n")
 }
 
-/// A schema for an answer.
+/// Returns a schema for an answer.
 pub(crate) fn schema() -> OutputSchema {
     let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]});
     OutputSchema::new("place", Schema::new(schema).unwrap())
 }
 
-/// The system prompt that says it.
+/// Returns the system prompt that contains the schema.
 pub(crate) fn said_schema() -> String {
     let schema = schema().schema.as_value().to_string();
     format!("Answer with one JSON object and nothing else. It must fit this JSON Schema:\n{schema}")
 }
 
-/// The tool that asks for it.
+/// Returns the output tool that takes an answer of the schema.
 pub(crate) fn output_tool() -> Value {
     let description = "Gives the final answer. Call it once, when everything else is done.";
     json!({"name": "place", "description": description, "parameters": schema().schema})
 }
 
-/// The system prompt that asks for the tool's use.
+/// Returns the system prompt that asks for the output tool.
 pub(crate) fn said_tool() -> &'static str {
     "Give your final answer by calling the tool `place`, and in no other way."
 }
@@ -84,7 +84,7 @@ struct Case {
     endpoint: Endpoint,
     model: &'static str,
     address: &'static str,
-    /// The header that carries the key, and with what before it.
+    /// The header that carries the key, and the prefix of its value.
     key: (&'static str, &'static str),
     body: Value,
     answer: &'static str,
@@ -186,7 +186,7 @@ async fn request_to_each_service_has_its_address_key_and_body_and_is_answered() 
 }
 
 #[test]
-fn each_known_service_is_in_the_table() {
+fn every_known_service_is_in_the_table() {
     let cases = cases();
     for endpoint in Endpoint::all() {
         let known = |case: &&Case| case.endpoint.name() == endpoint.name();
@@ -195,7 +195,7 @@ fn each_known_service_is_in_the_table() {
 }
 
 #[test]
-fn hosts_are_those_of_the_services() {
+fn base_urls_have_the_hosts_of_the_services() {
     for (endpoint, host) in [
         (Endpoint::anthropic(), "https://api.anthropic.com"),
         (Endpoint::openai(), "https://api.openai.com"),
@@ -213,7 +213,7 @@ fn hosts_are_those_of_the_services() {
 }
 
 #[tokio::test]
-async fn key_that_is_missing_is_asked_for_by_its_variable() {
+async fn debug_of_each_endpoint_shows_the_variable_of_its_key() {
     for endpoint in Endpoint::all() {
         let shown = format!("{endpoint:?}");
         let variable = match endpoint.name() {
@@ -228,14 +228,14 @@ async fn key_that_is_missing_is_asked_for_by_its_variable() {
             "zai" => "ZAI_API_KEY",
             "alibaba" => "DASHSCOPE_API_KEY",
             "opencode" => "OPENCODE_API_KEY",
-            other => panic!("{other} is new"),
+            other => panic!("{other} is missing in this test"),
         };
         assert!(shown.contains(variable), "{shown}");
     }
 }
 
 #[tokio::test]
-async fn headers_of_a_format_join_those_of_the_user_where_they_list_what_is_wanted() {
+async fn list_headers_of_a_format_are_merged_with_those_of_the_user() {
     const BETA: &str = "thinking-binding-controls-2026-08-01";
     let beta = |endpoint: Endpoint, id: &'static str, options: Options| async move {
         let request = Request::prompt("Hallo").with_options(options);
@@ -258,7 +258,7 @@ async fn headers_of_a_format_join_those_of_the_user_where_they_list_what_is_want
     assert_eq!(beta(Endpoint::anthropic(), free, own("a")).await.as_deref(), Some("a"));
     let with_header = Endpoint::anthropic().with_header("anthropic-beta", "c");
     assert_eq!(beta(with_header, bound, Options::default()).await, joined("c"));
-    // It belongs to what is in the body at last.
+    // The header depends on the final body, after the hooks.
     let without = Endpoint::anthropic().with_body_hook(|body, _| {
         body.shift_remove("thinking");
         Ok(())

@@ -1,4 +1,4 @@
-//! What an error tells.
+//! The contents of a `ProviderError`, and how it is displayed and stored.
 
 use std::{error::Error, io, time::Duration};
 
@@ -22,7 +22,7 @@ const KINDS: [(ErrorKind, &str, bool); 12] = [
 ];
 
 #[test]
-fn error_of_each_kind_says_whether_a_retry_can_help() {
+fn error_of_each_kind_has_a_default_for_retryable() {
     for (kind, name, transient) in KINDS {
         let error = ProviderError::new(kind, "why");
         assert_eq!((kind.is_transient(), error.retryable), (transient, transient), "{name}");
@@ -33,7 +33,7 @@ fn error_of_each_kind_says_whether_a_retry_can_help() {
 }
 
 #[test]
-fn display_names_kind_status_message_and_cause() {
+fn display_shows_kind_status_message_and_cause() {
     let cause = io::Error::other("the cause");
     let error = ProviderError::new(ErrorKind::RateLimit, "slow down")
         .with_status(429)
@@ -48,7 +48,7 @@ fn display_names_kind_status_message_and_cause() {
 }
 
 #[test]
-fn serde_keeps_the_cause_in_words() {
+fn serde_keeps_the_cause_as_text() {
     let mut error = ProviderError::new(ErrorKind::RateLimit, "slow down")
         .with_status(429)
         .with_body("{}")
@@ -74,7 +74,7 @@ fn serde_keeps_the_cause_in_words() {
 }
 
 #[test]
-fn errors_that_differ_in_anything_told_are_not_equal() {
+fn errors_that_differ_in_any_field_except_the_cause_are_not_equal() {
     let error = || ProviderError::new(ErrorKind::Service, "a");
     let mut identified = error();
     identified.request_id = Some("b".into());
@@ -95,7 +95,7 @@ fn errors_that_differ_in_anything_told_are_not_equal() {
 
 proptest! {
     #[test]
-    fn with_body_keeps_as_much_as_fits_of_whole_characters(before in 0usize..8, c in any::<char>(), short in "\\PC{0,9}") {
+    fn with_body_keeps_as_many_whole_characters_as_fit(before in 0usize..8, c in any::<char>(), short in "\\PC{0,9}") {
         let long = format!("{}{}", "x".repeat(before), c.to_string().repeat(ProviderError::BODY_LIMIT));
         let body = ProviderError::new(ErrorKind::Service, "").with_body(&long).body.unwrap();
         prop_assert!(long.starts_with(&body));

@@ -1,4 +1,4 @@
-//! Servers that fail, and servers that mean harm: each is a clear error, in time and in bounded memory.
+//! Servers that fail, and hostile servers: each gives a clear error, in time and in bounded memory.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -19,10 +19,10 @@ use crate::{
 
 const TEXT: &str = "data: {\"text\":\"hi\"}\n\n";
 const KIB: usize = 1024;
-/// What the sockets' buffers can swallow on both sides, beyond what the client reads.
+/// How many bytes the socket buffers of both sides can hold beyond those that the client reads.
 const SOCKETS: usize = 48 * KIB * KIB;
 
-/// How one reply is taken.
+/// Sends one request to a server with this reply, and returns the answer.
 async fn outcome(reply: Reply) -> Answer {
     let server = Server::start([reply]).await;
     ask(&endpoint(&server.url())).await
@@ -69,7 +69,7 @@ async fn silence_in_the_answer_is_a_between_chunks_timeout() {
 }
 
 #[tokio::test]
-async fn reader_that_takes_its_time_is_no_silence() {
+async fn slow_reader_causes_no_timeout() {
     let gate = Gate::new();
     let reply = Reply::sse().piece(TEXT).gate(&gate).piece("data: {\"text\":\"!\",\"stop\":true}\n\n");
     let mut server = Server::start([reply]).await;
@@ -97,9 +97,9 @@ async fn silence_in_the_tls_handshake_is_a_connect_timeout() {
 }
 
 #[tokio::test]
-async fn plain_answer_to_a_tls_handshake_is_a_transport_error() {
+async fn server_that_closes_during_the_tls_handshake_is_a_transport_error() {
     let server = Server::start([]).await;
-    // A server that reads a request where there is none says nothing; one that closes says enough.
+    // A plain HTTP server would wait for a request and never reply, so this one closes the connection.
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("https://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { drop(listener.accept().await) });
@@ -109,7 +109,7 @@ async fn plain_answer_to_a_tls_handshake_is_a_transport_error() {
 }
 
 #[tokio::test]
-async fn closed_port_is_a_transport_error_that_says_so() {
+async fn closed_port_is_a_transport_error_that_names_the_address() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     drop(listener);
@@ -170,7 +170,7 @@ async fn clean_end_without_the_terminal_event_is_a_truncated_answer() {
 }
 
 #[tokio::test]
-async fn terminal_event_that_only_the_end_of_the_body_ends_is_taken() {
+async fn terminal_event_ended_only_by_the_end_of_the_body_is_read() {
     let reply = Reply::sse().piece(TEXT).piece("data: {\"text\":\"!\",\"stop\":true}");
     assert_eq!(outcome(reply).await.text(), "hi!");
 }
@@ -213,7 +213,7 @@ async fn endless_head_is_a_transport_error_in_bounded_memory() {
 }
 
 #[tokio::test]
-async fn endless_body_of_an_error_is_cut() {
+async fn endless_error_body_is_cut() {
     let mut server = Server::start([Reply::new(500).forever("x".repeat(KIB))]).await;
     let error = ask(&endpoint(&server.url()).with_limits(small())).await.error();
     assert_eq!((error.kind, error.status), (ErrorKind::Service, Some(500)));
@@ -223,7 +223,7 @@ async fn endless_body_of_an_error_is_cut() {
 }
 
 #[tokio::test]
-async fn body_of_an_error_that_stalls_is_not_waited_for_long() {
+async fn error_body_that_stalls_delays_the_error_only_briefly() {
     let mut server = Server::start([Reply::new(529).piece("half an expl").stall()]).await;
     let endpoint = endpoint(&server.url());
     let asking = tokio::spawn(async move { ask(&endpoint).await });
@@ -237,7 +237,7 @@ async fn body_of_an_error_that_stalls_is_not_waited_for_long() {
 }
 
 #[tokio::test]
-async fn error_status_gives_the_dialects_error_with_status_and_body() {
+async fn error_status_gives_the_formats_error_with_status_and_body() {
     for (status, kind) in [
         (400, ErrorKind::InvalidRequest),
         (401, ErrorKind::Auth),
@@ -278,7 +278,7 @@ async fn retry_after_is_read_in_every_form() {
 }
 
 #[tokio::test]
-async fn service_that_knows_whether_a_retry_helps_is_believed() {
+async fn should_retry_header_overrides_the_kind() {
     let error = outcome(Reply::new(400).header("x-should-retry", "true")).await.error();
     assert!(error.retryable);
     let error = outcome(Reply::new(500).header("x-should-retry", "false")).await.error();
@@ -298,7 +298,7 @@ async fn redirect_is_an_error_that_is_not_followed() {
 }
 
 #[tokio::test]
-async fn answer_of_a_type_without_events_is_a_decoding_error_that_shows_it() {
+async fn answer_with_an_unexpected_content_type_is_a_decoding_error_that_shows_it() {
     let page = "<html>Sign in to the network</html>";
     for content_type in ["text/html; charset=utf-8", "TEXT/HTML", "image/png", "application/xml"] {
         let reply =
@@ -313,7 +313,7 @@ async fn answer_of_a_type_without_events_is_a_decoding_error_that_shows_it() {
 }
 
 #[tokio::test]
-async fn error_object_in_place_of_a_stream_is_the_error_it_names() {
+async fn error_object_in_place_of_a_stream_is_that_error() {
     for content_type in ["application/json", "text/event-stream"] {
         let body = "{\"error\":{\"message\":\"no\"}}";
         let reply =
@@ -325,7 +325,7 @@ async fn error_object_in_place_of_a_stream_is_the_error_it_names() {
 }
 
 #[tokio::test]
-async fn error_in_the_stream_comes_after_what_was_before_it() {
+async fn error_in_the_stream_follows_the_text_before_it() {
     let body = format!("{TEXT}data: {{\"text\":\"!\",\"error\":\"gone wrong\"}}\n\n{TEXT}");
     let answer = outcome(Reply::sse().header("x-request-id", "r").piece(body)).await;
     assert_eq!(answer.text, "hi!");
@@ -335,7 +335,7 @@ async fn error_in_the_stream_comes_after_what_was_before_it() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_text_and_events_that_are_no_json_are_decoding_errors() {
+async fn invalid_utf8_and_invalid_json_are_decoding_errors() {
     for bad in [&b"data: {\"text\":\"\xFF\"}\n\n"[..], b"data: what\n\n", b"data: {\"text\":\n\n"] {
         let answer = outcome(Reply::sse().piece(TEXT).piece(bad).piece(TEXT)).await;
         assert_eq!(answer.text, "hi");
@@ -348,11 +348,11 @@ async fn bytes_that_are_no_text_and_events_that_are_no_json_are_decoding_errors(
     }
 }
 
-/// The gzip form of `{"error":"prompt is too long"}`.
+/// `{"error":"prompt is too long"}`, compressed with gzip.
 const GZIP: &[u8] = b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x02\xff\xabVJ-*\xca/R\xb2R*(\xca\xcf-(Q\xc8,V(\xc9\xcfW\xc8\xc9\xcfKW\xaa\x05\x00\xb0W:\xdd\x1e\x00\x00\x00";
 
 #[tokio::test]
-async fn error_with_a_compressed_body_keeps_its_status_and_says_so() {
+async fn compressed_error_body_keeps_its_status_and_is_reported() {
     for (encoding, status, kind, retryable) in [
         ("gzip", 429, ErrorKind::RateLimit, true),
         ("GZIP", 401, ErrorKind::Auth, false),
@@ -370,27 +370,27 @@ async fn error_with_a_compressed_body_keeps_its_status_and_says_so() {
         assert!(error.message.contains("compressed") && error.message.contains(&name), "{error}");
         assert_eq!((error.body, error.request_id.as_deref()), (None, Some("r1")));
     }
-    // Some proxies compress and do not say so.
+    // Some proxies compress without a `content-encoding` header.
     let error = outcome(Reply::new(429).piece(GZIP)).await.error();
     assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::RateLimit, None));
     assert!(error.message.contains("gzip"), "{error}");
     let error = outcome(Reply::new(500).piece(&b"\x00\x01\x02PNG\x00\xff\xfe\xfd"[..])).await.error();
     assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Service, None));
     assert!(error.message.contains("no text"), "{error}");
-    // An error whose text is in another encoding can still be read in part.
+    // An error text in another encoding is still shown in part.
     let error = outcome(Reply::new(400).piece(&b"requ\xeate trop longue"[..])).await.error();
     assert_eq!(error.body.as_deref(), Some("requ\u{fffd}te trop longue"));
 }
 
 #[tokio::test]
-async fn answer_that_is_compressed_is_a_decoding_error_without_its_bytes() {
+async fn compressed_answer_is_a_decoding_error_without_its_bytes() {
     let error = outcome(Reply::sse().header("content-encoding", "gzip").piece(GZIP)).await.error();
     assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, None));
     assert!(error.message.contains("gzip"), "{error}");
 }
 
 #[tokio::test]
-async fn answer_with_identity_as_its_encoding_is_read() {
+async fn answer_with_identity_encoding_is_read() {
     for encoding in ["identity", "Identity", "IDENTITY", "", " identity , identity"] {
         let stop = "data: {\"stop\":true}\n\n";
         let reply = Reply::sse().header("content-encoding", encoding).piece(TEXT).piece(stop);

@@ -1,4 +1,4 @@
-//! Requests that a model can't take as they are.
+//! Requests that a model can't accept unchanged.
 
 use omni_agent::{
     message::{Attachment, History, Message, ToolResult, ToolUse},
@@ -26,7 +26,7 @@ fn image() -> Attachment {
     Attachment::base64("image/png", "AAAA").named("cat.png")
 }
 
-/// A picture from the user, and one from a tool.
+/// A history with an image from the user and an image from a tool.
 fn pictures() -> History {
     let tool_use = ToolUse::new("a", "look", json!({}));
     let result = ToolResult::ok(&tool_use, image());
@@ -39,7 +39,7 @@ fn pictures() -> History {
 }
 
 #[tokio::test]
-async fn attachment_that_the_model_does_not_take_is_an_error_and_nothing_is_sent() {
+async fn unsupported_attachment_is_an_error_and_nothing_is_sent() {
     let (provider, model) = model(blind());
     for history in [pictures(), History::from_iter([Message::user(image())])] {
         let error = model.generate(Request::new(history)).await.unwrap_err();
@@ -51,7 +51,7 @@ async fn attachment_that_the_model_does_not_take_is_an_error_and_nothing_is_sent
 }
 
 #[tokio::test]
-async fn attachment_that_the_model_does_not_take_goes_as_a_placeholder_if_asked() {
+async fn unsupported_attachment_becomes_a_placeholder_if_requested() {
     let (provider, model) = model(blind());
     let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
     let history = pictures();
@@ -61,12 +61,15 @@ async fn attachment_that_the_model_does_not_take_goes_as_a_placeholder_if_asked(
     assert_eq!(sent.get(1).unwrap().text(), text);
     let result = sent.get(3).unwrap().tool_results().next().unwrap();
     assert_eq!(result.content, [text.into()]);
-    assert!(std::sync::Arc::ptr_eq(sent.first().unwrap(), history.first().unwrap()), "what fits is shared");
+    assert!(
+        std::sync::Arc::ptr_eq(sent.first().unwrap(), history.first().unwrap()),
+        "messages without attachments are shared"
+    );
     assert!(sent.check_sendable().is_ok());
 }
 
 #[tokio::test]
-async fn attachment_goes_where_the_model_takes_it_or_is_not_known() {
+async fn attachment_is_sent_if_the_model_accepts_it_or_is_unknown() {
     let sees = ModelInfo::new("sees").with_input([Modality::Text, Modality::Image]);
     for info in [sees, ModelInfo::new("unknown")] {
         let (provider, model) = model(info);
@@ -78,7 +81,7 @@ async fn attachment_goes_where_the_model_takes_it_or_is_not_known() {
 }
 
 #[tokio::test]
-async fn thinking_is_left_out_for_a_model_that_does_not_think() {
+async fn thinking_is_omitted_for_a_model_that_does_not_think() {
     let (provider, model) = model(ModelInfo::new("m").with_thinking(false));
     for (mode, warns) in [
         (ThinkingMode::Effort(Effort::High), true),
@@ -96,7 +99,7 @@ async fn thinking_is_left_out_for_a_model_that_does_not_think() {
 }
 
 #[tokio::test]
-async fn options_that_fit_the_model_stay() {
+async fn options_that_the_model_supports_are_unchanged() {
     let info = ModelInfo::new("m").with_thinking(true).with_output_limit(100);
     for info in [info, ModelInfo::new("unknown")] {
         let (provider, model) = model(info);
@@ -107,7 +110,7 @@ async fn options_that_fit_the_model_stay() {
 }
 
 #[tokio::test]
-async fn max_tokens_is_lowered_to_what_the_model_can_give() {
+async fn max_tokens_is_lowered_to_the_output_limit_of_the_model() {
     let (provider, model) = model(ModelInfo::new("m").with_output_limit(100));
     let request = Request::prompt("Hi").with_options(Options::default().with_max_tokens(101));
     let answer = model.generate(request).await.unwrap();
@@ -118,7 +121,7 @@ async fn max_tokens_is_lowered_to_what_the_model_can_give() {
 }
 
 #[tokio::test]
-async fn warnings_of_a_request_that_is_repeated_are_told_once() {
+async fn warnings_of_a_retried_request_are_emitted_once() {
     let error = omni_agent::provider::ProviderError::new(ErrorKind::Overloaded, "later");
     tokio::time::pause();
     let provider = ScriptedProvider::new([Step::error(error), Step::text("ok")]);
@@ -131,7 +134,7 @@ async fn warnings_of_a_request_that_is_repeated_are_told_once() {
 }
 
 #[test]
-fn anthropic_asks_for_no_more_than_the_model_can_give() {
+fn anthropic_max_tokens_respects_the_output_limit_of_the_model() {
     use omni_agent::provider::dialect::{AnthropicMessages, Dialect};
     let body = |limit: u64, options: Options| {
         let mut request = Request::prompt("Hi")
@@ -160,7 +163,7 @@ fn looks() -> ToolSet {
 }
 
 #[tokio::test]
-async fn tools_for_a_model_that_uses_none_are_an_error_and_nothing_is_sent() {
+async fn tools_for_a_model_without_tool_use_are_an_error_and_nothing_is_sent() {
     let (provider, model) = model(ModelInfo::new("m").with_tools(false));
     let request = Request::prompt("Hi").with_tools(looks());
     let error = model.generate(request.clone()).await.unwrap_err();
@@ -174,7 +177,7 @@ async fn tools_for_a_model_that_uses_none_are_an_error_and_nothing_is_sent() {
 }
 
 #[test]
-fn schema_for_a_model_that_is_held_to_none_is_a_tools_input_or_said() {
+fn schema_for_a_model_without_structured_output_becomes_a_tool_or_text() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]});
     let output = OutputSchema::new("out", Schema::new(schema).unwrap());
     let request = |info: ModelInfo| {
@@ -193,7 +196,7 @@ fn schema_for_a_model_that_is_held_to_none_is_a_tools_input_or_said() {
         let said = native.iter().any(|key| body.contains_key(*key));
         assert!(!said && !body.contains_key("generationConfig"), "{body:?}");
         let body = format.encode(&request(ModelInfo::new("m"))).unwrap().body;
-        assert!(!body.contains_key("tools"), "nothing follows from what is unknown: {body:?}");
+        assert!(!body.contains_key("tools"), "an unknown capability changes nothing: {body:?}");
     }
     for format in openai {
         let encoded = format.encode(&request(unheld.clone().with_tools(false))).unwrap();

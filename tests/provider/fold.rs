@@ -61,7 +61,7 @@ fn any_data() -> impl Strategy<Value = MessageDelta> {
         })
 }
 
-/// Deltas most of which fit.
+/// Deltas of which most are valid.
 fn any_deltas() -> impl Strategy<Value = Vec<Delta>> {
     let delta = prop_oneof![
         4 => any_start().prop_map(|block| start(usize::MAX, block)),
@@ -88,7 +88,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1_000))]
 
     #[test]
-    fn any_deltas_fold_without_panic_and_errors_leave_no_trace(deltas in any_deltas()) {
+    fn any_deltas_fold_without_panic_and_errors_change_nothing(deltas in any_deltas()) {
         let mut fold = Fold::default();
         for delta in deltas {
             let before = fold.clone();
@@ -105,7 +105,7 @@ proptest! {
                 prop_assert_eq!(folded.usage, usage);
                 prop_assert_eq!(folded.message.content.len(), blocks.len());
                 assert_sound(&folded.message);
-                // What subscribers saw of a tool use is what it is in the end.
+                // The ids that subscribers saw during the stream equal the final ones.
                 let seen = blocks.iter().filter_map(|block| match &block.content {
                     Content::ToolUse(tool_use) => Some(&tool_use.id),
                     _ => None,
@@ -129,7 +129,7 @@ proptest! {
     }
 
     #[test]
-    fn stored_half_way_and_read_again_a_fold_goes_on_as_before(deltas in any_deltas(), at in any::<Index>()) {
+    fn fold_stored_half_way_and_loaded_continues_unchanged(deltas in any_deltas(), at in any::<Index>()) {
         let mut whole = Fold::default();
         let mut stored = Fold::default();
         let at = at.index(deltas.len() + 1);
@@ -145,11 +145,11 @@ proptest! {
     }
 
     #[test]
-    fn interleaved_blocks_come_out_whole(
+    fn interleaved_blocks_are_assembled(
         pieces in vec(vec("[a-zé]{1,5}", 0..8), 1..6),
         order in vec(any::<Index>(), 64),
     ) {
-        // Even blocks are text, odd ones tool uses.
+        // Blocks with an even index are text, the others tool uses.
         let mut deltas = Vec::new();
         let mut expected = Vec::new();
         for (index, pieces) in pieces.iter().enumerate() {
@@ -247,7 +247,7 @@ fn finish_without_a_stop_reason_is_truncated() {
 }
 
 #[test]
-fn message_data_told_later_replaces_what_was_told_before() {
+fn later_message_data_replaces_earlier_data() {
     let usage = |output| Usage { output, ..Usage::default() };
     let object = |value: Value| value.as_object().unwrap().clone();
     let folded = finish(
@@ -279,7 +279,7 @@ fn message_data_told_later_replaces_what_was_told_before() {
 }
 
 #[test]
-fn ids_that_clash_or_lack_are_told_apart_from_the_start() {
+fn clashing_or_missing_ids_become_distinct_immediately() {
     let fold =
         fold(["a", "a", "", "a_1", "a", "", "b"].iter().enumerate().map(|(index, id)| tool(index, id)));
     let ids: Vec<String> = fold
@@ -291,12 +291,12 @@ fn ids_that_clash_or_lack_are_told_apart_from_the_start() {
         })
         .collect();
     assert_eq!(ids.iter().collect::<HashSet<_>>().len(), 7, "{ids:?}");
-    assert_eq!((ids[0].as_str(), ids[6].as_str()), ("a", "b"), "what clashes with nothing stays");
+    assert_eq!((ids[0].as_str(), ids[6].as_str()), ("a", "b"), "an id without a clash is kept");
     assert!(ids.iter().all(|id| !id.is_empty()));
 }
 
 #[test]
-fn ids_that_were_made_to_clash_are_told_apart_without_much_ado() {
+fn ids_chosen_to_clash_become_distinct_quickly() {
     let half = Fold::MAX_BLOCKS / 2;
     let taken = (half..Fold::MAX_BLOCKS).map(|n| format!("a_{n}"));
     let clashing = std::iter::repeat_n("a".to_owned(), half);
@@ -307,7 +307,7 @@ fn ids_that_were_made_to_clash_are_told_apart_without_much_ado() {
 }
 
 #[test]
-fn empty_parts_leave_no_mark() {
+fn empty_parts_change_nothing() {
     let deltas = [
         start(0, BlockStart::Thinking),
         text(0, ""),
@@ -321,7 +321,7 @@ fn empty_parts_leave_no_mark() {
 }
 
 #[test]
-fn fold_is_stored_without_what_can_be_derived() {
+fn fold_is_stored_without_derived_data() {
     let fold = fold([tool(0, "a"), input(0, "{\"x\""), Delta::stop(StopReason::Stop)]);
     assert_eq!(
         serde_json::to_value(&fold).unwrap(),

@@ -1,4 +1,4 @@
-//! Deltas that a fold refuses.
+//! Deltas that a fold rejects.
 
 use omni_agent::{
     message::{Attachment, ProviderItem},
@@ -8,18 +8,18 @@ use serde_json::json;
 
 use crate::deltas::{data, end, extend, fold, input, item, start, text, tool};
 
-/// That `delta` is refused, without a trace in the fold.
+/// Asserts that `delta` is rejected without changing the fold. Returns the message of the error.
 fn assert_refused(fold: &mut Fold, delta: Delta) -> String {
     let before = fold.clone();
     let error = fold.apply(delta).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Decoding);
-    assert!(*fold == before, "a refused delta left its mark: {error}");
+    assert!(*fold == before, "a rejected delta changed the fold: {error}");
     assert!(error.message.len() < 200, "the error repeats the delta: {} bytes", error.message.len());
     error.message
 }
 
 #[test]
-fn start_out_of_order_is_refused() {
+fn start_out_of_order_is_rejected() {
     let mut fold = fold([start(0, BlockStart::Text)]);
     for index in [0, 2, usize::MAX] {
         assert_refused(&mut fold, start(index, BlockStart::Text));
@@ -27,7 +27,7 @@ fn start_out_of_order_is_refused() {
 }
 
 #[test]
-fn extend_of_a_block_that_is_not_open_is_refused() {
+fn extend_of_a_block_that_is_not_open_is_rejected() {
     let mut fold = fold([start(0, BlockStart::Text), end(0)]);
     assert_refused(&mut fold, text(0, "x"));
     assert_refused(&mut fold, end(0));
@@ -36,7 +36,7 @@ fn extend_of_a_block_that_is_not_open_is_refused() {
 }
 
 #[test]
-fn extend_by_a_part_of_another_kind_is_refused_without_repeating_it() {
+fn extend_by_a_part_of_another_kind_is_rejected_without_repeating_it() {
     let long = "x".repeat(100_000);
     let parts = [
         Part::Text(long.clone()),
@@ -65,7 +65,7 @@ fn extend_by_a_part_of_another_kind_is_refused_without_repeating_it() {
 }
 
 #[test]
-fn opaque_data_too_deep_to_be_read_again_is_refused() {
+fn opaque_data_too_deep_to_be_read_again_is_rejected() {
     let mut deep = json!(1);
     for _ in 0..100 {
         deep = json!([deep]);
@@ -79,14 +79,14 @@ fn opaque_data_too_deep_to_be_read_again_is_refused() {
 }
 
 #[test]
-fn blocks_beyond_the_limit_are_refused() {
+fn blocks_above_the_limit_are_rejected() {
     let mut fold = fold((0..Fold::MAX_BLOCKS).map(|index| start(index, BlockStart::Text)));
     let error = assert_refused(&mut fold, start(Fold::MAX_BLOCKS, BlockStart::Text));
     assert!(error.contains(&Fold::MAX_BLOCKS.to_string()), "{error}");
 }
 
 #[test]
-fn bytes_beyond_the_limit_are_refused_wherever_they_come() {
+fn bytes_above_the_limit_are_rejected_in_any_delta() {
     let long = || "x".repeat(Fold::LIMIT);
     let mut fold =
         fold([start(0, BlockStart::Text), tool(1, "a"), start(2, BlockStart::ProviderItem(item(json!(1))))]);
@@ -121,7 +121,7 @@ fn bytes_beyond_the_limit_are_refused_wherever_they_come() {
 }
 
 #[test]
-fn what_was_replaced_counts_no_more() {
+fn replaced_data_does_not_count_towards_the_limit() {
     let mebibyte = || "x".repeat(1024 * 1024);
     let mut fold = fold([start(0, BlockStart::ProviderItem(item(json!(1))))]);
     for n in 0..100 {

@@ -1,4 +1,4 @@
-//! The framing of answers, bytes to events.
+//! The framing of answers: bytes to events.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 type Frames = Vec<(String, String)>;
 
-/// All frames of a body that arrives in these chunks, up to its end or an error.
+/// Returns the frames of a body that arrives in these chunks, up to its end or an error.
 fn frames(framing: Framing, limits: &Limits, chunks: &[&[u8]]) -> (Frames, Result<(), ProviderError>) {
     let mut framer = Framer::new(framing, limits);
     let mut found = Vec::new();
@@ -53,7 +53,7 @@ fn data(frames: &[(String, String)]) -> Vec<&str> {
     frames.iter().map(|(_, data)| data.as_str()).collect()
 }
 
-/// `body` cut at these places, each modulo what is left.
+/// Cuts `body` at these places, each modulo the remaining length.
 fn cut<'a>(body: &'a [u8], places: &[usize]) -> Vec<&'a [u8]> {
     let mut chunks = Vec::new();
     let mut rest = body;
@@ -78,20 +78,20 @@ fn sse_examples_of_the_standard_give_its_events() {
 }
 
 #[test]
-fn sse_event_names_last_one_counts_and_none_is_carried_over() {
+fn sse_event_uses_its_last_name_and_carries_none_over() {
     let body = b"event: a\nevent: b\ndata: 1\n\ndata: 2\n\nevent: c\n\ndata: 3\n\nevent\ndata: 4\n\n";
     let expected = [("b", "1"), ("", "2"), ("", "3"), ("", "4")];
     assert_eq!(sse(body), expected.map(|(event, data)| (event.to_owned(), data.to_owned())));
 }
 
 #[test]
-fn sse_unknown_fields_and_lookalikes_are_ignored() {
+fn sse_unknown_fields_and_similar_names_are_ignored() {
     let body = b"retry: 10\nid: 7\n:data: no\ndatum: no\ndata-x: no\nevents: no\n data: no\ndata: yes\n\n";
     assert_eq!(sse(body), [(String::new(), "yes".to_owned())]);
 }
 
 #[test]
-fn sse_all_line_ends_give_the_same_events() {
+fn sse_line_ends_of_all_kinds_give_the_same_events() {
     for end in ["\n", "\r", "\r\n"] {
         let body = ["event: x", "data: 1", "data: 2", "", "data: 3", "", ""].join(end);
         let expected = [("x".to_owned(), "1\n2".to_owned()), (String::new(), "3".to_owned())];
@@ -100,11 +100,11 @@ fn sse_all_line_ends_give_the_same_events() {
 }
 
 #[test]
-fn sse_event_ended_by_carriage_returns_is_given_at_once() {
+fn sse_event_ended_by_carriage_returns_is_returned_immediately() {
     let mut framer = Framer::new(Framing::Sse, &Limits::default());
     framer.push("data: 1\r\r".into());
     assert_eq!(framer.next_frame().unwrap().unwrap().data, "1");
-    // The line feed belongs to the line that has ended already.
+    // The line feed belongs to the line that has already ended.
     framer.push("\ndata: 2\r\n\r".into());
     assert_eq!(framer.next_frame().unwrap().unwrap().data, "2");
     framer.push("\n".into());
@@ -121,14 +121,14 @@ fn byte_order_mark_is_stripped_once() {
 }
 
 #[test]
-fn sse_last_event_without_blank_line_is_given() {
+fn sse_last_event_without_blank_line_is_returned() {
     assert_eq!(data(&sse(b"data: 1\n\ndata: 2\n")), ["1", "2"]);
     assert_eq!(data(&sse(b"data: 1\n\ndata: 2")), ["1", "2"]);
     assert_eq!(data(&sse(b"data: 1\n\nevent: x")), ["1"]);
 }
 
 #[test]
-fn ndjson_lines_are_frames_and_blank_ones_are_not() {
+fn ndjson_lines_are_frames_unless_blank() {
     assert_eq!(
         ndjson(b"{\"a\":1}\n\n  \n{\"b\":2}\r\n\r\n{\"c\":\r3}"),
         ["{\"a\":1}", "{\"b\":2}", "{\"c\":\r3}"]
@@ -152,14 +152,14 @@ fn invalid_utf8_is_a_decoding_error_after_the_frames_before_it() {
 }
 
 #[test]
-fn body_that_ends_inside_of_a_character_is_truncated() {
+fn body_that_ends_inside_a_character_is_truncated() {
     let (found, result) = frames(Framing::Sse, &Limits::default(), &[b"data: 1\n\ndata: \xE2\x82"]);
     assert_eq!(data(&found), ["1"]);
     assert_eq!(result.unwrap_err().kind, ErrorKind::Truncated);
 }
 
 #[test]
-fn limits_exceeded_are_decoding_errors_that_name_them() {
+fn limits_exceeded_are_decoding_errors_that_name_the_limit() {
     let limits = Limits { line: 20, event: 30, body: 60, error_body: 0 };
     for (framing, body, what) in [
         (Framing::Sse, "data: 1\n\ndata: 012345678901234\n\n", "a line"),
@@ -184,7 +184,7 @@ fn limits_exceeded_are_decoding_errors_that_name_them() {
 }
 
 #[test]
-fn limits_reached_exactly_are_no_error() {
+fn limits_reached_exactly_are_accepted() {
     let limits = Limits { line: 7, event: 3, body: 18, error_body: 0 };
     let (found, result) = frames(Framing::Sse, &limits, &[b"data: 1\n\ndata: 2\n\n"]);
     result.unwrap();
@@ -192,7 +192,7 @@ fn limits_reached_exactly_are_no_error() {
 }
 
 #[test]
-fn push_before_the_frames_are_taken_loses_nothing() {
+fn push_before_all_frames_are_taken_loses_nothing() {
     let mut framer = Framer::new(Framing::Sse, &Limits::default());
     framer.push("data: 1\n\ndata: 2\n\nda".into());
     assert_eq!(framer.next_frame().unwrap().unwrap().data, "1");
@@ -203,7 +203,7 @@ fn push_before_the_frames_are_taken_loses_nothing() {
     assert_eq!(framer.next_frame().unwrap(), None);
 }
 
-/// Lines as servers write them, and as nobody should.
+/// Lines as servers write them, and malformed ones.
 fn line() -> impl Strategy<Value = String> {
     prop_oneof![
         4 => "data: ?[a-zé€😀 {}\":]{0,12}",
@@ -238,7 +238,8 @@ fn limits() -> impl Strategy<Value = Limits> {
     ]
 }
 
-/// What the oracle makes of a body. It panics on a byte order mark and names nameless events.
+/// Decodes a body with an independent implementation, which panics on a byte order mark and gives events without a
+/// name a default one.
 fn oracle(body: &str) -> Frames {
     let body = body.strip_prefix('\u{FEFF}').unwrap_or(body).to_owned();
     let events = stream::iter([Ok::<_, std::convert::Infallible>(body)]).eventsource();
@@ -270,8 +271,8 @@ proptest! {
     }
 
     #[test]
-    fn sse_frames_equal_those_of_the_oracle(body in body()) {
-        // The oracle knows no event that the end of the body cuts off.
+    fn sse_frames_equal_those_of_an_independent_implementation(body in body()) {
+        // The other implementation drops an event that is cut off by the end of the body.
         let whole = body + "\n\n\n";
         prop_assert_eq!(sse(whole.as_bytes()), oracle(&whole));
     }

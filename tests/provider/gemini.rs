@@ -1,4 +1,4 @@
-//! Google's Gemini format: what its tests share, and conversations through both directions.
+//! Google's Gemini format: helpers for its tests, and round trips of conversations.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -11,7 +11,7 @@ use omni_agent::{
 };
 use serde_json::{Map, Value, json};
 
-/// The deltas of an answer with these events, whose body then ends.
+/// Returns the deltas of an answer with these events, after which the body ends.
 pub(crate) fn deltas_of<S: AsRef<str>>(events: &[S]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = GoogleGemini.decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -30,19 +30,19 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// The answer made of these chunks.
+/// Decodes and folds an answer of these chunks.
 pub(crate) fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
     let events: Vec<String> = chunks.iter().map(Value::to_string).collect();
     deltas_of(&events).map(fold)
 }
 
-/// A chunk with these parts.
+/// Returns a chunk with these parts.
 pub(crate) fn parts(parts: Value) -> Value {
     json!({"candidates": [{"content": {"parts": parts, "role": "model"}, "index": 0}],
         "modelVersion": "gemini-test", "responseId": "r-1"})
 }
 
-/// A chunk with this finish reason.
+/// Returns a chunk with this finish reason.
 pub(crate) fn finish(reason: &str) -> Value {
     json!({"candidates": [{"content": {"parts": [{"text": ""}], "role": "model"}, "finishReason": reason,
         "index": 0}], "modelVersion": "gemini-test", "responseId": "r-1"})
@@ -59,7 +59,7 @@ pub(crate) fn contents(model: &str, messages: impl IntoIterator<Item = Message>)
 }
 
 #[test]
-fn conversation_with_signed_thinking_and_tools_sends_back_what_came_where_it_came() {
+fn round_trip_of_signed_thinking_and_tools_sends_everything_back_in_place() {
     let asked = answer(&[
         parts(json!([{"text": "Two ", "thought": true}])),
         parts(json!([{"text": "cities.", "thought": true}])),
@@ -75,7 +75,7 @@ fn conversation_with_signed_thinking_and_tools_sends_back_what_came_where_it_cam
     assert_eq!(asked.stop_reason, StopReason::ToolUse);
     let uses: Vec<ToolUse> = asked.message.tool_uses().cloned().collect();
     let mut history = History::from_iter([Message::user("Weather?"), asked.message]);
-    // In another order than they were asked for.
+    // In another order than the calls.
     history.push(Message::user([
         Content::from(ToolResult::error(&uses[1], "no city given")),
         ToolResult::ok(&uses[0], "rain").into(),
@@ -122,7 +122,7 @@ fn conversation_with_signed_thinking_and_tools_sends_back_what_came_where_it_cam
 }
 
 #[test]
-fn conversation_begun_on_another_format_goes_on_without_what_is_private_to_that() {
+fn conversation_begun_in_another_format_continues_without_its_private_data() {
     let mut foreign = Message::assistant([
         Content::from(Thinking { text: "Hm.".into(), signature: Some("s".into()), redacted: None }),
         Text { text: "So.".into(), signature: Some("s".into()) }.into(),
@@ -149,7 +149,7 @@ fn conversation_begun_on_another_format_goes_on_without_what_is_private_to_that(
         ]},
     ]);
     assert_eq!(said("gemini-2.5-pro"), expected);
-    // Gemini 3 refuses a first call without a signature.
+    // Gemini 3 rejects a first call without a signature.
     expected[1]["parts"][1]["thoughtSignature"] = "skip_thought_signature_validator".into();
     for model in ["gemini-3.1-pro-preview", "gemini-flash-latest", "models/gemini-3-flash"] {
         assert_eq!(said(model), expected, "{model}");
@@ -158,7 +158,7 @@ fn conversation_begun_on_another_format_goes_on_without_what_is_private_to_that(
 }
 
 #[test]
-fn conversation_with_what_only_the_service_understands_sends_that_back_in_place() {
+fn round_trip_of_opaque_parts_sends_them_back_in_place() {
     let code = json!({"executableCode": {"id": "x", "language": "PYTHON", "code": "print(1)"},
         "thoughtSignature": "s-code"});
     let output = json!({"codeExecutionResult": {"id": "x", "outcome": "OUTCOME_OK", "output": "1\n"}});

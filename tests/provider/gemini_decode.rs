@@ -1,4 +1,4 @@
-//! Google's Gemini format: answers.
+//! Google's Gemini format: decoding of answers.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -19,7 +19,7 @@ fn text(text: &str) -> Value {
 }
 
 #[test]
-fn decode_text_stream_streams_each_delta_and_folds() {
+fn decode_text_stream_emits_each_delta_and_folds() {
     let events = [text("Hel"), text("lo\n\"you\" é"), finish("STOP")].map(|chunk| chunk.to_string());
     let deltas = deltas_of(&events).unwrap();
     let texts: Vec<_> = deltas
@@ -37,7 +37,7 @@ fn decode_text_stream_streams_each_delta_and_folds() {
 }
 
 #[test]
-fn decode_members_null_or_absent_are_nothing() {
+fn decode_null_or_absent_members_are_ignored() {
     let folded = answer(&[
         json!({"candidates": null, "usageMetadata": {"promptTokenCount": null}, "modelVersion": null}),
         json!({"candidates": [], "responseId": "r"}),
@@ -56,7 +56,7 @@ fn decode_members_null_or_absent_are_nothing() {
 }
 
 #[test]
-fn decode_signed_parts_are_blocks_of_their_own() {
+fn decode_signed_parts_become_separate_blocks() {
     let folded = answer(&[
         parts(
             json!([{"text": "a", "thought": true}, {"text": "b", "thought": true, "thoughtSignature": "s1"}]),
@@ -85,7 +85,7 @@ fn decode_signed_parts_are_blocks_of_their_own() {
 }
 
 #[test]
-fn decode_calls_without_ids_get_stable_ids_of_their_own() {
+fn decode_calls_without_ids_get_stable_and_distinct_ids() {
     let call = |id: &str| json!({"functionCall": {"id": id, "name": "f", "args": {"z": 1, "a": 2}}});
     let ids = || {
         let chunks =
@@ -108,7 +108,7 @@ fn decode_calls_without_ids_get_stable_ids_of_their_own() {
 }
 
 #[test]
-fn decode_usage_splits_the_cached_and_adds_the_thoughts() {
+fn decode_usage_separates_cached_tokens_and_adds_thoughts() {
     let usage = |usage: Value| {
         let mut last = finish("STOP");
         last["usageMetadata"] = usage;
@@ -149,7 +149,7 @@ fn decode_finish_reason_maps_to_stop_reason_and_is_kept() {
 }
 
 #[test]
-fn decode_blocked_prompt_is_a_refusal_that_says_why() {
+fn decode_blocked_prompt_is_a_refusal_with_its_reason() {
     let blocked = json!({"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"},
         "usageMetadata": {"promptTokenCount": 7}, "modelVersion": "gemini-test", "responseId": "r-1"});
     let folded = answer(&[blocked]).unwrap();
@@ -162,7 +162,7 @@ fn decode_blocked_prompt_is_a_refusal_that_says_why() {
 }
 
 #[test]
-fn decode_chunks_after_the_finish_reason_count() {
+fn decode_chunks_after_the_finish_reason_are_read() {
     let late = json!({"usageMetadata": {"promptTokenCount": 3, "candidatesTokenCount": 4}});
     let folded = answer(&[text("x"), finish("STOP"), text("y"), late, finish("STOP")]).unwrap();
     assert_eq!((folded.message.text(), folded.usage.output), ("xy".to_owned(), 4));
@@ -187,7 +187,7 @@ fn decode_end_without_finish_reason_is_truncated() {
 }
 
 #[test]
-fn decode_what_is_no_answer_is_a_decoding_error_that_shows_it() {
+fn decode_data_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
     for data in ["nonsense", "[]", "[1]", "3", r#"{"candidates":7}"#, r#"{"candidates":{}}"#] {
         let error = deltas_of(&[data]).unwrap_err();
         assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, Some(data)), "{data}");
@@ -197,7 +197,7 @@ fn decode_what_is_no_answer_is_a_decoding_error_that_shows_it() {
 }
 
 #[test]
-fn decode_hostile_answers_stay_within_a_messages_limits() {
+fn decode_hostile_answers_stay_within_the_limits_of_a_message() {
     let mut chunks = vec![parts(json!([{"text": "r", "thought": true}, {"text": "t"}])); 5000];
     chunks.push(finish("STOP"));
     let folded = answer(&chunks).unwrap();
@@ -211,7 +211,7 @@ fn decode_hostile_answers_stay_within_a_messages_limits() {
     let nested = format!(r#"{{"candidates":[{{"content":{{"parts":[{{"executableCode":{deep}}}]}}}}]}}"#);
     assert_eq!(deltas_of(&[nested]).unwrap_err().kind, ErrorKind::Decoding);
 
-    // Deep enough for JSON readers, too deep for a message: an error of the fold.
+    // A JSON reader accepts this depth, but a message does not: the fold fails.
     let deep = format!("{}1{}", "[".repeat(90), "]".repeat(90));
     let nested = format!(r#"{{"candidates":[{{"content":{{"parts":[{{"executableCode":{deep}}}]}}}}]}}"#);
     let deltas = deltas_of(&[nested, finish("STOP").to_string()]).unwrap();
@@ -221,7 +221,7 @@ fn decode_hostile_answers_stay_within_a_messages_limits() {
 }
 
 #[test]
-fn decode_reason_told_again_and_again_is_kept_once() {
+fn decode_repeated_finish_reason_is_kept_once() {
     let reason =
         |message: &str| json!({"candidates": [{"finishReason": "SAFETY", "finishMessage": message}]});
     let mut chunks = vec![reason(&"x".repeat(1000))];
@@ -267,7 +267,7 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     }
 }
 
-/// Small values of every type, such as broken servers put anywhere.
+/// Small values of every type, for members in which broken servers send anything.
 fn odd() -> impl Strategy<Value = Value> {
     prop_oneof![
         Just(json!(null)),
@@ -300,7 +300,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
     #[test]
-    fn decode_any_parts_never_panics_and_what_comes_folds(
+    fn decode_any_parts_never_panics_and_its_deltas_fold(
         chunks in prop::collection::vec(odd_or(prop::collection::vec(any_part(), 0..3).prop_map(Value::from)), 0..12),
         done: bool,
     ) {

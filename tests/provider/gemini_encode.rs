@@ -1,4 +1,4 @@
-//! Google's Gemini format: whole requests.
+//! Google's Gemini format: complete requests.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -35,7 +35,7 @@ fn output(schema: Value) -> OutputSchema {
 }
 
 #[test]
-fn encode_request_with_everything_says_it_all() {
+fn encode_request_with_everything_sends_every_option() {
     let options = Options::default()
         .with_max_tokens(100)
         .with_temperature(0.5)
@@ -71,7 +71,7 @@ fn encode_request_with_everything_says_it_all() {
 }
 
 #[test]
-fn encode_sampling_to_a_model_without_it_leaves_it_out_and_warns() {
+fn encode_sampling_for_a_model_without_it_is_omitted_with_a_warning() {
     let options = Options::default().with_temperature(0.5).with_top_p(0.9);
     for model in ["gemini-3.6-flash", "gemini-3.5-flash-lite", "gemini-3.8-flash", "gemini-flash-latest"] {
         let encoded = encode(&with(model, options.clone()));
@@ -96,7 +96,7 @@ fn encode_sampling_to_a_model_without_it_leaves_it_out_and_warns() {
 }
 
 #[test]
-fn encode_request_with_nothing_says_no_more_than_it_must() {
+fn encode_request_with_nothing_sends_only_what_is_required() {
     let encoded = encode(&with("gemini-3-flash-preview", Options::default()));
     assert_eq!(
         Value::Object(encoded.body),
@@ -105,7 +105,7 @@ fn encode_request_with_nothing_says_no_more_than_it_must() {
 }
 
 #[test]
-fn path_names_the_model_and_nothing_else_of_the_request() {
+fn path_contains_only_the_model() {
     for (model, path) in [
         ("gemini-3-flash", "/models/gemini-3-flash"),
         ("models/gemini-3-flash", "/models/gemini-3-flash"),
@@ -122,7 +122,7 @@ fn path_names_the_model_and_nothing_else_of_the_request() {
 }
 
 #[test]
-fn encode_tool_choices_have_their_modes() {
+fn encode_tool_choice_has_a_mode_for_each_variant() {
     for (choice, expected) in [
         (ToolChoice::Auto, json!({"mode": "AUTO"})),
         (ToolChoice::None, json!({"mode": "NONE"})),
@@ -137,7 +137,7 @@ fn encode_tool_choices_have_their_modes() {
 }
 
 #[test]
-fn encode_thinking_is_a_level_or_a_budget_by_the_model() {
+fn encode_thinking_is_a_level_or_a_budget_depending_on_the_model() {
     let said = |model: &str, mode: ThinkingMode| {
         let encoded = encode(&with(model, Options::default().with_thinking(mode)));
         let config = &encoded.body.get("generationConfig").cloned().unwrap_or_default()["thinkingConfig"];
@@ -183,7 +183,7 @@ fn encode_thinking_is_a_level_or_a_budget_by_the_model() {
 }
 
 #[test]
-fn encode_output_schema_beside_tools_is_one_more_tool_of_older_models() {
+fn encode_output_schema_with_tools_becomes_another_tool_for_older_models() {
     let options = Options::default().with_output(output(json!({"type": "object"})));
     let old = encode(&with("gemini-2.5-flash", options.clone()).with_system("Be brief.").with_tools(tools()));
     assert_eq!((old.body.get("generationConfig"), old.warnings.len()), (None, 0));
@@ -200,7 +200,7 @@ fn encode_output_schema_beside_tools_is_one_more_tool_of_older_models() {
 }
 
 #[test]
-fn encode_schemas_are_said_in_the_services_part_of_json_schema() {
+fn encode_schemas_use_only_the_keywords_that_the_service_supports() {
     let schema = json!({
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "type": "object",
@@ -249,7 +249,7 @@ fn encode_schemas_are_said_in_the_services_part_of_json_schema() {
 }
 
 #[test]
-fn encode_what_cannot_be_said_is_reported() {
+fn encode_options_without_an_equivalent_are_reported() {
     let options = Options::default()
         .with_temperature(f64::NAN)
         .with_top_p(f64::INFINITY)
@@ -262,7 +262,7 @@ fn encode_what_cannot_be_said_is_reported() {
 }
 
 #[test]
-fn encode_files_go_inline_or_by_address() {
+fn encode_files_are_sent_inline_or_as_a_url() {
     assert_eq!(
         contents(
             "gemini-3-pro",
@@ -287,7 +287,7 @@ fn encode_files_go_inline_or_by_address() {
 }
 
 #[test]
-fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
+fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for message in [Message::user, Message::assistant] {
         let attachment = Attachment::base64("image/gif", "AAAA").named("x.gif");
         let request = request("gemini-3-pro", [message(vec![attachment])]);
@@ -300,7 +300,7 @@ fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
 }
 
 #[test]
-fn encode_files_of_tool_results_move_behind_all_results() {
+fn encode_files_of_tool_results_follow_all_results() {
     let tool_use = |id: &str| ToolUse::new(id, "look", json!({}));
     let with_image = ToolResult {
         content: vec![ResultBlock::from("here"), Attachment::base64("image/png", "AAAA").into()],
@@ -330,7 +330,7 @@ fn encode_files_of_tool_results_move_behind_all_results() {
 }
 
 #[test]
-fn encode_blank_messages_are_left_out_and_odd_inputs_become_objects() {
+fn encode_blank_messages_are_omitted_and_odd_inputs_become_objects() {
     let signed = Thinking { text: "t".into(), signature: Some("s".into()), redacted: None };
     let encoded = contents(
         "gemini-2.5-pro",
@@ -352,7 +352,7 @@ fn encode_blank_messages_are_left_out_and_odd_inputs_become_objects() {
 }
 
 #[test]
-fn encode_parts_of_the_formats_own_in_a_users_message_go_out_in_their_place() {
+fn encode_own_items_in_a_user_message_are_sent_in_their_place() {
     let video = json!({"fileData": {"fileUri": "https://example.org/v", "mimeType": "video/mp4"},
         "videoMetadata": {"fps": 5}});
     let message = Message::user([
@@ -367,7 +367,7 @@ fn encode_parts_of_the_formats_own_in_a_users_message_go_out_in_their_place() {
     );
 }
 
-/// Types that all name each other, with words beside each reference.
+/// Returns a schema of types that all refer to each other, with a description at each reference.
 fn entangled(types: usize) -> Value {
     let fields = |_| {
         let field =
@@ -379,7 +379,7 @@ fn entangled(types: usize) -> Value {
 }
 
 #[test]
-fn encode_schema_of_entangled_types_stays_small() {
+fn encode_schema_of_mutually_recursive_types_stays_small() {
     let schema = entangled(10);
     let options = Options::default().with_output(output(schema));
     let text = serde_json::to_string(&encode(&with("gemini-2.5-flash", options)).body).unwrap();

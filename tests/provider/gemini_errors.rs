@@ -1,4 +1,4 @@
-//! Google's Gemini format: errors, in place of an answer and inside of one.
+//! Google's Gemini format: errors in place of an answer and inside an answer.
 
 use omni_agent::provider::{
     ErrorKind::{self, *},
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::gemini::{answer, deltas_of, finish, parts};
 
-#[rustfmt::skip] // a line each
+#[rustfmt::skip] // one line per case
 /// Status, body, kind, whether a retry can help, and a part of the message.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (400, r#"{"error":{"code":400,"message":"Invalid JSON payload received. Unknown name \"x\"","status":"INVALID_ARGUMENT"}}"#, InvalidRequest, false, "Unknown name"),
@@ -25,7 +25,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
 ];
 
 #[test]
-fn error_bodies_are_told_apart_before_and_inside_of_an_answer() {
+fn error_bodies_map_to_their_kind_before_and_inside_an_answer() {
     for &(status, body, kind, retryable, part) in BODIES {
         let error = GoogleGemini.error(status, body);
         assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
@@ -39,7 +39,7 @@ fn error_bodies_are_told_apart_before_and_inside_of_an_answer() {
 }
 
 #[test]
-fn error_quota_names_its_wait_or_that_none_helps() {
+fn error_for_quota_has_a_wait_per_minute_and_is_final_per_day() {
     let body = |quota: &str| {
         json!({"error": {"code": 429, "message": "You exceeded your current quota.", "status": "RESOURCE_EXHAUSTED",
             "details": [
@@ -58,7 +58,7 @@ fn error_quota_names_its_wait_or_that_none_helps() {
 }
 
 #[test]
-fn error_finish_reasons_say_whether_a_retry_helps() {
+fn error_finish_reasons_determine_whether_a_retry_helps() {
     for (word, kind, retryable) in [
         ("MALFORMED_FUNCTION_CALL", Service, true),
         ("MALFORMED_RESPONSE", Service, true),

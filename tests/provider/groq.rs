@@ -1,4 +1,4 @@
-//! Groq.
+//! Requests to Groq and its answers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 #[tokio::test]
-async fn thinking_has_the_words_of_the_model() {
+async fn thinking_maps_to_the_efforts_of_the_model() {
     let nothing = || json!({});
     let effort = |word: &str| json!({"reasoning_effort": word});
     let qwen = |word: &str| json!({"reasoning_effort": word, "reasoning_format": "parsed"});
@@ -41,7 +41,7 @@ async fn thinking_has_the_words_of_the_model() {
 }
 
 #[tokio::test]
-async fn request_with_everything_says_what_the_service_takes() {
+async fn request_with_everything_sends_what_the_service_accepts() {
     let options = Options::default()
         .with_max_tokens(100)
         .with_temperature(0.5)
@@ -66,7 +66,7 @@ async fn request_with_everything_says_what_the_service_takes() {
     );
     assert_eq!(warnings, ["metadata: not taken here, left out"]);
 
-    // Beside other tools it is one more.
+    // With other tools, the output tool is added to them.
     let request = request.with_tools(tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]));
     let (sent, warnings) = body(&Endpoint::groq(), "llama-3.3-70b-versatile", request).await;
     assert_eq!((sent.get("response_format"), &sent["tool_choice"]), (None, &json!("required")));
@@ -75,7 +75,7 @@ async fn request_with_everything_says_what_the_service_takes() {
     assert_eq!(sent["tools"][1]["function"], output_tool());
     assert_eq!(warnings, ["metadata: not taken here, left out"]);
 
-    // Its own systems run their own tools, and no others.
+    // Groq's compound systems run only their own tools.
     let request = Request::prompt("Hallo").with_options(Options::default().with_output(schema()));
     let (sent, warnings) = body(&Endpoint::groq(), "groq/compound", request).await;
     assert_eq!((sent.get("response_format"), sent.get("tools")), (None, None));
@@ -119,7 +119,7 @@ async fn error_in_the_services_own_member_ends_the_answer() {
 }
 
 #[tokio::test]
-async fn file_that_is_no_image_is_refused_before_it_is_sent() {
+async fn file_that_is_not_an_image_is_rejected_before_sending() {
     let model = omni_agent::provider::Model::new(
         std::sync::Arc::new(Endpoint::groq().with_base_url("http://127.0.0.1:1").with_key("k")),
         "m",

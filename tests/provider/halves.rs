@@ -1,4 +1,5 @@
-//! Halves of characters, each as a separate escape: they are joined within one text, and are U+FFFD elsewhere.
+//! Halves of surrogate pairs, each in a separate escape: within one text they are joined, elsewhere each becomes
+//! U+FFFD.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -14,7 +15,7 @@ use serde_json::json;
 use crate::wires::Wire;
 
 #[tokio::test]
-async fn text_with_halves_of_characters_keeps_each_at_its_place_in_every_format() {
+async fn text_with_halves_of_characters_keeps_each_in_its_place_in_every_format() {
     for wire in Wire::ALL {
         for (pieces, whole) in [
             (&["a\\ud83d", "\\ude00b"][..], "a😀b"),
@@ -32,7 +33,7 @@ async fn text_with_halves_of_characters_keeps_each_at_its_place_in_every_format(
     }
 }
 
-/// Of each block of an answer, its text or its input.
+/// Returns the text or the input of each block of an answer.
 async fn blocks(wire: Wire, events: &[&str]) -> Vec<String> {
     let events: Vec<String> = events.iter().map(ToString::to_string).collect();
     let answer = wire.answer(&wire.body(&events)).await.unwrap();

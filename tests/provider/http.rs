@@ -1,4 +1,4 @@
-//! What an endpoint sends, and what it does with an answer that is as it should be.
+//! Requests as an endpoint sends them, and how it reads a valid answer.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,7 +23,7 @@ fn answer() -> Reply {
     Reply::sse().piece(ANSWER)
 }
 
-/// The request that `endpoint` makes, at a server of its own.
+/// Starts a server, sends one request through `endpoint`, and returns the request as the server received it.
 async fn sent(request: Request, endpoint: impl FnOnce(Endpoint) -> Endpoint) -> Received {
     let server = Server::start([answer()]).await;
     let endpoint = endpoint(self::endpoint(&server.url()));
@@ -31,7 +31,7 @@ async fn sent(request: Request, endpoint: impl FnOnce(Endpoint) -> Endpoint) -> 
     server.received().remove(0)
 }
 
-/// The error that a request fails with before it is sent anywhere.
+/// Returns the error of a request that fails before it is sent.
 async fn refused(endpoint: Endpoint, request: Request) -> ProviderError {
     ask_for(&endpoint, request).await.error()
 }
@@ -43,7 +43,7 @@ fn with_options(options: Options) -> Request {
 fn object(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
-        other => panic!("{other} is no object"),
+        other => panic!("{other} is not an object"),
     }
 }
 
@@ -81,14 +81,14 @@ async fn base_url_and_version_make_one_path() {
 }
 
 #[tokio::test]
-async fn base_url_by_name_of_the_local_host_works() {
+async fn base_url_with_the_name_of_the_local_host_works() {
     let server = Server::start([answer()]).await;
     let endpoint = endpoint(&format!("http://localhost:{}", server.port()));
     assert_eq!(ask(&endpoint).await.text(), "hi");
 }
 
 #[tokio::test]
-async fn base_url_that_is_unusable_is_an_invalid_request() {
+async fn unusable_base_url_is_an_invalid_request() {
     for (url, why) in [
         ("", "is invalid"),
         ("no url", "is invalid"),
@@ -106,7 +106,7 @@ async fn base_url_that_is_unusable_is_an_invalid_request() {
 
 #[tokio::test]
 async fn key_comes_from_the_request_then_the_endpoint_then_the_environment() {
-    // Set by cargo for every test it runs.
+    // Cargo sets this variable for every test.
     let variable = "CARGO_PKG_NAME";
     let keyed = |endpoint: Endpoint| endpoint.with_key_variable(variable);
     let authorization = |got: Received| got.header("authorization").unwrap().to_owned();
@@ -127,7 +127,7 @@ async fn key_comes_from_the_request_then_the_endpoint_then_the_environment() {
 }
 
 #[tokio::test]
-async fn key_goes_where_the_service_wants_it() {
+async fn key_is_sent_in_the_header_of_the_service() {
     let own_header = Auth::Header("X-Key".to_owned());
     let got = sent(request(), |endpoint| endpoint.with_key("k").with_auth(own_header)).await;
     assert_eq!((got.header("x-key"), got.header("authorization")), (Some("k"), None));
@@ -136,7 +136,7 @@ async fn key_goes_where_the_service_wants_it() {
 }
 
 #[tokio::test]
-async fn key_that_is_missing_is_an_auth_error_that_names_where_it_belongs() {
+async fn missing_key_is_an_auth_error_that_names_the_variable_to_set() {
     let variable = "OMNI_AGENT_TEST_NO_SUCH_KEY";
     let error = refused(endpoint("http://127.0.0.1:1").with_key_variable(variable), request()).await;
     assert_eq!(error.kind, ErrorKind::Auth);
@@ -145,14 +145,14 @@ async fn key_that_is_missing_is_an_auth_error_that_names_where_it_belongs() {
 }
 
 #[tokio::test]
-async fn key_that_is_optional_may_be_missing() {
+async fn optional_key_may_be_missing() {
     let variable = "OMNI_AGENT_TEST_NO_SUCH_KEY";
     let got = sent(request(), |endpoint| endpoint.with_key_variable(variable).with_optional_key()).await;
     assert_eq!(got.header("authorization"), None);
 }
 
 #[tokio::test]
-async fn key_that_no_header_can_carry_is_an_auth_error_that_hides_it() {
+async fn key_invalid_in_a_header_is_an_auth_error_that_hides_it() {
     let error = refused(endpoint("http://127.0.0.1:1").with_key("sk-topsecret\n"), request()).await;
     assert_eq!(error.kind, ErrorKind::Auth);
     assert!(!format!("{error} {error:?}").contains("topsecret"));
@@ -163,7 +163,7 @@ fn headers<const N: usize>(headers: [(&str, &str); N]) -> BTreeMap<String, Secre
 }
 
 #[tokio::test]
-async fn headers_of_endpoint_and_request_are_sent_and_the_request_wins() {
+async fn headers_of_endpoint_and_request_are_sent_and_the_request_takes_precedence() {
     let options = Options::default().with_headers(headers([("X-Both", "request"), ("x-request", "yes")]));
     let got = sent(with_options(options), |endpoint| {
         endpoint.with_header("x-both", "endpoint").with_header("x-endpoint", "yes")
@@ -174,14 +174,14 @@ async fn headers_of_endpoint_and_request_are_sent_and_the_request_wins() {
 }
 
 #[tokio::test]
-async fn header_for_the_key_set_by_hand_replaces_it() {
+async fn header_for_the_key_set_by_hand_replaces_the_key() {
     let options = Options::default().with_headers(headers([("Authorization", "Basic abc")]));
     let got = sent(with_options(options), |endpoint| endpoint.with_key_variable("NO_SUCH_VARIABLE")).await;
     assert_eq!(got.header("authorization"), Some("Basic abc"));
 }
 
 #[tokio::test]
-async fn header_that_is_unusable_is_an_invalid_request_that_hides_its_value() {
+async fn unusable_header_is_an_invalid_request_that_hides_its_value() {
     for (name, value) in [
         ("bad name", "topsecret"),
         ("", "topsecret"),
@@ -223,7 +223,7 @@ async fn body_hooks_run_in_order_and_extra_is_merged_last() {
 }
 
 #[tokio::test]
-async fn body_hook_that_fails_fails_the_request_without_the_key() {
+async fn body_hook_that_fails_ends_the_request_without_showing_the_key() {
     let endpoint = endpoint("http://127.0.0.1:1")
         .with_key("sk-topsecret")
         .with_body_hook(|_, _| Err(ProviderError::new(ErrorKind::Unsupported, "not with sk-topsecret")));
@@ -286,7 +286,7 @@ async fn answer_in_json_lines_is_decoded() {
 }
 
 #[tokio::test]
-async fn delta_arrives_while_the_answer_goes_on() {
+async fn delta_arrives_before_the_answer_ends() {
     let gate = Gate::new();
     let reply =
         Reply::sse().piece("data: {\"text\":\"a\"}\n\n").gate(&gate).piece("data: {\"stop\":true}\n\n");
@@ -317,7 +317,7 @@ async fn events_under_a_json_content_type_are_decoded() {
 }
 
 #[tokio::test]
-async fn terminal_event_ends_the_answer_and_nothing_after_it_is_read() {
+async fn terminal_event_ends_the_answer_and_later_events_are_not_read() {
     let mut server = Server::start([Reply::sse().piece(ANSWER).piece("data: garbage\n\n").stall()]).await;
     assert_eq!(ask(&endpoint(&server.url())).await.text(), "hi");
     server.wait_for(Event::Stalled).await;
@@ -328,7 +328,7 @@ async fn terminal_event_ends_the_answer_and_nothing_after_it_is_read() {
 }
 
 #[tokio::test]
-async fn connection_serves_the_next_request_though_the_body_ends_a_little_later() {
+async fn connection_is_reused_although_the_body_ends_a_little_later() {
     let gate = Gate::new();
     let mut server = Server::start((0..3).map(|_| answer().gate(&gate))).await;
     let endpoint = endpoint(&server.url());
@@ -336,7 +336,7 @@ async fn connection_serves_the_next_request_though_the_body_ends_a_little_later(
         assert_eq!(ask(&endpoint).await.text(), "hi");
         server.wait_for(Event::Stalled).await;
         gate.open();
-        // The end of the body travels, and is read, beside us.
+        // Gives the background task time to read the end of the body.
         for _ in 0..200 {
             tokio::task::yield_now().await;
         }
@@ -345,7 +345,7 @@ async fn connection_serves_the_next_request_though_the_body_ends_a_little_later(
 }
 
 #[tokio::test]
-async fn dropping_the_stream_closes_the_connection() {
+async fn stream_dropped_closes_the_connection() {
     let mut server = Server::start([Reply::sse().piece("data: {\"text\":\"a\"}\n\n").stall()]).await;
     let mut stream = endpoint(&server.url()).stream(request(), RequestContext::detached()).await.unwrap();
     stream.next().await.unwrap().unwrap();
@@ -355,7 +355,7 @@ async fn dropping_the_stream_closes_the_connection() {
 }
 
 #[tokio::test]
-async fn dropping_the_future_before_the_answer_closes_the_connection() {
+async fn future_dropped_before_the_answer_closes_the_connection() {
     let mut server = Server::start([Reply::headless().stall()]).await;
     let endpoint = endpoint(&server.url());
     let asking = tokio::spawn(async move { ask(&endpoint).await });
@@ -379,7 +379,7 @@ fn debug_of_an_endpoint_shows_no_secret() {
 }
 
 #[test]
-fn connection_of_a_runtime_that_is_gone_is_not_used_again() {
+fn connection_of_a_runtime_that_has_ended_is_not_reused() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (url, address) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -402,14 +402,14 @@ fn request_after_one_of_another_runtime_opens_its_own_connection() {
     let url = server.url();
     let ask_once = || async {
         let asked = timeout(Duration::from_secs(5), ask(&endpoint(&url))).await;
-        let text = asked.expect("the connection of a runtime that stands still was used").text();
-        // Time for the connection to go back to its pool.
+        let text = asked.expect("a connection of a runtime that is not running was used").text();
+        // Gives the connection time to return to its pool.
         for _ in 0..100 {
             tokio::task::yield_now().await;
         }
         text
     };
-    // The first runtime is there still, with its connection, but nobody drives it.
+    // The first runtime still exists with its connection, but nothing runs it.
     let [first, second] =
         [(); 2].map(|()| runtime::Builder::new_current_thread().enable_all().build().unwrap());
     assert_eq!(first.block_on(ask_once()), "hi");

@@ -1,4 +1,4 @@
-//! What is logged.
+//! The log messages of requests.
 
 use base64::Engine;
 use omni_agent::provider::{CacheHint, Effort, ModelInfo, Options, Request, http::Endpoint};

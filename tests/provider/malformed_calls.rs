@@ -1,4 +1,5 @@
-//! Arguments that no tool can take: one malformed call, with the text that the model wrote, and the rest of the answer.
+//! Arguments that are not a valid input for a tool: the answer has one malformed call with the model's text, and
+//! keeps the rest.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -10,8 +11,8 @@ use serde_json::{Value, json};
 
 use crate::wires::Wire;
 
-/// The events of a call with these arguments as JSON themselves, which services send that do not stream them, or as a
-/// text.
+/// Returns the events of a call with these arguments, either as a JSON string or as plain JSON. Services that don't
+/// stream arguments send plain JSON.
 fn call(wire: Wire, arguments: &str, as_text: bool) -> Vec<String> {
     let text = Value::from(arguments).to_string();
     let arguments = if as_text { &text } else { arguments };
@@ -59,7 +60,7 @@ fn only_call(answer: &Folded) -> &ToolUse {
 }
 
 #[tokio::test]
-async fn arguments_that_are_no_object_or_lose_something_are_one_malformed_call_in_every_format() {
+async fn arguments_that_are_not_a_lossless_object_are_one_malformed_call_in_every_format() {
     let deep = format!("{{\"x\":{}1{}}}", "[".repeat(200), "]".repeat(200));
     let bad = [
         "42",
@@ -101,7 +102,7 @@ async fn arguments_that_are_an_object_keep_their_order_in_every_format() {
 }
 
 #[tokio::test]
-async fn call_beside_usage_that_no_reader_takes_is_kept_whole() {
+async fn call_with_unreadable_usage_is_kept_whole() {
     let deep = format!("{}1{}", "[".repeat(200), "]".repeat(200));
     for (wire, usage, count) in
         [(Wire::Chat, "usage", "prompt_tokens"), (Wire::Gemini, "usageMetadata", "promptTokenCount")]
@@ -122,7 +123,7 @@ async fn call_beside_usage_that_no_reader_takes_is_kept_whole() {
     }
 }
 
-/// The service's own tools go back as they came.
+/// Calls of the service's own tools are sent back unchanged, so their input must stay JSON.
 #[tokio::test]
 async fn input_of_a_services_own_tool_stays_json() {
     let input = r#"{"query":"x"}"#;

@@ -1,5 +1,5 @@
-//! `docs/services.md` says what each service makes of each option. It is made from what the endpoints send, and held
-//! to it: after a change, `OMNI_BLESS=1 cargo test --test provider mapping` writes it anew.
+//! Compares `docs/services.md`, which shows what each service receives for each option, with what the endpoints
+//! really send. After a change, `OMNI_BLESS=1 cargo test --test provider mapping` rewrites the file.
 
 mod change;
 mod page;
@@ -8,7 +8,7 @@ mod rows;
 use std::{env, fs, path::Path};
 
 #[test]
-fn table_of_services_and_options_is_what_the_endpoints_send() {
+fn services_page_shows_what_the_endpoints_send() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/services.md");
     let made = page::page();
     if env::var_os("OMNI_BLESS").is_some() {
@@ -18,7 +18,7 @@ fn table_of_services_and_options_is_what_the_endpoints_send() {
     let differs = kept.lines().zip(made.lines()).find(|(kept, made)| kept != made);
     assert!(
         kept == made,
-        "{} is not what the endpoints send; write it anew with OMNI_BLESS=1. First: {differs:?}",
+        "{} differs from what the endpoints send; rewrite it with OMNI_BLESS=1. First difference: {differs:?}",
         file.display()
     );
 }

@@ -1,4 +1,4 @@
-//! A model without an agent: whole answers, streams, and what a provider may ask meanwhile.
+//! A model without an agent: whole answers, streams, and decisions that a provider asks for during a request.
 
 use std::sync::{
     Arc, Mutex,
@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 
 use crate::deltas::{data, end, extend, signature, start, text};
 
-/// Gives the same answer to every request.
+/// Returns the same answer to every request.
 struct Scripted {
     answer: Vec<Result<Delta, ProviderError>>,
     requests: AtomicUsize,
@@ -72,7 +72,7 @@ fn answer() -> Vec<Result<Delta, ProviderError>> {
 }
 
 #[tokio::test]
-async fn generate_gives_the_whole_answer() {
+async fn generate_returns_the_whole_answer() {
     let provider = Scripted::new(answer());
     let model = Model::new(provider.clone(), "m");
     let generated = model.generate(Request::prompt("hi").with_system("be brief")).await.unwrap();
@@ -87,7 +87,7 @@ async fn generate_gives_the_whole_answer() {
 }
 
 #[tokio::test]
-async fn stream_text_gives_the_text_as_it_comes_and_nothing_else() {
+async fn stream_text_returns_only_text_in_order_of_arrival() {
     let model = Model::new(Scripted::new(answer()), "m");
     let pieces: Vec<String> = model.stream_text(Request::prompt("hi")).try_collect().await.unwrap();
     assert_eq!(pieces, ["Hel", "!", "lo"]);
@@ -117,7 +117,7 @@ async fn stream_text_of_an_answer_out_of_order_ends_in_an_error() {
 }
 
 #[tokio::test]
-async fn generate_with_an_error_in_the_stream_fails_with_it() {
+async fn generate_with_an_error_in_the_stream_returns_that_error() {
     let error = ProviderError::new(ErrorKind::Overloaded, "later");
     let deltas = [Ok(start(0, BlockStart::Text)), Ok(text(0, "a")), Err(error.clone())];
     let model = Model::new(Scripted::new(deltas), "m");
@@ -125,7 +125,7 @@ async fn generate_with_an_error_in_the_stream_fails_with_it() {
 }
 
 #[tokio::test]
-async fn generate_of_an_unlawful_history_sends_nothing() {
+async fn generate_with_an_invalid_history_sends_nothing() {
     let provider = Scripted::new(answer());
     let model = Model::new(provider.clone(), "m");
     let open = History::from_iter([Message::assistant(ToolUse::new("a", "add", json!({})))]);
@@ -139,7 +139,7 @@ async fn generate_of_an_unlawful_history_sends_nothing() {
 }
 
 #[test]
-fn private_state_is_what_the_last_answer_that_has_it_says() {
+fn private_state_is_that_of_the_last_answer_that_has_it() {
     let answer = |n: u8| {
         let mut message = Message::assistant("hi");
         message.provider_data.insert("backend".into(), json!(n));
@@ -165,7 +165,7 @@ async fn decide_outside_an_agent_is_a_rejection() {
 }
 
 #[tokio::test]
-async fn decide_gives_the_answer_or_a_rejection_if_it_is_dropped() {
+async fn decide_returns_the_answer_or_a_rejection_if_the_question_is_dropped() {
     let (sender, mut receiver) = mpsc::channel::<DecisionRequest>(1);
     let context = RequestContext::new(sender);
     let tool_use = ToolUse::new("a", "add", json!({}));

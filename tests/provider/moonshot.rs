@@ -1,4 +1,4 @@
-//! Moonshot.
+//! Requests to Moonshot and its answers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -18,7 +18,7 @@ use crate::{
 const KIMI: &str = "kimi-k2.5";
 
 #[tokio::test]
-async fn thinking_is_on_or_off_where_that_can_be_said() {
+async fn thinking_is_switched_on_or_off_if_the_model_has_a_setting() {
     let on = || json!({"thinking": {"type": "enabled"}});
     let effort = |word: &str| json!({"reasoning_effort": word});
     let cases: [(&str, ThinkingMode, Value, usize); 16] = [
@@ -47,7 +47,7 @@ async fn thinking_is_on_or_off_where_that_can_be_said() {
 }
 
 #[tokio::test]
-async fn request_with_everything_says_what_the_service_takes() {
+async fn request_with_everything_sends_what_the_service_accepts() {
     let options = Options::default()
         .with_max_tokens(100)
         .with_temperature(0.5)
@@ -71,14 +71,14 @@ async fn request_with_everything_says_what_the_service_takes() {
             "response_format": {"type": "json_object"},
         })
     );
-    // Temperature, top-p, and the choice of tools.
+    // The temperature, top-p and the tool choice have a warning each.
     assert_eq!(warnings.len(), 3, "{warnings:?}");
     let (sent, _) = body(&Endpoint::moonshot(), "moonshot-v1-8k", request).await;
     assert_eq!((&sent["temperature"], &sent["top_p"]), (&json!(0.5), &json!(0.9)));
 }
 
 #[tokio::test]
-async fn calls_whose_id_is_on_each_chunk_are_put_together_and_go_back_with_their_reasoning() {
+async fn calls_with_an_id_on_each_chunk_are_assembled_and_sent_back_with_their_reasoning() {
     let piece = |delta: Value| {
         json!({"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": KIMI,
             "choices": [{"index": 0, "delta": delta, "finish_reason": null}], "system_fingerprint": "fpv0"})
@@ -128,7 +128,7 @@ async fn calls_whose_id_is_on_each_chunk_are_put_together_and_go_back_with_their
 }
 
 #[tokio::test]
-async fn conversation_of_another_service_has_blank_reasoning_beside_its_calls() {
+async fn conversation_of_another_service_gets_blank_reasoning_with_its_calls() {
     let call = ToolUse::new("a", "weather", json!({}));
     let result = Content::from(ToolResult::ok(&call, "rain"));
     let history = History::from_iter([
@@ -144,7 +144,7 @@ async fn conversation_of_another_service_has_blank_reasoning_beside_its_calls() 
 }
 
 #[tokio::test]
-async fn images_are_taken_as_data_alone() {
+async fn images_are_sent_only_as_data() {
     let content = [
         Content::from(Attachment::base64("image/png", "AAAA")),
         Attachment::url("image/png", "https://example.com/x.png").into(),

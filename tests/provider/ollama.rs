@@ -1,4 +1,4 @@
-//! Ollama's chat format: what its tests share, and conversations through both directions.
+//! Ollama's chat format: helpers for its tests, and round trips of conversations.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 pub(crate) const BEGAN: &str = "2026-03-03T13:20:11.787576Z";
 
-/// The deltas of an answer with these lines, whose body then ends.
+/// Returns the deltas of an answer with these lines, after which the body ends.
 pub(crate) fn deltas_of<S: AsRef<str>>(lines: &[S]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = OllamaChat.decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -32,18 +32,18 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// The answer made of these lines.
+/// Decodes and folds an answer of these lines.
 pub(crate) fn answer(lines: &[Value]) -> Result<Folded, ProviderError> {
     let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
     deltas_of(&lines).map(fold)
 }
 
-/// A line with this message.
+/// Returns a line with this message.
 pub(crate) fn line(message: Value) -> Value {
     json!({"model": "m-1", "created_at": BEGAN, "message": message, "done": false})
 }
 
-/// The last line.
+/// Returns the last line of an answer.
 pub(crate) fn last(reason: &str) -> Value {
     json!({"model": "m-1", "created_at": BEGAN, "message": {"role": "assistant", "content": ""}, "done": true,
         "done_reason": reason, "total_duration": 9, "prompt_eval_count": 20, "eval_count": 22})
@@ -55,7 +55,7 @@ pub(crate) fn messages(messages: impl IntoIterator<Item = Message>) -> Value {
 }
 
 #[test]
-fn conversation_with_thinking_and_tools_sends_back_what_came() {
+fn round_trip_of_thinking_and_tools_sends_back_the_answers() {
     let asked = answer(&[
         line(json!({"role": "assistant", "content": "", "thinking": "Two "})),
         line(json!({"role": "assistant", "content": "", "thinking": "cities."})),
@@ -101,7 +101,7 @@ fn conversation_with_thinking_and_tools_sends_back_what_came() {
 }
 
 #[test]
-fn conversation_begun_on_another_format_goes_on_without_what_is_private_to_that() {
+fn conversation_begun_in_another_format_continues_without_its_private_data() {
     let mut foreign = Message::assistant([
         Content::from(Thinking { text: "Hm.".into(), signature: Some("s".into()), redacted: None }),
         Text { text: "So.".into(), signature: Some("s".into()) }.into(),

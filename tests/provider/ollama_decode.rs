@@ -1,4 +1,4 @@
-//! Ollama's chat format: answers.
+//! Ollama's chat format: decoding of answers.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::ollama::{answer, deltas_of, last, line};
 
 #[test]
-fn decode_text_stream_streams_each_delta_and_folds() {
+fn decode_text_stream_emits_each_delta_and_folds() {
     let lines = [
         line(json!({"role": "assistant", "content": "Hel"})).to_string(),
         line(json!({"role": "assistant", "content": "lo\n\"you\" é"})).to_string(),
@@ -55,7 +55,7 @@ fn decode_thinking_text_and_calls_of_one_line_keep_this_order() {
 }
 
 #[test]
-fn decode_calls_without_ids_get_stable_ids_of_their_own() {
+fn decode_calls_without_ids_get_stable_and_distinct_ids() {
     let call = |id: &str| json!({"id": id, "function": {"name": "f", "arguments": {}}});
     let ids = || {
         let lines = [
@@ -110,7 +110,7 @@ fn decode_whole_answer_on_one_line_is_complete() {
 }
 
 #[test]
-fn decode_usage_splits_what_came_from_the_cache() {
+fn decode_usage_separates_cached_tokens() {
     for (prompt, cached, input, cache_read) in [(28, 27, 1, 27), (28, 0, 28, 0), (5, 9, 0, 5)] {
         let whole = json!({"message": {"content": "Hi"}, "done": true, "done_reason": "stop",
             "prompt_eval_count": prompt, "prompt_eval_cached_count": cached, "eval_count": 3});
@@ -120,7 +120,7 @@ fn decode_usage_splits_what_came_from_the_cache() {
 }
 
 #[test]
-fn decode_lines_after_done_are_not_read() {
+fn decode_lines_after_done_are_ignored() {
     let mut decoder = OllamaChat.decoder(&Request::default());
     let mut deltas = Vec::new();
     decoder.decode(Frame { event: "", data: &last("stop").to_string() }, &mut deltas).unwrap();
@@ -140,7 +140,7 @@ fn decode_end_without_done_is_truncated() {
 }
 
 #[test]
-fn decode_what_is_no_answer_is_a_decoding_error_that_shows_it() {
+fn decode_data_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
     for data in ["404 page not found", "[]", "\"x\"", r#"{"message":"hi"}"#, r#"{"done":"yes"}"#] {
         let error = deltas_of(&[data]).unwrap_err();
         assert_eq!((error.kind, error.body.as_deref()), (ErrorKind::Decoding, Some(data)));
@@ -150,7 +150,7 @@ fn decode_what_is_no_answer_is_a_decoding_error_that_shows_it() {
 }
 
 #[test]
-fn decode_hostile_answers_stay_within_a_messages_limits() {
+fn decode_hostile_answers_stay_within_the_limits_of_a_message() {
     let mut lines = vec![line(json!({"thinking": "r", "content": "t"})); 5000];
     lines.push(last("stop"));
     let folded = answer(&lines).unwrap();
@@ -205,7 +205,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn decode_odd_lines_never_panic_and_what_comes_folds(
+    fn decode_odd_lines_never_panic_and_their_deltas_fold(
         texts in prop::collection::vec(("[a-z]{0,2}", "[a-z]{0,2}", "[ab]?", 0_u8..8), 0..12),
         done: bool,
     ) {

@@ -1,4 +1,4 @@
-//! Ollama's chat format: whole requests.
+//! Ollama's chat format: complete requests.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -38,7 +38,7 @@ fn answer_schema() -> OutputSchema {
 }
 
 #[test]
-fn encode_request_with_everything_says_it_all() {
+fn encode_request_with_everything_sends_every_option() {
     let options = Options::default()
         .with_max_tokens(100)
         .with_temperature(0.5)
@@ -68,7 +68,7 @@ fn encode_request_with_everything_says_it_all() {
 }
 
 #[test]
-fn encode_request_with_nothing_says_no_more_than_it_must() {
+fn encode_request_with_nothing_sends_only_what_is_required() {
     let encoded = encode(&with(Options::default()));
     assert_eq!(
         Value::Object(encoded.body),
@@ -96,7 +96,7 @@ fn encode_output_schema_is_the_format_unless_there_are_tools() {
 }
 
 #[test]
-fn encode_tool_choice_that_demands_is_reported() {
+fn encode_tool_choice_that_forces_a_tool_is_reported() {
     for choice in [ToolChoice::Required, ToolChoice::Tool("weather".into())] {
         let encoded = encode(&with(Options::default().with_tool_choice(choice)).with_tools(tools()));
         assert_eq!(encoded.body["tools"].as_array().unwrap().len(), 1);
@@ -105,7 +105,7 @@ fn encode_tool_choice_that_demands_is_reported() {
 }
 
 #[test]
-fn encode_thinking_is_a_switch_or_a_level_by_the_model() {
+fn encode_thinking_is_a_switch_or_a_level_depending_on_the_model() {
     let said = |model: &str, mode: ThinkingMode| {
         let mut request = with(Options::default().with_thinking(mode));
         request.model = model.into();
@@ -127,7 +127,7 @@ fn encode_thinking_is_a_switch_or_a_level_by_the_model() {
 }
 
 #[test]
-fn encode_what_cannot_be_said_is_reported() {
+fn encode_options_without_an_equivalent_are_reported() {
     let options = Options::default().with_temperature(f64::NAN).with_metadata([("user", "u")]);
     let encoded = encode(&with(options));
     assert_eq!(encoded.body.get("options"), None);
@@ -135,7 +135,7 @@ fn encode_what_cannot_be_said_is_reported() {
 }
 
 #[test]
-fn encode_images_go_beside_the_text() {
+fn encode_images_are_sent_next_to_the_text() {
     assert_eq!(
         messages([Message::user([
             Content::from("Look:"),
@@ -152,7 +152,7 @@ fn encode_images_go_beside_the_text() {
 }
 
 #[test]
-fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
+fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for (attachment, by_model) in [
         (Attachment::url("image/png", "https://example.com/x.png"), false),
         (Attachment::base64("application/pdf", "AAAA").named("paper.pdf"), false),
@@ -169,7 +169,7 @@ fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
 }
 
 #[test]
-fn encode_tool_results_are_messages_of_their_own_before_what_was_said() {
+fn encode_tool_results_are_separate_messages_before_the_text() {
     let use_ = |id: &str| ToolUse::new(id, "look", json!({}));
     let with_image = ToolResult {
         content: vec![ResultBlock::from("here"), Attachment::base64("image/png", "AAAA").into()],
@@ -194,7 +194,7 @@ fn encode_tool_results_are_messages_of_their_own_before_what_was_said() {
 }
 
 #[test]
-fn encode_blank_messages_are_left_out_and_odd_inputs_become_objects() {
+fn encode_blank_messages_are_omitted_and_odd_inputs_become_objects() {
     let encoded = messages([
         Message::user([Text::new(" ")]),
         Message::assistant([Content::from(Thinking::new("only thought")), Text::new("").into()]),

@@ -1,4 +1,4 @@
-//! Ollama's chat format: errors, in place of an answer and inside of one.
+//! Ollama's chat format: errors in place of an answer and inside an answer.
 
 use omni_agent::provider::{
     ErrorKind::{self, *},
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::ollama::{deltas_of, line};
 
-#[rustfmt::skip] // a line each
+#[rustfmt::skip] // one line per case
 /// Status, body, kind, whether a retry can help, and a part of the message.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
     (404, r#"{"error":"model 'nope' not found"}"#, InvalidRequest, false, "'nope' not found"),
@@ -28,7 +28,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
 ];
 
 #[test]
-fn error_bodies_are_told_apart() {
+fn error_bodies_map_to_their_kind() {
     for &(status, body, kind, retryable, part) in BODIES {
         let error = OllamaChat.error(status, body);
         assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
@@ -38,7 +38,7 @@ fn error_bodies_are_told_apart() {
 }
 
 #[test]
-fn error_lines_inside_of_an_answer_end_it() {
+fn error_lines_inside_an_answer_end_it() {
     for (text, kind, retryable) in [
         ("an error was encountered while running the model: unexpected EOF", Service, true),
         ("model requires more system memory than is available", Service, false),

@@ -1,4 +1,4 @@
-//! What models of OpenAI take, by their ids: each refuses what another needs.
+//! Options that depend on the model at OpenAI: what one model requires, another rejects.
 
 use omni_agent::{
     provider::{
@@ -21,7 +21,7 @@ fn look() -> ToolSet {
     tools(&[("look", "Looks.", json!({"type": "object", "properties": {}}))])
 }
 
-/// The body, and what each warning is about.
+/// Returns the body, and the option that each warning is about.
 fn said(format: &dyn Dialect, request: &Request) -> (Value, Vec<String>) {
     let encoded = format.encode(request).unwrap();
     let about = encoded.warnings.iter().map(|text| text.split(':').next().unwrap_or_default().to_owned());
@@ -41,7 +41,7 @@ const LEVELS: [(ThinkingMode, &str); 6] = [
 const CAN_REST: [&str; 6] = ["none", "low", "low", "medium", "high", "max"];
 const NEVER_RESTS: [&str; 6] = ["", "low", "low", "medium", "high", "max"];
 
-/// The words of models that know `max`, in Responses.
+/// The efforts of models that support `max`, in the Responses format.
 const LATER: [(&str, [&str; 6]); 13] = [
     ("gpt-5.6", CAN_REST),
     ("gpt-5.6-sol", CAN_REST),
@@ -53,14 +53,14 @@ const LATER: [(&str, [&str; 6]); 13] = [
     ("gpt-6.1-sol", NEVER_RESTS),
     ("gpt-6.2-astra", NEVER_RESTS),
     ("gpt-6.2-sol", NEVER_RESTS),
-    // Nobody knows them: they are asked for no more than the strictest takes.
+    // Unknown models: they get only what the strictest known model accepts.
     ("gpt-6-nova", NEVER_RESTS),
     ("gpt-7", NEVER_RESTS),
     ("ft:gpt-50.1-mini:acme", NEVER_RESTS),
 ];
 
 #[test]
-fn encode_thinking_of_later_models_is_in_their_words() {
+fn encode_thinking_for_later_models_maps_to_their_efforts() {
     for (model, words) in LATER {
         for ((mode, wanted), word) in LEVELS.into_iter().zip(words) {
             let request = request(model, Options::default().with_thinking(mode));
@@ -79,7 +79,7 @@ fn encode_thinking_of_later_models_is_in_their_words() {
 }
 
 #[test]
-fn encode_sampling_goes_to_later_models_only_while_they_do_not_reason() {
+fn encode_sampling_for_later_models_is_sent_only_without_reasoning() {
     let low = || Options::default().with_temperature(0.2);
     let formats: [&dyn Dialect; 2] = [&ChatCompletions::openai(), &OpenAiResponses::openai()];
     for (model, options, sent) in [
@@ -103,7 +103,7 @@ fn encode_sampling_goes_to_later_models_only_while_they_do_not_reason() {
     }
 }
 
-/// The body of a request with a tool, beside the model.
+/// Returns the expected body of a request with a tool, with `more` members.
 fn body(model: &str, more: &Value) -> Value {
     let function =
         json!({"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}});
@@ -121,14 +121,14 @@ fn body(model: &str, more: &Value) -> Value {
 }
 
 #[test]
-fn encode_tools_in_chat_go_to_later_models_that_do_not_reason() {
+fn encode_tools_in_chat_are_sent_to_later_models_without_reasoning() {
     let unasked = Options::default;
     let off = || unasked().with_thinking(ThinkingMode::Off);
     let high = || unasked().with_thinking(Effort::High);
     let none = json!({"reasoning_effort": "none"});
     for (model, options, more, warned) in [
         ("gpt-5.1", high(), json!({"reasoning_effort": "high"}), 0),
-        // It refuses any effort beside tools, and without one does not reason.
+        // This model rejects any effort together with tools. Without an effort it does not reason.
         ("gpt-5.4", unasked(), json!({}), 0),
         ("gpt-5.4-mini", off(), json!({}), 0),
         ("gpt-5.4", high(), json!({}), 1),
@@ -165,7 +165,7 @@ fn encode_tools_in_chat_for_a_model_that_always_reasons_is_an_error_that_names_t
 }
 
 #[test]
-fn encode_tools_for_other_services_go_beside_any_effort() {
+fn encode_tools_for_other_services_are_sent_with_any_effort() {
     let words = ThinkingField::Effort(EffortWords::OPENAI);
     for model in ["gpt-5.4", "openai/gpt-5.6-sol", "gpt-6-astra"] {
         let request = request(model, Options::default().with_thinking(Effort::Low)).with_tools(look());
@@ -176,7 +176,7 @@ fn encode_tools_for_other_services_go_beside_any_effort() {
 }
 
 #[test]
-fn encode_long_cache_is_said_to_models_that_know_the_word() {
+fn encode_long_cache_is_sent_only_to_models_that_support_it() {
     let long = || Options::default().with_cache(CacheHint::Long);
     let formats: [&dyn Dialect; 2] = [&ChatCompletions::openai(), &OpenAiResponses::openai()];
     for (model, sent) in [
@@ -203,7 +203,7 @@ fn encode_long_cache_is_said_to_models_that_know_the_word() {
 }
 
 #[test]
-fn encode_stop_sequences_are_left_out_where_the_model_refuses_them() {
+fn encode_stop_sequences_are_omitted_if_the_model_rejects_them() {
     let stop = || Options::default().with_stop_sequences(["END"]);
     for (model, sent) in [
         ("gpt-4o", true),

@@ -1,4 +1,4 @@
-//! OpenCode Zen: several formats behind one name.
+//! OpenCode Zen: one service with several formats.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -25,7 +25,7 @@ const MODELS: [(&str, &str, &str); 4] = [
 ];
 
 #[tokio::test]
-async fn model_is_asked_where_the_service_has_it() {
+async fn model_is_requested_at_the_path_of_its_format() {
     let path = |model: &str| {
         let mut request = Request::prompt("Hallo");
         request.model = model.into();
@@ -48,7 +48,7 @@ async fn model_is_asked_where_the_service_has_it() {
 }
 
 #[tokio::test]
-async fn refusal_of_a_model_or_for_want_of_money_is_not_laid_to_the_key() {
+async fn rejected_model_or_missing_credit_is_not_an_auth_error() {
     for (kind, message, expected) in [
         ("ModelError", "Model m is not supported for format oa-compat", ErrorKind::InvalidRequest),
         ("CreditsError", "No payment method. Add one here", ErrorKind::Quota),
@@ -79,7 +79,7 @@ async fn answer_is_read_and_kept_in_the_format_of_its_model() {
 }
 
 #[tokio::test]
-async fn conversation_goes_on_in_the_formats_of_its_models() {
+async fn conversation_continues_in_the_format_of_each_model() {
     let server = Server::start(MODELS.map(|(_, answer, _)| Reply::sse().piece(answer))).await;
     let mut history = History::default();
     for (id, ..) in MODELS {
@@ -94,8 +94,8 @@ async fn conversation_goes_on_in_the_formats_of_its_models() {
 }
 
 #[tokio::test]
-async fn refusal_is_an_error_of_its_kind_in_each_format() {
-    // Its envelope for all of them.
+async fn rejected_key_is_an_auth_error_in_each_format() {
+    // The service sends this envelope in all formats.
     let body =
         format!(r#"{{"type":"error","error":{{"type":"AuthError","message":"Invalid API key: {KEY}"}}}}"#);
     for (model, ..) in MODELS {
@@ -108,7 +108,7 @@ async fn refusal_is_an_error_of_its_kind_in_each_format() {
 }
 
 #[tokio::test]
-async fn formats_are_tried_in_order_and_shown() {
+async fn formats_are_tried_in_order_and_shown_in_debug() {
     let header = || Auth::Header("x-key".to_owned());
     let endpoint = Endpoint::openai_compatible("mine", "http://localhost")
         .with_format_for(|model| model.starts_with('a'), AnthropicMessages::default(), header())

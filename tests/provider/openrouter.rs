@@ -1,4 +1,4 @@
-//! OpenRouter.
+//! Requests to OpenRouter and its answers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -21,8 +21,8 @@ use crate::{
 
 const CLAUDE: &str = "anthropic/claude-sonnet-4.6";
 
-/// As the service streams reasoning of Claude: with comments while it waits, the signature in a piece of its
-/// own, the usage with an empty choice.
+/// Reasoning of Claude as the service streams it: with comments while it waits, with the signature in a separate
+/// piece, and with the usage next to an empty choice.
 const THINKING: &str = concat!(
     ": OPENROUTER PROCESSING\n\n",
     r#"data: {"id":"gen-1","provider":"Anthropic","model":"anthropic/claude-sonnet-4.6","object":"chat.completion.chunk","#,
@@ -50,7 +50,7 @@ const THINKING: &str = concat!(
 );
 
 #[tokio::test]
-async fn settings_go_into_the_body_and_the_headers() {
+async fn settings_are_sent_in_the_body_and_the_headers() {
     let settings = OpenRouter::default()
         .with_order(["anthropic", "google-vertex"])
         .with_only(["anthropic"])
@@ -98,7 +98,7 @@ async fn settings_go_into_the_body_and_the_headers() {
 }
 
 #[tokio::test]
-async fn name_of_the_application_is_no_secret_in_errors_and_must_fit_a_header() {
+async fn application_name_is_shown_in_errors_and_must_be_a_valid_header() {
     let named =
         |title: &str| Endpoint::openrouter_with(OpenRouter::default().with_app("https://example.com", title));
     let refused = || Reply::json(400, r#"{"error":{"code":400,"message":"this application is blocked"}}"#);
@@ -131,7 +131,7 @@ async fn thinking_is_an_effort_a_budget_or_off() {
         (ThinkingMode::Budget(0), json!({"enabled": false})),
         (ThinkingMode::Off, json!({"enabled": false})),
     ] {
-        // The service knows what each model takes.
+        // The service adapts the setting to each model.
         for model in [CLAUDE, "openai/gpt-5-pro", "openai/gpt-4o"] {
             let said = said(&Endpoint::openrouter(), model, Options::default().with_thinking(mode)).await;
             assert_eq!(said, (json!({"reasoning": expected}), Vec::new()));
@@ -140,7 +140,7 @@ async fn thinking_is_an_effort_a_budget_or_off() {
 }
 
 #[tokio::test]
-async fn thinking_beside_a_demanded_tool_is_reported_where_it_is_dropped() {
+async fn thinking_with_a_forced_tool_is_reported_if_the_model_drops_it() {
     let weather = || tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]);
     let asked = |model: &'static str, mode: ThinkingMode, choice: ToolChoice| async move {
         let options = Options::default().with_thinking(mode).with_tool_choice(choice);
@@ -162,7 +162,7 @@ async fn thinking_beside_a_demanded_tool_is_reported_where_it_is_dropped() {
 }
 
 #[tokio::test]
-async fn reasoning_of_an_answer_that_breaks_off_goes_back_with_its_calls() {
+async fn reasoning_of_an_interrupted_answer_is_sent_back_with_its_calls() {
     let piece =
         |delta: Value| json!({"id": "gen-1", "model": CLAUDE, "choices": [{"index": 0, "delta": delta}]});
     let detail = |entry: Value| piece(json!({"content": "", "reasoning_details": [entry]}));
@@ -176,7 +176,7 @@ async fn reasoning_of_an_answer_that_breaks_off_goes_back_with_its_calls() {
         detail(signed.clone()),
         call("call_1", "{\"city\":"),
         call("", "\"Oslo\"}"),
-        // What comes late for an entry that was told, and another one.
+        // A late member of an entry that has already been sent, and a new entry.
         detail(json!({"type": "reasoning.text", "index": 0, "format": "f"})),
         detail(json!({"type": "reasoning.encrypted", "index": 1, "data": "xx"})),
         piece(json!({"content": "and"})),
@@ -205,7 +205,7 @@ async fn reasoning_of_an_answer_that_breaks_off_goes_back_with_its_calls() {
 }
 
 #[tokio::test]
-async fn reasoning_goes_back_with_its_message_as_it_came() {
+async fn reasoning_is_sent_back_unchanged_with_its_message() {
     let endpoint = Endpoint::openrouter();
     let reply = Reply::sse().pieces(THINKING.as_bytes(), 7);
     let (_, answer) = exchange(&endpoint, CLAUDE, Request::prompt("Hallo"), reply).await;
@@ -234,13 +234,13 @@ async fn reasoning_goes_back_with_its_message_as_it_came() {
             {"role": "user", "content": "Und?"},
         ])
     );
-    // A service without the member does not get it.
+    // A service without this member does not receive it.
     let (body, _) = crate::endpoints::body(&Endpoint::groq(), "m", Request::new(history)).await;
     assert_eq!(body["messages"][1], json!({"role": "assistant", "content": "Grüß dich"}));
 }
 
 #[tokio::test]
-async fn error_in_an_answer_that_began_is_an_error() {
+async fn error_inside_a_started_answer_is_an_error() {
     let failed = concat!(
         r#"data: {"id":"gen-1","object":"chat.completion.chunk","model":"m","provider":"OpenAI","error":{"code":502,"#,
         r#""message":"Provider returned error","metadata":{"provider_name":"OpenAI","raw":"upstream went away"}},"#,
@@ -262,7 +262,7 @@ async fn error_in_an_answer_that_began_is_an_error() {
 }
 
 #[tokio::test]
-async fn cache_hint_marks_what_models_of_anthropic_are_to_keep() {
+async fn cache_hint_marks_cached_content_for_models_of_anthropic() {
     let request = |hint| {
         let history = [Message::user("Hallo"), Message::assistant("Ja?"), Message::user("Und?")];
         Request::new(History::from_iter(history))

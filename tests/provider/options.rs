@@ -1,4 +1,4 @@
-//! Options: laid over one another, stored, and never telling secrets.
+//! Options: merging, storing, and keeping secrets out of every output.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -16,10 +16,10 @@ use serde_json::{Value, from_value, json, to_value};
 const KEY: &str = "sk-telling-key";
 const HEADER: &str = "telling-header";
 
-/// Sets one option, to a value that depends on `n`.
+/// Sets an option to a value that depends on `n`.
 type Set = fn(Options, u8) -> Options;
 
-/// One for each option.
+/// A setter for each option.
 const SETS: &[(&str, Set)] = &[
     ("max_tokens", |o, n| o.with_max_tokens(n.into())),
     ("temperature", |o, n| o.with_temperature(f64::from(n) / 2.0)),
@@ -53,7 +53,7 @@ fn set(sets: &[usize], n: u8) -> Options {
     sets.iter().fold(Options::default(), |options, &index| SETS[index].1(options, n))
 }
 
-/// The options as JSON, the secret ones too.
+/// Returns the options as JSON, including the secret ones.
 fn revealed(options: &Options) -> Value {
     let mut value = to_value(options).unwrap();
     if let Some(key) = &options.api_key {
@@ -73,7 +73,7 @@ fn some_sets() -> impl Strategy<Value = Vec<usize>> {
 
 proptest! {
     #[test]
-    fn overlaid_takes_each_option_from_the_upper_where_set(
+    fn overlaid_uses_each_option_of_the_upper_if_set(
         lower in some_sets(), upper in some_sets(), n in any::<u8>(), m in any::<u8>(),
     ) {
         let both = revealed(&set(&lower, n).overlaid(&set(&upper, m)));
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn serde_keeps_all_but_the_secrets(sets in some_sets(), n in any::<u8>()) {
+    fn serde_keeps_everything_except_secrets(sets in some_sets(), n in any::<u8>()) {
         let options = set(&sets, n);
         let value = to_value(&options).unwrap();
         let stored = value.as_object().unwrap();
@@ -139,7 +139,7 @@ fn options_encode_to_the_stored_format() {
 }
 
 #[test]
-fn options_from_outside_take_no_secrets_and_tolerate_the_unknown() {
+fn options_from_json_ignore_secrets_and_unknown_members() {
     let value = json!({ "api_key": "k", "headers": { "a": "b" }, "max_tokens": 1, "later": true });
     assert_eq!(from_value::<Options>(value).unwrap(), Options::default().with_max_tokens(1));
 }
@@ -159,7 +159,7 @@ fn with_header_adds_to_the_others() {
 }
 
 #[test]
-fn with_thinking_takes_a_level() {
+fn with_thinking_accepts_a_level() {
     assert_eq!(
         Options::default().with_thinking(Effort::High).thinking,
         Some(ThinkingMode::Effort(Effort::High))
@@ -168,7 +168,7 @@ fn with_thinking_takes_a_level() {
 }
 
 #[test]
-fn output_schema_of_a_type_has_a_name_that_services_take() {
+fn output_schema_of_a_type_has_a_name_that_services_accept() {
     #[derive(schemars::JsonSchema)]
     #[schemars(rename = "Größe <of> a very long name that goes on and on and on, well beyond the limit")]
     #[expect(dead_code, reason = "its schema is all that is used")]
@@ -184,7 +184,7 @@ fn output_schema_of_a_type_has_a_name_that_services_take() {
 }
 
 #[test]
-fn secret_never_shows_itself() {
+fn secret_is_never_shown() {
     let secret = Secret::new(KEY);
     assert_eq!(format!("{secret:?} {secret:#?}"), "[secret] [secret]");
     assert_eq!(secret.reveal(), KEY);
@@ -200,14 +200,14 @@ fn scrub_replaces_every_occurrence() {
 }
 
 #[test]
-fn scrub_replaces_the_value_as_json_writes_it() {
+fn scrub_replaces_the_value_in_its_json_form() {
     let secret = Secret::new(r#"pass"word\1"#);
     let body = json!({ "given": secret.reveal() }).to_string();
     assert_eq!(secret.scrub(&body), r#"{"given":"[secret]"}"#);
 }
 
 #[test]
-fn scrub_of_a_header_value_replaces_the_credentials_alone_too() {
+fn scrub_of_a_header_value_also_replaces_the_credentials_alone() {
     let secret = Secret::new(format!("Bearer {KEY}"));
     let scrubbed = secret.scrub(&format!("Authorization: Bearer {KEY} holds {KEY}"));
     assert_eq!(scrubbed, "Authorization: [secret] holds [secret]");
@@ -215,7 +215,7 @@ fn scrub_of_a_header_value_replaces_the_credentials_alone_too() {
 }
 
 #[test]
-fn scrub_of_a_value_too_short_leaves_the_text() {
+fn scrub_of_a_short_value_leaves_the_text() {
     for short in ["", " ", "a", "error", "Bearer a", "x  "] {
         assert_eq!(Secret::new(short).scrub("an error: Bear a b"), "an error: Bear a b", "{short:?}");
     }
@@ -236,7 +236,7 @@ fn percent(text: &str, all: bool) -> String {
         .collect()
 }
 
-/// The forms in which services echo a value, and their names.
+/// Returns the forms in which services echo a value, with their names.
 fn echoes(value: &str) -> Vec<(&'static str, String)> {
     let json_of = |text: &str| {
         let json = serde_json::to_string(text).unwrap();
@@ -272,24 +272,24 @@ fn echoes(value: &str) -> Vec<(&'static str, String)> {
 }
 
 #[test]
-fn scrub_finds_the_value_in_every_form() {
+fn scrub_replaces_the_value_in_every_form() {
     let secret = Secret::new(LONG_KEY);
     for (form, echo) in echoes(LONG_KEY) {
         let scrubbed = secret.scrub(&format!("The key '{echo}' is wrong."));
         assert!(scrubbed.starts_with("The key '") && scrubbed.ends_with("' is wrong."), "{form}: {scrubbed}");
         assert!(scrubbed.contains("[secret]"), "{form}: {scrubbed}");
-        // Base64 keeps what it holds beside the value.
+        // In Base64, the characters next to the value are replaced with it.
         let most = if form.starts_with("base64") { 60 } else { 32 };
         assert!(scrubbed.len() <= most, "{form}: {scrubbed}");
     }
 }
 
 #[test]
-fn scrub_finds_every_part_of_eight_characters() {
+fn scrub_replaces_every_part_of_eight_characters() {
     let secret = Secret::new(LONG_KEY);
     for start in 0..LONG_KEY.len() - 8 {
         for length in [8, 11] {
-            // A backslash does not count: nobody can tell it from an escape.
+            // Parts with a backslash are skipped: it can't be distinguished from an escape.
             let part = LONG_KEY.get(start..start + length).filter(|part| !part.contains('\\'));
             let Some(part) = part else { continue };
             for (form, echo) in echoes(part) {
@@ -306,14 +306,14 @@ fn scrub_leaves_harmless_text() {
     let text = "Incorrect API key provided: sk-proj-****uH1=. Keys begin with sk-proj-, \\u0073k-proj- or sk-ant-api03-.";
     assert_eq!(Secret::new(LONG_KEY).scrub(text), text);
     assert_eq!(Secret::new("sk-ant-api03-Zq47fxT9wLm2").scrub(text), text);
-    // Half of a short value can be an ordinary word.
+    // Half of a short value may be an ordinary word.
     assert_eq!(Secret::new("password-1").scrub("a password-2 and password-1"), "a password-2 and [secret]");
     let text = "Bearer tokens: 100%, \\\\, \\u, \\u12, %, %2, %zz, é\\u00e9 \\ud83d 日本";
     assert_eq!(Secret::new(format!("Bearer {LONG_KEY}")).scrub(text), text);
 }
 
 #[test]
-fn scrub_of_values_beside_characters_of_many_bytes_keeps_those() {
+fn scrub_next_to_multibyte_characters_keeps_those() {
     let secret = Secret::new("ééééééZq47fxT9é");
     assert_eq!(secret.scrub("日ééééééZq47fxT9é本"), "日[secret]本");
     let scrubbed = secret.scrub("\u{129}éééZq47fxT9本");
@@ -322,7 +322,7 @@ fn scrub_of_values_beside_characters_of_many_bytes_keeps_those() {
 
 proptest! {
     #[test]
-    fn scrub_of_any_text_around_the_value_leaves_none_of_it(
+    fn scrub_of_any_text_around_the_value_removes_all_of_it(
         before in "[a-z%\\\\u0-9é\"]{0,12}", after in "[a-z%\\\\u0-9é\"]{0,12}", form in 0usize..19,
     ) {
         let (name, echo) = echoes(LONG_KEY).swap_remove(form);

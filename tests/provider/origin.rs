@@ -1,4 +1,4 @@
-//! What a service signed goes back to it, and to no other service of the same format.
+//! Signed and opaque content is sent back only to the service that made it, not to other services of the same format.
 
 use omni_agent::{
     message::{Content, History, Message, ProviderItem, Thinking},
@@ -6,7 +6,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// An answer of this service, or of nobody in particular, with everything private.
+/// Returns an answer with private content, marked with this service or with none.
 fn answer(service: Option<&str>) -> Message {
     let mut thinking = Thinking::new("Hm.");
     thinking.signature = Some("c2ln".to_owned());
@@ -24,12 +24,12 @@ fn sent_back(message: Message, to: &Endpoint) -> Value {
     let mut request = Request::new(history.clone());
     request.model = "claude-sonnet-4-5".into();
     let body = to.preview(&request).unwrap().body;
-    assert_eq!(request.history, history, "the conversation itself keeps everything");
+    assert_eq!(request.history, history, "encoding must not change the conversation");
     body["messages"][1]["content"].clone()
 }
 
 #[test]
-fn encode_answer_of_the_same_service_gives_back_what_is_private() {
+fn encode_answer_of_the_same_service_keeps_private_content() {
     let whole = json!([
         {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
         {"type": "server_thing", "id": "s"},
@@ -39,7 +39,7 @@ fn encode_answer_of_the_same_service_gives_back_what_is_private() {
     for (service, to) in [
         (Some("anthropic"), Endpoint::anthropic()),
         (Some("mine"), renamed.clone()),
-        // From before answers were marked.
+        // Answers from before services were recorded.
         (None, Endpoint::anthropic()),
         (None, renamed),
     ] {
@@ -48,7 +48,7 @@ fn encode_answer_of_the_same_service_gives_back_what_is_private() {
 }
 
 #[test]
-fn encode_answer_of_another_service_leaves_out_what_is_private() {
+fn encode_answer_of_another_service_omits_private_content() {
     let renamed = Endpoint::anthropic().with_name("mine");
     let compatible = Endpoint::anthropic_compatible("other", "https://a.test");
     for (service, to) in [("anthropic", renamed), ("anthropic", compatible), ("other", Endpoint::anthropic())]

@@ -1,4 +1,4 @@
-//! `generate_as`: a model's answer as a value, without an agent.
+//! `generate_as`: the answer of a model as a value, without an agent.
 
 use omni_agent::{
     message::{Message, Usage},
@@ -26,7 +26,7 @@ fn answering(text: &str) -> Step {
 }
 
 #[tokio::test(start_paused = true)]
-async fn generate_as_asks_again_for_what_does_not_fit_schema_or_type() {
+async fn generate_as_retries_an_answer_that_does_not_fit_schema_or_type() {
     let provider = ScriptedProvider::new([
         answering("Four"),
         answering(r#"{"number": 3}"#),
@@ -43,7 +43,7 @@ async fn generate_as_asks_again_for_what_does_not_fit_schema_or_type() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn generate_as_at_the_limit_is_an_error_with_the_answer() {
+async fn generate_as_after_the_last_retry_is_an_error_with_the_answer() {
     let provider = ScriptedProvider::new((0..3).map(|_| answering("Four")));
     let request = Request::prompt("An even number?").with_options(Options::default().with_output_retries(2));
     let error = provider.model().generate_as::<Even>(request).await.unwrap_err();
@@ -53,7 +53,7 @@ async fn generate_as_at_the_limit_is_an_error_with_the_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn generate_as_of_an_answer_that_was_cut_or_uses_tools_does_not_ask_again() {
+async fn generate_as_does_not_retry_an_answer_that_was_cut_or_uses_tools() {
     let cut = Step::new().then_text([r#"{"number": "#]).stop_with(StopReason::Length);
     for (step, words) in [(cut, "length"), (Step::tool_use("a", "look", json!({})), "tools")] {
         let provider = ScriptedProvider::new([step]);
@@ -63,7 +63,7 @@ async fn generate_as_of_an_answer_that_was_cut_or_uses_tools_does_not_ask_again(
 }
 
 #[tokio::test(start_paused = true)]
-async fn generate_as_takes_the_requests_own_schema() {
+async fn generate_as_uses_the_schema_of_the_request() {
     let schema = Schema::new(json!({ "enum": ["yes", "no"] })).unwrap();
     let options = Options::default().with_output(OutputSchema::new("choice", schema));
     let provider = ScriptedProvider::new([Step::text("\"maybe\""), Step::output(&json!("yes"))]);

@@ -1,4 +1,4 @@
-//! Output schemas that services have no word for: what is asked for can be answered, whichever way it is said.
+//! Output schemas that a service can't express: in whichever form they are sent, the original values remain valid.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,7 +33,7 @@ fn formats() -> [Box<dyn Dialect>; 3] {
     ]
 }
 
-/// The schema that an answer is held to: in the service's own words, or as a tool's.
+/// Returns the schema that is sent, either as the service's output schema (`true`) or as that of a tool (`false`).
 fn held_to(Encoded { body, .. }: &Encoded) -> (&Value, bool) {
     let body = |place: &str| {
         let (first, rest) = place.split_once('/')?;
@@ -44,9 +44,9 @@ fn held_to(Encoded { body, .. }: &Encoded) -> (&Value, bool) {
     own.iter().find_map(|place| body(place)).map(|schema| (schema, true)).or_else(tool).unwrap()
 }
 
-/// Whether the answer can be given under this schema, which is an object in any case.
+/// Returns whether the value can be given under this schema. The root of the schema must be an object.
 fn takes(schema: &Value, value: &Value) -> bool {
-    assert_eq!(schema["type"], "object", "services take no other root: {schema}");
+    assert_eq!(schema["type"], "object", "services accept no other root: {schema}");
     let schema = Schema::new(schema.clone()).unwrap();
     [value.clone(), json!({"value": value})].iter().any(|value| schema.validate(value).is_ok())
 }
@@ -92,7 +92,7 @@ struct Loose {
     more: Map<String, Value>,
 }
 
-/// Schemas, and a value that fits each with nothing left out.
+/// Schemas, each with a value that uses all of its properties.
 fn awkward() -> Vec<(Value, Value)> {
     let part =
         |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
@@ -124,7 +124,7 @@ fn awkward() -> Vec<(Value, Value)> {
 }
 
 #[test]
-fn schema_that_a_service_has_no_word_for_can_be_answered() {
+fn schema_that_a_service_can_not_express_accepts_the_original_values() {
     for (schema, value) in awkward() {
         let request = asking(schema.clone());
         request.options.output.as_ref().unwrap().schema.validate(&value).unwrap();
@@ -136,9 +136,9 @@ fn schema_that_a_service_has_no_word_for_can_be_answered() {
     }
 }
 
-/// Source: `structured-outputs` in Anthropic's documentation, on what is not supported.
+/// Source: the limits in the page on structured outputs of Anthropic's documentation.
 #[test]
-fn schema_beyond_structured_outputs_becomes_a_tools() {
+fn schema_beyond_structured_outputs_becomes_that_of_a_tool() {
     for (schema, _) in awkward() {
         let request = asking(schema.clone());
         let encoded = AnthropicMessages::default().encode(&request).unwrap();
@@ -148,22 +148,25 @@ fn schema_beyond_structured_outputs_becomes_a_tools() {
         "default": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/p"}]}}, "$defs": {"p": {"type": "string"}}});
     assert!(
         held_to(&AnthropicMessages::default().encode(&asking(plain)).unwrap()).1,
-        "used twice is not recursive"
+        "a definition used twice is not recursive"
     );
 }
 
 #[test]
-fn array_beyond_strict_mode_is_asked_for_within_an_object() {
+fn array_beyond_strict_mode_is_wrapped_in_an_object() {
     let request = asking(of::<Vec<HashMap<String, u32>>>());
     let encoded = ChatCompletions::openai().encode(&request).unwrap();
     let format = &encoded.body["response_format"]["json_schema"];
     assert_eq!((&format["strict"], &format["schema"]["required"]), (&json!(false), &json!(["value"])));
     let chat = ChatCompletions::default().with_output(OutputSupport::Schema);
     let bare = chat.encode(&request).unwrap();
-    assert_eq!(bare.body["response_format"]["json_schema"]["schema"]["type"], "array", "as it is");
+    assert_eq!(
+        bare.body["response_format"]["json_schema"]["schema"]["type"], "array",
+        "the array is sent without an object around it"
+    );
 }
 
-/// An object of which some properties are its own and some those of an alternative.
+/// Objects with properties that belong to the object itself and properties that belong to an alternative.
 fn flattened() -> impl Strategy<Value = (Value, Value)> {
     let names = |letters: &'static str| prop::collection::btree_set(letters, 0..3);
     let alternatives = prop::collection::vec(names("[d-g]"), 1..4);
@@ -196,7 +199,7 @@ fn flattened() -> impl Strategy<Value = (Value, Value)> {
 
 proptest! {
     #[test]
-    fn parts_beside_properties_can_be_answered((schema, value) in flattened()) {
+    fn schema_with_alternatives_next_to_properties_accepts_the_original_values((schema, value) in flattened()) {
         let request = asking(schema.clone());
         prop_assert!(request.options.output.as_ref().unwrap().schema.validate(&value).is_ok());
         for format in formats() {

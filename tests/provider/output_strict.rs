@@ -1,4 +1,4 @@
-//! Strict output schemas: what is asked for in the service's terms comes back as what was asked for.
+//! Strict output schemas: the schema is translated for the service, and its answer is translated back.
 
 use omni_agent::{
     provider::{
@@ -11,7 +11,7 @@ use omni_agent::{
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Schemas that strict mode can say, of objects and of other values.
+/// Schemas of objects and other values that strict mode can express.
 fn any_schema() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(json!({"type": "string", "minLength": 1})),
@@ -47,7 +47,7 @@ fn takes_null(schema: &Value) -> bool {
     schema["type"] == json!(["boolean", "null"]) || parts.is_some_and(|parts| parts.iter().any(takes_null))
 }
 
-/// A value of the schema, and how it is said strictly: nothing is left out.
+/// Returns a value of the schema, and its strict form, in which no property is missing.
 fn value(schema: &Value, bits: &mut dyn Iterator<Item = bool>) -> (Value, Value) {
     let both = |value: Value| (value.clone(), value);
     if let Some(parts) = schema.get("anyOf") {
@@ -89,7 +89,7 @@ fn value(schema: &Value, bits: &mut dyn Iterator<Item = bool>) -> (Value, Value)
     }
 }
 
-/// The answer with this text, as the format's decoder tells it.
+/// Returns a step with this text, decoded by the format.
 fn answered(request: &Request, said: &Value) -> Step {
     let chunk =
         json!({"choices": [{"index": 0, "delta": {"content": said.to_string()}, "finish_reason": "stop"}]});
@@ -99,7 +99,7 @@ fn answered(request: &Request, said: &Value) -> Step {
     deltas.into_iter().fold(Step::new(), Step::delta)
 }
 
-/// Everything that strict mode demands of a schema holds, all the way down.
+/// Asserts the requirements of strict mode at every level of a schema.
 fn assert_strict(schema: &Value) {
     match schema {
         Value::Object(map) => {
@@ -119,7 +119,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
-    fn value_of_a_schema_is_one_of_the_strict_schema_and_comes_back(
+    fn strict_form_of_any_value_is_valid_and_is_translated_back(
         schema in any_schema(), bits in prop::collection::vec(any::<bool>(), 0..24),
     ) {
         let (plain, mut said) = value(&schema, &mut bits.into_iter());

@@ -1,4 +1,4 @@
-//! The output tool: how formats without a word for an output schema ask for one, and read the answer.
+//! The output tool: formats without output schemas offer a tool with the schema, and read the answer from its use.
 
 use omni_agent::{
     message::{History, Message, Timestamp, ToolUse},
@@ -61,7 +61,7 @@ fn by_tool() -> ChatCompletions {
 }
 
 #[test]
-fn encode_messages_of_a_model_without_structured_outputs_demands_the_tool() {
+fn encode_messages_for_a_model_without_structured_outputs_forces_the_tool() {
     let request = asking("claude-3-5-haiku-latest", city(), Options::default());
     let tool = json!({"name": "city", "description": DESCRIPTION, "input_schema": city()});
     assert_eq!(
@@ -83,7 +83,7 @@ fn encode_messages_of_a_model_without_structured_outputs_demands_the_tool() {
 }
 
 #[test]
-fn encode_messages_of_a_model_that_thinks_says_it_in_the_system_prompt() {
+fn encode_messages_for_a_model_that_thinks_asks_in_the_system_prompt() {
     let options = Options::default().with_thinking(Effort::Low);
     let body = encode(&AnthropicMessages::default(), &asking("claude-3-7-sonnet-latest", city(), options));
     assert_eq!((body.get("tool_choice"), &body["system"]), (None, &json!(SYSTEM)));
@@ -91,7 +91,7 @@ fn encode_messages_of_a_model_that_thinks_says_it_in_the_system_prompt() {
 }
 
 #[test]
-fn encode_beside_other_tools_demands_any_of_them() {
+fn encode_with_other_tools_forces_any_tool() {
     let options = Options::default();
     let request = asking("claude-3-5-haiku-latest", city(), options).with_tools(look()).with_system("Hi.");
     let body = encode(&AnthropicMessages::default(), &request);
@@ -112,7 +112,7 @@ fn encode_beside_other_tools_demands_any_of_them() {
 }
 
 #[test]
-fn encode_where_none_can_be_forced_and_no_other_tool_may_be_used_offers_the_tool_alone() {
+fn encode_offers_only_the_output_tool_if_none_can_be_forced_and_others_are_forbidden() {
     let options = || Options::default().with_thinking(Effort::Low).with_tool_choice(ToolChoice::None);
     let request = asking("claude-3-7-sonnet-latest", city(), options()).with_tools(look());
     let chat = by_tool().with_tool_choices(ToolChoices::Unforced);
@@ -128,17 +128,17 @@ fn encode_where_none_can_be_forced_and_no_other_tool_may_be_used_offers_the_tool
 }
 
 #[test]
-fn encode_tool_gets_a_name_that_is_free() {
+fn encode_tool_name_avoids_declared_names() {
     let taken = SchemaTool::new("city", "Theirs.", Schema::new(json!({"type": "object"})).unwrap());
     let request = asking("m", city(), Options::default()).with_tools(ToolSet::new().with(taken).unwrap());
     let body = encode(&by_tool(), &request);
     assert_eq!(body["tools"][1]["function"]["name"], "city_2");
     let folded = answer(&by_tool(), &request, &chat_answer("city", &["{}"]));
-    assert_eq!(folded.message.tool_uses().count(), 1, "the use of the application's tool stays one");
+    assert_eq!(folded.message.tool_uses().count(), 1, "a use of the application's tool is not the output");
 }
 
 #[test]
-fn encode_of_a_value_that_is_no_object_asks_for_it_within_one() {
+fn encode_schema_of_a_value_that_is_not_an_object_is_wrapped_in_one() {
     let schema = json!({"type": "array", "items": {"$ref": "#/$defs/city"}, "$defs": {"city": city()}});
     let request = asking("m", schema, Options::default());
     let wrapped = json!({
@@ -154,7 +154,7 @@ fn encode_of_a_value_that_is_no_object_asks_for_it_within_one() {
     assert_eq!(encode(&responses, &request)["tool_choice"], json!({"type": "function", "name": "city"}));
 }
 
-/// The text in two pieces, cut at every place.
+/// Returns the text in two pieces, for each place to cut it.
 fn splits(text: &str) -> impl Iterator<Item = [&str; 2]> {
     text.char_indices().map(|(at, _)| text.split_at(at).into())
 }
@@ -212,7 +212,7 @@ fn assert_plain(folded: &Folded, text: &str) {
 }
 
 #[test]
-fn decode_use_of_the_tool_cut_anywhere_is_a_text_of_its_json() {
+fn decode_use_of_the_tool_cut_anywhere_becomes_text() {
     let haiku = asking("claude-3-haiku", city(), Options::default());
     let request = asking("m", city(), Options::default());
     let responses = OpenAiResponses::default().with_output(OutputSupport::Tool);
@@ -225,7 +225,7 @@ fn decode_use_of_the_tool_cut_anywhere_is_a_text_of_its_json() {
 }
 
 #[test]
-fn decode_of_a_model_that_the_catalogue_knows_to_hold_no_schema_reads_the_tool() {
+fn decode_for_a_model_without_structured_output_in_the_catalogue_reads_the_tool() {
     let mut request = asking("m", city(), Options::default());
     let mut info = ModelInfo::new("m");
     info.structured_output = Some(false);
@@ -241,7 +241,7 @@ fn decode_of_a_model_that_the_catalogue_knows_to_hold_no_schema_reads_the_tool()
 }
 
 #[test]
-fn decode_whole_call_of_the_tool_is_a_text() {
+fn decode_whole_call_of_the_tool_becomes_text() {
     let args: Value = serde_json::from_str(ANSWER).unwrap();
     let request = asking("gemini-2.5-flash", city(), Options::default()).with_tools(look());
     let part = json!({"functionCall": {"name": "city", "args": args}, "thoughtSignature": "c2ln"});
@@ -249,7 +249,11 @@ fn decode_whole_call_of_the_tool_is_a_text() {
     let events = [json!({"candidates": [{"content": content, "finishReason": "STOP", "index": 0}]})];
     let folded = answer(&GoogleGemini, &request, &events);
     assert_plain(&folded, &args.to_string());
-    assert_eq!(folded.message.content, Message::assistant(args.to_string()).content, "and has no signature");
+    assert_eq!(
+        folded.message.content,
+        Message::assistant(args.to_string()).content,
+        "the text has no signature"
+    );
 
     let request = asking("m", city(), Options::default()).with_tools(look());
     let message = json!({"role": "assistant", "content": "",
@@ -259,7 +263,7 @@ fn decode_whole_call_of_the_tool_is_a_text() {
 }
 
 #[test]
-fn decode_value_that_is_no_object_cut_anywhere_is_taken_out_of_its_object() {
+fn decode_wrapped_value_cut_anywhere_is_unwrapped() {
     let schema = json!({"type": ["array", "string"], "items": {"type": "integer"}});
     let request = asking("m", schema, Options::default());
     for (text, value) in [
@@ -276,7 +280,7 @@ fn decode_value_that_is_no_object_cut_anywhere_is_taken_out_of_its_object() {
             let [first, second] = chunks;
             let folded = answer(&ChatCompletions::default(), &request, &[first, second, end]);
             assert_eq!(folded.message.text(), value);
-            assert!(!folded.output_enforced, "a service that is only compatible may ignore the schema");
+            assert!(!folded.output_enforced, "a compatible service may ignore the schema");
             let chunk =
                 json!({"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": "stop"}]});
             let folded = answer(&ChatCompletions::openai(), &request, &[chunk]);
@@ -286,7 +290,7 @@ fn decode_value_that_is_no_object_cut_anywhere_is_taken_out_of_its_object() {
 }
 
 #[test]
-fn decode_beside_the_use_of_another_tool_lets_that_one_be_run() {
+fn decode_with_a_use_of_another_tool_keeps_that_use() {
     let request = asking("claude-3-haiku", city(), Options::default()).with_tools(look());
     let (output, other) = (messages_block(0, "city", &[ANSWER]), messages_block(1, "look", &["{}"]));
     let folded =
@@ -300,7 +304,7 @@ fn decode_beside_the_use_of_another_tool_lets_that_one_be_run() {
 }
 
 #[test]
-fn decode_input_that_never_came_is_empty_unless_it_was_cut() {
+fn decode_missing_input_is_an_empty_object_unless_it_was_cut() {
     let request = asking("claude-3-haiku", city(), Options::default());
     let events = |reason| messages_answer(vec![messages_block(0, "city", &[])], reason);
     assert_plain(&answer(&AnthropicMessages::default(), &request, &events("tool_use")), "{}");
@@ -309,7 +313,7 @@ fn decode_input_that_never_came_is_empty_unless_it_was_cut() {
 }
 
 #[test]
-fn answer_by_tool_goes_on_as_a_plain_text_in_every_format() {
+fn answer_by_tool_is_sent_back_as_plain_text_in_every_format() {
     let request = asking("claude-3-haiku", city(), Options::default());
     let events = messages_answer(vec![messages_block(0, "city", &[ANSWER])], "tool_use");
     let answered = answer(&AnthropicMessages::default(), &request, &events).message;

@@ -1,7 +1,7 @@
-//! A wire format as small as can be, for tests of everything around wire formats.
+//! A minimal wire format, for tests of everything around wire formats.
 //!
-//! Events are JSON objects: `{"text": …}` extends the answer's one text block, `{"stop": true}` ends it,
-//! `{"error": …}` fails. What else there is passes.
+//! Events are JSON objects: `{"text": …}` extends the only text block of the answer, `{"stop": true}` ends the
+//! answer, and `{"error": …}` fails. Other members are ignored.
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
@@ -72,7 +72,7 @@ impl Decoder for PlainDecoder {
             deltas.push(Delta::stop(StopReason::Stop));
         }
         match value["error"].as_str() {
-            // Cut as an error's body is, wherever that falls.
+            // `with_body` cuts the text at the limit for bodies.
             Some(error) => Err(ProviderError::new(ErrorKind::Service, error.to_owned())
                 .with_body(error)
                 .with_source(std::io::Error::other(error.to_owned()))),
@@ -103,7 +103,7 @@ pub(crate) fn request() -> Request {
     request
 }
 
-/// The answer's text and stop reasons, and how it ended.
+/// The text of an answer, its number of stop reasons, and its error.
 #[derive(Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) text: String,
@@ -112,12 +112,12 @@ pub(crate) struct Answer {
 }
 
 impl Answer {
-    /// The error, which there must be.
+    /// Returns the error of an answer that failed.
     pub(crate) fn error(self) -> ProviderError {
-        self.error.expect("an error")
+        self.error.expect("the answer has an error")
     }
 
-    /// The text of an answer that ended well.
+    /// Returns the text of an answer that succeeded.
     pub(crate) fn text(self) -> String {
         assert_eq!(self.error, None);
         assert_eq!(self.stops, 1);
@@ -136,11 +136,11 @@ pub(crate) async fn ask_for(endpoint: &Endpoint, request: Request) -> Answer {
     }
 }
 
-/// Reads an answer to its end. Nothing follows an error.
+/// Reads an answer to its end, and asserts that nothing follows an error.
 pub(crate) async fn read(mut stream: DeltaStream) -> Answer {
     let mut answer = Answer::default();
     while let Some(item) = stream.next().await {
-        assert_eq!(answer.error, None, "something follows an error");
+        assert_eq!(answer.error, None, "an item follows an error");
         match item {
             Ok(Delta::Extend { part: Part::Text(text), .. }) => answer.text += &text,
             Ok(Delta::Message(data)) => answer.stops += usize::from(data.stop_reason.is_some()),

@@ -1,4 +1,4 @@
-//! Requests that ask for decisions: what that means for retries and timeouts.
+//! Requests that ask for decisions, and how this affects retries and timeouts.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ fn question() -> ToolUse {
     ToolUse::new("q1", "shell", json!({"command": "ls"}))
 }
 
-/// Streams under the default policy, with somebody to ask.
+/// Starts a stream under the default policy, with a channel for decisions.
 fn ask(
     script: [Step; 2],
     options: Options,
@@ -33,7 +33,7 @@ fn ask(
 }
 
 #[tokio::test(start_paused = true)]
-async fn failure_after_a_question_is_not_repeated() {
+async fn failure_after_a_question_is_not_retried() {
     let overloaded = || ProviderError::new(ErrorKind::Overloaded, "later");
     let first = Step::new().decide(question()).fail(overloaded());
     let (provider, mut stream, mut questions) = ask([first, Step::text("again")], Options::default());
@@ -48,7 +48,7 @@ async fn failure_after_a_question_is_not_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn total_timeout_stands_still_while_somebody_decides() {
+async fn total_timeout_is_paused_during_a_decision() {
     let script = [Step::new().decide(question()).then_text(["done"]).stop(), Step::new()];
     let options = Options::default().with_timeout(Duration::from_secs(10));
     let (provider, mut stream, mut questions) = ask(script, options);
@@ -64,7 +64,7 @@ async fn total_timeout_stands_still_while_somebody_decides() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn total_timeout_runs_again_after_the_decision() {
+async fn total_timeout_continues_after_the_decision() {
     let script = [Step::new().decide(question()).hang(), Step::new()];
     let options = Options::default().with_timeout(Duration::from_secs(10));
     let (_, mut stream, mut questions) = ask(script, options);

@@ -1,4 +1,4 @@
-//! Conversations that are refused before anything is sent.
+//! Conversations that are rejected before anything is sent.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -12,7 +12,7 @@ use crate::{
     wires::Wire,
 };
 
-/// The error for a request that reaches no server.
+/// Returns the error of a request that is rejected before it is sent.
 async fn refused(wire: Wire, request: Request) -> ProviderError {
     let server = Server::start([]).await;
     let endpoint = wire.endpoint(&server.url()).with_key("key");

@@ -1,4 +1,4 @@
-//! Names and the models behind them.
+//! Names of models, and the models that a registry returns for them.
 
 use std::sync::{
     Arc,
@@ -32,7 +32,7 @@ fn registry() -> Registry {
 }
 
 #[test]
-fn model_of_a_known_provider_has_everything_after_the_first_colon() {
+fn model_of_a_known_provider_has_the_id_after_the_first_colon() {
     let registry = registry();
     for id in ["m", "a:b", "vendor/model:free", "a:", "µ model"] {
         let name = format!("alpha:{id}");
@@ -44,7 +44,7 @@ fn model_of_a_known_provider_has_everything_after_the_first_colon() {
 }
 
 #[test]
-fn model_of_an_unknown_provider_names_those_there_are() {
+fn model_of_an_unknown_provider_is_an_error_that_lists_the_known_ones() {
     let error = registry().model("beta:m").unwrap_err();
     let known = vec!["alpha".to_owned(), "zeta".to_owned()];
     assert_eq!(error, RegistryError::UnknownProvider { provider: "beta".into(), known });
@@ -57,7 +57,7 @@ fn model_of_an_unknown_provider_names_those_there_are() {
 }
 
 #[test]
-fn model_of_a_name_out_of_form_says_the_form() {
+fn model_with_an_invalid_name_is_an_error_that_shows_the_form() {
     let bad =
         ["", ":", "alpha", "alpha:", ":m", "alpha: ", "alpha: m", "alpha:m ", " alpha:m", "alpha :m", " :m"];
     for name in bad {
@@ -73,7 +73,7 @@ fn model_of_a_name_out_of_form_says_the_form() {
 }
 
 #[test]
-fn register_of_a_taken_name_replaces() {
+fn register_of_an_existing_name_replaces_the_provider() {
     let mut registry = registry();
     let newer: Arc<dyn Provider> = Arc::new(Named("alpha"));
     registry.register(Arc::clone(&newer));
@@ -84,7 +84,7 @@ fn register_of_a_taken_name_replaces() {
 }
 
 #[test]
-fn clone_of_a_registry_goes_its_own_way() {
+fn clone_of_a_registry_is_independent() {
     let registry = registry();
     let more = registry.clone().with(Named("beta"));
     assert_eq!((registry.providers().count(), more.providers().count()), (2, 3));
@@ -100,7 +100,7 @@ fn models_are_equal_by_name_and_provider_instance() {
     assert_ne!(model, Model::new(Arc::new(Named("alpha")), "m"));
 }
 
-/// The keys that requests came with.
+/// Records the keys of requests.
 struct Asked(ScriptedProvider);
 
 impl Asked {
@@ -116,7 +116,7 @@ impl Asked {
 }
 
 #[tokio::test]
-async fn key_of_the_registry_goes_with_requests_that_bring_none() {
+async fn key_of_the_registry_is_used_for_requests_without_a_key() {
     let (asked, model) = Asked::registry(|registry| registry.with_key("test", "of-registry"));
     model.generate(Request::prompt("Hi")).await.unwrap();
     assert_eq!(asked.key(), Some("of-registry".into()));
@@ -129,7 +129,7 @@ async fn key_of_the_registry_goes_with_requests_that_bring_none() {
 }
 
 #[tokio::test]
-async fn key_of_another_provider_or_an_empty_one_does_not_go() {
+async fn key_of_another_provider_or_an_empty_key_is_not_used() {
     for (provider, key) in [("other", "k"), ("test", "")] {
         let (asked, model) = Asked::registry(|registry| registry.with_key(provider, key));
         model.generate(Request::prompt("Hi")).await.unwrap();
@@ -138,7 +138,7 @@ async fn key_of_another_provider_or_an_empty_one_does_not_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn key_function_is_asked_at_each_attempt() {
+async fn key_function_is_called_at_each_attempt() {
     let count = AtomicUsize::new(0);
     let next = move || match count.fetch_add(1, Ordering::Relaxed) {
         2 => None,
@@ -150,11 +150,11 @@ async fn key_function_is_asked_at_each_attempt() {
     let keys: Vec<_> = asked.0.requests().iter().map(|request| request.options.api_key.clone()).collect();
     assert_eq!(keys, [Some("key-0".into()), Some("key-1".into())]);
     model.generate(Request::prompt("Hi")).await.unwrap();
-    assert_eq!(asked.key(), None, "the function had none");
+    assert_eq!(asked.key(), None, "the function returned no key");
 }
 
 #[tokio::test]
-async fn key_of_the_registry_is_shown_nowhere() {
+async fn key_of_the_registry_is_never_shown() {
     let secret = "sk-very-secret-0123";
     let registry =
         Registry::empty().with_key("alpha", secret).with_key_from("zeta", move || Some(secret.into()));
@@ -172,7 +172,7 @@ async fn key_of_the_registry_is_shown_nowhere() {
 }
 
 #[test]
-fn models_are_those_that_the_catalogue_knows_of_registered_providers() {
+fn models_are_those_in_the_catalogue_of_registered_providers() {
     let mut catalogue = Catalogue::empty();
     for (provider, id) in [("zeta", "b"), ("zeta", "a"), ("alpha", "x"), ("nobody", "n")] {
         catalogue.insert(provider, ModelInfo::new(id).with_output_limit(7));
@@ -186,5 +186,5 @@ fn models_are_those_that_the_catalogue_knows_of_registered_providers() {
     assert!(unknown.info().is_none());
     let told = unknown.with_info(ModelInfo::new("new").with_tools(false));
     assert_eq!(told.info().unwrap().tools, Some(false));
-    assert_eq!(told, unknown, "the same model, of which more is known");
+    assert_eq!(told, unknown, "more information does not make it another model");
 }

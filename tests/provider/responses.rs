@@ -1,4 +1,4 @@
-//! The Responses format: what its tests share, and a conversation through both directions.
+//! The Responses format: helpers for its tests, and the round trip of a conversation.
 
 #![allow(clippy::unwrap_used, clippy::needless_pass_by_value, reason = "helpers of tests")]
 
@@ -11,7 +11,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-/// The deltas of an answer with these events, named as their `type` says, whose body then ends.
+/// Returns the deltas of an answer with these events, named after their `type`. The body then ends.
 pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -32,7 +32,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
     fold.finish(Timestamp(1)).unwrap()
 }
 
-/// The answer made of these events.
+/// Decodes and folds an answer of these events.
 pub(crate) fn answer(events: &[Value]) -> Folded {
     fold(decode(events).unwrap())
 }
@@ -50,7 +50,7 @@ pub(crate) fn done(index: u64, item: Value) -> Value {
     json!({"type": "response.output_item.done", "output_index": index, "item": item})
 }
 
-/// More of the item with this id, at this index.
+/// Returns a delta event for the item with this id at this index.
 pub(crate) fn delta(kind: &str, index: u64, id: &str, delta: &str) -> Value {
     json!({"type": format!("response.{kind}.delta"), "output_index": index, "item_id": id, "content_index": 0,
         "delta": delta, "obfuscation": "x"})
@@ -79,7 +79,7 @@ pub(crate) fn reasoning(id: &str, summary: &[&str], encrypted: &str) -> Value {
     json!({"id": id, "type": "reasoning", "summary": summary, "encrypted_content": encrypted})
 }
 
-/// The tool uses of an answer, as id, name and input.
+/// Returns the tool uses of an answer as (id, name, input).
 pub(crate) fn calls(folded: &Folded) -> Vec<(String, String, Value)> {
     let uses = folded.message.tool_uses();
     uses.map(|call| (call.id.to_string(), call.name.clone(), call.input.clone())).collect()
@@ -94,14 +94,14 @@ pub(crate) fn input(format: &OpenAiResponses, messages: impl IntoIterator<Item =
 }
 
 #[test]
-fn dialect_names_its_path_and_framing() {
+fn dialect_has_its_path_and_framing() {
     let format = OpenAiResponses::default();
     assert_eq!(format.name(), "openai_responses");
     assert_eq!(format.path(&Request::prompt("Hi")), "/responses");
     assert_eq!(format.framing(), Framing::Sse);
 }
 
-/// An answer that reasons, says something and calls two tools.
+/// Returns an answer with reasoning, a text and two tool calls.
 fn asked() -> Folded {
     let first = call("fc_1", "call_a", "weather", "{\"b\":1.50,\"a\":\"Oslo\"}");
     let second = call("fc_2", "call_b", "weather", "{}");
@@ -145,7 +145,7 @@ fn results(folded: &Folded) -> Message {
 }
 
 #[test]
-fn two_turns_with_reasoning_and_parallel_tools_give_back_the_items() {
+fn round_trip_of_two_turns_with_reasoning_and_parallel_tools_keeps_the_items() {
     let asked = asked();
     assert_eq!(asked.stop_reason, StopReason::ToolUse);
     let Content::Thinking(thinking) = &asked.message.content[0] else { panic!("{asked:?}") };
@@ -190,7 +190,7 @@ fn two_turns_with_reasoning_and_parallel_tools_give_back_the_items() {
 }
 
 #[test]
-fn answer_carried_to_other_formats_leaves_what_is_private_behind() {
+fn answer_sent_in_other_formats_omits_private_content() {
     let asked = asked();
     let history = History::from_iter([Message::user("Weather?"), asked.message.clone(), results(&asked)]);
     let request = Request::new(history);
@@ -204,7 +204,7 @@ fn answer_carried_to_other_formats_leaves_what_is_private_behind() {
 }
 
 #[test]
-fn answer_with_server_tools_gives_back_their_items_at_their_places() {
+fn round_trip_of_server_tools_keeps_their_items_in_place() {
     let search = json!({"id": "ws_1", "type": "web_search_call", "status": "completed",
         "action": {"type": "search", "query": "fjord"}});
     let cited =
@@ -232,7 +232,7 @@ fn answer_with_server_tools_gives_back_their_items_at_their_places() {
 }
 
 #[test]
-fn calls_of_found_tools_and_by_programs_go_back_with_what_the_service_asks_for() {
+fn round_trip_of_calls_with_namespace_or_caller_keeps_both() {
     let program =
         json!({"id": "cm_1", "type": "program", "call_id": "call_p", "code": "look()", "fingerprint": "Zm"});
     let caller = json!({"type": "program", "caller_id": "call_p"});
@@ -254,7 +254,7 @@ fn calls_of_found_tools_and_by_programs_go_back_with_what_the_service_asks_for()
         done(1, looked.clone()),
         added(2, began(&found)),
         done(2, found.clone()),
-        // Told at the end alone.
+        // This call appears only in its final event.
         done(3, plain.clone()),
         completed(output.clone()),
     ]);
@@ -277,7 +277,7 @@ fn calls_of_found_tools_and_by_programs_go_back_with_what_the_service_asks_for()
         ]);
         assert_eq!(sent, expected);
 
-        // Another service knows neither.
+        // Another service receives neither.
         let mut foreign = folded.message;
         foreign.provider_data.clear();
         foreign.provider_data.insert("anthropic_messages".to_owned(), json!({}));
@@ -287,7 +287,7 @@ fn calls_of_found_tools_and_by_programs_go_back_with_what_the_service_asks_for()
 }
 
 #[test]
-fn call_with_a_namespace_that_is_cut_off_before_its_end_is_left_out() {
+fn salvage_of_an_incomplete_call_with_a_namespace_drops_it() {
     let mut found = call("fc_1", "call_1", "find", "");
     found["namespace"] = json!("crm");
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
@@ -299,6 +299,6 @@ fn call_with_a_namespace_that_is_cut_off_before_its_end_is_left_out() {
             fold.apply(delta).unwrap();
         }
     }
-    // What may be half there is left out as a whole.
+    // A call that may be incomplete is dropped entirely.
     assert_eq!(fold.salvage(Timestamp(1)), None);
 }

@@ -25,7 +25,7 @@ fn args(id: &str, more: &str) -> Value {
 }
 
 #[test]
-fn decode_text_stream_streams_each_delta_and_folds() {
+fn decode_text_stream_emits_each_delta_and_folds() {
     let deltas = decode(&[
         created(),
         added(0, json!({"id": "msg_1", "type": "message", "content": []})),
@@ -55,9 +55,9 @@ fn decode_text_stream_streams_each_delta_and_folds() {
     assert_eq!(folded.usage, usage);
 }
 
-/// Whatever is left out of the stream, the answer is the same, and nothing in it is doubled.
+/// Whichever events are missing, the answer is the same and contains nothing twice.
 #[test]
-fn decode_any_events_left_out_gives_the_same_answer() {
+fn decode_with_any_events_missing_gives_the_same_answer() {
     let thought = reasoning("rs_1", &["Hm.", "Well."], "ZW5j");
     let summary = |part: u64, text: &str| {
         json!({"type": "response.reasoning_summary_text.delta", "item_id": "rs_1", "output_index": 0,
@@ -86,7 +86,8 @@ fn decode_any_events_left_out_gives_the_same_answer() {
     let whole = answer(&[&events[..], std::slice::from_ref(&end)].concat());
     assert_eq!(whole.message.text(), "Yes, so.");
     assert_eq!(whole.stop_reason, StopReason::ToolUse);
-    // What comes after a gap in the middle of a text can't be told from the gap: there, deltas go as a whole.
+    // Deltas of one text are kept or dropped together: what follows a gap inside a text can't be distinguished from
+    // the gap.
     for left_out in 0_u32..1 << 11 {
         let bit = |at: u32| left_out >> at & 1 == 0;
         let keep = [
@@ -110,7 +111,7 @@ fn decode_any_events_left_out_gives_the_same_answer() {
         let kept: Vec<Value> = kept.chain([end.clone()]).collect();
         let folded = answer(&kept);
         let mut content = folded.message.content;
-        // Reasoning that is told only at the end of the answer stands where it came.
+        // Reasoning that only the last event contains is placed where it arrives.
         content.sort_by_key(|block| match block {
             Content::Thinking(_) => 0,
             Content::Text(_) => 1,
@@ -122,7 +123,7 @@ fn decode_any_events_left_out_gives_the_same_answer() {
 }
 
 #[test]
-fn decode_answer_that_was_not_streamed_is_the_same() {
+fn decode_answer_that_was_not_streamed_gives_the_same_answer() {
     let items = json!([
         reasoning("rs_1", &["Hm."], "ZW5j"),
         message("msg_1", "Yes."),
@@ -137,14 +138,14 @@ fn decode_answer_that_was_not_streamed_is_the_same() {
 }
 
 #[test]
-fn decode_terminal_event_twice_counts_once() {
+fn decode_repeated_terminal_event_counts_once() {
     let end = completed(json!([message("msg_1", "Hi")]));
     let folded = answer(&[created(), end.clone(), end, created(), json!("[DONE]"), json!("odd")]);
     assert_eq!(folded.message.text(), "Hi");
 }
 
 #[test]
-fn decode_stream_without_ids_and_indices_keeps_items_apart() {
+fn decode_stream_without_ids_and_indices_keeps_items_separate() {
     let bare = |kind: &str, delta: &str| json!({"type": format!("response.{kind}.delta"), "delta": delta});
     let done = |item: Value| json!({"type": "response.output_item.done", "item": item});
     let call = |name: &str, call_id: &str| json!({"type": "function_call", "name": name, "call_id": call_id});
@@ -180,7 +181,7 @@ fn decode_stream_without_ids_and_indices_keeps_items_apart() {
 }
 
 #[test]
-fn decode_ids_that_change_with_each_event_go_by_index() {
+fn decode_ids_that_change_with_each_event_uses_the_index() {
     let folded = answer(&[
         created(),
         added(0, json!({"id": "id-1", "type": "message"})),
@@ -197,7 +198,7 @@ fn decode_ids_that_change_with_each_event_go_by_index() {
 }
 
 #[test]
-fn decode_one_index_for_all_items_goes_by_id() {
+fn decode_equal_index_of_all_items_uses_the_id() {
     let folded = answer(&[
         created(),
         added(0, call("fc_1", "a", "f", "")),
@@ -215,7 +216,7 @@ fn decode_one_index_for_all_items_goes_by_id() {
 }
 
 #[test]
-fn decode_arguments_come_in_any_shape() {
+fn decode_arguments_may_arrive_in_any_shape() {
     let item = |arguments: Value| json!({"id": "fc_1", "type": "function_call", "call_id": "a", "name": "f", "arguments": arguments});
     for (what, events) in [
         ("whole at the start", vec![added(0, item(json!("{\"x\":1}"))), completed(json!([]))]),
@@ -228,7 +229,7 @@ fn decode_arguments_come_in_any_shape() {
             vec![added(0, item(json!(""))), done(0, item(json!({"x": 1}))), completed(json!([]))],
         ),
         (
-            "before the call",
+            "before the item of the call",
             vec![
                 args("fc_1", "{\"x\":"),
                 args("fc_1", "1}"),
@@ -237,11 +238,11 @@ fn decode_arguments_come_in_any_shape() {
             ],
         ),
         (
-            "before the end only",
+            "before the last event only",
             vec![args("fc_1", "{\"x\":1}"), completed(json!([item(json!("{\"x\":1}"))]))],
         ),
         (
-            "in their own end",
+            "in the event that ends the arguments",
             vec![
                 added(0, item(json!(""))),
                 json!({"type": "response.function_call_arguments.done", "item_id": "fc_1", "arguments": "{\"x\":1}"}),
@@ -259,7 +260,7 @@ fn decode_arguments_come_in_any_shape() {
 }
 
 #[test]
-fn decode_call_without_an_id_or_name() {
+fn decode_call_without_an_id_uses_the_item_id_and_without_a_name_fails() {
     let only = json!({"id": "fc_1", "type": "function_call", "name": "f", "arguments": "{}"});
     assert_eq!(calls(&answer(&[completed(json!([only]))]))[0].0, "fc_1");
     let error = decode(&[args("fc_1", "{}"), completed(json!([]))]).unwrap_err();
@@ -268,7 +269,7 @@ fn decode_call_without_an_id_or_name() {
 }
 
 #[test]
-fn decode_refusal_is_a_stop_reason() {
+fn decode_refusal_becomes_text_and_a_stop_reason() {
     let item =
         json!({"id": "msg_1", "type": "message", "content": [{"type": "refusal", "refusal": "I can't."}]});
     for events in [
@@ -290,7 +291,7 @@ fn decode_refusal_is_a_stop_reason() {
 }
 
 #[test]
-fn decode_incomplete_answers_say_why() {
+fn decode_incomplete_answers_map_their_reason() {
     for (reason, expected) in [
         (json!({"reason": "max_output_tokens"}), StopReason::Length),
         (json!({"reason": "content_filter"}), StopReason::Refusal),
@@ -306,7 +307,7 @@ fn decode_incomplete_answers_say_why() {
 }
 
 #[test]
-fn decode_reasoning_keeps_what_must_go_back() {
+fn decode_reasoning_keeps_what_must_be_sent_back() {
     let kept = |item: Value| {
         let folded = answer(&[done(0, item), completed(json!([]))]);
         let (text, signature) = thinking(&folded);
@@ -321,7 +322,7 @@ fn decode_reasoning_keeps_what_must_go_back() {
             json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"})
         )
     );
-    // The text of an only part is not kept twice.
+    // If there is only one part, its text is stored once, in the block.
     assert_eq!(kept(reasoning("rs_1", &["Hm."], "ZW5j")).1["summary"], json!([{"type": "summary_text"}]));
     assert_eq!(
         kept(json!({"id": "rs_1", "type": "reasoning", "summary": [], "encrypted_content": "",
@@ -342,7 +343,7 @@ fn decode_reasoning_keeps_what_must_go_back() {
 }
 
 #[test]
-fn decode_payload_told_only_at_the_end_is_kept() {
+fn decode_encrypted_reasoning_only_in_the_last_event_is_kept() {
     let folded = answer(&[
         done(0, reasoning("rs_1", &["Hm."], "")),
         delta("output_text", 1, "msg_1", "Yes."),
@@ -353,7 +354,7 @@ fn decode_payload_told_only_at_the_end_is_kept() {
 }
 
 #[test]
-fn decode_cut_stream_salvages_whole_reasoning_and_items_only() {
+fn decode_interrupted_stream_salvages_only_complete_reasoning_and_items() {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     let search = json!({"id": "ws_1", "type": "web_search_call", "status": "completed"});
@@ -377,7 +378,7 @@ fn decode_cut_stream_salvages_whole_reasoning_and_items_only() {
 }
 
 #[test]
-fn decode_members_of_unexpected_types_are_nothing() {
+fn decode_members_of_unexpected_types_are_ignored() {
     let folded = answer(&[
         json!({"type": "response.created", "response": null}),
         json!({"type": "response.in_progress", "response": {"id": 7, "model": []}}),
@@ -392,7 +393,7 @@ fn decode_members_of_unexpected_types_are_nothing() {
 }
 
 #[test]
-fn decode_usage_that_contradicts_itself_stays_in_bounds() {
+fn decode_contradictory_usage_stays_in_bounds() {
     let end = json!({"type": "response.completed", "response": {"usage": {"input_tokens": 5, "cost": 0.25,
         "input_tokens_details": {"cached_tokens": 9, "cache_write_tokens": 3},
         "output_tokens": 1, "output_tokens_details": {"reasoning_tokens": 4}}}});
@@ -401,7 +402,7 @@ fn decode_usage_that_contradicts_itself_stays_in_bounds() {
 }
 
 #[test]
-fn decode_events_after_an_items_end_change_nothing() {
+fn decode_events_after_the_end_of_an_item_change_nothing() {
     let folded = answer(&[
         done(0, message("msg_1", "Hello")),
         delta("output_text", 0, "msg_1", "Hello"),
@@ -417,7 +418,7 @@ fn decode_events_after_an_items_end_change_nothing() {
 }
 
 #[test]
-fn decode_calls_that_share_an_id_are_kept_apart() {
+fn decode_calls_with_the_same_id_stay_separate() {
     let folded = answer(&[
         added(0, call("fc_1", "a", "f", "")),
         args("fc_1", "{\"x\":1}"),
@@ -431,7 +432,7 @@ fn decode_calls_that_share_an_id_are_kept_apart() {
 }
 
 #[test]
-fn decode_calls_whose_items_share_an_id_are_kept_apart() {
+fn decode_calls_whose_items_have_the_same_id_stay_separate() {
     let (a, b) = (call("x", "a", "f", "{\"x\":1}"), call("x", "b", "g", "{\"y\":2}"));
     let folded = answer(&[
         added(0, call("x", "a", "f", "")),
@@ -445,7 +446,7 @@ fn decode_calls_whose_items_share_an_id_are_kept_apart() {
 }
 
 #[test]
-fn decode_arguments_of_megabytes_stay_whole() {
+fn decode_arguments_of_megabytes_are_complete() {
     let text = "x".repeat(4 * 1024 * 1024);
     let arguments = json!({"text": text}).to_string();
     let mut events = vec![added(0, call("fc_1", "a", "f", ""))];
@@ -457,7 +458,7 @@ fn decode_arguments_of_megabytes_stay_whole() {
 }
 
 #[test]
-fn decode_content_told_only_at_the_end_is_told() {
+fn decode_content_only_in_the_last_event_is_emitted() {
     let folded = answer(&[
         added(0, json!({"id": "msg_1", "type": "message"})),
         done(0, json!({"id": "msg_1", "type": "message"})),
@@ -470,7 +471,7 @@ fn decode_content_told_only_at_the_end_is_told() {
     assert_eq!(calls(&folded), [("a".to_owned(), "f".to_owned(), json!({"x": 1}))]);
 }
 
-/// Feeds the same event made anew until the decoder has enough of it.
+/// Feeds events to a decoder until it fails, and returns the error.
 fn flood(event: impl Fn(u64) -> Value, most: u64) -> omni_agent::provider::ProviderError {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
@@ -480,11 +481,11 @@ fn flood(event: impl Fn(u64) -> Value, most: u64) -> omni_agent::provider::Provi
             return error;
         }
     }
-    panic!("{most} events were taken");
+    panic!("{most} events were accepted");
 }
 
 #[test]
-fn decode_items_parts_and_held_arguments_without_end_are_an_error() {
+fn decode_endless_items_parts_and_early_arguments_are_an_error() {
     let big = "x".repeat(1024 * 1024);
     let many: Vec<Value> = (0..5000).map(|_| json!({"type": "output_text", "text": "x"})).collect();
     for error in [
@@ -509,9 +510,9 @@ fn decode_items_parts_and_held_arguments_without_end_are_an_error() {
     }
 }
 
-/// What is repeated is appended only where it continues what was received.
+/// A final text is used only if it continues the received deltas.
 #[test]
-fn decode_whole_that_differs_from_its_deltas_keeps_the_deltas() {
+fn decode_final_text_that_differs_from_its_deltas_keeps_the_deltas() {
     let begun = || {
         added(0, json!({"id": "fc_1", "type": "function_call", "call_id": "a", "name": "f", "arguments": ""}))
     };
@@ -570,7 +571,7 @@ fn decode_whole_that_differs_from_its_deltas_keeps_the_deltas() {
 }
 
 #[test]
-fn decode_parts_counted_in_another_way_are_not_mixed() {
+fn decode_parts_with_other_indices_in_the_last_event_are_not_mixed() {
     let parts = json!({"id": "m", "type": "message", "content": [
         {"type": "output_text", "text": "Hello "}, {"type": "output_text", "text": "world"}]});
     let folded = answer(&[delta("output_text", 0, "m", "Hello wor"), completed(json!([parts]))]);
@@ -584,7 +585,7 @@ fn decode_parts_counted_in_another_way_are_not_mixed() {
 #[test]
 fn decode_reasoning_that_differs_from_its_deltas_keeps_both() {
     let summary = |text: &str| json!({"type": "response.reasoning_summary_text.delta", "item_id": "rs_1", "output_index": 0, "delta": text});
-    // No index tells the parts apart, so that nothing stands between them in the block.
+    // Without an index, the parts can't be distinguished, so the block has no separator between them.
     let whole = reasoning("rs_1", &["Hm, hm.", "Well."], "ZW5j");
     let folded = answer(&[summary("Hm, hm."), summary("We"), completed(json!([whole]))]);
     let (text, kept) = thinking(&folded);
@@ -592,11 +593,11 @@ fn decode_reasoning_that_differs_from_its_deltas_keeps_both() {
     let whole = reasoning("rs_1", &["Another text."], "ZW5j");
     let folded = answer(&[summary("Hm."), completed(json!([whole]))]);
     let (text, kept) = thinking(&folded);
-    assert_eq!((text, &kept["summary"]), ("Hm.", &whole["summary"]), "the service's text goes back to it");
+    assert_eq!((text, &kept["summary"]), ("Hm.", &whole["summary"]), "the text of the service is sent back");
 }
 
 #[test]
-fn decode_usage_in_any_form_costs_no_answer() {
+fn decode_usage_in_any_form_keeps_the_answer() {
     let told = |usage: Value| {
         let mut end = completed(json!([message("m", "Hi")]));
         end["response"]["usage"] = usage;

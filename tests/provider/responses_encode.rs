@@ -44,7 +44,7 @@ fn schema() -> OutputSchema {
 }
 
 #[test]
-fn encode_request_with_everything_says_it_all() {
+fn encode_request_with_everything_sends_every_option() {
     let options = Options::default()
         .with_max_tokens(100)
         .with_temperature(0.5)
@@ -86,7 +86,7 @@ fn encode_request_with_everything_says_it_all() {
 }
 
 #[test]
-fn encode_request_with_nothing_says_no_more_than_it_must() {
+fn encode_request_with_nothing_sends_only_what_is_required() {
     assert_eq!(
         encode(&OpenAiResponses::default(), &with(Options::default()).with_system(" ")),
         json!({"model": "gpt-5", "input": [{"type": "message", "role": "user", "content": "Hi"}], "stream": true,
@@ -95,7 +95,7 @@ fn encode_request_with_nothing_says_no_more_than_it_must() {
 }
 
 #[test]
-fn encode_model_that_cannot_reason_is_not_asked_to() {
+fn encode_reasoning_options_for_a_model_without_reasoning_are_omitted() {
     for model in [
         "gpt-4o",
         "gpt-4.1-mini",
@@ -114,7 +114,7 @@ fn encode_model_that_cannot_reason_is_not_asked_to() {
     }
 }
 
-/// What is said of thinking to a model, and how many warnings there are.
+/// Returns the `reasoning` that is sent to a model, and the number of warnings.
 fn effort(format: &OpenAiResponses, model: &str, mode: impl Into<ThinkingMode>) -> (Value, usize) {
     let mut request = with(Options::default().with_thinking(mode));
     request.model = model.into();
@@ -123,7 +123,7 @@ fn effort(format: &OpenAiResponses, model: &str, mode: impl Into<ThinkingMode>) 
 }
 
 #[test]
-fn encode_thinking_maps_to_the_words_there_are() {
+fn encode_thinking_maps_to_the_efforts_of_the_service() {
     let said = |format: &OpenAiResponses, mode: ThinkingMode| effort(format, "new-model", mode);
     let openai = OpenAiResponses::openai();
     let common = OpenAiResponses::default();
@@ -139,7 +139,7 @@ fn encode_thinking_maps_to_the_words_there_are() {
 }
 
 #[test]
-fn encode_thinking_maps_to_the_words_of_the_model() {
+fn encode_thinking_maps_to_the_efforts_of_the_model() {
     for (model, words) in OPENAI_WORDS {
         let modes = [
             ThinkingMode::Off,
@@ -158,7 +158,7 @@ fn encode_thinking_maps_to_the_words_of_the_model() {
     }
 }
 
-/// The words that models of OpenAI take for all levels, from off to the most; the empty one is none.
+/// The efforts of OpenAI's models for all levels, from off to the maximum. An empty text means that none is sent.
 pub(crate) const OPENAI_WORDS: [(&str, [&str; 6]); 15] = [
     ("o3", ["", "low", "low", "medium", "high", "high"]),
     ("openai/o4-mini-2025-04-16", ["", "low", "low", "medium", "high", "high"]),
@@ -178,7 +178,7 @@ pub(crate) const OPENAI_WORDS: [(&str, [&str; 6]); 15] = [
 ];
 
 #[test]
-fn encode_sampling_is_left_out_where_the_model_refuses_it() {
+fn encode_sampling_is_omitted_if_the_model_rejects_it() {
     let low = || Options::default().with_temperature(0.2).with_top_p(0.9);
     for (model, options, sent) in [
         ("o3-mini", low(), false),
@@ -203,7 +203,7 @@ fn encode_sampling_is_left_out_where_the_model_refuses_it() {
 }
 
 #[test]
-fn encode_what_cannot_be_said_is_reported() {
+fn encode_options_without_an_equivalent_are_reported() {
     let openai = OpenAiResponses::openai();
     let report = |options: Options| warnings(&openai, options).join("; ");
     let long = Options::default().with_cache(CacheHint::Long);
@@ -225,7 +225,7 @@ fn encode_what_cannot_be_said_is_reported() {
 }
 
 #[test]
-fn encode_labels_beyond_the_limits_are_left_out_and_reported() {
+fn encode_metadata_above_the_limits_is_omitted_and_reported() {
     let options = Options::default().with_metadata((0..20).map(|n| (format!("k{n}"), n)));
     let body = encode(&OpenAiResponses::default(), &with(options.clone()));
     assert_eq!(body["metadata"].as_object().map(serde_json::Map::len), Some(16));
@@ -244,7 +244,7 @@ fn encode_labels_beyond_the_limits_are_left_out_and_reported() {
 }
 
 #[test]
-fn encode_cache_key_stays_with_the_conversation() {
+fn encode_cache_key_is_stable_within_a_conversation() {
     let openai = OpenAiResponses::openai();
     let key = |system: &str, messages: Vec<Message>| {
         let request = Request::new(History::from_iter(messages))
@@ -266,7 +266,7 @@ fn encode_cache_key_stays_with_the_conversation() {
 }
 
 #[test]
-fn encode_tool_choices_have_their_words() {
+fn encode_tool_choice_has_a_form_for_each_variant() {
     for (choice, expected) in [
         (ToolChoice::Auto, json!("auto")),
         (ToolChoice::None, json!("none")),
@@ -279,7 +279,7 @@ fn encode_tool_choices_have_their_words() {
 }
 
 #[test]
-fn encode_output_schema_follows_the_service() {
+fn encode_output_schema_has_the_form_of_the_service() {
     let format = |format: &OpenAiResponses, output: OutputSchema| {
         let encoded =
             format.encode(&with(Options::default().with_output(output)).with_system("Be brief.")).unwrap();
@@ -307,7 +307,7 @@ fn encode_output_schema_follows_the_service() {
 }
 
 #[test]
-fn encode_user_content_is_a_string_until_it_has_parts() {
+fn encode_user_content_with_one_text_is_a_string() {
     let text = |text: &str| json!({"type": "input_text", "text": text});
     assert_eq!(
         plain([
@@ -341,7 +341,7 @@ fn encode_user_content_is_a_string_until_it_has_parts() {
 }
 
 #[test]
-fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
+fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for (attachment, by_model) in [
         (Attachment::base64("video/mp4", "AAAA").named("clip"), false),
         (Attachment::url("audio/wav", "https://example.com/x.wav"), false),
@@ -358,7 +358,7 @@ fn encode_file_that_cannot_be_said_is_an_error_or_a_placeholder() {
 }
 
 #[test]
-fn encode_tool_results_come_first_and_carry_their_files() {
+fn encode_tool_results_come_first_and_contain_their_files() {
     let uses = ["a", "b", "c", "d"].map(|id| ToolUse::new(id, "look", json!({"z": 1, "a": [true]})));
     let mut both = ToolResult::ok(&uses[0], "Here:");
     both.content.push(Attachment::base64("image/png", "AAAA").into());
@@ -388,7 +388,7 @@ fn encode_tool_results_come_first_and_carry_their_files() {
 }
 
 #[test]
-fn encode_items_of_a_user_go_out_behind_the_results_as_they_are() {
+fn encode_items_in_a_user_message_follow_the_results_unchanged() {
     let approval = json!({"type": "mcp_approval_response", "approval_request_id": "mcpr_1", "approve": true});
     let call = ToolUse::new("call_1", "f", json!({}));
     let result = ToolResult::ok(&call, "ok");
@@ -412,13 +412,13 @@ fn encode_items_of_a_user_go_out_behind_the_results_as_they_are() {
 }
 
 #[test]
-fn encode_malformed_tool_use_goes_back_as_valid_json() {
+fn encode_malformed_tool_use_is_sent_back_as_valid_json() {
     let malformed = ToolUse { malformed: Some("{\"x\":".to_owned()), ..ToolUse::new("a", "f", json!({})) };
     assert_eq!(plain([Message::assistant(Content::from(malformed))])[0]["arguments"], "{}");
 }
 
 #[test]
-fn encode_ids_are_short_and_distinct_and_alike_in_call_and_output() {
+fn encode_ids_are_short_distinct_and_equal_in_call_and_output() {
     let long = "x".repeat(65);
     let history = ["toolu_1", "", &long, "x", "x", &"é".repeat(33)].map(|id| {
         let call = ToolUse::new(id, "f", json!({}));
@@ -436,13 +436,13 @@ fn encode_ids_are_short_and_distinct_and_alike_in_call_and_output() {
     assert_eq!((ids[0], ids[6]), ("toolu_1", "x"));
     let kept = ToolUse::new("x".repeat(64), "f", json!({}));
     assert_eq!(plain([Message::assistant(Content::from(kept))])[0]["call_id"], "x".repeat(64));
-    // The beginning of a conversation stays the same as it grows.
+    // The beginning of a conversation is encoded the same as the conversation grows.
     let shorter = plain(history.into_iter().take(4).flatten());
     assert_eq!(shorter.as_array().unwrap()[..], encoded.as_array().unwrap()[..8]);
 }
 
 #[test]
-fn encode_conversation_of_another_format_goes_on_without_what_is_private() {
+fn encode_conversation_of_another_format_omits_private_content() {
     let mut message = Message::assistant([
         Content::from(Thinking { signature: Some("c2ln".to_owned()), ..Thinking::new("Hm.") }),
         Text { signature: Some("{\"phase\":\"x\"}".to_owned()), ..Text::new("Yes.") }.into(),
@@ -463,7 +463,7 @@ fn encode_conversation_of_another_format_goes_on_without_what_is_private() {
 }
 
 #[test]
-fn encode_messages_with_nothing_to_send_are_left_out() {
+fn encode_messages_without_content_are_omitted() {
     assert_eq!(
         plain([
             Message::user(""),
@@ -480,7 +480,7 @@ fn encode_messages_with_nothing_to_send_are_left_out() {
     );
 }
 
-/// An assistant message that reasoned in this way, and said something if there is `text`.
+/// Returns an assistant message with this reasoning item and, unless empty, this text.
 fn reasoned(item: Value, text: &str) -> Message {
     let folded = answer(&[completed(json!([item]))]);
     let mut message = folded.message;
@@ -489,7 +489,7 @@ fn reasoned(item: Value, text: &str) -> Message {
 }
 
 #[test]
-fn encode_reasoning_goes_back_as_the_service_takes_it() {
+fn encode_reasoning_is_sent_back_in_the_form_of_the_service() {
     let encrypted = json!({"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "Hm."}], "encrypted_content": "ZW5j"});
     let readable = json!({"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]});
     let mut both = encrypted.clone();
@@ -519,11 +519,11 @@ fn encode_reasoning_goes_back_as_the_service_takes_it() {
 }
 
 #[test]
-fn encode_reasoning_that_nothing_follows_is_left_out() {
+fn encode_reasoning_followed_by_nothing_is_omitted() {
     let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"});
     let sent = plain([reasoned(item.clone(), ""), Message::user("Well?")]);
     assert_eq!(sent, json!([{"type": "message", "role": "user", "content": "Well?"}]));
-    // What is reasoned between two texts keeps them apart.
+    // Reasoning between two texts keeps the texts separate.
     let mut message = Message::assistant("First.");
     message.content.extend(reasoned(item.clone(), "Second.").content);
     let sent = plain([message]);
@@ -531,7 +531,7 @@ fn encode_reasoning_that_nothing_follows_is_left_out() {
 }
 
 #[test]
-fn encode_refusal_goes_back_as_one() {
+fn encode_refusal_is_sent_back_as_a_refusal() {
     let item = json!({"id": "msg_1", "type": "message", "content": [
         {"type": "output_text", "text": "Well."}, {"type": "refusal", "refusal": "I can't."}]});
     let message = answer(&[completed(json!([item]))]).message;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::responses::{added, created, decode, delta, done, message};
 
-#[rustfmt::skip] // a line each
+#[rustfmt::skip] // one line per case
 /// Status, body, kind, whether a retry can help, and a part of the message. Source:
 /// <https://platform.openai.com/docs/guides/error-codes>, and llama.cpp's server.
 const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
@@ -27,7 +27,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
 ];
 
 #[test]
-fn error_bodies_are_told_apart() {
+fn error_bodies_map_to_their_kind() {
     for &(status, body, kind, retryable, part) in BODIES {
         let error = OpenAiResponses::openai().error(status, body);
         assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
@@ -36,10 +36,10 @@ fn error_bodies_are_told_apart() {
     }
 }
 
-#[rustfmt::skip] // a line each
-/// Code and message of an error inside an answer, kind, and whether a retry can help. The codes are those of
-/// <https://platform.openai.com/docs/api-reference/responses/object#responses/object-error>, and more that the
-/// service sends.
+#[rustfmt::skip] // one line per case
+/// Code and message of an error inside an answer, its kind, and whether a retry can help. The codes are those in
+/// <https://platform.openai.com/docs/api-reference/responses/object#responses/object-error>, and undocumented ones
+/// that the service sends.
 const CODES: &[(&str, &str, ErrorKind, bool)] = &[
     ("server_error", "The model failed to generate a response.", Service, true),
     ("rate_limit_exceeded", "Rate limit reached for m in organization o: please try again in 2s.", RateLimit, true),
@@ -63,7 +63,7 @@ const CODES: &[(&str, &str, ErrorKind, bool)] = &[
 ];
 
 #[test]
-fn error_inside_of_the_answer_is_told_apart_in_every_shape() {
+fn error_inside_an_answer_maps_to_its_kind_in_every_shape() {
     for &(code, message, kind, retryable) in CODES {
         let nested = json!({"type": "invalid_or_not", "code": code, "message": message, "param": null});
         for event in [
@@ -86,7 +86,7 @@ fn error_inside_of_the_answer_is_told_apart_in_every_shape() {
 }
 
 #[test]
-fn error_without_a_reason_is_a_failure_of_the_service() {
+fn error_without_a_reason_is_a_service_error() {
     for (kind, status) in
         [("failed", "failed"), ("completed", "failed"), ("cancelled", "cancelled"), ("failed", "in_progress")]
     {
@@ -98,14 +98,14 @@ fn error_without_a_reason_is_a_failure_of_the_service() {
 }
 
 #[test]
-fn error_event_that_is_no_json_keeps_its_words() {
+fn error_event_that_is_not_json_keeps_its_text() {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let error = decoder.decode(Frame { event: "error", data: "upstream died" }, &mut Vec::new()).unwrap_err();
     assert_eq!((error.kind, &*error.message), (Service, "upstream died"));
 }
 
 #[test]
-fn error_comes_after_the_text_before_it() {
+fn error_follows_the_text_before_it() {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     let events = [
@@ -136,7 +136,7 @@ fn answer_without_its_terminal_event_is_truncated() {
 }
 
 #[test]
-fn events_that_break_the_format_are_undecodable() {
+fn events_that_violate_the_format_are_decoding_errors() {
     for event in [
         json!("no JSON"),
         json!("[1]"),
@@ -164,7 +164,7 @@ fn events_that_break_the_format_are_undecodable() {
 }
 
 #[test]
-fn answer_that_the_service_still_works_on_is_truncated() {
+fn unfinished_response_is_truncated() {
     for status in ["queued", "in_progress"] {
         let whole = json!({"object": "response", "id": "r", "status": status, "output": []});
         assert_eq!(decode(&[whole]).unwrap_err().kind, ErrorKind::Truncated, "{status}");
@@ -172,7 +172,7 @@ fn answer_that_the_service_still_works_on_is_truncated() {
 }
 
 #[test]
-fn error_on_summaries_says_how_to_do_without() {
+fn error_about_summaries_explains_how_to_disable_them() {
     let body =
         json!({"error": {"message": "Your organization must be verified to generate reasoning summaries.",
         "type": "invalid_request_error", "param": "reasoning.summary", "code": "unsupported_value"}})
@@ -187,9 +187,9 @@ fn error_on_summaries_says_how_to_do_without() {
     assert!(!asks_for_none.error(400, &body).message.contains("with_summaries"));
 }
 
-/// `message` is the name that server-sent events have by default.
+/// `message` is the default name of server-sent events.
 #[test]
-fn decode_events_named_message_are_what_their_data_are() {
+fn decode_events_named_message_are_identified_by_their_data() {
     let decode = |data: Value| {
         let mut decoder = OpenAiResponses::default().decoder(&Request::default());
         let mut deltas = Vec::new();

@@ -80,7 +80,7 @@ proptest! {
         let mut fold = Fold::default();
         for event in &events {
             let mut deltas = Vec::new();
-            // What fails brings an error, and the answer goes on in this test to reach more states.
+            // An event that fails returns an error. The test continues after it, to reach more states.
             let _ = decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas);
             for delta in deltas {
                 prop_assert_eq!(fold.apply(delta), Ok(()));
@@ -107,7 +107,7 @@ proptest! {
     }
 
     #[test]
-    fn error_of_any_code_keeps_its_words(code in "[a-z_]{0,20}", message in "[a-z ]{1,20}") {
+    fn error_with_any_code_keeps_its_message(code in "[a-z_]{0,20}", message in "[a-z ]{1,20}") {
         let event = json!({"type": "error", "code": code, "message": message}).to_string();
         let error = OpenAiResponses::default().decoder(&Request::default()).decode(Frame { event: "", data: &event }, &mut Vec::new());
         let error = error.unwrap_err();
@@ -115,7 +115,7 @@ proptest! {
         prop_assert!(message.trim().is_empty() || error.message.contains(message.trim()));
     }
 
-    /// However text and arguments are cut up, and whether the item's whole comes too, they are the same.
+    /// Text and arguments are the same however they are cut, and whether or not the last event repeats them.
     #[test]
     fn decode_any_pieces_give_the_same_answer(
         pieces in vec("[a-z\"\\\\{}é]{0,6}", 0..8),

@@ -1,4 +1,4 @@
-//! When a failed request is repeated, and when not. Time is paused: waits are measured, not spent.
+//! When a failed request is retried, and when not. Time is paused, so that waits are measured without waiting.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -20,22 +20,22 @@ use omni_agent::provider::{
 use proptest::prelude::*;
 use tokio::time::Instant;
 
-/// What happens to one request.
+/// The outcome of one request.
 enum Try {
-    /// It is refused.
+    /// The request fails with this error.
     Refuse(ProviderError),
-    /// It is answered with these items.
+    /// The request is answered with these items.
     Answer(Vec<Result<Delta, ProviderError>>),
-    /// It is answered with these items and then with silence.
+    /// The request is answered with these items, and then nothing more arrives.
     Stall(Vec<Result<Delta, ProviderError>>),
-    /// It is never answered.
+    /// The request is never answered.
     Hang,
 }
 
 struct Scripted {
     tries: Mutex<VecDeque<Try>>,
     asked: Mutex<Vec<Instant>>,
-    /// Held by every open stream.
+    /// Cloned into every open stream, so that the open streams can be counted.
     open: Arc<()>,
 }
 
@@ -55,7 +55,7 @@ impl Scripted {
         Arc::new(Self { tries, asked: Mutex::default(), open: Arc::default() })
     }
 
-    /// How long after the first request each one came.
+    /// Returns the time between consecutive requests.
     fn waits(&self) -> Vec<Duration> {
         let asked = self.asked.lock().unwrap();
         asked.windows(2).map(|pair| pair[1] - pair[0]).collect()
@@ -78,7 +78,7 @@ impl Provider for Scripted {
 
     async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
         self.asked.lock().unwrap().push(Instant::now());
-        let next = self.tries.lock().unwrap().pop_front().expect("one request more than scripted");
+        let next = self.tries.lock().unwrap().pop_front().expect("more requests than scripted");
         let open = Arc::clone(&self.open);
         match next {
             Try::Refuse(error) => Err(error),
@@ -149,11 +149,11 @@ async fn answer_without_failure_passes_unchanged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn transient_failures_are_repeated_with_growing_waits() {
+async fn transient_failures_are_retried_with_growing_waits() {
     let provider = Scripted::new([overloaded(), overloaded(), good()]);
     assert_eq!(run_plain(&provider).await, good_items());
     let waits = provider.waits();
-    // Timers tick in milliseconds.
+    // Timers have a resolution of one millisecond.
     let within = |wait: Duration, most: u64| {
         (Duration::from_millis(most * 3 / 4)..=Duration::from_millis(most + 1)).contains(&wait)
     };
@@ -161,7 +161,7 @@ async fn transient_failures_are_repeated_with_growing_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_beyond_the_limit_give_the_last_error() {
+async fn failures_beyond_the_limit_return_the_last_error() {
     let last = error(ErrorKind::Service);
     let provider = Scripted::new([overloaded(), overloaded(), Try::Refuse(last.clone())]);
     assert_eq!(run_plain(&provider).await, [Err(last)]);
@@ -169,7 +169,7 @@ async fn failures_beyond_the_limit_give_the_last_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_after_is_waited_for_exactly() {
+async fn retry_after_is_waited_exactly() {
     let waits = [Duration::from_millis(1234), Duration::from_mins(1)];
     let provider = Scripted::new([Try::Refuse(limited(waits[0])), Try::Refuse(limited(waits[1])), good()]);
     assert_eq!(run_plain(&provider).await, good_items());
@@ -177,7 +177,7 @@ async fn retry_after_is_waited_for_exactly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_is_announced_before_it_is_waited_for() {
+async fn retry_is_announced_before_the_wait() {
     let limited = limited(Duration::from_secs(7));
     let provider = Scripted::new([Try::Refuse(limited.clone()), good()]);
     let mut stream = stream_of(&provider, Options::default());
@@ -189,7 +189,7 @@ async fn retry_is_announced_before_it_is_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_after_beyond_the_limit_is_reported_instead_of_waited_for() {
+async fn retry_after_above_the_limit_is_reported_without_waiting() {
     let long = limited(Duration::from_secs(61));
     let provider = Scripted::new([Try::Refuse(long.clone())]);
     let start = Instant::now();
@@ -198,7 +198,7 @@ async fn retry_after_beyond_the_limit_is_reported_instead_of_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn final_failures_are_reported_at_once() {
+async fn final_failures_are_reported_immediately() {
     for error in [
         error(ErrorKind::Auth),
         error(ErrorKind::Quota),
@@ -215,7 +215,7 @@ async fn final_failures_are_reported_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_retries_of_the_request_wins() {
+async fn max_retries_of_the_request_overrides_the_policy() {
     let provider = Scripted::new([overloaded()]);
     let options = Options::default().with_max_retries(0);
     assert_eq!(run(&provider, options).await, [Err(error(ErrorKind::Overloaded))]);
@@ -226,7 +226,7 @@ async fn max_retries_of_the_request_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failure_after_content_is_not_repeated() {
+async fn failure_after_content_is_not_retried() {
     let broken = error(ErrorKind::Truncated);
     let provider = Scripted::new([Try::Answer(vec![Ok(start()), Err(broken.clone()), Ok(text("never"))])]);
     assert_eq!(run_plain(&provider).await, [Ok(start()), Err(broken)]);
@@ -234,13 +234,13 @@ async fn failure_after_content_is_not_repeated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failure_after_message_data_is_repeated_unseen() {
+async fn failure_after_message_data_is_retried_and_the_data_dropped() {
     let provider = Scripted::new([Try::Answer(vec![Ok(model()), Err(error(ErrorKind::Transport))]), good()]);
     assert_eq!(run_plain(&provider).await, good_items());
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_before_the_answer_began_is_repeated_as_truncated() {
+async fn end_before_the_answer_began_is_retried_as_truncated() {
     let provider = Scripted::new([Try::Answer(vec![Ok(model())]), Try::Answer(vec![]), Try::Answer(vec![])]);
     let items = run_plain(&provider).await;
     assert_eq!(items.len(), 1);
@@ -249,20 +249,20 @@ async fn end_before_the_answer_began_is_repeated_as_truncated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_without_content_that_says_why_it_ended_is_an_answer() {
+async fn answer_with_only_a_stop_reason_is_an_answer() {
     let provider = Scripted::new([Try::Answer(vec![Ok(model()), Ok(stop())])]);
     assert_eq!(run_plain(&provider).await, [Ok(model()), Ok(stop())]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn endless_message_data_is_not_held_back_for_ever() {
+async fn endless_message_data_is_not_held_back_forever() {
     let provider = Scripted::new([Try::Stall((0..1000).map(|_| Ok(model())).collect())]);
     let mut stream = stream_of(&provider, Options::default());
     assert_eq!(stream.next().await, Some(Ok(model())));
 }
 
 #[tokio::test(start_paused = true)]
-async fn total_timeout_ends_a_request_that_hangs() {
+async fn total_timeout_ends_a_hanging_request() {
     let timeout = Duration::from_secs(7);
     for hanging in [Try::Hang, Try::Stall(vec![]), Try::Stall(vec![Ok(start())])] {
         let provider = Scripted::new([hanging]);
@@ -286,7 +286,7 @@ async fn total_timeout_counts_from_the_first_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retry_that_could_not_begin_in_time_is_not_waited_for() {
+async fn retry_that_could_not_begin_before_the_timeout_is_not_waited_for() {
     let refused = limited(Duration::from_secs(7));
     let provider = Scripted::new([Try::Refuse(refused.clone())]);
     let begin = Instant::now();
@@ -296,13 +296,13 @@ async fn retry_that_could_not_begin_in_time_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn total_timeout_beyond_the_clock_is_none() {
+async fn total_timeout_beyond_the_clock_never_fires() {
     let provider = Scripted::new([overloaded(), good()]);
     assert_eq!(run(&provider, Options::default().with_timeout(Duration::MAX)).await, good_items());
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_stream_in_a_wait_sends_nothing_more() {
+async fn stream_dropped_during_a_wait_sends_no_more_requests() {
     let provider = Scripted::new([overloaded()]);
     let mut stream = stream_of(&provider, Options::default());
     assert!(matches!(stream.next().await, Some(Ok(Delta::Retry(_)))));
@@ -315,7 +315,7 @@ async fn dropping_the_stream_in_a_wait_sends_nothing_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropping_the_stream_ends_the_answer() {
+async fn stream_dropped_ends_the_answer() {
     let provider = Scripted::new([Try::Stall(vec![Ok(start())])]);
     let mut stream = stream_of(&provider, Options::default());
     assert_eq!(stream.next().await, Some(Ok(start())));
@@ -325,7 +325,7 @@ async fn dropping_the_stream_ends_the_answer() {
 }
 
 #[test]
-fn stream_made_outside_of_a_runtime_works_in_one() {
+fn stream_made_outside_a_runtime_works_inside_one() {
     let provider = Scripted::new([good()]);
     let stream = stream_of(&provider, Options::default().with_timeout(Duration::from_secs(1)));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();

@@ -1,4 +1,4 @@
-//! What is kept of an answer that broke off.
+//! The parts of an interrupted answer that are kept.
 
 use omni_agent::{
     message::{Attachment, Content, Role, Thinking, ToolUse},
@@ -9,7 +9,7 @@ use serde_json::json;
 use crate::deltas::{NOW, data, end, extend, fold, input, item, signature, start, text, tool};
 
 #[test]
-fn salvage_keeps_what_can_stand() {
+fn salvage_keeps_complete_blocks_and_texts() {
     let message = fold([
         start(0, BlockStart::Thinking),
         text(0, "signed"),
@@ -61,7 +61,7 @@ fn salvage_keeps_what_can_stand() {
 }
 
 #[test]
-fn salvage_drops_what_may_be_half_a_signature() {
+fn salvage_drops_blocks_whose_signature_may_be_incomplete() {
     let message = fold([
         start(0, BlockStart::Thinking),
         signature(0, "hal"),
@@ -80,7 +80,7 @@ fn salvage_drops_what_may_be_half_a_signature() {
 }
 
 #[test]
-fn salvage_of_nothing_that_could_stand_is_none() {
+fn salvage_without_any_complete_content_is_none() {
     assert_eq!(Fold::default().salvage(NOW), None);
     let thinking = [start(0, BlockStart::Thinking), text(0, "hm"), signature(0, "s"), end(0)];
     assert_eq!(fold(thinking.clone()).salvage(NOW), None, "reasoning alone");
@@ -98,7 +98,7 @@ fn salvage_keeps_provider_data() {
 }
 
 #[test]
-fn cut_shows_everything_that_was_there() {
+fn cut_returns_every_block() {
     let message = fold([
         start(0, BlockStart::Thinking),
         text(0, "unsigned"),

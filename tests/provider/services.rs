@@ -1,4 +1,4 @@
-//! The endpoints of known services, over a socket, with their own wire formats.
+//! The endpoints of known services over a socket, each with its wire format.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -84,12 +84,12 @@ pub(crate) const GEMINI: &str = concat!(
     "\r\n\r\n",
 );
 
-/// The beginning of a service's reply.
+/// Returns the beginning of a service's reply.
 fn reply(endpoint: &Endpoint) -> Reply {
     if endpoint.name() == "ollama" { Reply::ndjson() } else { Reply::sse() }
 }
 
-/// What ends an event of a service.
+/// Returns the end of an event of a service.
 fn event_end(endpoint: &Endpoint) -> &'static str {
     match endpoint.name() {
         "ollama" => "\n",
@@ -98,7 +98,7 @@ fn event_end(endpoint: &Endpoint) -> &'static str {
     }
 }
 
-/// Each service: its endpoint, a whole answer of it, and an error in place of the rest of one.
+/// Returns each service's endpoint with a complete answer, and with an error that may replace the rest of the answer.
 fn services() -> [(Endpoint, &'static str, &'static str); 5] {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"Overloaded"}}"#;
     let failed = r#"{"error":{"message":"Overloaded","type":"server_error","code":503}}"#;
@@ -119,7 +119,7 @@ fn once() -> Request {
     Request::prompt("Hallo").with_options(Options::default().with_max_retries(0))
 }
 
-/// The text that arrived, and the error after it.
+/// Returns the text that arrived, and the error after it.
 async fn broken(endpoint: Endpoint, reply: Reply) -> (String, ProviderError) {
     let server = Server::start([reply]).await;
     let mut stream = model(endpoint, &server).stream(once());
@@ -138,7 +138,7 @@ async fn broken(endpoint: Endpoint, reply: Reply) -> (String, ProviderError) {
 }
 
 #[tokio::test]
-async fn answer_arrives_whole_in_any_pieces() {
+async fn answer_in_any_pieces_is_complete() {
     for (endpoint, body, _) in services() {
         for size in [1, 5, 64, 10_000] {
             let server = Server::start([reply(&endpoint).pieces(body.as_bytes(), size)]).await;
@@ -149,7 +149,7 @@ async fn answer_arrives_whole_in_any_pieces() {
     }
 }
 
-/// The deltas of an answer whose bytes come in these pieces.
+/// Returns the deltas of an answer whose bytes arrive in these pieces.
 fn deltas_of(dialect: &dyn Dialect, pieces: &[&[u8]]) -> Vec<Delta> {
     let mut framer = Framer::new(dialect.framing(), &Limits::default());
     let mut decoder = dialect.decoder(&Request::default());
@@ -185,7 +185,7 @@ fn answer_split_at_any_byte_decodes_the_same() {
 }
 
 #[tokio::test]
-async fn answer_cut_off_anywhere_is_truncated() {
+async fn answer_interrupted_anywhere_is_truncated() {
     for (endpoint, body, _) in services() {
         let text_ends = body.find(" dich").unwrap();
         for end in (text_ends - 30..text_ends + 60).step_by(7) {
@@ -198,7 +198,7 @@ async fn answer_cut_off_anywhere_is_truncated() {
 }
 
 #[tokio::test]
-async fn error_inside_of_the_stream_is_reported_after_the_text_before_it() {
+async fn error_inside_the_stream_follows_the_text_before_it() {
     for (endpoint, body, error_event) in services() {
         let begin = body.find("Grüß").unwrap();
         let end = event_end(&endpoint);
@@ -219,7 +219,7 @@ async fn error_inside_of_the_stream_is_reported_after_the_text_before_it() {
 }
 
 #[tokio::test]
-async fn error_in_place_of_the_stream_is_the_error_it_names() {
+async fn error_in_place_of_the_stream_is_that_error() {
     for (endpoint, _, error_body) in services() {
         let (_, error) = broken(endpoint, Reply::json(200, error_body)).await;
         assert!(error.retryable && error.message.contains("Overloaded"), "{error}");
@@ -239,7 +239,7 @@ async fn wrong_key_is_an_auth_error_without_the_key() {
 }
 
 #[tokio::test]
-async fn rate_limit_is_waited_for_and_the_request_repeated() {
+async fn rate_limit_is_waited_for_and_the_request_retried() {
     for (endpoint, body, _) in services() {
         let limited = Reply::json(429, r#"{"error":{"type":"rate_limit_error","message":"slow down"}}"#)
             .header("retry-after-ms", "20");
@@ -253,7 +253,7 @@ async fn rate_limit_is_waited_for_and_the_request_repeated() {
 }
 
 #[tokio::test]
-async fn rate_limit_beyond_patience_is_reported_with_its_wait() {
+async fn rate_limit_with_a_long_wait_is_reported_without_waiting() {
     for (endpoint, _, _) in services() {
         let reply = Reply::json(429, r#"{"error":{"message":"slow down"}}"#).header("retry-after", "3600");
         let server = Server::start([reply]).await;
@@ -289,7 +289,7 @@ fn default_registry_resolves_models_of_known_services() {
 }
 
 #[tokio::test]
-async fn google_answer_or_error_as_a_list_is_read() {
+async fn google_answer_or_error_in_a_list_is_read() {
     let server = Server::start([
         Reply::json(200, r#"[{"candidates":[{"content":{"parts":[{"text":"Hi"}]},"finishReason":"STOP"}]}]"#),
         Reply::json(200, r#"[{"error":{"code":503,"message":"Overloaded","status":"UNAVAILABLE"}}]"#),
@@ -302,7 +302,7 @@ async fn google_answer_or_error_as_a_list_is_read() {
 }
 
 #[test]
-fn ollama_host_is_read_as_ollama_reads_it() {
+fn ollama_host_is_interpreted_like_ollama_does() {
     for (host, origin) in [
         ("", "http://127.0.0.1:11434"),
         (" 'gpu-box' ", "http://gpu-box:11434"),
@@ -323,7 +323,7 @@ fn ollama_host_is_read_as_ollama_reads_it() {
 }
 
 #[tokio::test]
-async fn ollama_host_with_a_password_is_refused() {
+async fn ollama_host_with_a_password_is_rejected() {
     let model = Model::new(Arc::new(Endpoint::ollama_at("http://user:pw@127.0.0.1")), "some-model");
     let error = model.generate(once()).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::InvalidRequest, "{error}");
@@ -331,7 +331,7 @@ async fn ollama_host_with_a_password_is_refused() {
 }
 
 #[test]
-fn ollama_key_variable_is_for_its_own_service_alone() {
+fn ollama_key_variable_is_used_only_for_ollamas_own_service() {
     for (endpoint, takes) in [
         (Endpoint::ollama_cloud(), true),
         (Endpoint::ollama_at("https://ollama.com"), true),

@@ -9,7 +9,7 @@ use crate::wires::Wire;
 const MANY: &str = "the service sent several answers to one request: only the first one is read";
 
 #[tokio::test]
-async fn answer_with_events_that_are_none_of_its_own_is_read_in_every_format() {
+async fn answer_with_unrelated_events_is_read_in_every_format() {
     let strays = [
         "{}",
         r#"{"type":"ping","cost":"0.00006550"}"#,
@@ -59,13 +59,13 @@ async fn event_that_reports_a_failure_in_a_known_shape_is_an_error() {
 }
 
 #[tokio::test]
-async fn stream_of_one_object_that_is_no_answer_is_a_decoding_error_that_shows_it() {
+async fn stream_of_one_object_that_is_not_an_answer_is_a_decoding_error_that_shows_it() {
     for wire in [Wire::Chat, Wire::Gemini, Wire::Ollama] {
         let detail = wire.frame(r#"{"detail":"You shall not pass"}"#);
         let error = wire.answer(&format!("\n{detail}")).await.unwrap_err();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{wire:?}: {error}");
         assert!(error.message.contains("You shall not pass"), "{wire:?}: {error}");
-        // An answer that had begun was cut.
+        // If an answer had begun, it is truncated.
         let begun = wire.frame(&wire.text(&["Hel"])[0]);
         let error = wire.answer(&(begun + &detail)).await.unwrap_err();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{wire:?}: {error}");
@@ -75,7 +75,7 @@ async fn stream_of_one_object_that_is_no_answer_is_a_decoding_error_that_shows_i
 }
 
 #[tokio::test]
-async fn event_of_an_unknown_name_without_json_is_skipped_in_every_format() {
+async fn event_with_an_unknown_name_and_no_json_is_skipped_in_every_format() {
     for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
         for data in ["still here", "17", "[1, 2]", "<p>", "{oops}", "\"x\""] {
             let named = format!("event: keep-alive\ndata: {data}\n\n");
@@ -87,7 +87,7 @@ async fn event_of_an_unknown_name_without_json_is_skipped_in_every_format() {
             let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {data}: {error}"));
             assert_eq!(answer.message.text(), "Hello", "{wire:?} {data}");
         }
-        // Without a name, or under the default one, it is a broken event of the format.
+        // Without a name, or with the default name, the event belongs to the format and is malformed.
         for name in ["", "event: message\n"] {
             let body = format!("{name}data: still here\n\n{}", wire.body(&wire.text(&["Hello"])));
             assert_eq!(wire.answer(&body).await.unwrap_err().kind, ErrorKind::Decoding, "{wire:?} {name}");
@@ -95,9 +95,9 @@ async fn event_of_an_unknown_name_without_json_is_skipped_in_every_format() {
     }
 }
 
-/// A gateway may name its events as it likes. What they hold of the answer is not lost without a word.
+/// A gateway may rename the events. Content in renamed events must not be lost silently.
 #[tokio::test]
-async fn event_of_an_unknown_name_with_a_part_of_the_answer_is_read() {
+async fn event_with_an_unknown_name_and_content_is_read() {
     for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
         let events = [wire.begin(), wire.text(&["a\\ud83d", "\\ude00b"]), wire.end()].concat();
         let frames: Vec<String> = events.iter().map(|event| wire.frame(event)).collect();
@@ -112,7 +112,7 @@ async fn event_of_an_unknown_name_with_a_part_of_the_answer_is_read() {
 }
 
 #[tokio::test]
-async fn answer_under_another_index_than_zero_is_read_whole() {
+async fn answer_with_an_index_other_than_zero_is_read() {
     let chat = [
         r#"{"choices":[{"index":1,"delta":{"content":"Hel"}}]}"#,
         r#"{"choices":[{"index":1,"delta":{"content":"lo"},"finish_reason":"stop"}]}"#,
@@ -130,7 +130,7 @@ async fn answer_under_another_index_than_zero_is_read_whole() {
 }
 
 #[tokio::test]
-async fn answers_beside_the_first_make_one_warning() {
+async fn further_answers_give_one_warning() {
     let chat = [
         r#"{"choices":[{"index":0,"delta":{"content":"Hello"}},{"index":1,"delta":{"content":"Bye"}}]}"#,
         r#"{"choices":[{"index":1,"delta":{"content":"!"},"finish_reason":"stop"}]}"#,

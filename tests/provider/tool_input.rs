@@ -1,4 +1,4 @@
-//! What becomes of the JSON text of a tool use's input.
+//! How the JSON text of a tool's input is parsed.
 
 use omni_agent::{
     message::{Message, ToolUse},
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use crate::deltas::{end, finish, input, start, text, tool};
 
-/// The one tool use of an answer with this input, ended or not.
+/// Returns the only tool use of an answer with this input, whose block may have ended or not.
 fn tool_use(json: &str, ended: bool, reason: StopReason) -> ToolUse {
     let mut deltas = vec![tool(0, "a"), input(0, json)];
     if ended {
@@ -18,7 +18,7 @@ fn tool_use(json: &str, ended: bool, reason: StopReason) -> ToolUse {
 }
 
 #[test]
-fn input_that_is_no_object_is_kept_raw() {
+fn input_that_is_not_an_object_is_kept_raw() {
     let deep = format!("{{\"x\":{}{}}}", "[".repeat(10_000), "]".repeat(10_000));
     let bad = [
         "{\"a\":",
@@ -51,7 +51,7 @@ fn input_that_is_no_object_is_kept_raw() {
 }
 
 #[test]
-fn input_that_is_an_object_is_kept_with_its_order() {
+fn input_that_is_an_object_keeps_its_order() {
     let good = [
         "{}",
         " {\"z\":1,\"a\":[1.5,null,true]}\n",
@@ -68,24 +68,24 @@ fn input_that_is_an_object_is_kept_with_its_order() {
 }
 
 #[test]
-fn input_as_deep_as_is_accepted_can_be_read_again_within_much_more() {
+fn deepest_accepted_input_can_be_read_again_inside_other_json() {
     let nested = |levels: usize| format!("{}1{}", "{\"x\":".repeat(levels), "}".repeat(levels));
     let accepted = (1..200)
         .map(|levels| tool_use(&nested(levels), true, StopReason::ToolUse))
         .take_while(|tool_use| tool_use.malformed.is_none())
         .last()
         .unwrap();
-    // A state in a commit in a list of commits, say.
+    // For example, as part of a state in a commit in a list of commits.
     let mut value = serde_json::to_value(Message::assistant(accepted.clone())).unwrap();
     for _ in 0..16 {
         value = json!([{ "around": value }]);
     }
     assert!(serde_json::from_str::<Value>(&value.to_string()).is_ok());
-    assert!(nested(32).len() <= accepted.input.to_string().len(), "32 levels are a tool's good right");
+    assert!(nested(32).len() <= accepted.input.to_string().len(), "32 levels must be accepted");
 }
 
 #[test]
-fn no_input_at_all_is_an_empty_object() {
+fn input_that_is_missing_is_an_empty_object() {
     for reason in [StopReason::ToolUse, StopReason::Stop, StopReason::Pause] {
         for ended in [true, false] {
             for json in ["", " \n"] {
@@ -97,8 +97,8 @@ fn no_input_at_all_is_an_empty_object() {
 }
 
 #[test]
-fn no_input_in_an_answer_that_was_cut_is_malformed() {
-    // Services end the block that they cut, so that its end says nothing.
+fn input_that_is_missing_in_a_cut_answer_is_malformed() {
+    // Services also end the block that they cut, so the end of a block proves nothing.
     for reason in
         [StopReason::Length, StopReason::ContextLength, StopReason::Refusal, StopReason::Other("?".into())]
     {
@@ -107,13 +107,13 @@ fn no_input_in_an_answer_that_was_cut_is_malformed() {
             assert_eq!((tool_use.input, tool_use.malformed.as_deref()), (json!({}), Some("")), "{reason}");
         }
     }
-    // Blocks beside each other: each that has not ended may be the one that was cut.
+    // With several blocks, each block that has not ended may be the one that was cut.
     let uses = finish([tool(0, "a"), tool(1, "b"), end(1)], StopReason::Length).message;
     assert!(uses.tool_uses().all(|tool_use| tool_use.malformed.is_some()));
 }
 
 #[test]
-fn input_of_a_tool_use_before_the_cut_is_whole() {
+fn input_of_a_tool_use_before_the_cut_is_complete() {
     let message =
         finish([tool(0, "a"), end(0), start(1, BlockStart::Text), text(1, "and th")], StopReason::Length)
             .message;

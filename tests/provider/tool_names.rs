@@ -1,5 +1,5 @@
-//! Names of tools in a conversation: a model may have called what nobody declared, and each request after that must be
-//! taken all the same.
+//! Names of tools in a conversation. A model may have called a tool that does not exist; later requests with this
+//! call must still be valid.
 
 use std::{
     borrow::Cow,
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use crate::anthropic::tools;
 
-/// Formats that hold names to rules: how many characters they take, and which beside letters, digits, `_` and `-`.
+/// Formats with rules for names: the maximum length, and the characters allowed besides letters, digits, `_` and `-`.
 fn formats() -> [(Box<dyn Dialect>, usize, &'static str); 4] {
     [
         (Box::new(AnthropicMessages::default()), 128, ""),
@@ -33,7 +33,7 @@ fn formats() -> [(Box<dyn Dialect>, usize, &'static str); 4] {
     ]
 }
 
-/// A conversation in which these were called, and failed.
+/// Returns a request whose history has failed calls with these names.
 fn called(names: &[&str]) -> Request {
     let uses: Vec<ToolUse> = names
         .iter()
@@ -48,7 +48,7 @@ fn called(names: &[&str]) -> Request {
     request
 }
 
-/// All names of calls and of results in a body, in their order.
+/// Returns all names of calls and results in a body, in order.
 fn names(body: &Value) -> Vec<&str> {
     let mut found = Vec::new();
     match body {
@@ -67,7 +67,7 @@ fn names(body: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn made_up_name_goes_back_in_letters_and_length_that_the_service_takes() {
+fn invented_name_is_sent_back_in_valid_characters_and_length() {
     let long = "x".repeat(200);
     let made_up = ["functions.read", "a b.c", "a.b c", &long, "", "ünïcödé", "7up", "-"];
     for (format, limit, also) in formats() {
@@ -79,7 +79,7 @@ fn made_up_name_goes_back_in_letters_and_length_that_the_service_takes() {
             let all = (1..=limit).contains(&name.len()) && name.chars().all(fits);
             assert!(all, "{}: {name:?}", format.name());
         }
-        // Each result stays with its own call, though two names may be one now.
+        // Each result stays with its call, although two names may have become equal.
         for at in 0..made_up.len() {
             let (call, result) = (format!("call_{at}\""), format!("no call_{at}"));
             let text = body.to_string();
@@ -89,7 +89,7 @@ fn made_up_name_goes_back_in_letters_and_length_that_the_service_takes() {
 }
 
 #[test]
-fn name_that_a_service_takes_goes_back_as_it_was() {
+fn valid_name_is_sent_back_unchanged() {
     let fitting = ["look_up", "Read-File", "_x1"];
     for (format, limit, also) in formats() {
         let longest = "y".repeat(limit);
@@ -104,7 +104,7 @@ fn name_that_a_service_takes_goes_back_as_it_was() {
     }
 }
 
-/// The body of a request that offers these tools and demands the first, after the model has called each.
+/// Returns the body of a request that offers these tools, forces the first, and has a call of each in its history.
 fn offered(format: &dyn Dialect, tool_names: &[&'static str]) -> Value {
     let declared: Vec<_> = tool_names.iter().map(|name| (*name, "", json!({"type": "object"}))).collect();
     let choice = ToolChoice::Tool(tool_names[0].to_owned());
@@ -114,7 +114,7 @@ fn offered(format: &dyn Dialect, tool_names: &[&'static str]) -> Value {
 }
 
 #[test]
-fn declared_name_that_the_service_refuses_is_sent_as_one_that_it_takes() {
+fn declared_name_that_is_invalid_is_sent_as_a_valid_name() {
     let long: &'static str = "l123456789012345678901234567890123456789012345678901234567890123456789";
     for (format, limit, also) in formats() {
         let body = offered(&*format, &["fs.read", "Look-up_2", long]);
@@ -123,12 +123,15 @@ fn declared_name_that_the_service_refuses_is_sent_as_one_that_it_takes() {
         let sent: HashSet<&str> = names(&body).into_iter().collect();
         assert_eq!(sent, HashSet::from([dotted, "Look-up_2", cut]), "{}", format.name());
         let text = body.to_string();
-        assert!(also.contains('.') || !text.contains("fs.read"), "the choice too: {text}");
+        assert!(
+            also.contains('.') || !text.contains("fs.read"),
+            "the tool choice must use the sent name: {text}"
+        );
     }
 }
 
 #[test]
-fn names_that_would_become_one_stay_apart() {
+fn names_that_would_become_equal_stay_distinct() {
     for (format, limit, also) in formats() {
         let body = offered(&*format, &["a.b", "a_b", "a.b.", "1x", "_1x"]);
         let distinct: HashSet<&str> = names(&body).into_iter().collect();
@@ -138,7 +141,7 @@ fn names_that_would_become_one_stay_apart() {
     }
 }
 
-/// A tool that counts how often it is asked for its name.
+/// A tool that counts how often its name is read.
 struct Counted {
     schema: Schema,
     asked: Arc<AtomicUsize>,
@@ -165,7 +168,7 @@ impl Tool for Counted {
 }
 
 #[test]
-fn calls_in_a_conversation_do_not_look_through_all_tools_each() {
+fn encoding_does_not_search_all_tools_for_each_call() {
     let asked = Arc::new(AtomicUsize::new(0));
     let counted = Counted { schema: Schema::new(json!({"type": "object"})).unwrap(), asked: asked.clone() };
     let mut declared = tools(&[("fs.write", "", json!({"type": "object"}))]);
@@ -181,7 +184,7 @@ fn calls_in_a_conversation_do_not_look_through_all_tools_each() {
     }
 }
 
-/// An answer in each format that calls a tool named `NAME`.
+/// Returns an answer in each format that calls a tool named `NAME`.
 fn answers() -> [Vec<Value>; 4] {
     let block = json!({"type": "tool_use", "id": "a", "name": "NAME", "input": {}});
     let messages = vec![
@@ -207,7 +210,7 @@ fn answers() -> [Vec<Value>; 4] {
     [messages, chat, responses, gemini]
 }
 
-/// The tools that such an answer uses, which calls this name, and its text.
+/// Decodes such an answer with `NAME` replaced, and returns the names of its tool uses and its text.
 fn used(format: &dyn Dialect, request: &Request, events: &[Value], name: &str) -> (Vec<String>, String) {
     let (mut decoder, mut deltas, mut fold) = (format.decoder(request), Vec::new(), Fold::default());
     for event in events {
@@ -233,7 +236,7 @@ fn offering(tool_names: &[&'static str]) -> Request {
 }
 
 #[test]
-fn call_by_the_name_that_was_sent_is_told_by_the_declared_one() {
+fn call_with_the_sent_name_is_returned_with_the_declared_name() {
     let declared = ["fs.read", "7up", "plain"];
     for ((format, ..), events) in formats().into_iter().zip(answers()) {
         let request = offering(&declared);
@@ -243,13 +246,13 @@ fn call_by_the_name_that_was_sent_is_told_by_the_declared_one() {
         for (sent, declared) in sent.into_iter().zip(declared) {
             assert_eq!(used(&*format, &request, &events, sent).0, [declared], "{}", format.name());
         }
-        // What was not declared stays as it came.
+        // A name that was not declared is unchanged.
         assert_eq!(used(&*format, &request, &events, "fs_write").0, ["fs_write"]);
     }
 }
 
 #[test]
-fn name_stays_apart_from_the_output_tools() {
+fn declared_name_and_output_tool_stay_distinct() {
     for ((format, ..), events) in formats().into_iter().zip(answers()).take(3) {
         let schema = Schema::new(json!({"type": "object", "properties": {}})).unwrap();
         let output = Options::default().with_output(OutputSchema::new("fs_read", schema));

@@ -1,5 +1,5 @@
-//! Schemas of tools' inputs: services take an object with its properties at the top, and refuse each request that offers
-//! a tool of another kind.
+//! Schemas of tool inputs: services accept an object with its properties at the top level, and reject each request
+//! that offers another kind of schema.
 
 use omni_agent::{
     provider::{
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 
 use crate::anthropic::tools;
 
-/// The schema that a tool with this one is offered with. The formats agree on it, but for Gemini, which says the same in
-/// fewer words.
+/// Returns the schema that is sent for a tool with this schema. It is the same in all formats except Gemini, which
+/// sends an equivalent one with fewer keywords.
 #[track_caller]
 fn offered(schema: &Value) -> Value {
     let formats: [(&dyn Dialect, &str); 4] = [
@@ -41,7 +41,7 @@ fn offered(schema: &Value) -> Value {
         |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     assert_eq!(names(gemini), names(&offered[0]));
     assert_eq!(gemini.get("required"), offered[0].get("required"));
-    // Whoever reads it finds what it refers to.
+    // All references must resolve.
     for schema in [&offered[0], gemini] {
         Schema::new(schema.clone()).unwrap();
     }
@@ -49,14 +49,14 @@ fn offered(schema: &Value) -> Value {
 }
 
 #[test]
-fn object_with_properties_is_offered_as_it_is() {
+fn object_with_properties_is_sent_unchanged() {
     let schema = json!({"properties": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/y"}]}}, "type": "object",
         "$defs": {"y": {"oneOf": [{"type": "integer"}]}}, "required": ["x"], "additionalProperties": false});
     assert_eq!(offered(&schema).to_string(), schema.to_string());
 }
 
 #[test]
-fn object_that_says_little_gets_a_type_and_properties() {
+fn object_without_details_gets_a_type_and_properties() {
     let empty = json!({"type": "object", "properties": {}});
     for schema in
         [json!({}), json!({"type": "object"}), json!({"properties": {}}), json!({"not": {"type": "null"}})]
@@ -77,7 +77,7 @@ enum Shape {
 }
 
 #[test]
-fn tagged_alternatives_become_properties_that_may_be_absent() {
+fn tagged_alternatives_become_optional_properties() {
     let label = json!({"type": ["string", "null"]});
     let number = json!({"type": "number", "format": "double"});
     assert_eq!(
@@ -98,7 +98,7 @@ fn tagged_alternatives_become_properties_that_may_be_absent() {
 }
 
 #[test]
-fn alternatives_that_disagree_on_a_property_leave_both_to_choose() {
+fn alternatives_that_disagree_on_a_property_allow_both() {
     let part = |x: Value| json!({"type": "object", "properties": {"x": x}, "required": ["x"]});
     let schema = json!({"anyOf": [
         part(json!({"type": "string", "description": "A name."})), part(json!({"type": "integer"})),
@@ -115,7 +115,7 @@ fn alternatives_that_disagree_on_a_property_leave_both_to_choose() {
 }
 
 #[test]
-fn alternatives_beside_properties_and_parts_are_gathered() {
+fn alternatives_next_to_properties_and_parts_are_merged() {
     let schema = json!({
         "$ref": "#/$defs/base", "description": "Both.",
         "$defs": {
@@ -150,7 +150,7 @@ fn alternatives_beside_properties_and_parts_are_gathered() {
 }
 
 #[test]
-fn reference_into_what_is_gone_leads_to_a_copy() {
+fn reference_into_a_removed_part_points_to_a_copy() {
     let schema = json!({
         "$defs": {"original": {"type": "integer"}},
         "oneOf": [
@@ -182,7 +182,7 @@ fn reference_in_any_spelling_is_followed() {
 }
 
 #[test]
-fn reference_by_the_schemas_name_into_what_is_gone_leads_to_a_copy() {
+fn reference_by_schema_id_into_a_removed_part_points_to_a_copy() {
     let schema = json!({
         "$id": "tree",
         "oneOf": [
@@ -198,7 +198,7 @@ fn reference_by_the_schemas_name_into_what_is_gone_leads_to_a_copy() {
 }
 
 #[test]
-fn alternatives_in_parts_and_what_is_forbidden_are_told_in_words() {
+fn nested_alternatives_and_negations_are_described_in_text() {
     let either = json!({"anyOf": [{"required": ["a"]}, {"required": ["b"]}]});
     let kind = |kind: &str| json!({"properties": {"kind": {"const": kind}}, "required": ["kind"]});
     let schema = json!({
@@ -216,7 +216,7 @@ fn alternatives_in_parts_and_what_is_forbidden_are_told_in_words() {
 }
 
 #[test]
-fn schema_with_very_many_values_and_names_is_offered_with_all_of_them() {
+fn schema_with_very_many_values_and_names_is_sent_completely() {
     const MANY: usize = 30_000;
     let part = |side: &str| {
         let values: Vec<String> = (0..MANY).map(|number| format!("{side} {number}")).collect();
@@ -232,7 +232,7 @@ fn schema_with_very_many_values_and_names_is_offered_with_all_of_them() {
 }
 
 #[test]
-fn alternatives_that_only_demand_something_are_told_in_words() {
+fn alternatives_of_required_properties_are_described_in_text() {
     let schema = json!({"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "string"}},
         "anyOf": [{"required": ["a"]}, {"required": ["b"]}]});
     assert_eq!(
@@ -243,7 +243,7 @@ fn alternatives_that_only_demand_something_are_told_in_words() {
 }
 
 #[test]
-fn input_that_fits_the_schema_fits_what_is_offered() {
+fn input_valid_under_the_schema_is_valid_under_the_sent_one() {
     let shape = Schema::of::<Shape>();
     let loose = Schema::new(offered(shape.as_value())).unwrap();
     for input in [
@@ -254,12 +254,12 @@ fn input_that_fits_the_schema_fits_what_is_offered() {
     }
     assert!(
         shape.validate(&json!({"kind": "square", "radius": 1.0})).is_err(),
-        "a mixture is told to the model"
+        "the original schema rejects a mixture"
     );
 }
 
 #[test]
-fn schema_with_hundreds_of_alternatives_is_offered_with_all_of_them_in_bounded_size() {
+fn schema_with_hundreds_of_alternatives_is_sent_completely_in_bounded_size() {
     let long = "x".repeat(100);
     let part = |number: usize| {
         let properties = json!({"kind": {"const": format!("kind {number}")}, "at": {"$ref": "#/$defs/at"}});

@@ -1,4 +1,4 @@
-//! Large requests that a service refuses before it has read them.
+//! Large requests that a service rejects before it has read them.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -15,7 +15,7 @@ const REFUSAL: &str = "HTTP/1.1 413 Payload Too Large\r\ncontent-type: applicati
      content-length: 33\r\n\r\n{\"error\":{\"message\":\"too large\"}}";
 
 #[tokio::test]
-async fn generate_of_a_body_refused_unread_by_a_service_that_lingers_returns_the_status() {
+async fn generate_with_a_body_rejected_unread_returns_the_status() {
     for read in [256, 1024 * 1024] {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -25,7 +25,7 @@ async fn generate_of_a_body_refused_unread_by_a_service_that_lingers_returns_the
             stream.read_exact(&mut vec![0; read]).await.unwrap();
             stream.write_all(REFUSAL.as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
-            // The rest of the request stays unread.
+            // The connection stays open, and the rest of the request unread.
             _ = answered.await;
         });
         let options = Options::default().with_max_retries(0);

@@ -1,4 +1,4 @@
-//! Reports of usage that can't be read, or that do not come: they cost a warning, never the answer.
+//! Usage that is unreadable or missing: the result is a warning, and the answer is kept.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -6,7 +6,7 @@ use omni_agent::message::Usage;
 
 use crate::wires::Wire;
 
-/// The answer "Hello" with this report of usage.
+/// Returns the body of the answer "Hello" with this usage.
 fn body(wire: Wire, usage: &str) -> String {
     let event = match wire {
         Wire::Chat => format!(r#"{{"id":"c","choices":[],"usage":{usage}}}"#),
@@ -31,7 +31,7 @@ fn warning(member: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn usage_that_is_no_report_makes_a_warning() {
+async fn usage_that_is_not_an_object_gives_a_warning() {
     for (wire, member) in [(Wire::Chat, "usage"), (Wire::Gemini, "usageMetadata")] {
         for usage in [r#""n/a""#, "17", "-1", "2.5", "true", "[]", "[1,{}]"] {
             let answer = wire.answer(&body(wire, usage)).await.unwrap();
@@ -42,7 +42,7 @@ async fn usage_that_is_no_report_makes_a_warning() {
 }
 
 #[tokio::test]
-async fn count_that_is_no_number_makes_a_warning_and_leaves_the_others() {
+async fn count_that_is_not_a_number_gives_a_warning_and_keeps_the_others() {
     for (wire, input, output, member) in [
         (Wire::Chat, "prompt_tokens", "completion_tokens", "usage.prompt_tokens"),
         (Wire::Gemini, "promptTokenCount", "candidatesTokenCount", "usageMetadata.promptTokenCount"),
@@ -68,7 +68,7 @@ async fn count_that_is_no_number_makes_a_warning_and_leaves_the_others() {
 }
 
 #[tokio::test]
-async fn details_of_usage_that_are_none_leave_the_rest() {
+async fn unreadable_details_of_usage_keep_the_rest() {
     for (details, member) in [
         (r#""prompt_tokens_details":"n/a""#, "usage.prompt_tokens_details"),
         (r#""completion_tokens_details":[]"#, "usage.completion_tokens_details"),
@@ -86,7 +86,7 @@ async fn details_of_usage_that_are_none_leave_the_rest() {
 const UNKNOWN: &str = "usage is unknown: the stream ended before the service reported it";
 
 #[tokio::test]
-async fn chat_stream_cut_before_its_usage_makes_a_warning() {
+async fn chat_stream_cut_before_its_usage_gives_a_warning() {
     let wire = Wire::Chat;
     let [finish, usage, done] = wire.end().try_into().unwrap();
     let text = wire.text(&["Hello"]).remove(0);
@@ -94,7 +94,7 @@ async fn chat_stream_cut_before_its_usage_makes_a_warning() {
         (vec![], vec![UNKNOWN]),
         (vec![&usage], vec![]),
         (vec![&usage, &done], vec![]),
-        // The service has said all that it had to say.
+        // After `[DONE]`, no usage is missing.
         (vec![&done], vec![]),
     ] {
         let events = [vec![&text, &finish], end].concat();
@@ -105,7 +105,7 @@ async fn chat_stream_cut_before_its_usage_makes_a_warning() {
             ("Hello".to_owned(), warnings.into_iter().map(ToOwned::to_owned).collect())
         );
     }
-    // A part of the usage chunk, and an answer that comes whole.
+    // Part of the usage chunk, and then an answer that was not streamed.
     let cut = [wire.frame(&text), wire.frame(&finish), format!("event: x\ndata: {}", &usage[..9])].concat();
     assert_eq!(wire.answer(&cut).await.unwrap_err().kind, omni_agent::provider::ErrorKind::Truncated);
     let whole = r#"{"choices":[{"message":{"content":"Hello"},"finish_reason":"stop"}]}"#;

@@ -1,4 +1,4 @@
-//! The five formats as services stream them, with events as raw JSON text, so that a test can damage them.
+//! The five formats as services stream them. Events are raw JSON texts, so that a test can damage them.
 
 use omni_agent::provider::{Folded, ProviderError, Request, http::Endpoint};
 
@@ -27,7 +27,7 @@ impl Wire {
         }
     }
 
-    /// The events before the first content.
+    /// Returns the events before the first content.
     pub(crate) fn begin(self) -> Vec<String> {
         let events: &[&str] = match self {
             Self::Messages => &[r#"{"type":"message_start","message":{"id":"m","model":"m","content":[]}}"#],
@@ -37,7 +37,7 @@ impl Wire {
         events.iter().map(ToString::to_string).collect()
     }
 
-    /// The events of a text that comes in these pieces, each as it stands in the JSON.
+    /// Returns the events of a text that arrives in these pieces, each written as in JSON.
     pub(crate) fn text(self, pieces: &[&str]) -> Vec<String> {
         let delta = |text: &&str| match self {
             Self::Chat => format!(r#"{{"id":"c","choices":[{{"index":0,"delta":{{"content":"{text}"}}}}]}}"#),
@@ -60,7 +60,7 @@ impl Wire {
         events
     }
 
-    /// The last events of an answer.
+    /// Returns the last events of an answer.
     pub(crate) fn end(self) -> Vec<String> {
         let events: &[&str] = match self {
             Self::Chat => &[
@@ -81,12 +81,12 @@ impl Wire {
         events.iter().map(ToString::to_string).collect()
     }
 
-    /// An event as it is framed.
+    /// Returns the event in its frame.
     pub(crate) fn frame(self, event: &str) -> String {
         if self == Self::Ollama { format!("{event}\n") } else { format!("data: {event}\n\n") }
     }
 
-    /// The body of an answer with these events between its begin and its end.
+    /// Returns the body of a complete answer with these events.
     pub(crate) fn body(self, events: &[String]) -> String {
         let all = [self.begin(), events.to_vec(), self.end()].concat();
         all.iter().map(|event| self.frame(event)).collect()
@@ -96,7 +96,7 @@ impl Wire {
         if self == Self::Ollama { Reply::ndjson() } else { Reply::sse() }
     }
 
-    /// The answer that this body makes.
+    /// Returns the answer that is decoded from this body.
     pub(crate) async fn answer(self, body: &str) -> Result<Folded, ProviderError> {
         self.answer_to(self.reply().piece(body.to_owned())).await
     }

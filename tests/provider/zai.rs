@@ -1,4 +1,4 @@
-//! Z.ai.
+//! Requests to Z.ai and its answers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -16,7 +16,7 @@ use crate::{
 const GLM: &str = "glm-4.6";
 
 #[tokio::test]
-async fn thinking_is_on_or_off_and_has_levels_in_the_newest() {
+async fn thinking_is_a_switch_and_a_level_for_the_newest_models() {
     let on = || json!({"thinking": {"type": "enabled"}});
     let off = || json!({"thinking": {"type": "disabled"}});
     let level = |word: &str| json!({"thinking": {"type": "enabled"}, "reasoning_effort": word});
@@ -38,7 +38,7 @@ async fn thinking_is_on_or_off_and_has_levels_in_the_newest() {
 }
 
 #[tokio::test]
-async fn request_with_everything_says_what_the_service_takes() {
+async fn request_with_everything_sends_what_the_service_accepts() {
     let options = Options::default()
         .with_max_tokens(100)
         .with_temperature(0.5)
@@ -67,7 +67,7 @@ async fn request_with_everything_says_what_the_service_takes() {
             "response_format": {"type": "json_object"},
         })
     );
-    // The second stop sequence, and the forced tool.
+    // The second stop sequence and the forced tool have a warning each.
     assert_eq!(warnings.len(), 2, "{warnings:?}");
     let (sent, _) = body(&Endpoint::zai(), "glm-4.5", request.clone()).await;
     assert_eq!(sent.get("tool_stream"), None);
@@ -79,7 +79,7 @@ async fn request_with_everything_says_what_the_service_takes() {
 }
 
 #[tokio::test]
-async fn reasoning_goes_back() {
+async fn reasoning_is_sent_back() {
     let call = ToolUse::new("a", "weather", json!({}));
     let result = Content::from(ToolResult::ok(&call, "rain"));
     let mut asked = Message::assistant([Content::from(Thinking::new("Oslo, then.")), call.into()]);
@@ -90,7 +90,7 @@ async fn reasoning_goes_back() {
 }
 
 #[tokio::test]
-async fn files_go_by_url() {
+async fn files_are_sent_by_url() {
     let content = [
         Content::from("Look:"),
         Attachment::url("application/pdf", "https://example.com/x.pdf").into(),
@@ -116,7 +116,7 @@ async fn files_go_by_url() {
     assert!(error.message.contains("give the URL"), "{error}");
 }
 
-/// An answer as the service streams one, which ends for this reason.
+/// Returns the stop reason of a streamed answer with this finish reason.
 async fn ended(reason: &str) -> Result<StopReason, omni_agent::provider::ProviderError> {
     let reply = chunks(&[
         json!({"id": "20260303", "created": 1, "model": GLM, "choices": [
@@ -136,7 +136,7 @@ async fn ended(reason: &str) -> Result<StopReason, omni_agent::provider::Provide
 }
 
 #[tokio::test]
-async fn finish_reasons_of_its_own_are_understood() {
+async fn finish_reasons_of_the_service_are_mapped() {
     assert_eq!(ended("stop").await, Ok(StopReason::Stop));
     assert_eq!(ended("length").await, Ok(StopReason::Length));
     assert_eq!(ended("sensitive").await, Ok(StopReason::Refusal));

@@ -1,8 +1,8 @@
-//! How one JSON body differs from another.
+//! The differences between two JSON bodies.
 
 use serde_json::Value;
 
-/// Each change in a line of its own: the place and what is there now.
+/// Returns one line per change: the path of the member and its new value.
 pub(crate) fn changes(before: &Value, after: &Value) -> Vec<String> {
     let mut lines = Vec::new();
     compare("", before, after, &mut lines);

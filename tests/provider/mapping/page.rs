@@ -1,4 +1,4 @@
-//! The page: one table for all services, and one for each.
+//! The text of `docs/services.md`: one table for all services, and a table for each service.
 
 use std::fmt::Write as _;
 
@@ -10,7 +10,7 @@ use super::{
     rows::{Row, rows},
 };
 
-/// Models of each service, where two are spoken to differently.
+/// The models shown for each service. There are several if the service needs different requests for them.
 const MODELS: [(&str, &[&str]); 12] = [
     ("anthropic", &["claude-opus-4-7", "claude-haiku-4-5"]),
     ("openai", &["gpt-5.1", "gpt-6-luna", "gpt-4.1"]),
@@ -26,17 +26,17 @@ const MODELS: [(&str, &[&str]); 12] = [
     ("opencode", &["kimi-k2.5", "claude-opus-4-7", "gpt-5.1", "gemini-3-pro-preview"]),
 ];
 
-/// What a service makes of an option.
+/// How a service handles an option.
 enum Fate {
-    /// It is sent as it was meant, with these changes to the body.
+    /// The option is sent as intended, with these changes to the body.
     Sent(Vec<String>),
-    /// Something else is sent, and a warning says what.
+    /// A similar setting is sent with these changes, and these warnings report it.
     Near(Vec<String>, Vec<String>),
-    /// It is left out, and a warning says so.
+    /// The option is omitted, and these warnings report it.
     Reported(Vec<String>),
-    /// It needs no words.
+    /// Nothing changes and nothing needs to be reported.
     Silent,
-    /// The request fails before anything is sent.
+    /// The request fails with this error before anything is sent.
     Refused(String),
 }
 
@@ -83,7 +83,7 @@ impl Fate {
 pub(crate) fn page() -> String {
     let endpoints = Endpoint::all();
     let names: Vec<&str> = endpoints.iter().map(omni_agent::provider::Provider::name).collect();
-    assert_eq!(names, MODELS.map(|(name, _)| name), "each service has a model here");
+    assert_eq!(names, MODELS.map(|(name, _)| name), "MODELS must list each service");
     let services: Vec<_> = endpoints.iter().zip(MODELS.map(|(_, models)| models)).collect();
     let mut page = String::from(HEAD);
     overview(&mut page, &services);
@@ -107,7 +107,7 @@ fn head(page: &mut String, cells: impl IntoIterator<Item = String>) {
     line(page, rule);
 }
 
-/// Which service does what, in a word.
+/// Writes the table with one word for each option and service.
 fn overview(page: &mut String, services: &[(&Endpoint, &[&str])]) {
     let first = [String::new()];
     head(
@@ -122,7 +122,7 @@ fn overview(page: &mut String, services: &[(&Endpoint, &[&str])]) {
     }
 }
 
-/// What a service is sent.
+/// Writes the section of one service with the changes to the body for each option.
 fn service(page: &mut String, endpoint: &Endpoint, models: &[&str]) {
     write!(page, "\n## `{}`\n\n", endpoint.name()).unwrap();
     let columns: Vec<Vec<Row>> = models.iter().map(|model| rows(model)).collect();

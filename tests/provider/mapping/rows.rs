@@ -1,4 +1,4 @@
-//! What is asked for, option by option.
+//! The requests behind the rows of the tables: one row per option.
 
 use omni_agent::{
     message::{Attachment, Content},
@@ -7,14 +7,14 @@ use omni_agent::{
 };
 use serde_json::json;
 
-/// A row: what it is called, and requests without and with it.
+/// A row: its name, and requests without and with its option.
 pub(crate) struct Row {
     pub(crate) name: &'static str,
     pub(crate) without: Request,
     pub(crate) with: Request,
 }
 
-/// All rows, for a model.
+/// Returns all rows for a model.
 pub(crate) fn rows(model: &str) -> Vec<Row> {
     let none = Options::default;
     let mut rows = Vec::new();

@@ -1,9 +1,9 @@
-//! A scripted provider, for tests of applications built on this crate (feature `test-util`).
+//! Tools for tests of applications that use this crate (feature `test-util`).
 //!
-//! A [`ScriptedProvider`] answers each request with the next [`Step`] of its script, or with what a function
-//! makes of the request, and keeps a record of the requests it got. Steps stream text, thinking and tool uses,
-//! wait, ask, fail and break off, at any delta. A [`Gate`] holds a script, a tool or a callback up until the
-//! test lets it go on, so that no test has to sleep.
+//! A [`ScriptedProvider`] is a provider without a network. It answers each request with the next [`Step`] of its
+//! script, or with the result of a function of the request, and it records the requests that it got. Steps stream text,
+//! thinking and tool uses; at any delta they can wait, ask for a decision, fail or break off. A [`Gate`] blocks a
+//! script, a tool or a callback until the test opens it, so that no test has to sleep.
 //!
 //! ```
 //! use omni_agent::provider::Request;
@@ -44,12 +44,12 @@ use crate::{
     tool::Decision,
 };
 
-/// A provider that answers from a script. Clones share script and record.
+/// A provider that answers from a script. Clones share the script and the record.
 ///
-/// A step that is refused, or that breaks off before it brought content, with an error that a retry may help
-/// against, is repeated as [`RetryPolicy`](crate::provider::RetryPolicy) says: the repetition takes the next
-/// step of the script. Set [`Options::max_retries`](crate::provider::OptionFields::max_retries) to 0 for a test
-/// that is to see the error at once.
+/// A step may be refused, or break off before it streamed content. If the error is retryable, the request is repeated
+/// as [`RetryPolicy`](crate::provider::RetryPolicy) specifies, and the repetition takes the next step of the script.
+/// For a test that should get the error at once, set
+/// [`Options::max_retries`](crate::provider::OptionFields::max_retries) to 0.
 #[derive(Clone)]
 pub struct ScriptedProvider {
     name: Arc<str>,
@@ -58,7 +58,7 @@ pub struct ScriptedProvider {
 
 struct ScriptState {
     script: Mutex<VecDeque<Step>>,
-    /// What answers the requests beyond the script.
+    /// Answers the requests after the end of the script.
     beyond: Option<Mutex<Beyond>>,
     requests: Mutex<Vec<Request>>,
     decisions: Mutex<Vec<Decision>>,
@@ -69,13 +69,13 @@ type Beyond = Box<dyn FnMut(&Request) -> Step + Send>;
 type Make = Box<dyn FnOnce(&Request) -> Step + Send>;
 
 impl ScriptedProvider {
-    /// A provider that answers with these steps, in order. A request beyond them is an error of the kind
-    /// [`ErrorKind::InvalidRequest`].
+    /// Creates a provider that answers with these steps, in order. A request after the last step fails with an error of
+    /// kind [`ErrorKind::InvalidRequest`].
     pub fn new(script: impl IntoIterator<Item = Step>) -> Self {
         Self::made(script.into_iter().collect(), None)
     }
 
-    /// A provider that answers each request with what `answer` makes of it.
+    /// Creates a provider that answers each request with the step that `answer` returns for it.
     ///
     /// ```
     /// use omni_agent::{provider::Request, testing::{ScriptedProvider, Step}};
@@ -105,12 +105,12 @@ impl ScriptedProvider {
         Self { name: "test".into(), shared: Arc::new(shared) }
     }
 
-    /// The same provider under another name than `test`, for a registry that holds several.
+    /// Returns the same provider with another name than `test`, for a registry that holds several.
     pub fn named(self, name: impl Into<Arc<str>>) -> Self {
         Self { name: name.into(), ..self }
     }
 
-    /// The model `scripted`, as this provider serves it. Any other id is served as well.
+    /// Returns the model `scripted` of this provider. The provider serves any other id as well.
     pub fn model(&self) -> Model {
         Model::new(Arc::new(self.clone()), "scripted")
     }
@@ -120,33 +120,33 @@ impl ScriptedProvider {
         lock(&self.shared.script).push_back(step);
     }
 
-    /// The requests so far, those that were refused among them.
+    /// Returns the requests so far, including those that were refused.
     pub fn requests(&self) -> Vec<Request> {
         lock(&self.shared.requests).clone()
     }
 
-    /// The newest request.
+    /// Returns the newest request.
     pub fn last_request(&self) -> Option<Request> {
         lock(&self.shared.requests).last().cloned()
     }
 
-    /// How many answers are streaming: begun, and neither read to their end nor dropped.
+    /// Returns the number of answers that are streaming: started, and neither read to the end nor dropped.
     pub fn streaming(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
     }
 
-    /// The decisions that [`Step::decide`] got so far.
+    /// Returns the decisions that [`Step::decide`] got so far.
     pub fn decisions(&self) -> Vec<Decision> {
         lock(&self.shared.decisions).clone()
     }
 
-    /// How many steps of the script are left.
+    /// Returns the number of steps left in the script.
     pub fn steps_left(&self) -> usize {
         lock(&self.shared.script).len()
     }
 }
 
-/// A lock that a panic elsewhere does not spoil: what it guards is never half changed.
+/// Locks a mutex, also after a panic elsewhere: the guarded values are never half changed.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -164,7 +164,7 @@ impl Provider for ScriptedProvider {
             (Some(step), _) => step,
             (None, Some(beyond)) => lock(beyond)(&request),
             (None, None) => {
-                let words = "the script has no step for this request";
+                let words = "the script has no step left for this request; add one with `push`";
                 return Err(ProviderError::new(ErrorKind::InvalidRequest, words));
             }
         };
@@ -199,7 +199,7 @@ impl Provider for ScriptedProvider {
     }
 }
 
-/// Counts an answer for as long as it streams.
+/// Counts an answer as streaming until it is dropped.
 struct Open(ScriptedProvider);
 
 impl Open {
@@ -224,17 +224,17 @@ impl fmt::Debug for ScriptedProvider {
     }
 }
 
-/// One answer of a [`ScriptedProvider`].
+/// An answer of a [`ScriptedProvider`].
 ///
-/// Built from left to right; [`stop`](Step::stop) ends it. An answer that is built without an end breaks off
-/// there, as a connection does that is cut.
+/// A step is built from left to right, and [`stop`](Step::stop) ends it. A step without an end breaks off there, like a
+/// connection that is cut.
 ///
 /// ```
 /// use omni_agent::testing::Step;
 /// use serde_json::json;
 ///
 /// let step = || Step::new().then_text(["Let me ", "see."]).then_tool_use("call-1", "look", json!({})).stop();
-/// // Two blocks, three pieces and the end; cut off at each of them.
+/// // Two blocks, three pieces and the end; the answer can be cut off at each of them.
 /// assert_eq!(step().actions(), 6);
 /// let cut: Vec<Step> = (0..6).map(|actions| step().cut_after(actions)).collect();
 /// ```
@@ -258,33 +258,34 @@ enum Action {
 }
 
 impl Step {
-    /// An answer that brings nothing and does not end; build on it.
+    /// Creates an answer without content and without an end, to build on.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A whole answer of one text.
+    /// Creates a complete answer with one text.
     pub fn text(text: impl Into<String>) -> Self {
         Self::new().then_text([text.into()]).stop()
     }
 
-    /// A whole answer of one value, as a service gives it that holds answers to the output schema itself.
+    /// Creates a complete answer with one value, as a service sends it that enforces the output schema itself.
     pub fn output(value: &Value) -> Self {
         let enforced = MessageDelta { output_enforced: true, ..MessageDelta::default() };
         Self::new().data(enforced).then_text([value.to_string()]).stop()
     }
 
-    /// A whole answer of one tool use.
+    /// Creates a complete answer with one tool use.
     pub fn tool_use(id: &str, name: &str, input: Value) -> Self {
         Self::new().then_tool_use(id, name, input).stop()
     }
 
-    /// A request that is refused before it streams. What is built on it is not reached.
+    /// Creates a request that is refused before it streams. Anything added to this step is not reached.
     pub fn error(error: ProviderError) -> Self {
         Self { refuse: Some(error), ..Self::default() }
     }
 
-    /// An answer that depends on the request. What is built on it is not reached: build on the answer itself.
+    /// Creates an answer that depends on the request. Anything added to this step is not reached: add to the step that
+    /// `make` returns.
     pub fn from_fn(make: impl FnOnce(&Request) -> Step + Send + 'static) -> Self {
         Self { make: Some(Box::new(make)), ..Self::default() }
     }
@@ -299,30 +300,30 @@ impl Step {
         self
     }
 
-    /// Goes on with any delta.
+    /// Adds a delta.
     pub fn delta(mut self, delta: Delta) -> Self {
         self.actions.push(Action::Delta(delta));
         self
     }
 
-    /// Goes on with data of the message as a whole: the model's name, say, or a warning.
+    /// Adds data of the message as a whole, such as the model's name or a warning.
     pub fn data(self, data: MessageDelta) -> Self {
         self.delta(Delta::Message(Box::new(data)))
     }
 
-    /// Goes on with a text block, a delta a piece. The block does not say that it ends: the message's end does.
+    /// Adds a text block, with one delta per piece. The block does not end explicitly; it ends with the message.
     pub fn then_text<T: Into<String>>(self, pieces: impl IntoIterator<Item = T>) -> Self {
         let parts = pieces.into_iter().map(|piece| Part::Text(piece.into()));
         self.block(BlockStart::Text, parts)
     }
 
-    /// Goes on with more of the last block, if that has not ended.
+    /// Adds a part to the last block, if that block has not ended.
     pub fn more(self, part: Part) -> Self {
         let index = self.blocks.saturating_sub(1);
         self.delta(Delta::Extend { index, part })
     }
 
-    /// Goes on with a thinking block, signed if `signature` is not empty, that says that it ends.
+    /// Adds a thinking block that ends explicitly. It is signed if `signature` is not empty.
     pub fn then_thinking(self, text: &str, signature: &str) -> Self {
         let mut parts = vec![Part::Text(text.to_owned())];
         if !signature.is_empty() {
@@ -333,32 +334,32 @@ impl Step {
         step.delta(Delta::End { index })
     }
 
-    /// Goes on with reasoning that the service does not show, in a block that says that it ends.
+    /// Adds reasoning that the service does not show, in a block that ends explicitly.
     pub fn then_redacted_thinking(self, payload: &str) -> Self {
         let step = self.block(BlockStart::Thinking, [Part::Redacted(payload.to_owned())]);
         let index = step.blocks - 1;
         step.delta(Delta::End { index })
     }
 
-    /// Goes on with a tool use.
+    /// Adds a tool use.
     #[expect(clippy::needless_pass_by_value, reason = "`json!` makes one")]
     pub fn then_tool_use(self, id: &str, name: &str, input: Value) -> Self {
         self.then_raw_tool_use(id, name, &[&input.to_string()])
     }
 
-    /// Goes on with a tool use whose input is any text, a delta a piece.
+    /// Adds a tool use whose input is any text, with one delta per piece.
     pub fn then_raw_tool_use(mut self, id: &str, name: &str, pieces: &[&str]) -> Self {
         self.uses_tools = true;
         let start = BlockStart::ToolUse { id: id.into(), name: name.to_owned() };
         self.block(start, pieces.iter().map(|piece| Part::Input((*piece).to_owned())))
     }
 
-    /// Goes on with the usage of the request so far.
+    /// Adds the usage of the request so far.
     pub fn usage(self, usage: Usage) -> Self {
         self.data(MessageDelta { usage: Some(usage), ..MessageDelta::default() })
     }
 
-    /// Waits.
+    /// Waits for this time.
     pub fn wait(mut self, delay: Duration) -> Self {
         self.actions.push(Action::Wait(delay));
         self
@@ -370,21 +371,21 @@ impl Step {
         self
     }
 
-    /// Asks the agent for a decision on a tool that the service runs itself; see
-    /// [`ScriptedProvider::decisions`].
+    /// Asks the agent for a decision on a tool that the service runs itself. [`ScriptedProvider::decisions`] returns
+    /// the decisions.
     pub fn decide(mut self, tool_use: ToolUse) -> Self {
         self.actions.push(Action::Decide(tool_use));
         self
     }
 
-    /// Ends the answer in the ordinary way: with [`StopReason::ToolUse`] if it uses tools, else with
+    /// Ends the answer in the ordinary way: with [`StopReason::ToolUse`] if it uses tools, otherwise with
     /// [`StopReason::Stop`].
     pub fn stop(self) -> Self {
         let reason = if self.uses_tools { StopReason::ToolUse } else { StopReason::Stop };
         self.stop_with(reason)
     }
 
-    /// Ends the answer for this reason.
+    /// Ends the answer with this stop reason.
     pub fn stop_with(self, reason: StopReason) -> Self {
         self.delta(Delta::stop(reason))
     }
@@ -401,19 +402,19 @@ impl Step {
         self
     }
 
-    /// Panics.
+    /// Panics with this message.
     pub fn panic(mut self, words: &str) -> Self {
         self.actions.push(Action::Panic(words.to_owned()));
         self
     }
 
-    /// How many deltas, waits and other actions there are.
+    /// Returns the number of deltas, waits and other actions.
     pub fn actions(&self) -> usize {
         self.actions.len()
     }
 
-    /// Breaks off after so many [`actions`](Step::actions), without an end: a connection that was cut. With
-    /// [`fail`](Step::fail) after it, an error takes their place.
+    /// Breaks off after this number of [`actions`](Step::actions), without an end, like a connection that is cut. A
+    /// [`fail`](Step::fail) after it puts an error in place of the removed actions.
     pub fn cut_after(mut self, actions: usize) -> Self {
         self.actions.truncate(actions);
         self
@@ -426,7 +427,7 @@ impl fmt::Debug for Step {
     }
 }
 
-/// Holds a script, a tool or a callback up until a test lets it go on. Clones are the same gate.
+/// Blocks a script, a tool or a callback until a test opens it. Clones are the same gate.
 ///
 /// ```
 /// use omni_agent::{agent::{Agent, Status}, testing::{Gate, ScriptedProvider, Step}};
@@ -454,30 +455,30 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A closed gate.
+    /// Creates a closed gate.
     pub fn new() -> Self {
         Self(Arc::new((Semaphore::new(0), Semaphore::new(0))))
     }
 
-    /// Lets one through, now or when it comes.
+    /// Lets one caller of [`pass`](Gate::pass) through, now or when it arrives.
     pub fn open(&self) {
         self.0.0.add_permits(1);
     }
 
-    /// Waits until somebody stands at the gate, or stood there. Each who came is seen once.
+    /// Waits until a caller of [`pass`](Gate::pass) has reached the gate. Each arrival is reported once.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future sees nobody.
+    /// Dropping the future does not use up an arrival.
     pub async fn reached(&self) {
         take(&self.0.1).await;
     }
 
-    /// Stands at the gate until it is opened.
+    /// Waits at the gate until it is opened.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does not use up an opening; it has been seen by [`reached`](Gate::reached), though.
+    /// Dropping the future does not use up an opening. Its arrival still counts for [`reached`](Gate::reached).
     pub async fn pass(&self) {
         self.0.1.add_permits(1);
         take(&self.0.0).await;

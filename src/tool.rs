@@ -1,14 +1,16 @@
-//! Tools: what a model can call.
+//! Tools that a model can call.
 //!
-//! A [`Tool`] has a name, a description, a JSON Schema of its input and a handler. There are three ways to
-//! write one, and [`Tool`] itself for anything else:
+//! A [`Tool`] has a name, a description, a JSON Schema of its input and a handler. There are three ways to write one
+//! without implementing [`Tool`] itself:
 //!
-//! - a struct that implements [`TypedTool`], for a tool with state or a description that changes;
-//! - a closure with [`tool_fn`], or with [`FnTool::with_schema`] where the schema is written by hand;
-//! - a [`SchemaTool`], which is offered to the model and never run: its use is the application's to answer.
+//! - A struct that implements [`TypedTool`] suits a tool with state or with a description that changes.
+//! - A closure becomes a tool with [`tool_fn`], or with [`FnTool::with_schema`] if the schema is written by hand.
+//! - A [`SchemaTool`] is offered to the model but never run: the application answers its uses.
 //!
-//! A [`ToolSet`] holds the tools of a conversation. It checks them when they are added, and runs them so that
-//! nothing a model or a tool does can break it: every outcome is a [`ToolResult`].
+//! A [`ToolSet`] holds the tools of a conversation. It checks each tool when it is added. [`ToolSet::run`] turns every
+//! outcome into a [`ToolResult`], so that nothing that a model or a tool does can break the conversation: not invalid
+//! input, not a [`ToolError`], not a panic, and not a tool that exceeds its [`ToolLimits`]. A running tool gets a
+//! [`ToolContext`] and returns a [`ToolOutput`]. The application can intervene before a tool runs, with a [`Decision`].
 //!
 //! ```
 //! use std::{borrow::Cow, collections::HashMap};
@@ -23,7 +25,7 @@
 //! use serde::Deserialize;
 //! use serde_json::json;
 //!
-//! // A tool with state. The model sees the comments on the fields.
+//! // A tool with state. The model sees the doc comments of the fields.
 //! struct Stock {
 //!     pieces: HashMap<String, u32>,
 //! }
@@ -42,7 +44,7 @@
 //!     }
 //!
 //!     fn description(&self) -> Cow<'_, str> {
-//!         format!("Tells how much there is of any of {} articles.", self.pieces.len()).into()
+//!         format!("Returns the number of pieces in stock, for any of {} articles.", self.pieces.len()).into()
 //!     }
 //!
 //!     async fn call(&self, article: Article, _context: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -53,7 +55,7 @@
 //!     }
 //! }
 //!
-//! // A tool made of a closure. `?` takes any error.
+//! // A tool made of a closure. `?` converts any error.
 //! #[derive(Deserialize, JsonSchema)]
 //! struct Sum {
 //!     /// Whole numbers, separated by commas.
@@ -80,7 +82,7 @@
 //! let tools = ToolSet::new().with(Typed::new(stock))?.with(add)?.with(ask)?;
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! // An agent runs the tools that its model uses. They can be run without one, too.
+//! // An agent runs the tools that its model uses. A tool set can also run them without an agent.
 //! let run = async |name, input| {
 //!     let tool_use = ToolUse::new("call-1", name, input);
 //!     tools.run(&tool_use, ToolContext::detached("call-1"), &ToolLimits::default()).await
@@ -88,7 +90,7 @@
 //! assert_eq!(run("stock", json!({ "name": "apple" })).await.text(), "3 pieces");
 //! assert_eq!(run("add", json!({ "numbers": "1, 2" })).await.text(), r#"{"total":3}"#);
 //!
-//! // What goes wrong is a result as well, for the model to read.
+//! // A failure is a result too, for the model to read.
 //! let failed = run("add", json!({ "numbers": "one" })).await;
 //! assert!(failed.is_error);
 //! assert_eq!(failed.text(), "invalid digit found in string");
@@ -125,73 +127,129 @@ pub use typed::{FnTool, SchemaTool, Typed, TypedTool, tool_fn};
 
 use crate::message::ToolResult;
 
-/// Something a model can call. Dyn-safe; state lives in the implementing type. An `Arc` or a `Box` of a tool is
-/// a tool, so that one can be shared between sets.
+/// A function that a model can call.
+///
+/// The trait is dyn-safe, and a tool's state lives in the type that implements it. An `Arc` or a `Box` of a tool is a
+/// tool too, so that several sets can share one. The [module's page](self) shows shorter ways to write a tool.
+///
+/// # Example
+///
+/// A tool that passes its calls on to a server, which also supplies the name, the description and the schema:
+///
+/// ```
+/// use std::borrow::Cow;
+///
+/// use async_trait::async_trait;
+/// use omni_agent::tool::{Schema, Tool, ToolContext, ToolError, ToolExt, ToolOutput};
+/// use serde_json::{Value, json};
+///
+/// struct RemoteTool {
+///     name: String,
+///     description: String,
+///     schema: Schema,
+/// }
+///
+/// #[async_trait]
+/// impl Tool for RemoteTool {
+///     fn name(&self) -> &str {
+///         &self.name
+///     }
+///
+///     fn description(&self) -> Cow<'_, str> {
+///         (&*self.description).into()
+///     }
+///
+///     fn schema(&self) -> &Schema {
+///         &self.schema
+///     }
+///
+///     async fn call(&self, input: Value, _context: ToolContext) -> Result<ToolOutput, ToolError> {
+///         Ok(format!("The server got {input}.").into())
+///     }
+/// }
+///
+/// let tool = RemoteTool {
+///     name: "lookup".to_owned(),
+///     description: "Looks a word up.".to_owned(),
+///     schema: Schema::new(json!({ "type": "object", "required": ["word"] }))?,
+/// };
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// let output = tool.execute(json!({ "word": "tea" })).await?;
+/// assert_eq!(output, r#"The server got {"word":"tea"}."#.into());
+/// # Ok::<(), ToolError>(())
+/// # }).map_err(|error| error.to_string())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[async_trait]
 pub trait Tool: Send + Sync + 'static {
-    /// The name that the model calls it by: letters, digits, `_`, `-` and `.`, at most 128 characters. Many services
-    /// take less, OpenAI no dots and 64 characters: there the model knows it by the nearest name that fits, and its
-    /// calls come back by this one.
+    /// Returns the name by which the model calls the tool: letters, digits, `_`, `-` and `.`, at most 128 characters.
+    ///
+    /// Many services accept less; OpenAI, for example, accepts no dots and at most 64 characters. Such a service gets
+    /// the nearest name that fits, and the model's calls are mapped back to this name.
     fn name(&self) -> &str;
 
-    /// What the tool does and when to use it, for the model. Asked for at every request, so it may depend on
-    /// the tool's own state.
+    /// Returns what the tool does and when to use it, for the model to read. The description is requested for every
+    /// request, so it may depend on the tool's state.
     fn description(&self) -> Cow<'_, str>;
 
-    /// The JSON Schema of the input, an object. Alternatives at its top, as of an enum, are shown to the model as
-    /// properties that may be absent, since services refuse them there; the input is checked against the schema itself.
+    /// Returns the JSON Schema of the input, which is an object.
+    ///
+    /// Services refuse alternatives at the top level of a schema, as an enum has them. The model is therefore offered
+    /// their properties as optional ones; the input is checked against this schema itself.
     fn schema(&self) -> &Schema;
 
-    /// Whether [`call`](Tool::call) does anything. A tool without a handler is declared and offered to the
-    /// model, and never run: a turn that uses it stops and leaves the answer to the application.
+    /// Returns whether [`call`](Tool::call) does anything.
+    ///
+    /// A tool without a handler is offered to the model but never run: a turn that uses it stops and leaves the answer
+    /// to the application.
     fn has_handler(&self) -> bool {
         true
     }
 
-    /// Runs the tool. The input has been checked against the schema when it comes through a [`ToolSet`].
+    /// Runs the tool. If the call comes through a [`ToolSet`], the input is already checked against the schema.
     ///
     /// # Errors
     ///
-    /// Whatever kept the tool from its work, in words for the model.
+    /// The reason why the tool could not do its work, as a text for the model.
     ///
     /// # Cancel safety
     ///
-    /// The future is dropped when the call is cancelled or times out; work that must not be cut in the middle
-    /// belongs into a task of its own, which can watch [`ToolContext::cancelled`].
+    /// The future is dropped when the call is cancelled or times out. Work that must not be interrupted belongs in a
+    /// separate task, which can watch [`ToolContext::cancelled`].
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError>;
 }
 
-/// What becomes of a tool use.
+/// The decision about a tool use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Decision {
-    /// Run the tool as the model asked.
+    /// Runs the tool with the model's input.
     Execute,
-    /// Run the tool with this input instead. The history keeps what the model sent.
+    /// Runs the tool with this input instead. The history keeps the input that the model sent.
     ExecuteWith(Value),
-    /// Do not run it; the model gets an error result with this text.
+    /// Does not run the tool. The model gets an error result with this text.
     Reject(String),
-    /// Do not run it; the model gets this result.
+    /// Does not run the tool. The model gets this result.
     Provide(ToolResult),
 }
 
 impl Decision {
-    /// A rejection, with a reason for the model to read.
+    /// Creates a rejection with a reason for the model to read.
     pub fn reject(reason: impl Into<String>) -> Self {
         Self::Reject(reason.into())
     }
 }
 
-/// A tool as a model sees it.
+/// The description of a tool that is sent to a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ToolDeclaration {
-    /// The name that the model calls it by.
+    /// The name by which the model calls the tool.
     pub name: String,
-    /// What the tool does.
+    /// The purpose of the tool, for the model to read.
     pub description: String,
-    /// The JSON Schema of its input.
+    /// The JSON Schema of the tool's input.
     pub schema: Schema,
-    /// Whether the application can run it.
+    /// Whether the application can run the tool.
     pub has_handler: bool,
 }

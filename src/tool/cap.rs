@@ -4,12 +4,12 @@ use std::borrow::Cow;
 
 use crate::message::{Attachment, ResultBlock, Source, Text};
 
-/// `text`, or as much of its start as takes at most `max` bytes, with an ellipsis.
+/// Returns `text`, or the longest start of it that takes at most `max` bytes, followed by an ellipsis.
 pub(super) fn clip(text: &str, max: usize) -> Cow<'_, str> {
     if text.len() <= max { text.into() } else { format!("{}…", start(text, max)).into() }
 }
 
-/// As much of the start of `text` as takes at most `max` bytes.
+/// Returns the longest start of `text` that takes at most `max` bytes.
 fn start(text: &str, max: usize) -> &str {
     let mut end = max.min(text.len());
     while !text.is_char_boundary(end) {
@@ -18,13 +18,13 @@ fn start(text: &str, max: usize) -> &str {
     &text[..end]
 }
 
-/// The blocks, cut to `max` bytes in all, with a word on what was cut.
+/// Cuts the blocks to `max` bytes in total, with a notice of what was cut.
 pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {
     let size = blocks.iter().map(bytes).fold(0, usize::saturating_add);
     if size <= max {
         return blocks;
     }
-    // The numbers in the notice can only get smaller, so there will be room for it.
+    // The numbers in the final notice are never larger than these, so the reserved space is enough.
     let reserved = notice(max, size, blocks.len()).len();
     let mut room = max.saturating_sub(reserved);
     let mut kept = Vec::new();
@@ -36,13 +36,13 @@ pub(super) fn cap(blocks: Vec<ResultBlock>, max: usize) -> Vec<ResultBlock> {
                 kept.push(block);
             }
             ResultBlock::Text(mut text) => {
-                // Text behind a cut is left out whole, that no gap goes unseen.
+                // Text after a cut is dropped completely, so that every gap is at the end.
                 let end = if cut == 0 { start(&text.text, room).len() } else { 0 };
                 cut += text.text.len() - end;
                 if end > 0 {
                     room -= end;
                     text.text.truncate(end);
-                    // A signature is for the text as it was.
+                    // A signature is only valid for the complete text.
                     text.signature = None;
                     kept.push(text.into());
                 }
@@ -85,7 +85,7 @@ fn payload(attachment: &Attachment) -> usize {
 fn stand_in(attachment: &Attachment) -> String {
     let name = clip(attachment.name.as_deref().unwrap_or("without a name"), 100);
     let kind = clip(&attachment.media_type, 100);
-    format!("[Attachment {name} ({kind}, {} bytes) was left out: it does not fit.]", payload(attachment))
+    format!("[Attachment {name} ({kind}, {} bytes) was omitted: it exceeds the limit.]", payload(attachment))
 }
 
 fn notice(max: usize, cut: usize, left_out: usize) -> String {
@@ -96,5 +96,5 @@ fn notice(max: usize, cut: usize, left_out: usize) -> String {
     };
     let text = if cut == 0 { String::new() } else { format!("{cut} bytes of text") };
     let and = if text.is_empty() || attachments.is_empty() { "" } else { " and " };
-    format!("\n[Output was cut to {max} bytes: {text}{and}{attachments} left out.]")
+    format!("\n[Output was cut to {max} bytes: {text}{and}{attachments} omitted.]")
 }

@@ -1,4 +1,4 @@
-//! Keeps panics of the application's code inside the call that they happen in.
+//! Catches panics of the application's code within the call in which they happen.
 
 use std::{
     any::Any,
@@ -10,20 +10,20 @@ use std::{
 
 use super::cap::clip;
 
-/// Runs `work`; the error is what it panicked with.
+/// Runs `work`. The error is the message of its panic.
 pub(super) fn contained<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    // Nothing that the closure may have left half done is looked at after a panic.
+    // State that the closure left half changed is not used after a panic.
     catch_unwind(AssertUnwindSafe(work)).map_err(panic_message)
 }
 
-/// What a panic said.
+/// Returns the message of a panic.
 pub(crate) fn panic_message(payload: Box<dyn Any + Send>) -> String {
     let text = match payload.downcast::<String>() {
         Ok(text) => *text,
         Err(payload) => match payload.downcast::<&'static str>() {
             Ok(text) => (*text).to_owned(),
             Err(payload) => {
-                // The drop of an unknown type may panic in its turn; the leak is the lesser harm.
+                // Dropping a payload of unknown type may panic as well. Leaking it is the lesser harm.
                 std::mem::forget(payload);
                 "panic without a message".to_owned()
             }
@@ -34,7 +34,7 @@ pub(crate) fn panic_message(payload: Box<dyn Any + Send>) -> String {
 
 type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A future that gives what it panicked with, whether it panics when made, polled or dropped.
+/// A future that returns the message of a panic as its error, whether it panics when it is created, polled or dropped.
 pub(super) struct Contained<'a, T>(Option<Result<BoxFuture<'a, T>, String>>);
 
 impl<'a, T> Contained<'a, T> {

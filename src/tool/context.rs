@@ -10,7 +10,33 @@ use tokio_util::sync::CancellationToken;
 
 use crate::message::ToolUseId;
 
-/// What a tool call knows of its circumstances. Cheap to clone.
+/// The circumstances of a tool call: its ids, its cancellation, progress reports and the application's values.
+///
+/// An agent passes a context to each call. It is cheap to clone.
+///
+/// # Example
+///
+/// ```
+/// use omni_agent::tool::{Extensions, ToolContext, ToolError, ToolExt, tool_fn};
+/// use serde_json::{Value, json};
+///
+/// struct Tenant(u32);
+///
+/// let invoice = tool_fn("invoice", "Writes an invoice.", |_: Value, context: ToolContext| async move {
+///     let tenant = context.extensions().get::<Tenant>().ok_or_else(|| ToolError::new("Nobody is signed in."))?;
+///     context.progress(json!({ "written": "half" })).await;
+///     Ok(format!("invoice of tenant {}, key {}", tenant.0, context.idempotency_key()))
+/// });
+///
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+/// // An agent creates the context of its calls; a unit test creates one itself.
+/// let context = ToolContext::detached("call-1").with_extensions(Extensions::default().with(Tenant(7)));
+/// let output = invoice.execute_in(json!({}), context).await?;
+/// assert_eq!(output, "invoice of tenant 7, key call-1".into());
+/// # Ok::<(), ToolError>(())
+/// # }).map_err(|error| error.to_string())?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ToolContext {
     tool_use_id: ToolUseId,
@@ -20,17 +46,18 @@ pub struct ToolContext {
     extensions: Extensions,
 }
 
-/// How far a tool call has come, in the tool's own terms.
+/// A progress report of a tool call, in the tool's own terms.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// Which call.
+    /// The id of the tool use that the call answers.
     pub tool_use_id: ToolUseId,
-    /// What the tool reports.
+    /// The data that the tool reported.
     pub data: Value,
 }
 
 impl ToolContext {
-    /// A context for a call outside an agent: never cancelled, with the tool use's id as its key.
+    /// Creates a context for a call outside an agent: it is never cancelled, and its idempotency key is the tool use's
+    /// id.
     pub fn detached(tool_use_id: impl Into<ToolUseId>) -> Self {
         let tool_use_id = tool_use_id.into();
         Self {
@@ -42,44 +69,45 @@ impl ToolContext {
         }
     }
 
-    /// The same context with another idempotency key.
+    /// Returns the same context with another idempotency key.
     pub fn with_idempotency_key(mut self, key: impl Into<Arc<str>>) -> Self {
         self.idempotency_key = key.into();
         self
     }
 
-    /// The same context, cancelled with `token`.
+    /// Returns the same context, cancelled when `token` is cancelled.
     pub fn with_cancellation(mut self, token: CancellationToken) -> Self {
         self.cancellation = token;
         self
     }
 
-    /// The same context with a place for progress reports.
+    /// Returns the same context with a channel for progress reports.
     pub fn with_progress(mut self, progress: mpsc::Sender<Progress>) -> Self {
         self.progress = Some(progress);
         self
     }
 
-    /// The same context with the application's extensions.
+    /// Returns the same context with the application's extensions.
     pub fn with_extensions(mut self, extensions: Extensions) -> Self {
         self.extensions = extensions;
         self
     }
 
-    /// The tool use that this call answers.
+    /// Returns the id of the tool use that this call answers.
     pub fn tool_use_id(&self) -> &ToolUseId {
         &self.tool_use_id
     }
 
-    /// The key of this call. No other call of the agent has it, and a repetition of this call would have the same one.
-    /// Pass it to services that detect repeated requests by a key. Today nothing repeats a call: a call in flight ends
-    /// with its process, and a call of a later turn or step has a new key.
+    /// Returns the key of this call, for services that detect repeated requests by a key.
+    ///
+    /// No other call of the agent has the same key, and a repetition of this call would have it. Today nothing repeats
+    /// a call: a call in flight ends with its process, and a call of a later turn or step has a new key.
     pub fn idempotency_key(&self) -> &str {
         &self.idempotency_key
     }
 
-    /// Completes when the call is cancelled, timed out or dropped. The call's own future is dropped then;
-    /// this is for work that it started elsewhere.
+    /// Completes when the call is cancelled, timed out or dropped. The call's own future is dropped then, so this
+    /// method is for work that the call started elsewhere.
     ///
     /// # Cancel safety
     ///
@@ -88,36 +116,36 @@ impl ToolContext {
         self.cancellation.cancelled().await;
     }
 
-    /// The same context with a cancellation of its own, which follows this one's.
+    /// Returns the same context with a separate cancellation, which is also cancelled when this one is.
     pub(super) fn with_own_cancellation(&self) -> (Self, CancellationToken) {
         let own = self.cancellation.child_token();
         (self.clone().with_cancellation(own.clone()), own)
     }
 
-    /// Whether the call has been cancelled, timed out or dropped.
+    /// Returns whether the call has been cancelled, timed out or dropped.
     pub fn is_cancelled(&self) -> bool {
         self.cancellation.is_cancelled()
     }
 
-    /// Reports progress, which the agent shows as an event. Waits while the agent has no room; does nothing
-    /// outside an agent.
+    /// Reports progress, which the agent emits as an event. Waits while the agent has no room for the report. Outside
+    /// an agent this does nothing.
     ///
     /// # Cancel safety
     ///
-    /// A report that was dropped while it waited is not made.
+    /// If the future is dropped while it waits, the report is not made.
     pub async fn progress(&self, data: Value) {
         if let Some(progress) = &self.progress {
             let _ = progress.send(Progress { tool_use_id: self.tool_use_id.clone(), data }).await;
         }
     }
 
-    /// What the application put beside the conversation.
+    /// Returns the values that the application passed to the agent.
     pub fn extensions(&self) -> &Extensions {
         &self.extensions
     }
 }
 
-/// Values of the application's own types, one a type, shared by reference. Cheap to clone.
+/// Values of the application's own types, one per type, shared by reference. Cheap to clone.
 ///
 /// ```
 /// use omni_agent::tool::Extensions;
@@ -126,14 +154,14 @@ impl ToolContext {
 /// let extensions = Extensions::default().with(Tenant(7));
 /// assert_eq!(extensions.get::<Tenant>().map(|tenant| tenant.0), Some(7));
 /// ```
-// A list: there are few, and every agent has some. A map would take several times the room.
+// A list, since every agent has one and it holds few values. A map would take several times the memory.
 #[derive(Clone, Default)]
 pub struct Extensions(Option<Arc<[Entry]>>);
 
 type Entry = (TypeId, Arc<dyn Any + Send + Sync>);
 
 impl Extensions {
-    /// The same values and this one, in place of one of its type.
+    /// Returns the same values with this one added. It replaces a value of the same type.
     pub fn with<T: Send + Sync + 'static>(self, value: T) -> Self {
         let id = TypeId::of::<T>();
         let others = self.entries().iter().filter(|(other, _)| *other != id).cloned();
@@ -145,7 +173,7 @@ impl Extensions {
         self.0.as_deref().unwrap_or_default()
     }
 
-    /// The value of this type, if there is one.
+    /// Returns the value of this type, if there is one.
     pub fn get<T: Send + Sync + 'static>(&self) -> Option<&T> {
         let id = TypeId::of::<T>();
         let (_, value) = self.entries().iter().find(|(other, _)| *other == id)?;

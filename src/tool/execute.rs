@@ -5,7 +5,7 @@ use super::{
     run::{check_input, no_handler},
 };
 
-/// Runs one tool alone, in a unit test for example. Every [`Tool`] has it.
+/// Runs a single tool, for example in a unit test. Every [`Tool`] implements this trait.
 ///
 /// ```
 /// use omni_agent::tool::{Schema, ToolContext, ToolError, ToolExt, tool_fn};
@@ -39,30 +39,30 @@ use super::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ToolExt: Tool {
-    /// Checks the input as an agent does, and runs the tool. Outside an agent there is no time limit, the output is not cut,
-    /// and a panic is not caught.
+    /// Checks the input as an agent does, and runs the tool. Outside an agent the call has no time limit, the output is not
+    /// cut, and a panic is not caught.
     ///
     /// # Errors
     ///
-    /// If [`is_invalid_input`](ToolError::is_invalid_input), the input was invalid. Otherwise the tool failed, or it has no
-    /// handler.
+    /// If [`is_invalid_input`](ToolError::is_invalid_input) returns `true`, the input was invalid. Otherwise the tool
+    /// failed or has no handler.
     ///
     /// # Cancel safety
     ///
-    /// As [`Tool::call`].
+    /// As for [`Tool::call`].
     fn execute(&self, input: Value) -> impl Future<Output = Result<ToolOutput, ToolError>> + Send {
         self.execute_in(input, ToolContext::detached("execute"))
     }
 
-    /// As [`execute`](Self::execute), with a context: extensions, progress reports, a cancellation.
+    /// Does the same as [`execute`](Self::execute) with a context: extensions, progress reports, a cancellation.
     ///
     /// # Errors
     ///
-    /// As [`execute`](Self::execute).
+    /// As for [`execute`](Self::execute).
     ///
     /// # Cancel safety
     ///
-    /// As [`Tool::call`].
+    /// As for [`Tool::call`].
     fn execute_in(
         &self,
         input: Value,

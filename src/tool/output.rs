@@ -8,7 +8,7 @@ use crate::{
     message::{Attachment, ResultBlock, Text},
 };
 
-/// What a tool gives back: text, JSON or blocks.
+/// The output of a tool: text, JSON or blocks.
 ///
 /// ```
 /// use omni_agent::{message::Attachment, tool::ToolOutput};
@@ -20,12 +20,12 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ToolOutput {
-    /// The blocks that the model gets.
+    /// The blocks that are sent to the model.
     pub blocks: Vec<ResultBlock>,
 }
 
 impl ToolOutput {
-    /// The JSON text of any value that can be serialised.
+    /// Creates an output from any value that can be serialised, as its JSON text.
     ///
     /// ```
     /// use omni_agent::tool::{ToolContext, ToolOutput, tool_fn};
@@ -44,12 +44,12 @@ impl ToolOutput {
     ///
     /// # Errors
     ///
-    /// The value can't be written as JSON, a map whose keys are no strings for example.
+    /// The value can't be written as JSON, for example because it is a map whose keys are not strings.
     pub fn json(value: &(impl Serialize + ?Sized)) -> Result<Self, ToolError> {
         Ok(serde_json::to_string(value)?.into())
     }
 
-    /// Blocks, an image say.
+    /// Creates an output from blocks, for example from an image.
     pub fn blocks(blocks: impl IntoIterator<Item = impl Into<ResultBlock>>) -> Self {
         Self { blocks: blocks.into_iter().map(Into::into).collect() }
     }
@@ -68,7 +68,7 @@ impl From<&str> for ToolOutput {
 }
 
 impl From<Value> for ToolOutput {
-    /// The JSON text of the value.
+    /// Creates an output from the JSON text of the value.
     fn from(value: Value) -> Self {
         value.to_string().into()
     }
@@ -98,10 +98,10 @@ impl From<Vec<ResultBlock>> for ToolOutput {
     }
 }
 
-/// What kept a tool from its work, in words for the model.
+/// The reason why a tool could not do its work, as a text for the model.
 ///
-/// Any error can be returned with `?`: its text is taken together with the texts of its causes. For that to be
-/// possible, this is no [`Error`] itself.
+/// `?` converts any error: its text is joined with the texts of its causes. To make that possible, this type does not
+/// implement [`Error`] itself.
 ///
 /// ```
 /// use omni_agent::tool::ToolError;
@@ -120,29 +120,29 @@ pub struct ToolError {
 }
 
 impl ToolError {
-    /// An error with this text.
+    /// Creates an error with this text.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), is_invalid_input: false }
     }
 
-    /// An error with this text: the input is invalid, and the tool has done nothing.
+    /// Creates an error with this text that means: the input is invalid, and the tool has done nothing.
     pub fn invalid_input(text: impl Into<String>) -> Self {
         Self { text: text.into(), is_invalid_input: true }
     }
 
-    /// Whether the input was invalid: it did not fit the schema, it could not be read, or the tool
-    /// [rejected it](Self::invalid_input). Otherwise the tool failed.
+    /// Returns whether the input was invalid: it did not match the schema, could not be parsed, or was
+    /// [rejected](Self::invalid_input) by the tool. Otherwise the tool failed.
     pub fn is_invalid_input(&self) -> bool {
         self.is_invalid_input
     }
 
-    /// The text that the model gets.
+    /// Returns the text that is sent to the model.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The text of an error and of its causes. This is what `?` does; use it for a boxed error, which `?`
-    /// can't take: `.map_err(|error| ToolError::caused_by(&*error))`.
+    /// Creates an error from the texts of an error and of its causes, as `?` does. Use this for a boxed error, which
+    /// `?` can't convert: `.map_err(|error| ToolError::caused_by(&*error))`.
     pub fn caused_by(error: &(dyn Error + 'static)) -> Self {
         Self::new(error_chain(error))
     }

@@ -11,23 +11,23 @@ use crate::message::{ToolResult, ToolUse};
 
 type TimeoutByName = Arc<dyn Fn(&str) -> Option<Duration> + Send + Sync>;
 
-/// How long a tool may take.
+/// The time limit of tool calls.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum ToolTimeout {
-    /// The same for every tool.
+    /// The same limit for every tool.
     Fixed(Duration),
-    /// By the tool's name; `None` is for ever.
+    /// A limit per tool name. `None` means no limit.
     ByName(TimeoutByName),
 }
 
 impl ToolTimeout {
-    /// A limit by the tool's name; `None` is for ever.
+    /// Creates a limit per tool name. If `limit` returns `None`, the tool has no limit.
     pub fn by_name(limit: impl Fn(&str) -> Option<Duration> + Send + Sync + 'static) -> Self {
         Self::ByName(Arc::new(limit))
     }
 
-    /// The limit for the tool of this name.
+    /// Returns the limit for the tool with this name.
     pub fn of(&self, name: &str) -> Option<Duration> {
         match self {
             Self::Fixed(limit) => Some(*limit),
@@ -52,14 +52,14 @@ impl fmt::Debug for ToolTimeout {
     }
 }
 
-/// What one tool call may take.
+/// The limits of one tool call.
 #[derive(Clone, Debug)]
 pub struct ToolLimits {
-    /// How long.
+    /// The time limit of the call.
     pub timeout: ToolTimeout,
-    /// How many bytes of output the model gets, all blocks together: text as UTF-8, an attachment as base64 or
-    /// URL with its name. Text beyond is cut and an attachment that does not fit is left out; the result says
-    /// so, within the limit if it has room for that.
+    /// The maximum size of the output in bytes, for all blocks together. Text counts as UTF-8, an attachment as its
+    /// base64 data or URL and its name. Text beyond the limit is cut, and an attachment that does not fit is omitted.
+    /// The result has a notice of this, within the limit if there is room for it.
     pub max_output: usize,
 }
 
@@ -71,12 +71,12 @@ impl Default for ToolLimits {
 }
 
 impl ToolSet {
-    /// Runs the tool that `tool_use` names, whatever happens: malformed or invalid input, an unknown name, a
-    /// tool without a handler, an error, a panic, a timeout and a cancelled context each become an error
-    /// result that the model can read and act on.
+    /// Runs the tool that `tool_use` names, and always returns a result.
     ///
-    /// A tool that blocks its thread can't be stopped: neither the timeout nor a cancellation gets a turn
-    /// before the tool gives way.
+    /// Malformed or invalid input, an unknown name, a tool without a handler, an error, a panic, a timeout and a
+    /// cancelled context each become an error result that the model can read and act on.
+    ///
+    /// A tool that blocks its thread can't be stopped: timeouts and cancellation take effect only when the tool yields.
     ///
     /// ```
     /// use omni_agent::{
@@ -101,11 +101,11 @@ impl ToolSet {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops the call and cancels the context that the tool was given.
+    /// Dropping the future drops the call and cancels the tool's context.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime with time enabled, if there is a timeout.
+    /// Panics outside a tokio runtime with time enabled, if there is a timeout.
     pub async fn run(&self, tool_use: &ToolUse, context: ToolContext, limits: &ToolLimits) -> ToolResult {
         let outcome = match contained(|| self.admit(tool_use, &limits.timeout)) {
             Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).await,
@@ -125,7 +125,7 @@ impl ToolSet {
         result
     }
 
-    /// The tool to call and its time limit, or why it is not called. Runs code of the application's.
+    /// Returns the tool to call and its time limit, or the reason why it is not called. Runs code of the application.
     fn admit(
         &self,
         tool_use: &ToolUse,
@@ -147,7 +147,7 @@ impl ToolSet {
         const SHOWN: usize = 50;
         let name = clip(name, 200);
         if self.is_empty() {
-            return format!("There is no tool {name:?}, nor any other.");
+            return format!("There is no tool {name:?}. No tools are available.");
         }
         let names: Vec<_> = self.iter().take(SHOWN).map(|tool| &**tool).map(Tool::name).collect();
         let more = match self.len() - names.len() {
@@ -162,7 +162,7 @@ pub(super) fn no_handler(name: &str) -> String {
     format!("The tool {name:?} can't be run: it is only declared here.")
 }
 
-/// Checks an input against the tool's schema; the error is for the model.
+/// Checks an input against the tool's schema. The error is for the model.
 pub(super) fn check_input<T: Tool + ?Sized>(tool: &T, name: &str, input: &Value) -> Result<(), String> {
     if !input.is_object() {
         return Err(format!("The input of {name:?} must be a JSON object. Correct it and call again."));
@@ -180,7 +180,7 @@ async fn call(
 ) -> Result<ToolOutput, String> {
     let name = &tool_use.name;
     let (own, cancellation) = context.with_own_cancellation();
-    // Work that the tool started elsewhere learns that nobody waits for it any more.
+    // If the call is abandoned, this notifies work that the tool started elsewhere.
     let abandoned = cancellation.drop_guard();
     let call = Contained::new(|| tool.call(tool_use.input.clone(), own));
     let timed = async {
@@ -200,7 +200,7 @@ async fn call(
     match outcome {
         Ok(Ok(Ok(output))) => Ok(output),
         Ok(Ok(Err(error))) if error.text().trim().is_empty() => {
-            Err(format!("The tool {name:?} failed and did not say why."))
+            Err(format!("The tool {name:?} failed without an error message."))
         }
         Ok(Ok(Err(error))) => Err(error.text().to_owned()),
         Ok(Err(panic)) => Err(panicked(name, &panic)),
@@ -213,14 +213,14 @@ fn panicked(name: &str, panic: &str) -> String {
     format!("The tool {name:?} failed unexpectedly: {panic}")
 }
 
-/// Tells a model what is wrong with the text that it sent for an input.
+/// Describes to a model why its input text is not a JSON object.
 fn malformed(name: &str, raw: &str) -> String {
     let reason = match serde_json::from_str::<Value>(raw) {
-        Ok(_) => "it is JSON, but no object".to_owned(),
+        Ok(_) => "it is JSON, but not an object".to_owned(),
         Err(error) => error.to_string(),
     };
     let start = clip(raw, 200);
     format!(
-        "The input of {name:?} must be a JSON object: {reason}. It began with: {start}\nSend it again, whole."
+        "The input of {name:?} must be a JSON object: {reason}. It began with: {start}\nSend the complete input again."
     )
 }

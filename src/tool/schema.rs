@@ -1,4 +1,4 @@
-//! JSON Schemas, compiled with the `boon` crate behind a guard.
+//! JSON Schemas, compiled with the `boon` crate within limits of time and stack.
 
 mod cost;
 mod pattern;
@@ -22,29 +22,30 @@ use self::cost::{CostModel, Verdict};
 pub(crate) use self::reference::resolve;
 use super::cap::clip;
 
-/// How deep a schema or a checked value may nest; what `serde_json` reads from text nests no deeper.
+/// How deep a schema or a checked value may nest. `serde_json` doesn't parse text that nests deeper than this.
 const MAX_DEPTH: usize = 128;
 
-/// How deep a schema may nest to be compiled on any thread's stack: each level takes up to fifty kilobytes in a
+/// The depth up to which a schema is compiled on the caller's own stack. Each level takes up to fifty kilobytes in a
 /// debug build.
 const FEW_LEVELS: usize = 6;
 
-/// A stack for what may nest deep. Only what is used of it becomes memory.
+/// The stack size of a thread for deep nesting. Only the part in use takes memory.
 const LARGE_STACK: usize = 64 * 1024 * 1024;
 
-/// Where the compiler believes the schema to be. Nothing is ever loaded from there.
+/// The address under which the compiler knows the schema. Nothing is loaded from it.
 const LOCATION: &str = "schema:///input";
 
-/// A compiled JSON Schema. Cheap to clone; serialised as the schema itself.
+/// A compiled JSON Schema. It is cheap to clone and is serialised as the schema itself.
 ///
-/// Drafts 4 to 2020-12 are understood; a schema that does not say by `$schema` which one it follows is read
-/// as 2020-12. A schema is self-contained: `$ref` may point into it (`#/$defs/city`), to nothing else, and
-/// nothing is ever loaded from a file or the network. `format`, a `multipleOf` that is no whole number, and a
-/// `pattern` with look-around or back-references are shown to the model and not checked, since no check of
-/// them is exact.
+/// Drafts 4 to 2020-12 are supported. A schema without `$schema` is read as draft 2020-12. A schema is self-contained:
+/// `$ref` may only point into the schema itself (`#/$defs/city`), and nothing is ever loaded from a file or the
+/// network.
 ///
-/// Compiling and checking take bounded time and stack, whatever the schema and the value: a schema that would
-/// take more is refused by [`Schema::new`], a value by [`Schema::validate`].
+/// Some keywords are sent to the model but not checked, because no check of them is exact: `format`, a `multipleOf`
+/// that is not a whole number, and a `pattern` with look-around or back-references.
+///
+/// Compiling and checking take bounded time and stack for every schema and value. [`Schema::new`] refuses a schema that
+/// would take more, and [`Schema::validate`] refuses such a value.
 ///
 /// ```
 /// use omni_agent::tool::Schema;
@@ -67,9 +68,9 @@ pub struct Schema(Arc<Inner>);
 
 struct Inner {
     value: Value,
-    /// The error is for [`Schema::of`], which must not fail: whoever uses the schema learns of it then.
+    /// An error comes from [`Schema::of`], which must not fail; it is reported when the schema is used.
     compiled: Result<Compiled, SchemaError>,
-    /// As it is offered, if that is another than itself.
+    /// The schema as it is offered to services; `None` if that is the schema itself.
     offered: OnceLock<Option<Value>>,
 }
 
@@ -79,7 +80,7 @@ struct Compiled {
     cost: CostModel,
 }
 
-/// A value that can't be used as a JSON Schema, and why.
+/// A value that can't be used as a JSON Schema, with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unusable JSON Schema: {0}")]
 pub struct SchemaError(pub String);
@@ -89,10 +90,14 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// The value is no JSON Schema, refers to another document or to nowhere, uses what can't be resolved by
-    /// reading it alone (`$dynamicRef`, `$recursiveRef`, anchors, an `$id` below the top level), holds a regular
-    /// expression that the engine does not know, or is so large or so entangled that checking a value could
-    /// take for ever.
+    /// The value is refused for any of these reasons:
+    ///
+    /// - It is not a JSON Schema.
+    /// - It refers to another document or to a place that does not exist.
+    /// - It uses a reference that needs more than the schema's text to resolve (`$dynamicRef`, `$recursiveRef`,
+    ///   anchors, an `$id` below the top level).
+    /// - It has a regular expression that the engine does not support.
+    /// - It is so large, or its subschemas refer to each other so much, that checking a value could take too long.
     pub fn new(value: Value) -> Result<Self, SchemaError> {
         let Some(size) = Size::of(&value) else {
             dismantle(value);
@@ -106,20 +111,20 @@ impl Schema {
         Ok(Self(Arc::new(Inner { value, compiled: Ok(compiled), offered: OnceLock::new() })))
     }
 
-    /// The schema of a Rust type, without `$schema`, and with what it refers to written in place where
-    /// possible: model services differ in the references that they follow.
+    /// Derives the schema of a Rust type, without `$schema`. References are replaced by the schemas they point to where
+    /// possible, since model services differ in the references that they follow.
     ///
-    /// A type whose own [`JsonSchema`] implementation gives no usable schema gets an empty one, and is found out
-    /// when it is used: a [`ToolSet`](super::ToolSet) refuses it, and [`validate`](Schema::validate) fails.
+    /// If the type's own [`JsonSchema`] implementation returns an unusable schema, the result is an empty schema that
+    /// fails when it is used: a [`ToolSet`](super::ToolSet) refuses it, and [`validate`](Schema::validate) fails.
     ///
     /// # Panics
     ///
-    /// If the type's [`JsonSchema`] implementation does; derived ones don't.
+    /// Panics if the type's [`JsonSchema`] implementation does. Derived implementations don't.
     pub fn of<T: JsonSchema>() -> Self {
         Self::derived(|value| value, derive::<T>)
     }
 
-    /// The schema of a Rust type as a tool's input, which is an object even where the type leaves it open.
+    /// Derives the schema of a Rust type as a tool's input, which is an object even if the type leaves this open.
     /// Several services refuse a tool whose schema lacks `type` or `properties`.
     pub(super) fn of_input<T: JsonSchema>() -> Self {
         Self::derived(as_input, derive::<T>)
@@ -127,7 +132,7 @@ impl Schema {
 
     fn derived(adapt: fn(Value) -> Value, derive: fn(bool) -> Value) -> Self {
         Self::new(adapt(derive(true)))
-            // Writing everything in place may take it over a limit; references keep it small.
+            // Inlining everything may exceed a limit. With references the schema stays small.
             .or_else(|_| Self::new(adapt(derive(false))))
             .unwrap_or_else(|error| {
                 let value = Value::Object(Map::new());
@@ -135,18 +140,18 @@ impl Schema {
             })
     }
 
-    /// The schema itself, as it was given.
+    /// Returns the schema as JSON, as it was given.
     pub fn as_value(&self) -> &Value {
         &self.0.value
     }
 
-    /// The schema as services are offered it, as `make` has it; `None` is the schema itself. Each request asks, and what
-    /// is made takes work: it is made once.
+    /// Returns the schema as it is offered to services: the result of `make`, or the schema itself if that is `None`.
+    /// The result is cached, since every request asks for it and `make` is expensive.
     pub(crate) fn offered(&self, make: impl FnOnce(&Value) -> Option<Value>) -> &Value {
         self.0.offered.get_or_init(|| make(&self.0.value)).as_ref().unwrap_or(&self.0.value)
     }
 
-    /// Why the schema can't be used, if it can't; only one that [`Schema::of`] made can be so.
+    /// Returns why the schema can't be used. Only a schema from [`Schema::of`] can be unusable.
     pub fn error(&self) -> Option<&SchemaError> {
         self.0.compiled.as_ref().err()
     }
@@ -155,8 +160,8 @@ impl Schema {
     ///
     /// # Errors
     ///
-    /// What is wrong, in words that a model can act on: one line a problem, with its place as a JSON pointer
-    /// and what is expected there. Ten problems and about two thousand characters at most.
+    /// The problems, in words that a model can act on: one line per problem, with its place as a JSON pointer and what
+    /// is expected there. The text has at most ten problems and about two thousand characters.
     pub fn validate(&self, value: &Value) -> Result<(), String> {
         let compiled = self.0.compiled.as_ref().map_err(ToString::to_string)?;
         let size = Size::of(value)
@@ -178,12 +183,12 @@ impl Compiled {
         compiler.set_default_draft(Draft::V2020_12);
         compiler.use_loader(Box::new(RefuseToLoad));
         let mut schemas = Schemas::new();
-        // In debug builds the compiler asserts where it otherwise returns an error.
+        // In debug builds, the compiler panics in cases where it otherwise returns an error.
         let root = catch_unwind(AssertUnwindSafe(|| {
             compiler.add_resource(LOCATION, prepared.document).map_err(|error| describe(&error))?;
             compiler.compile(LOCATION, &mut schemas).map_err(|error| describe(&error))
         }))
-        .unwrap_or_else(|_| Err(SchemaError("the compiler gave up on it".to_owned())))?;
+        .unwrap_or_else(|_| Err(SchemaError("the schema compiler panicked".to_owned())))?;
         Ok(Self { schemas, root, cost: prepared.cost })
     }
 
@@ -192,14 +197,14 @@ impl Compiled {
     }
 }
 
-/// Runs `work` where it can't overflow the stack.
+/// Runs `work` on a thread with a large stack.
 fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("schema".to_owned()).stack_size(LARGE_STACK);
         match thread.spawn_scoped(scope, work).map(std::thread::ScopedJoinHandle::join) {
             Ok(Ok(done)) => Ok(done),
             Ok(Err(panic)) => std::panic::resume_unwind(panic),
-            Err(error) => Err(format!("no thread could be started to read it: {error}")),
+            Err(error) => Err(format!("the thread to process it could not be started: {error}")),
         }
     })
 }
@@ -227,7 +232,7 @@ fn derive<T: JsonSchema>(inline: bool) -> Value {
         settings.inline_subschemas = inline;
     });
     let mut value = settings.into_generator().into_root_schema_for::<T>().to_value();
-    // Without a title of its own the schema gets the Rust type's name, which tells a model nothing.
+    // If a type has no title, `schemars` uses the name of the Rust type, which does not help a model.
     if let Value::Object(schema) = &mut value
         && schema.get("title").and_then(Value::as_str) == Some(&*T::schema_name())
     {
@@ -251,14 +256,14 @@ fn as_input(mut value: Value) -> Value {
 }
 
 struct Size {
-    /// How many JSON values there are, the outermost included.
+    /// The number of JSON values, including the outermost one.
     values: usize,
-    /// How deep they nest.
+    /// The depth of nesting.
     depth: usize,
 }
 
 impl Size {
-    /// The size of a value; `None` if it nests too deep.
+    /// Returns the size of a value, or `None` if it nests too deep.
     fn of(value: &Value) -> Option<Self> {
         let mut size = Self { values: 0, depth: 0 };
         size.add(value, 1)?;
@@ -279,7 +284,7 @@ impl Size {
     }
 }
 
-/// Drops a value of any depth; dropping it as it is would take stack for each level.
+/// Drops a value of any depth without recursion. An ordinary drop takes stack for each level.
 fn dismantle(value: Value) {
     let mut open = vec![value];
     while let Some(value) = open.pop() {

@@ -2,41 +2,41 @@ use std::{fmt, sync::Arc};
 
 use super::{Schema, SchemaError, Tool, ToolDeclaration, contain::contained};
 
-/// The tools of a conversation, in order, with distinct names. Cheap to clone.
+/// The tools of a conversation, in order and with distinct names. Cheap to clone.
 #[derive(Clone, Default)]
 pub struct ToolSet(Option<Arc<Vec<Arc<dyn Tool>>>>);
 
-/// Tools that can't be together in a set, or not at all.
+/// A tool can't be added to a set.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ToolSetError {
     /// Two tools have the same name.
-    #[error("two tools are named {0:?}; the model could not tell them apart")]
+    #[error("two tools are named {0:?}; give each tool a different name")]
     Duplicate(String),
-    /// A name that services refuse.
-    #[error("{0:?} can't be a tool's name; use 1 to 128 letters, digits, `_`, `-` and `.`")]
+    /// The tool has a name that services refuse.
+    #[error("{0:?} is not a valid tool name; use 1 to 128 letters, digits, `_`, `-` and `.`")]
     BadName(String),
-    /// A schema that is none, or describes no object.
+    /// The tool's schema is invalid or does not describe an object.
     #[error("the input schema of tool {name:?} is refused: {error}")]
     BadSchema {
-        /// The tool.
+        /// The name of the tool.
         name: String,
-        /// Why.
+        /// The reason why the schema is refused.
         error: SchemaError,
     },
 }
 
 impl ToolSet {
-    /// An empty set.
+    /// Creates an empty set.
     pub const fn new() -> Self {
         Self(None)
     }
 
-    /// The same set with this tool at the end.
+    /// Returns the same set with this tool at the end.
     ///
     /// # Errors
     ///
-    /// The name is taken, or name or schema are of a kind that services refuse.
+    /// The name is taken, or services refuse the name or the schema.
     pub fn with(mut self, tool: impl Tool) -> Result<Self, ToolSetError> {
         self.insert(Arc::new(tool))?;
         Ok(self)
@@ -46,7 +46,7 @@ impl ToolSet {
     ///
     /// # Errors
     ///
-    /// As [`ToolSet::with`]; the set is as it was before.
+    /// As for [`ToolSet::with`]. On an error the set stays as it was.
     pub fn insert(&mut self, tool: Arc<dyn Tool>) -> Result<(), ToolSetError> {
         let name = tool.name();
         if !is_good_name(name) {
@@ -62,7 +62,7 @@ impl ToolSet {
         Ok(())
     }
 
-    /// Takes out the tool of this name; whether there was one.
+    /// Removes the tool with this name. Returns whether there was one.
     pub fn remove(&mut self, name: &str) -> bool {
         let Some(position) = self.iter().position(|tool| tool.name() == name) else { return false };
         if let Some(tools) = &mut self.0 {
@@ -71,34 +71,35 @@ impl ToolSet {
         true
     }
 
-    /// The tool of this name.
+    /// Returns the tool with this name.
     pub fn get(&self, name: &str) -> Option<&Arc<dyn Tool>> {
         self.iter().find(|tool| tool.name() == name)
     }
 
-    /// Whether the tool of this name is there and has no handler. One that panics when it is asked is taken
-    /// for one that has: [`run`](ToolSet::run) makes an error result of its panic.
+    /// Returns whether there is a tool with this name that has no handler. If the tool panics in
+    /// [`has_handler`](Tool::has_handler), this returns `false`, and [`run`](ToolSet::run) turns the panic into an
+    /// error result.
     pub fn is_only_declared(&self, name: &str) -> bool {
         contained(|| self.get(name).is_some_and(|tool| !tool.has_handler())).unwrap_or(false)
     }
 
-    /// The tools in order.
+    /// Returns the tools in order.
     pub fn iter(&self) -> std::slice::Iter<'_, Arc<dyn Tool>> {
         self.0.as_deref().map_or(&[][..], Vec::as_slice).iter()
     }
 
-    /// How many tools there are.
+    /// Returns the number of tools.
     pub fn len(&self) -> usize {
         self.0.as_ref().map_or(0, |tools| tools.len())
     }
 
-    /// Whether there is no tool.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The tools as a model sees them, each with the description that it has now. A description that panics
-    /// is left empty, and a tool that panics when it is asked for the rest is left out.
+    /// Returns the declarations of the tools for a model, each with its current description. If a description panics,
+    /// it is left empty. If another method of a tool panics, the tool is omitted.
     pub fn declarations(&self) -> Vec<ToolDeclaration> {
         let declare = |tool: &Arc<dyn Tool>| ToolDeclaration {
             name: tool.name().to_owned(),
@@ -123,13 +124,13 @@ fn is_good_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
 }
 
-/// Every service wants a tool's input to be an object.
+/// Services require that a tool's input is an object.
 fn check_input_schema(schema: &Schema) -> Result<(), SchemaError> {
     if let Some(error) = schema.error() {
         return Err(error.clone());
     }
     let Some(value) = schema.as_value().as_object() else {
-        return Err(SchemaError("a tool's input is an object; the schema must describe one".to_owned()));
+        return Err(SchemaError("a tool's input is an object; use a schema that describes one".to_owned()));
     };
     match value.get("type") {
         None => Ok(()),

@@ -1,4 +1,4 @@
-//! Tools behind a pointer are tools.
+//! Implements [`Tool`] for pointers to tools.
 
 use std::{borrow::Cow, sync::Arc};
 

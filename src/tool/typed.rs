@@ -7,28 +7,28 @@ use serde_json::Value;
 
 use super::{Schema, Tool, ToolContext, ToolError, ToolOutput};
 
-/// A tool whose input is a Rust type: the schema is derived from it, and the input parsed into it.
+/// A tool whose input is a Rust type. The schema is derived from the type, and the input is parsed into it.
 ///
 /// Wrap it with [`Typed::new`] to get a [`Tool`]. The [module's page](super) has an example.
 pub trait TypedTool: Send + Sync + 'static {
-    /// The input.
+    /// The type of the input.
     type Input: DeserializeOwned + JsonSchema + Send;
 
-    /// The name that the model calls it by.
+    /// Returns the name by which the model calls the tool.
     fn name(&self) -> &str;
 
-    /// What the tool does and when to use it.
+    /// Returns what the tool does and when to use it, for the model to read.
     fn description(&self) -> Cow<'_, str>;
 
     /// Runs the tool.
     ///
     /// # Errors
     ///
-    /// Whatever kept the tool from its work, in words for the model.
+    /// The reason why the tool could not do its work, as a text for the model.
     ///
     /// # Cancel safety
     ///
-    /// As [`Tool::call`].
+    /// As for [`Tool::call`].
     fn call(
         &self,
         input: Self::Input,
@@ -36,7 +36,7 @@ pub trait TypedTool: Send + Sync + 'static {
     ) -> impl Future<Output = Result<ToolOutput, ToolError>> + Send;
 }
 
-/// Makes a [`Tool`] of a [`TypedTool`].
+/// Makes a [`Tool`] from a [`TypedTool`].
 #[derive(Clone, Debug)]
 pub struct Typed<T> {
     tool: T,
@@ -44,7 +44,7 @@ pub struct Typed<T> {
 }
 
 impl<T: TypedTool> Typed<T> {
-    /// Wraps the tool.
+    /// Wraps the tool and derives its schema.
     pub fn new(tool: T) -> Self {
         Self { tool, schema: Schema::of_input::<T::Input>() }
     }
@@ -80,7 +80,7 @@ pub struct FnTool<I, F> {
     input: PhantomData<fn(I)>,
 }
 
-/// A tool made of a closure. `I` is any `Deserialize + JsonSchema` type, [`Value`] for none in particular.
+/// Makes a tool from a closure. `I` is any `Deserialize + JsonSchema` type, or [`Value`] for any object.
 ///
 /// ```
 /// use omni_agent::tool::{ToolContext, ToolSet, tool_fn};
@@ -110,8 +110,8 @@ where
 }
 
 impl<I, F> FnTool<I, F> {
-    /// A tool made of a closure, with a schema written by hand. `I` is any `Deserialize` type that takes what
-    /// the schema allows, [`Value`] for all of it.
+    /// Makes a tool from a closure, with a schema written by hand. `I` is any `Deserialize` type that accepts what the
+    /// schema allows; [`Value`] accepts all of it.
     pub fn with_schema<R, O>(
         name: impl Into<String>,
         description: impl Into<String>,
@@ -163,13 +163,13 @@ impl<I, F> fmt::Debug for FnTool<I, F> {
     }
 }
 
-/// A schema can't say everything that a type demands, so this may fail for input that has been checked.
+/// Parses an input. A schema can't express everything that a type requires, so this may fail for a checked input.
 fn parse<I: DeserializeOwned>(input: Value) -> Result<I, ToolError> {
     serde_json::from_value(input)
         .map_err(|error| ToolError::invalid_input(format!("The input could not be read: {error}")))
 }
 
-/// A tool that is declared and never run; see [`Tool::has_handler`].
+/// A tool that is offered to the model but never run; see [`Tool::has_handler`].
 #[derive(Clone, Debug)]
 pub struct SchemaTool {
     name: String,
@@ -178,12 +178,12 @@ pub struct SchemaTool {
 }
 
 impl SchemaTool {
-    /// A tool with this schema.
+    /// Creates a tool with this schema.
     pub fn new(name: impl Into<String>, description: impl Into<String>, schema: Schema) -> Self {
         Self { name: name.into(), description: description.into(), schema }
     }
 
-    /// A tool whose schema is derived from a Rust type, into which the application can parse the input.
+    /// Creates a tool whose schema is derived from a Rust type, into which the application can parse the input.
     pub fn of<I: JsonSchema>(name: impl Into<String>, description: impl Into<String>) -> Self {
         Self::new(name, description, Schema::of_input::<I>())
     }

@@ -44,7 +44,7 @@ fn run_text_beyond_the_limit_is_cut_and_says_how_much() {
     };
     let kept = start.text.len();
     assert!((100..=200).contains(&kept) && start.text.bytes().all(|byte| byte == b'x'));
-    let expected = format!("[Output was cut to 200 bytes: {} bytes of text left out.]", 1_000 - kept);
+    let expected = format!("[Output was cut to 200 bytes: {} bytes of text omitted.]", 1_000 - kept);
     assert_eq!(notice.text.trim(), expected);
     assert!(bytes(&result) <= 200);
 }
@@ -75,11 +75,11 @@ fn run_attachment_that_does_not_fit_is_named_instead() {
     assert_eq!(result.content[0], "before".into());
     assert_eq!(
         result.content[1],
-        "[Attachment map.png (image/png, 5000 bytes) was left out: it does not fit.]".into()
+        "[Attachment map.png (image/png, 5000 bytes) was omitted: it exceeds the limit.]".into()
     );
     assert_eq!(result.content[2], small.into());
     assert_eq!(result.content[3], "after".into());
-    assert_eq!(result.content[4], "\n[Output was cut to 1000 bytes: 1 attachment left out.]".into());
+    assert_eq!(result.content[4], "\n[Output was cut to 1000 bytes: 1 attachment omitted.]".into());
 }
 
 #[test]

@@ -107,7 +107,7 @@ async fn run_malformed_input_says_why_and_does_not_call() {
     );
 
     tool_use.malformed = Some("[1]".to_owned());
-    assert!(error_of(&tools, &tool_use).await.contains("it is JSON, but no object"));
+    assert!(error_of(&tools, &tool_use).await.contains("it is JSON, but not an object"));
 
     tool_use.malformed = Some("é".repeat(100_000));
     assert!(error_of(&tools, &tool_use).await.len() < 1_000);
@@ -136,7 +136,7 @@ async fn run_unknown_name_names_the_tools_there_are() {
     let text = error_of(&tools(strict()), &ToolUse::new("id", "stict", json!({}))).await;
     assert_eq!(text, "There is no tool \"stict\". The tools are: strict.");
     let text = error_of(&ToolSet::new(), &ToolUse::new("id", "a", json!({}))).await;
-    assert_eq!(text, "There is no tool \"a\", nor any other.");
+    assert_eq!(text, "There is no tool \"a\". No tools are available.");
 }
 
 #[tokio::test]
@@ -155,7 +155,7 @@ async fn run_error_is_its_text() {
     assert_eq!(error_of(&failing, &ToolUse::new("id", "f", json!({}))).await, "no route");
     let silent = tools(tool_fn("f", "F.", |_: Value, _| async { Err::<&str, _>(ToolError::new(" ")) }));
     let text = error_of(&silent, &ToolUse::new("id", "f", json!({}))).await;
-    assert_eq!(text, "The tool \"f\" failed and did not say why.");
+    assert_eq!(text, "The tool \"f\" failed without an error message.");
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
-//! Bounds what checking a value costs.
+//! Limits the cost of checking a value.
 //!
-//! `boon` follows every keyword that applies to a value by recursion, with no limit of its own. A recursive
-//! schema with two alternatives that both look at the same property doubles the work at each level of the
-//! value; a chain of references takes stack for each link. So the schema's references are kept as a graph: what
-//! is too entangled for any value is refused when the schema is compiled, and where it depends on the value,
-//! the checker's way through both is counted before it is gone.
+//! `boon` applies the keywords of a schema by recursion and has no limit for it. If a recursive schema has two
+//! alternatives that both look at the same property, the work doubles at each level of the value. A chain of references
+//! takes stack for each link. This module therefore keeps the schema's references as a graph. A schema that would be
+//! too expensive for every value is refused when it is compiled. If the cost depends on the value, the checker's visits
+//! are counted in advance.
 
 use std::collections::HashMap;
 
@@ -13,38 +13,37 @@ use serde_json::Value;
 /// How many pairs of a subschema and a value one check may visit.
 const MAX_VISITS: usize = 200_000;
 
-/// How many such pairs may be open at once, each in the one before.
+/// How many nested visits one check may have.
 const MAX_FRAMES: usize = 1_000;
 
-/// How many of them fit on any thread's stack: each takes up to twenty kilobytes in a debug build.
+/// The number of nested visits that fit on any thread's stack. Each takes up to twenty kilobytes in a debug build.
 const FEW_FRAMES: usize = 16;
 
-/// How many subschemas may apply to one and the same value, one through the other, counted as often as they
-/// apply.
+/// How many subschemas may apply to the same value. A subschema counts as often as it applies.
 const MAX_EXPANSION: usize = 1_000;
 
-/// How long a chain of subschemas may be that apply to one and the same value.
+/// How long a chain of subschemas that apply to the same value may be.
 const MAX_CHAIN: usize = 64;
 
-/// How a subschema is applied by the one that it is written in.
+/// The part of a value to which a subschema is applied.
 pub(super) enum Edge {
-    /// To the same value.
+    /// The same value.
     Same,
-    /// To the property of this name.
+    /// The property of this name.
     Property(String),
-    /// To properties whose names match a pattern.
+    /// The properties whose names match a pattern.
     Pattern,
-    /// To properties that are not named.
+    /// The properties that are not named.
     OtherProperty,
-    /// To the names of properties.
+    /// The names of the properties.
     Name,
-    /// To the next item that none is kept for yet.
+    /// The next item that has no subschema yet.
     Prefix,
-    /// To the items behind those.
+    /// The items after the prefix.
     OtherItem,
-    /// To all items.
+    /// All items.
     Item,
-    /// Not applied, only written there.
+    /// Nothing: the subschema is only stored here.
     Nowhere,
 }
 
@@ -76,31 +75,31 @@ impl Node {
     }
 }
 
-/// The graph of a schema; the first node is the schema itself.
+/// The graph of a schema. The first node is the schema itself.
 #[derive(Default)]
 pub(super) struct CostModel {
     nodes: Vec<Node>,
-    /// What all of it comes to; `None` if the schema is recursive.
+    /// The extent of the whole schema; `None` if the schema is recursive.
     extent: Option<Extent>,
 }
 
-/// What a subschema leads to.
+/// The subschemas that can be reached from a subschema.
 #[derive(Clone, Copy)]
 struct Extent {
-    /// How many subschemas, counted as often as they apply.
+    /// The number of subschemas, each counted as often as it applies.
     size: usize,
-    /// How many of them at most in a row.
+    /// The length of the longest chain of them.
     chain: usize,
 }
 
-/// How a check is to be done.
+/// How to run a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     /// On the caller's own stack.
     Shallow,
     /// On a large stack.
     Deep,
-    /// Not at all.
+    /// Not at all: the check is too expensive.
     TooMuch,
 }
 
@@ -131,19 +130,19 @@ impl CostModel {
         }
     }
 
-    /// Ends the building; an error if the schema is too entangled for any value.
+    /// Completes the graph. Fails if the schema is too expensive for every value.
     pub(super) fn finish(mut self) -> Result<Self, &'static str> {
         let same = self
             .extents(|node| node.same.clone())
-            .ok_or("a `$ref` leads back to where it stands, without a step into the value")?;
+            .ok_or("a `$ref` leads back to itself for the same value")?;
         if same.iter().any(|extent| extent.size > MAX_EXPANSION || extent.chain > MAX_CHAIN) {
-            return Err("too many subschemas apply to one and the same value");
+            return Err("too many subschemas apply to the same value");
         }
         self.extent = self.extents(|node| node.all().collect()).and_then(|extents| extents.first().copied());
         Ok(self)
     }
 
-    /// How much each node leads to by these edges; `None` if there is a cycle.
+    /// Returns the extent of each node along these edges, or `None` if there is a cycle.
     fn extents(&self, edges: impl Fn(&Node) -> Vec<usize>) -> Option<Vec<Extent>> {
         enum State {
             New,
@@ -151,7 +150,7 @@ impl CostModel {
             Done(Extent),
         }
         let mut states: Vec<State> = self.nodes.iter().map(|_| State::New).collect();
-        // Depth first without recursion: a node is looked at twice, before and after what it leads to.
+        // Depth first without recursion: each node is visited twice, before and after its targets.
         let mut open: Vec<usize> = (0..self.nodes.len()).collect();
         while let Some(&index) = open.last() {
             let targets = edges(&self.nodes[index]);
@@ -188,7 +187,7 @@ impl CostModel {
             .collect()
     }
 
-    /// What checking `value`, of `values` JSON values in all, comes to.
+    /// Decides how to check `value`, which has `values` JSON values in total.
     pub(super) fn judge(&self, value: &Value, values: usize) -> Verdict {
         if let Some(Extent { size, chain }) = self.extent
             && chain <= FEW_FRAMES
@@ -243,7 +242,7 @@ struct Walk<'v> {
 
 impl<'v> Walk<'v> {
     fn push(&mut self, nodes: &[usize], value: &'v Value, frames: usize) {
-        // Counted here, so that the list of what is open stays within the limit as well.
+        // Visits are counted here, so that the list of open ones stays within the limit as well.
         self.visits = self.visits.saturating_add(nodes.len());
         if self.visits <= MAX_VISITS {
             self.open.extend(nodes.iter().map(|&node| (node, value, frames + 1)));

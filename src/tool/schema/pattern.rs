@@ -1,21 +1,21 @@
-//! Estimates what a regular expression costs, before the engine sees it.
+//! Estimates the cost of a regular expression before the engine compiles it.
 
-/// What a regular expression costs.
+/// The cost of a regular expression.
 pub(super) struct Weight {
-    /// About as many states as the engine will need.
+    /// The approximate number of states that the engine will need.
     pub(super) states: usize,
-    /// How often `boon` will parse it to rewrite a class such as `\d`.
+    /// How often `boon` will parse the pattern again to rewrite a class such as `\d`.
     pub(super) rewrites: usize,
 }
 
-/// Weighs a pattern; `None` if it uses look-around or back-references, which the engine does not have.
+/// Estimates the cost of a pattern. Returns `None` if the pattern uses look-around or back-references, which the engine
+/// does not support.
 ///
-/// This reads regular expressions only roughly. What it misjudges meets the engine's own size limit, which
-/// is generous.
+/// The estimate is rough. If it is too low, the engine's own size limit still applies, which is generous.
 pub(super) fn weigh(pattern: &str) -> Option<Weight> {
     let mut rewrites = 0;
-    // Sums of finished atoms, one for each open group, the innermost last; and the atom that a quantifier
-    // would repeat.
+    // `groups` has the sum of finished atoms for each open group, the innermost last. `atom` is the atom that a
+    // quantifier would repeat.
     let mut groups = vec![0_usize];
     let mut atom = 0_usize;
     let mut rest = pattern.chars();
@@ -77,14 +77,14 @@ fn close_atom(groups: &mut [usize], atom: &mut usize) {
     }
 }
 
-/// Skips what belongs to an escape, as in `\p{Greek}`.
+/// Skips the braces of an escape such as `\p{Greek}`.
 fn skip_braces(rest: &mut std::str::Chars<'_>) {
     if let Some((_, after)) = rest.as_str().strip_prefix('{').and_then(|braced| braced.split_once('}')) {
         *rest = after.chars();
     }
 }
 
-/// Reads a class behind its opening bracket.
+/// Reads a character class after its opening bracket. Returns its number of states.
 fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> usize {
     let mut states = 4_usize;
     let mut depth = 1_usize;
@@ -107,7 +107,7 @@ fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> usize {
     states
 }
 
-/// The most repetitions that `n`, `n,` or `n,m` writes out.
+/// Returns the largest number of repetitions in `n`, `n,` or `n,m`.
 fn repetitions(bounds: &str) -> Option<usize> {
     let (least, most) = bounds.split_once(',').unwrap_or((bounds, ""));
     let least: usize = least.trim().parse().ok()?;

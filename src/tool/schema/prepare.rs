@@ -1,5 +1,5 @@
-//! Makes a schema ready for the compiler: finds its subschemas, takes out what can't be checked exactly, and
-//! refuses what could keep the compiler or the checker busy for ever.
+//! Prepares a schema for the compiler. Finds its subschemas, removes what can't be checked exactly, and refuses schemas
+//! that could take the compiler or the checker too long.
 
 use std::collections::HashMap;
 
@@ -12,19 +12,19 @@ use super::{
 };
 use crate::tool::cap::clip;
 
-/// How many subschemas a schema may have. The compiler's work grows with their square.
+/// How many subschemas a schema may have. The compiler's work grows with the square of this number.
 const MAX_SUBSCHEMAS: usize = 4_096;
 
-/// How large all regular expressions together may be, in states of the engine.
+/// The maximum size of all regular expressions together, in states of the engine.
 const MAX_STATES: usize = 50_000;
 
-/// How long one regular expression may be.
+/// The maximum length of a regular expression in bytes.
 const MAX_PATTERN: usize = 4_096;
 
-/// How many classes such as `\d` there may be in one regular expression, which the compiler reads anew for each.
+/// How many classes such as `\d` a regular expression may have. The compiler parses the expression again for each.
 const MAX_REWRITES: usize = 100;
 
-/// How many there may be in all.
+/// How many such classes all regular expressions together may have.
 const MAX_ALL_REWRITES: usize = 2_000;
 
 pub(super) struct Prepared {
@@ -32,7 +32,7 @@ pub(super) struct Prepared {
     pub(super) cost: CostModel,
 }
 
-/// `schema` has been found to nest within limits.
+/// Prepares a schema whose depth was already checked.
 pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
     let mut document = schema.clone();
     let root_id = reference::root_id(&document).map(ToOwned::to_owned);
@@ -41,9 +41,9 @@ pub(super) fn prepare(schema: &Value) -> Result<Prepared, SchemaError> {
     while let Some((index, path)) = work.open.pop() {
         match document.pointer_mut(&path) {
             Some(Value::Object(schema)) => work.visit(index, &path, schema)?,
-            // The compiler says what is wrong with anything that is no schema at all.
+            // The compiler reports values that are not schemas.
             Some(_) => {}
-            None => return refuse(format!("`$ref` to {:?} leads nowhere", clip(&path, 200))),
+            None => return refuse(format!("`$ref` points to {:?}, which does not exist", clip(&path, 200))),
         }
     }
     let cost = work.cost.finish().map_err(|reason| SchemaError(reason.to_owned()))?;
@@ -57,10 +57,10 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
 #[derive(Default)]
 struct Work {
     id_keywords: &'static [&'static str],
-    /// The schema's own name. References by it are rewritten, so that nothing is resolved against it.
+    /// The schema's id. References that use it are rewritten to references within the document.
     root_id: Option<String>,
     cost: CostModel,
-    /// The subschemas that were found, by JSON pointer.
+    /// The subschemas found so far, by JSON pointer.
     nodes: HashMap<String, usize>,
     open: Vec<(usize, String)>,
     states: usize,
@@ -89,24 +89,24 @@ impl Work {
     ) -> Result<(), SchemaError> {
         for keyword in self.id_keywords {
             if let Some(Value::String(id)) = schema.get(*keyword) {
-                // Some generators name each subschema by its own place; that resolves to nothing new.
+                // Some generators use the subschema's own place as its id. Such an id changes nothing about resolution.
                 if !path.is_empty() && !id.starts_with('#') {
-                    return refuse(format!("`{keyword}` is only understood at the top level"));
+                    return refuse(format!("`{keyword}` is only supported at the top level"));
                 }
                 schema.shift_remove(*keyword);
             }
         }
         for keyword in ["$dynamicRef", "$recursiveRef"] {
             if schema.get(keyword).is_some_and(Value::is_string) {
-                return refuse(format!("`{keyword}` is not understood; use `$ref`"));
+                return refuse(format!("`{keyword}` is not supported; use `$ref`"));
             }
         }
-        // No check by `format` is exact, and services write formats of their own; drafts before 2019-09 would
-        // have it checked.
+        // A check by `format` is never exact, and services define their own formats. Drafts before 2019-09 would check
+        // it.
         if schema.get("format").is_some_and(Value::is_string) {
             schema.shift_remove("format");
         }
-        // 19.99 is no multiple of 0.01 in floating point.
+        // In floating point, 19.99 is not a multiple of 0.01.
         if schema
             .get("multipleOf")
             .and_then(Value::as_f64)
@@ -145,7 +145,7 @@ impl Work {
         Ok(())
     }
 
-    /// Counts a regular expression; whether it can be checked.
+    /// Counts a regular expression towards the limits. Returns whether it can be checked.
     fn take_pattern(&mut self, pattern: &str) -> Result<bool, SchemaError> {
         let Some(weight) = Some(pattern).filter(|pattern| pattern.len() <= MAX_PATTERN).map(pattern::weigh)
         else {
@@ -161,10 +161,10 @@ impl Work {
     }
 }
 
-/// The subschemas that a keyword holds, and how to get to them from the schema that it is in.
+/// Returns the subschemas that a keyword holds, with their paths relative to the schema that has the keyword.
 ///
-/// Keywords of all drafts are taken for what they mean where they mean something: that counts too much for some
-/// schemas, never too little.
+/// Keywords of all drafts are read with their meaning, whatever the schema's draft. For some schemas this counts too
+/// much, but never too little.
 fn subschemas(keyword: &str, value: &Value) -> Vec<(Edge, String)> {
     let mut found = Vec::new();
     match (keyword, value) {

@@ -1,4 +1,4 @@
-//! Says what is wrong with a value, for a model that is to write a better one.
+//! Describes what is wrong with a value, for a model that will correct it.
 
 use std::fmt::Write;
 
@@ -12,7 +12,7 @@ const MAX_LINE: usize = 600;
 const MAX_TEXT: usize = 2_000;
 const MAX_ALTERNATIVES: usize = 4;
 
-/// The problems, one a line.
+/// Returns the problems, one per line.
 pub(super) fn describe(error: &ValidationError<'_, '_>) -> String {
     let mut found = Vec::new();
     collect(error, &mut found);
@@ -35,7 +35,7 @@ pub(super) fn describe(error: &ValidationError<'_, '_>) -> String {
     text
 }
 
-/// Collects what a model has to put right: the problems themselves, not the keywords that lead to them.
+/// Collects the problems that a model has to correct, without the keywords that only contain them.
 fn collect<'e, 's, 'v>(error: &'e ValidationError<'s, 'v>, found: &mut Vec<&'e ValidationError<'s, 'v>>) {
     let leads_on = matches!(
         error.kind,
@@ -50,7 +50,7 @@ fn collect<'e, 's, 'v>(error: &'e ValidationError<'s, 'v>, found: &mut Vec<&'e V
     }
 }
 
-/// The problem's place, as a JSON pointer.
+/// Returns the place of the problem as a JSON pointer.
 fn place(error: &ValidationError<'_, '_>) -> String {
     let tokens = &error.instance_location.tokens;
     if tokens.is_empty() {
@@ -92,7 +92,7 @@ fn says(error: &ValidationError<'_, '_>) -> String {
         ErrorKind::PropertyName { prop } => {
             format!("can't have a property named {}: {}", quote(prop), causes(error))
         }
-        ErrorKind::FalseSchema => "must not be there".to_owned(),
+        ErrorKind::FalseSchema => "must be absent".to_owned(),
         ErrorKind::MinProperties { got, want } => format!("must have at least {want} properties, has {got}"),
         ErrorKind::MaxProperties { got, want } => format!("must have at most {want} properties, has {got}"),
         ErrorKind::MinItems { got, want } => format!("must have at least {want} items, has {got}"),
@@ -101,7 +101,7 @@ fn says(error: &ValidationError<'_, '_>) -> String {
         ErrorKind::UniqueItems { got: [first, second] } => {
             format!("items must differ; those at {first} and {second} are equal")
         }
-        ErrorKind::Contains => "no item is of the kind that there must be one of".to_owned(),
+        ErrorKind::Contains => "has no item of the required kind".to_owned(),
         ErrorKind::MinContains { got, want } => {
             format!("must have at least {want} items of a certain kind, has {}", got.len())
         }
@@ -116,14 +116,15 @@ fn says(error: &ValidationError<'_, '_>) -> String {
         ErrorKind::ExclusiveMinimum { got, want } => format!("must be more than {want}, got {got}"),
         ErrorKind::ExclusiveMaximum { got, want } => format!("must be less than {want}, got {got}"),
         ErrorKind::MultipleOf { got, want } => format!("must be a multiple of {want}, got {got}"),
-        ErrorKind::Not => "has the one form that it must not have".to_owned(),
-        ErrorKind::OneOf(Some(_)) => "has two of the forms that exclude each other".to_owned(),
+        ErrorKind::Not => "has a form that it must not have".to_owned(),
+        ErrorKind::OneOf(Some(_)) => "matches two of the forms that exclude each other".to_owned(),
         ErrorKind::AnyOf | ErrorKind::OneOf(None) => alternatives(error),
         other => other.to_string(),
     }
 }
 
-/// Why none of several forms fits: what is wrong with those that the value was probably meant to have.
+/// Describes why none of several alternatives matches. Shows only the problems of the alternatives that the value was
+/// probably meant for.
 fn alternatives(error: &ValidationError<'_, '_>) -> String {
     let depth = error.instance_location.tokens.len();
     let forms: Vec<Vec<_>> = error
@@ -154,7 +155,7 @@ fn alternatives(error: &ValidationError<'_, '_>) -> String {
     }
 }
 
-/// Whether a problem shows that the value was meant to have another form: a tag or a type that differs.
+/// Returns whether a problem shows that the value was meant for another alternative: its tag or type differs.
 fn is_other_form(problem: &ValidationError<'_, '_>, depth: usize) -> bool {
     let below = problem.instance_location.tokens.len().saturating_sub(depth);
     match problem.kind {
@@ -195,7 +196,7 @@ fn quote(text: &str) -> String {
     literal(&Value::from(&*clip(text, 100)))
 }
 
-/// JSON text, clipped.
+/// Returns the JSON text of the value, clipped.
 fn literal(value: &Value) -> String {
     clip(&value.to_string(), 120).into_owned()
 }

@@ -1,40 +1,40 @@
-//! Where a schema's references lead: to places in it, and nowhere else.
+//! Resolves a schema's references, which may only point into the schema itself.
 
 use serde_json::Value;
 
 use super::SchemaError;
 use crate::tool::cap::clip;
 
-/// What a reference in this schema leads to, if to anything.
+/// Returns the value that a reference in this schema points to, if it exists.
 pub(crate) fn resolve<'a>(root: &'a Value, reference: &str) -> Option<&'a Value> {
     root.pointer(&pointer(root_id(root), reference).ok()?)
 }
 
-/// The keywords by which a schema has a name.
+/// Returns the keywords that give a schema its id.
 pub(super) fn id_keywords(root: &Value) -> &'static [&'static str] {
     let draft = root.get("$schema").and_then(Value::as_str).unwrap_or_default();
     if draft.contains("draft-04") { &["$id", "id"] } else { &["$id"] }
 }
 
-/// The schema's own name, by which references may lead into it.
+/// Returns the schema's id. References may use it to point into the schema.
 pub(super) fn root_id(root: &Value) -> Option<&str> {
     let id = id_keywords(root).iter().find_map(|keyword| root.get(*keyword)?.as_str())?;
     Some(id.trim_end_matches('#')).filter(|id| !id.is_empty())
 }
 
-/// Where in its document a reference points to.
+/// Converts a reference to a JSON pointer into its document.
 pub(super) fn pointer(root_id: Option<&str>, reference: &str) -> Result<String, SchemaError> {
     let refuse = |reason| Err(SchemaError(format!("`$ref` {reason}: {:?}", clip(reference, 200))));
     let (document, fragment) = reference.split_once('#').unwrap_or((reference, ""));
     if !document.is_empty() && root_id != Some(document) {
-        return refuse("to another document");
+        return refuse("points to another document");
     }
     let Some(pointer) = percent_decoded(fragment) else {
-        return refuse("is no valid reference");
+        return refuse("is not a valid reference");
     };
     if !pointer.is_empty() && !pointer.starts_with('/') {
         return Err(SchemaError(format!(
-            "`$ref` to an anchor: {:?}; refer to a place, such as `#/$defs/name`",
+            "`$ref` points to an anchor: {:?}; use a JSON pointer such as `#/$defs/name`",
             clip(reference, 200)
         )));
     }

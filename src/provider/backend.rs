@@ -1,39 +1,53 @@
 //! Backends: services that own the conversation themselves, such as coding agents that run as a program.
 //!
-//! A model service is sent the whole conversation with each request. A [`Backend`] keeps it: one starts a session, gives
-//! it a prompt, and reads what happens until the turn is over; the tools that it runs are its own.
-//! [`BackendProvider`] makes any backend a [`Provider`](super::Provider), so that agents, sessions and managers run on it:
+//! A model service gets the whole conversation with each request. A [`Backend`] keeps the conversation itself and runs
+//! its own tools. Its user starts a [`BackendSession`], gives it a [`TurnPrompt`], and reads [`BackendEvent`]s until
+//! the turn ends. [`BackendProvider`] makes any backend a [`Provider`](super::Provider), so that agents, sessions and
+//! managers can run on it. A backend for programs that use the Agent Client Protocol is in `acp` (feature `acp`);
+//! `conformance` (feature `test-util`) tests an implementation.
 //!
-//! - It starts on the conversation's first prompt, once, and terminates with the agent, however that ends.
-//! - It sends what is new: the messages behind the last answer that the backend gave. Where the backend is in the
-//!   conversation stands in each answer's [`provider_data`](crate::message::Message::provider_data), under the backend's name;
-//!   a conversation that is loaded again is resumed by that, or says that it can't be.
-//! - Settings of one conversation, such as the folder that the backend works in, are in
-//!   [`Options::backend`](super::OptionFields::backend). They are saved with the conversation, and each session that is
-//!   started, resumed or forked for it gets them.
-//! - The backend's tools, plans and statuses are shown as they come, and kept in the answer as opaque items. The agent
-//!   runs none of them.
-//! - A tool is an item with the members `type` (`"tool"`), `id`, `name`, `input`, `status`, and `update`, `result` and `permission`
-//!   where they exist. The status is `asking`, `running`, `done` or `failed`. When the turn has ended, a tool without a result is
-//!   `rejected` if permission was refused, else `ended`.
-//! - A conversation whose session is lost fails, or starts a new session, as [`LostSession`] says.
-//! - A request for permission is a question to the agent: `handle_tool_use`, and on pause `resume`.
-//! - A cancelled turn is cancelled at the backend too. What it had heard of it by then it knows, as every conversation
-//!   with such a service goes on. The same goes for a turn that the backend finished and the agent discarded: a callback
-//!   panicked, say. A warning in the log says so.
-//! - A prompt that the backend may have taken is not sent again by itself: what it did it would do twice.
-//! - A branch from an earlier place is followed by a fork, where the backend can do that; else it is an error before
-//!   anything was sent. A branch from the very beginning is a new session. The session before runs on until the branch
-//!   has an answer, so that one that comes to nothing can be gone back from.
-//! - A branch of a conversation that was loaded again is noticed by the backend's
-//!   [checkpoint](BackendSession::checkpoint) alone: what other branches were told, the messages of this one don't say. A
-//!   backend without checkpoints goes on with all that its session has heard.
-//! - No call waits for longer than [`BackendLimits`] allow. A panic, silence and whatever else breaks the contract is an error of
-//!   its own kind, [`ErrorKind::Contract`](super::ErrorKind::Contract), and stays inside.
+//! # Sessions
+//!
+//! - A session at the backend starts with the conversation's first prompt, once, and is terminated when the agent ends,
+//!   for any reason.
+//! - Each prompt sends only the messages after the backend's last answer. Each answer stores the backend's position in
+//!   the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. A
+//!   conversation that is loaded again is resumed from this position, or reports that it can't be resumed.
+//! - Settings of one conversation, such as the folder in which the backend works, are in
+//!   [`Options::backend`](super::OptionFields::backend). They are saved with the conversation and passed to each
+//!   session that is started, resumed or forked for it.
+//! - If the session of a conversation is lost, the prompt fails or starts a new session, depending on [`LostSession`].
+//!
+//! # Turns
+//!
+//! - The backend's tools, plans and statuses are emitted as they arrive, and are kept in the answer as opaque items.
+//!   The agent runs none of these tools.
+//! - A tool is an item with the members `type` (`"tool"`), `id`, `name`, `input`, `status`, and `update`, `result` and
+//!   `permission` where they exist. The status is `asking`, `running`, `done` or `failed`. When the turn has ended, a
+//!   tool without a result is `rejected` if permission was refused, otherwise `ended`.
+//! - A request for permission becomes a question to the agent. `handle_tool_use` answers it, or pauses until `resume`.
+//! - A turn that is cancelled is cancelled at the backend too. The backend still remembers what it received of the
+//!   turn, and continues from there. The same applies to a turn that the backend finished and the agent discarded, for
+//!   example because a callback panicked. The log then has a warning.
+//! - A prompt that the backend may have accepted is never sent again automatically, since the backend might do the same
+//!   work twice.
+//! - No call waits for longer than [`BackendLimits`] allow. A panic, silence and every other breach of the contract is
+//!   contained, and becomes an error of kind [`ErrorKind::Contract`](super::ErrorKind::Contract).
+//!
+//! # Branches
+//!
+//! - If the conversation branches at an earlier position, the backend's session is forked there. If the backend can't
+//!   fork, the prompt fails before anything is sent.
+//! - If it branches at the very beginning, a new session is started.
+//! - The previous session keeps running until the branch has an answer. If the branch comes to nothing, the
+//!   conversation returns to that session.
+//! - After a conversation was loaded again, a branch is detected only by the backend's
+//!   [checkpoint](BackendSession::checkpoint), because the messages of one branch don't show what other branches sent.
+//!   A backend without checkpoints continues with everything that its session has received.
 //!
 //! # Example
 //!
-//! A backend that repeats what it is told:
+//! A backend that repeats each prompt:
 //!
 //! ```
 //! use std::sync::Arc;
@@ -120,45 +134,142 @@ pub use options::{Capabilities, SessionId, SessionOptions, TurnPrompt};
 pub use permission::{PermissionAnswer, PermissionKind, PermissionOption, PermissionRequest};
 pub use position::SessionPosition;
 
-/// What happens in a turn, in order. It ends in exactly one terminal event, [`BackendEvent::Result`] or
-/// [`BackendEvent::Error`]; nothing is read after that.
+/// The events of a turn, in order. The stream ends with exactly one terminal event, [`BackendEvent::Result`] or
+/// [`BackendEvent::Error`]; nothing is read after it.
 pub type EventStream = Pin<Box<dyn Stream<Item = BackendEvent> + Send>>;
 
-/// A service that owns conversations. Dyn-safe.
+/// A service that owns conversations.
 ///
-/// Run the suite in `conformance` (feature `test-util`) on an implementation.
+/// The trait is dyn-safe. To test an implementation, run the suite in `conformance` (feature `test-util`) on it.
+///
+/// # Example
+///
+/// A backend that counts the prompts of each session, and can resume a session:
+///
+/// ```
+/// use std::{
+///     collections::HashMap,
+///     sync::{
+///         Arc, Mutex,
+///         atomic::{AtomicUsize, Ordering},
+///     },
+/// };
+///
+/// use async_trait::async_trait;
+/// use futures_util::stream;
+/// use omni_agent::{
+///     agent::Agent,
+///     provider::{
+///         Model, StopReason,
+///         backend::{
+///             Backend, BackendError, BackendEvent, BackendProvider, BackendSession, Capabilities, EventStream,
+///             SessionId, SessionOptions, TurnPrompt, TurnResult,
+///         },
+///     },
+/// };
+///
+/// #[derive(Default)]
+/// struct Counter {
+///     sessions: Mutex<HashMap<SessionId, Arc<CounterSession>>>,
+/// }
+///
+/// #[async_trait]
+/// impl Backend for Counter {
+///     fn name(&self) -> &str {
+///         "counter"
+///     }
+///
+///     fn capabilities(&self) -> Capabilities {
+///         Capabilities::default().with_resume()
+///     }
+///
+///     async fn start(&self, _: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError> {
+///         let mut sessions = self.sessions.lock().unwrap();
+///         let id = SessionId::new(sessions.len().to_string());
+///         let session = Arc::new(CounterSession { id: id.clone(), prompts: AtomicUsize::new(0) });
+///         sessions.insert(id, Arc::clone(&session));
+///         Ok(session)
+///     }
+///
+///     async fn resume(
+///         &self,
+///         id: &SessionId,
+///         _: &SessionOptions,
+///     ) -> Result<Arc<dyn BackendSession>, BackendError> {
+///         match self.sessions.lock().unwrap().get(id) {
+///             Some(session) => Ok(Arc::clone(session) as Arc<dyn BackendSession>),
+///             None => Err(BackendError::unknown_session(id)),
+///         }
+///     }
+/// }
+///
+/// struct CounterSession {
+///     id: SessionId,
+///     prompts: AtomicUsize,
+/// }
+///
+/// #[async_trait]
+/// impl BackendSession for CounterSession {
+///     fn id(&self) -> Option<SessionId> {
+///         Some(self.id.clone())
+///     }
+///
+///     async fn prompt(&self, _: TurnPrompt) -> Result<EventStream, BackendError> {
+///         let count = self.prompts.fetch_add(1, Ordering::Relaxed) + 1;
+///         let result = TurnResult::new(StopReason::Stop);
+///         let events = [BackendEvent::Text(format!("prompt {count}")), BackendEvent::Result(result)];
+///         Ok(Box::pin(stream::iter(events)))
+///     }
+///
+///     async fn cancel(&self) -> Result<(), BackendError> {
+///         Ok(())
+///     }
+///
+///     async fn terminate(&self) {}
+/// }
+///
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// let model = Model::new(Arc::new(BackendProvider::new(Counter::default())), "default");
+/// let agent = Agent::builder().model(model).start().await?;
+/// assert_eq!(agent.ask("Hello").await?.text(), "prompt 1");
+/// assert_eq!(agent.ask("Hello again").await?.text(), "prompt 2");
+/// # Ok::<(), omni_agent::agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
-    /// The backend's name: that of its provider, before the colon in `provider:model`, and the key under which an answer
-    /// says where the backend is. Change it and stored conversations can't be resumed.
+    /// Returns the backend's name. It is the name of its provider, before the colon in `provider:model`, and the key
+    /// under which an answer stores the backend's position. If the name changes, stored conversations can't be resumed.
     fn name(&self) -> &str;
 
-    /// What the backend can do beyond the rest of this trait. Nothing, unless told.
+    /// Returns what the backend can do beyond the required methods of this trait. By default, nothing.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default()
     }
 
-    /// Starts a session with nothing said in it yet.
+    /// Starts a new session with an empty conversation.
     ///
     /// # Errors
     ///
-    /// The session could not be started, and nothing of it is left behind.
+    /// The session could not be started, and nothing of it remains.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future must leave nothing running.
+    /// If the future is dropped, nothing may keep running.
     async fn start(&self, options: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError>;
 
-    /// Goes on with a session of before, which may have been started by another process. Called only on a backend with
-    /// [`Capabilities::resume`].
+    /// Resumes an earlier session, which may have been started by another process. This is only called if the backend
+    /// has [`Capabilities::resume`].
     ///
     /// # Errors
     ///
-    /// [`BackendError::UnknownSession`] if there is none of this id; as [`start`](Backend::start) otherwise.
+    /// Returns [`BackendError::UnknownSession`] if there is no session with this id. Other errors are those of
+    /// [`start`](Backend::start).
     ///
     /// # Cancel safety
     ///
-    /// As [`start`](Backend::start).
+    /// As for [`start`](Backend::start).
     async fn resume(
         &self,
         id: &SessionId,
@@ -168,17 +279,17 @@ pub trait Backend: Send + Sync + 'static {
         Err(BackendError::Unsupported("this backend can't resume a session".to_owned()))
     }
 
-    /// Starts a session that knows what another knew at a place in its conversation, and leaves the other alone. Called
-    /// only on a backend with [`Capabilities::fork`].
+    /// Starts a session that knows what another session knew at a position in its conversation. The other session does
+    /// not change. This is only called if the backend has [`Capabilities::fork`].
     ///
     /// # Errors
     ///
-    /// [`BackendError::UnknownSession`] if there is no such session, [`BackendError::Unsupported`] if it can't be forked
-    /// at that place; as [`start`](Backend::start) otherwise.
+    /// Returns [`BackendError::UnknownSession`] if there is no such session, and [`BackendError::Unsupported`] if it
+    /// can't be forked at that position. Other errors are those of [`start`](Backend::start).
     ///
     /// # Cancel safety
     ///
-    /// As [`start`](Backend::start).
+    /// As for [`start`](Backend::start).
     async fn fork(
         &self,
         place: &SessionPosition,
@@ -189,63 +300,68 @@ pub trait Backend: Send + Sync + 'static {
     }
 }
 
-/// One conversation at a backend. Dyn-safe.
+/// A conversation at a backend.
 ///
-/// There is at most one turn at a time; [`cancel`](BackendSession::cancel) and [`terminate`](BackendSession::terminate) may
-/// come at any time.
+/// The trait is dyn-safe. At most one turn runs at a time; [`cancel`](BackendSession::cancel) and
+/// [`terminate`](BackendSession::terminate) may be called at any time.
 ///
-/// A session that is dropped must leave nothing running either: a runtime that shuts down may have cut
-/// [`terminate`](BackendSession::terminate) off.
+/// If a session is dropped, nothing of it may keep running either: a runtime that shuts down may have interrupted
+/// [`terminate`](BackendSession::terminate).
 #[async_trait]
 pub trait BackendSession: Send + Sync + 'static {
-    /// The id by which the session can be resumed, as soon as it has one. Read after the start and after each turn.
+    /// Returns the id by which the session can be resumed, as soon as it has an id. It is read after the start and
+    /// after each turn.
     fn id(&self) -> Option<SessionId>;
 
-    /// The backend's own name for where the conversation was when its last turn ended in a result, if it has one. Read with
-    /// the id, and after a resume: another name than the conversation remembers says that the session has gone on
-    /// elsewhere, on another branch or by another program, which without one nobody notices. [`Backend::fork`] gets it
-    /// back.
+    /// Returns the backend's own name for the position at which its last turn ended in a result, if it has such a name.
+    ///
+    /// The checkpoint is read together with the id, and after a resume. If it then differs from the checkpoint that the
+    /// conversation stored, the session has continued elsewhere: on another branch or in another program. Without
+    /// checkpoints this is not detected. [`Backend::fork`] gets the checkpoint of the position to fork at.
     fn checkpoint(&self) -> Option<String> {
         None
     }
 
-    /// Gives the session a prompt and streams what happens. The stream is `'static`: what it needs of the session it
-    /// shares.
+    /// Gives the session a prompt and returns a stream of the turn's events. The stream is `'static`: it shares what it
+    /// needs with the session.
     ///
-    /// A stream that is dropped before its terminal event is followed by [`cancel`](BackendSession::cancel).
+    /// If the stream is dropped before its terminal event, [`cancel`](BackendSession::cancel) is called.
     ///
     /// # Errors
     ///
-    /// The prompt was not taken: the session knows nothing of it. What fails later is a [`BackendEvent::Error`].
+    /// The prompt was not accepted, and the session does not know it. Later failures are reported as
+    /// [`BackendEvent::Error`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future is followed by [`cancel`](BackendSession::cancel).
+    /// If the future is dropped, [`cancel`](BackendSession::cancel) is called.
     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError>;
 
-    /// Called once after each turn that ended in a result, before the next prompt, for what the session takes from it: an
-    /// id that was told only now, say.
+    /// Lets the session read the result of a turn, for example an id that only the result has. This is called once
+    /// after each turn that ended in a result, before the next prompt.
     ///
     /// # Errors
     ///
-    /// The turn counts as failed.
+    /// On an error, the turn counts as failed.
     async fn update(&self, result: &TurnResult) -> Result<(), BackendError> {
         let _ = result;
         Ok(())
     }
 
-    /// Ends the turn in flight. Done when the session can take another prompt. No error where there is no turn.
+    /// Ends the turn in flight. Returns when the session can accept another prompt. If no turn is in flight, this
+    /// succeeds.
     ///
     /// # Errors
     ///
-    /// The turn could not be ended; the session is terminated then.
+    /// The turn could not be ended. The session is then terminated.
     async fn cancel(&self) -> Result<(), BackendError>;
 
-    /// Ends the session and frees what it holds: after this no process, connection or task of it is left. Called once, also
-    /// in the middle of a turn, whose stream then ends. The conversation itself stays, where the backend can resume it.
+    /// Ends the session and frees its resources: afterwards no process, connection or task of it remains. This is
+    /// called once, and may be called during a turn, whose stream then ends. The conversation itself is kept, if the
+    /// backend can resume it.
     ///
     /// # Cancel safety
     ///
-    /// What it has not got to when its future is dropped, the session's drop must do.
+    /// If the future is dropped, dropping the session must do the rest.
     async fn terminate(&self);
 }

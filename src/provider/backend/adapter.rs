@@ -24,10 +24,10 @@ use crate::{
     provider::{DeltaStream, Provider, ProviderError, Request, RequestContext},
 };
 
-/// Makes a [`Backend`] a [`Provider`], as the [module](super) says.
+/// Makes a [`Backend`] a [`Provider`]. The [module's page](super) describes how.
 ///
-/// Each conversation has an instance of its own, which [`open`](Provider::open) makes; an agent does that. A request outside
-/// of an agent gets a session for itself, which ends with its answer.
+/// Each conversation has a separate instance, which [`open`](Provider::open) creates; agents call it. A request outside
+/// an agent gets a session for itself, which ends with its answer.
 #[derive(Clone, Debug)]
 pub struct BackendProvider {
     backend: NamedBackend,
@@ -35,36 +35,38 @@ pub struct BackendProvider {
     lost: LostSession,
 }
 
-/// The reaction to a conversation whose session the backend has lost, or can't resume.
+/// The reaction to a conversation whose session the backend has lost or can't resume.
 ///
-/// A new session knows nothing of the conversation: not the files that the old one had read, and not what it had decided.
+/// A new session knows nothing of the conversation: neither the files that the old session had read nor its decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum LostSession {
     /// Each prompt fails with [`BackendError::UnknownSession`] or [`BackendError::NotResumable`].
     #[default]
     Fail,
-    /// A new session gets the new prompt alone.
+    /// A new session gets only the new prompt.
     Start,
-    /// A new session gets the conversation so far before the new prompt: as messages if the backend takes
-    /// [history](Capabilities::history), else as one text of what the user and the assistant wrote.
+    /// A new session gets the conversation so far, and then the new prompt. If the backend accepts
+    /// [history](Capabilities::history), it gets the messages; otherwise it gets one text of what the user and the
+    /// assistant wrote.
     StartWithTranscript,
 }
 
-/// How long a backend may take.
+/// The time limits of calls to a backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BackendLimits {
-    /// To start, resume or fork a session. One minute: the program may have to be installed first.
+    /// The limit for starting, resuming or forking a session. The default is one minute: the program may have to be
+    /// installed first.
     pub start: Duration,
-    /// To take a prompt, and to see to the end of a turn. One minute.
+    /// The limit for accepting a prompt and for processing the end of a turn. The default is one minute.
     pub prompt: Duration,
-    /// From one event of a turn to the next, the time in which somebody decides not counted. Thirty minutes: a tool of the
-    /// backend's may say nothing for as long as it runs.
+    /// The limit between two events of a turn, not counting the time in which a permission is decided. The default is
+    /// thirty minutes: a tool of the backend may report nothing while it runs.
     pub silence: Duration,
-    /// To cancel a turn. A session that takes longer is terminated. Ten seconds.
+    /// The limit for cancelling a turn. A session that takes longer is terminated. The default is ten seconds.
     pub cancel: Duration,
-    /// To terminate. Five seconds.
+    /// The limit for terminating a session. The default is five seconds.
     pub terminate: Duration,
 }
 
@@ -81,12 +83,12 @@ impl Default for BackendLimits {
 }
 
 impl BackendProvider {
-    /// A provider on this backend.
+    /// Creates a provider on this backend.
     pub fn new(backend: impl Backend) -> Self {
         Self::from_arc(Arc::new(backend))
     }
 
-    /// A provider on a backend that is shared.
+    /// Creates a provider on a shared backend.
     pub fn from_arc(backend: Arc<dyn Backend>) -> Self {
         Self {
             backend: NamedBackend(backend),
@@ -95,14 +97,14 @@ impl BackendProvider {
         }
     }
 
-    /// The same provider with other limits.
+    /// Returns the same provider with other limits.
     pub fn with_limits(mut self, limits: BackendLimits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The same provider with another reaction to a session that can't be resumed. The answer of a session that was started
-    /// instead has a warning with the backend's own words.
+    /// Returns the same provider with another reaction to a session that can't be resumed. The answer of a session that
+    /// was started instead has a warning with the backend's own message.
     pub fn with_lost_session(mut self, reaction: LostSession) -> Self {
         self.lost = reaction;
         self
@@ -130,7 +132,7 @@ impl Provider for BackendProvider {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        // The answer owns the instance, whose drop terminates the session.
+        // The answer owns the instance. Dropping the instance terminates the session.
         self.instance().stream(request, context).await
     }
 }
@@ -147,19 +149,19 @@ impl fmt::Debug for NamedBackend {
 /// The provider of one conversation.
 struct Instance(Arc<Owner>);
 
-/// Owns a conversation's session, and terminates it when nobody else does.
+/// Owns a conversation's sessions, and terminates them when it is dropped.
 pub(super) struct Owner {
     backend: NamedBackend,
     pub(super) limits: BackendLimits,
     lost: LostSession,
     sessions: Mutex<Sessions>,
-    /// Held by the turn in flight, until it is over at the backend too.
+    /// Held by the turn in flight until the turn is over at the backend too.
     turn: Arc<Semaphore>,
 }
 
 impl Owner {
     fn sessions(&self) -> MutexGuard<'_, Sessions> {
-        // Nothing behind it is ever half changed.
+        // A panic never leaves the sessions half changed.
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -171,8 +173,8 @@ impl Owner {
         self.backend.0.capabilities()
     }
 
-    /// As [`reach`](Owner::reach). If the session is lost, starts a new one if that is the chosen reaction, and returns the
-    /// loss.
+    /// Does the same as [`reach`](Owner::reach). If the session is lost and [`LostSession`] allows it, starts a new
+    /// session and returns the loss.
     async fn reach_or_start(
         &self,
         conversation: &Conversation,
@@ -193,7 +195,8 @@ impl Owner {
         Ok(Reached::New(loss))
     }
 
-    /// Brings a session to where the conversation is. What it lacks all the same is told in words.
+    /// Brings a session to the conversation's position. Returns a warning if the session lacks a part of the
+    /// conversation.
     async fn reach(
         &self,
         conversation: &Conversation,
@@ -206,7 +209,7 @@ impl Owner {
         {
             let end = self.sessions().end_of(&position.key);
             if let Some(end) = end {
-                // What it was has the conversation in its hands until then. That has its limit.
+                // The retired session may still be changing the conversation. Its termination has a time limit.
                 ended(end).await;
             }
         }
@@ -259,13 +262,13 @@ impl Owner {
         }))
     }
 
-    /// Where the session is, for its answer to tell.
+    /// Returns the session's position, for its answer to store.
     pub(super) fn position(&self, session: &Arc<dyn BackendSession>) -> Result<Position, BackendError> {
         let (id, checkpoint) = ask("id", || (session.id(), session.checkpoint()))?;
         self.sessions().position(session, id, checkpoint)
     }
 
-    /// Lets go of a session that is of no use any more.
+    /// Retires a session that is unusable from now on.
     pub(super) fn lose(&self, session: &Arc<dyn BackendSession>) {
         let lost = self.sessions().lose(session);
         self.retire(lost);
@@ -319,7 +322,7 @@ impl Owner {
         let mut turn = Turn::new(Arc::clone(self), Arc::clone(&session), permit);
         let events = match call("prompt", self.limits.prompt, async { session.prompt(prompt).await }).await {
             Ok(events) => events,
-            // It may have been taken: its turn is cancelled, and it is not sent again.
+            // The backend may have accepted the prompt. Its turn is cancelled, and the prompt is not sent again.
             Err(error @ BackendError::Timeout { call: "prompt", .. }) => return Err(error.in_turn()),
             Err(error) => {
                 self.sessions().take_back(&session);
@@ -333,13 +336,13 @@ impl Owner {
 
 /// How a conversation got a session.
 enum Reached {
-    /// By a session that knows it, apart from what is lacking in words.
+    /// A session that knows the conversation. The text is a warning about what it lacks.
     Session(Option<String>),
-    /// By a new session, since the old one is lost.
+    /// A new session, because the old one is lost.
     New(BackendError),
 }
 
-/// Returns the new messages after a user message that has the text of all earlier ones.
+/// Returns the new messages after a user message with the text of all earlier messages.
 fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Message>> {
     let mut parts = vec!["The conversation so far:".to_owned()];
     for message in history.iter().take(history.len().saturating_sub(new.len())) {
@@ -356,18 +359,18 @@ fn with_transcript_of(history: &History, new: Vec<Arc<Message>>) -> Vec<Arc<Mess
     std::iter::once(Arc::new(Message::user(parts.join("\n\n")))).chain(new).collect()
 }
 
-/// Whether a resumed session says that it is not at this place.
+/// Returns whether a resumed session reports another position than this one.
 fn is_elsewhere(session: &dyn BackendSession, place: &SessionPosition) -> bool {
     let here = ask("checkpoint", || session.checkpoint()).ok().flatten();
     here.is_some() && place.checkpoint.is_some() && here != place.checkpoint
 }
 
-/// A key that no other session has.
+/// Returns a key that no other session has.
 fn fresh_key() -> String {
     format!("{:016x}", rand::random::<u64>())
 }
 
-/// The session has heard more than the conversation tells.
+/// Logs that the session has received more prompts than the conversation contains.
 fn note_more(prompts: u64) {
     if prompts > 0 {
         tracing::warn!(prompts, "a backend goes on with what it has heard of turns that were discarded");
@@ -390,14 +393,15 @@ impl Provider for Instance {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        // A turn that was cancelled is over within the limit for that; another request waits for its own.
+        // If the previous turn was cancelled, it is over within the limit for that. A concurrent request waits for its
+        // turn.
         let permit = Arc::clone(&self.0.turn).acquire_owned().await.expect("the semaphore is never closed");
         self.0.prompt(request, context, permit).await
     }
 
     fn committed(&self, messages: &[Arc<Message>]) {
         let Ok(name) = ask("name", || self.name().to_owned()) else { return };
-        // One that can't be read is an error of the next prompt.
+        // A position that can't be read is an error of the next prompt.
         for position in messages.iter().filter_map(|message| Position::told(&name, message)?.ok()) {
             let left = self.0.sessions().keep(&position);
             self.0.retire(left);
@@ -407,7 +411,7 @@ impl Provider for Instance {
     async fn close(&self) {
         let owner = &self.0;
         owner.sessions().close();
-        // A cancel that goes on is waited for; it has its limit.
+        // Waits for a cancellation that is still running, up to its limit.
         let _permit = timeout(owner.limits.cancel, owner.turn.acquire()).await;
         let running = owner.sessions().take_all();
         let ends = running.map(|live| terminate(live.session, &live.runtime, owner.limits.terminate));

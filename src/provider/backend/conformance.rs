@@ -1,7 +1,81 @@
-//! The suite that every backend has to pass (feature `test-util`).
+//! The conformance suite for backends (feature `test-util`).
 //!
-//! [`check`] runs it on subjects that the backend's own test makes. Each check gets a fresh one. What a subject does not tell
-//! how to bring about is skipped, and said so in the [`Report`].
+//! A test of a backend implements [`Subject`], which gives the suite the backend and prompts that make it run a tool,
+//! ask for permission, or work until it is cancelled. [`check`] runs each check on a fresh subject and panics if a
+//! check fails. Checks for which the subject or the backend lacks something are skipped, and listed in the [`Report`].
+//!
+//! ```
+//! # use std::sync::atomic::{AtomicBool, Ordering};
+//! use std::sync::Arc;
+//!
+//! use async_trait::async_trait;
+//! # use futures_util::stream;
+//! use omni_agent::provider::backend::{
+//!     Backend,
+//!     conformance::{Subject, check},
+//! };
+//! # use omni_agent::provider::{
+//! #     StopReason,
+//! #     backend::{
+//! #         BackendError, BackendEvent, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt, TurnResult,
+//! #     },
+//! # };
+//! #
+//! # struct Echo;
+//! #
+//! # #[async_trait]
+//! # impl Backend for Echo {
+//! #     fn name(&self) -> &str {
+//! #         "echo"
+//! #     }
+//! #
+//! #     async fn start(&self, _: &SessionOptions) -> Result<Arc<dyn BackendSession>, BackendError> {
+//! #         Ok(Arc::new(EchoSession(AtomicBool::new(false))))
+//! #     }
+//! # }
+//! #
+//! # struct EchoSession(AtomicBool);
+//! #
+//! # #[async_trait]
+//! # impl BackendSession for EchoSession {
+//! #     fn id(&self) -> Option<SessionId> {
+//! #         None
+//! #     }
+//! #
+//! #     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError> {
+//! #         if self.0.load(Ordering::Relaxed) {
+//! #             return Err(BackendError::Ended("it was terminated".to_owned()));
+//! #         }
+//! #         let result = TurnResult::new(StopReason::Stop);
+//! #         let events = [BackendEvent::Text(prompt.text()), BackendEvent::Result(result)];
+//! #         Ok(Box::pin(stream::iter(events)))
+//! #     }
+//! #
+//! #     async fn cancel(&self) -> Result<(), BackendError> {
+//! #         Ok(())
+//! #     }
+//! #
+//! #     async fn terminate(&self) {
+//! #         self.0.store(true, Ordering::Relaxed);
+//! #     }
+//! # }
+//!
+//! struct EchoSubject;
+//!
+//! #[async_trait]
+//! impl Subject for EchoSubject {
+//!     fn backend(&self) -> Arc<dyn Backend> {
+//!         Arc::new(Echo)
+//!     }
+//! }
+//!
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! let report = check(async || EchoSubject).await;
+//! assert!(report.passed.contains(&"turns_follow_one_another"));
+//! assert!(report.skipped.contains(&"tool_results_follow_their_uses"), "there is no `tool_prompt`");
+//! # });
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 
 mod endings;
 mod sessions;
@@ -19,80 +93,84 @@ use super::{
 };
 use crate::message::Message;
 
-/// A backend, and how to bring about what the suite looks at.
+/// A backend under test, with the prompts that the suite needs.
+///
+/// Only [`backend`](Subject::backend) is required. If another method keeps its default, the checks that need it are
+/// skipped.
 #[async_trait]
 pub trait Subject: Send + Sync {
-    /// The backend.
+    /// Returns the backend.
     fn backend(&self) -> Arc<dyn Backend>;
 
-    /// What its sessions are started with.
+    /// Returns the options with which sessions are started.
     fn options(&self) -> SessionOptions {
         SessionOptions::default()
     }
 
-    /// A prompt whose turn ends in a result.
+    /// Returns a prompt whose turn ends in a result.
     fn prompt(&self) -> TurnPrompt {
         TurnPrompt::new([Message::user("Say hello.")])
     }
 
-    /// A prompt whose turn goes on until it is cancelled.
+    /// Returns a prompt whose turn continues until it is cancelled.
     fn long_prompt(&self) -> Option<TurnPrompt> {
         None
     }
 
-    /// A prompt in whose turn the backend runs a tool, without asking.
+    /// Returns a prompt whose turn makes the backend run a tool without asking for permission.
     fn tool_prompt(&self) -> Option<TurnPrompt> {
         None
     }
 
-    /// A prompt in whose turn the backend asks for permission.
+    /// Returns a prompt whose turn makes the backend ask for permission.
     fn asking_prompt(&self) -> Option<TurnPrompt> {
         None
     }
 
-    /// A prompt that tells the session a word, and one whose answer has that word if the session knows it, and only then.
+    /// Returns the prompts that find out what a session knows.
     fn memory(&self) -> Option<Memory> {
         None
     }
 
-    /// How many sessions still run something: a process, a connection, a task.
+    /// Returns how many sessions still run a process, a connection or a task.
     fn running(&self) -> Option<usize> {
         None
     }
 
-    /// Waits until no session runs anything. `false`, the default, says that there is no telling.
+    /// Waits until no session runs anything, then returns `true`. The default returns `false`: the subject can't find
+    /// this out.
     async fn all_ended(&self) -> bool {
         false
     }
 
-    /// How long anything may take. Ten seconds.
+    /// Returns how long any single step may take. The default is ten seconds.
     fn limit(&self) -> Duration {
         Duration::from_secs(10)
     }
 }
 
-/// How to find out what a session knows.
+/// The prompts that find out what a session knows.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    /// Tells the word.
+    /// The prompt that gives the session the word.
     pub tell: TurnPrompt,
-    /// Asks for it.
+    /// The prompt that asks for the word. The answer contains the word if the session knows it, and only then.
     pub ask: TurnPrompt,
     /// The word.
     pub word: String,
 }
 
-/// What came of a run of the suite in which no check failed.
+/// The result of a run of the suite in which no check failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The checks that passed.
+    /// The names of the checks that passed.
     pub passed: Vec<&'static str>,
-    /// The checks that need what the subject, or the backend, does not have.
+    /// The names of the checks that need what the subject or the backend does not have.
     pub skipped: Vec<&'static str>,
 }
 
-/// Whether a check was made.
+/// Whether a check was run.
 enum CheckOutcome {
     Made,
     Skipped,
@@ -115,16 +193,16 @@ checks! {
         terminate_in_mid_turn_ends_its_stream, prompt_after_terminate_is_an_error, dropped_session_leaves_nothing_running;
 }
 
-/// Runs the suite; `make` gives a new subject for each check.
+/// Runs the suite. `make` returns a new subject for each check.
 ///
 /// # Panics
 ///
-/// When all checks were made and at least one failed. The message names those, and each has panicked with its own
-/// message before.
+/// Panics after all checks were run, if at least one of them failed. The message names the failed checks; each of them
+/// has panicked with its own message before.
 ///
 /// # Cancel safety
 ///
-/// Sessions that were started are dropped.
+/// If the future is dropped, the sessions that were started are dropped too.
 pub async fn check<S: Subject>(mut make: impl AsyncFnMut() -> S) -> Report {
     let mut report = Report { passed: Vec::new(), skipped: Vec::new() };
     let mut failed = Vec::new();
@@ -140,7 +218,7 @@ pub async fn check<S: Subject>(mut make: impl AsyncFnMut() -> S) -> Report {
     report
 }
 
-/// Waits no longer than the subject allows.
+/// Runs `work` within the subject's limit. `what` names it in the panic message.
 async fn soon<T>(subject: &dyn Subject, what: &str, work: impl Future<Output = T>) -> T {
     let limit = subject.limit();
     timeout(limit, work).await.unwrap_or_else(|_| panic!("{what} took longer than {limit:?}"))
@@ -159,14 +237,14 @@ async fn prompted(subject: &dyn Subject, session: &dyn BackendSession, prompt: T
     soon(subject, "prompt", session.prompt(prompt)).await.expect("a prompt is taken")
 }
 
-/// What came of a turn.
+/// A turn that has ended.
 struct Ended {
     text: String,
     tools: usize,
     result: Result<TurnResult, BackendError>,
 }
 
-/// Reads a turn to its end and beyond, holding it to the contract.
+/// Reads a turn to its end, and checks that it keeps the contract and that nothing follows.
 async fn read(
     subject: &dyn Subject,
     mut events: EventStream,
@@ -207,7 +285,7 @@ async fn read(
     Ended { text, tools, result }
 }
 
-/// A turn that has to end in a result; gives its text.
+/// Runs a turn that has to end in a result. Returns its text.
 async fn answered(subject: &dyn Subject, session: &dyn BackendSession, prompt: TurnPrompt) -> String {
     let events = prompted(subject, session, prompt).await;
     let ended = read(subject, events, drop).await;
@@ -216,7 +294,7 @@ async fn answered(subject: &dyn Subject, session: &dyn BackendSession, prompt: T
     ended.text
 }
 
-/// Reads a turn up to its first request for permission, which is dropped.
+/// Reads a turn up to its first request for permission, and drops the request.
 async fn until_asked(subject: &dyn Subject, events: &mut EventStream) {
     loop {
         let event = soon(subject, "the next event", events.next()).await;

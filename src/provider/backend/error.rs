@@ -7,55 +7,56 @@ use crate::{
 
 use super::SessionId;
 
-/// A backend failed. As an agent's failure it is a [`ProviderError`] with this as its [cause](ProviderError::cause).
+/// An error of a backend. An agent reports it as a [`ProviderError`] with this error as its
+/// [cause](ProviderError::cause).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// The backend wants the user to sign in.
+    /// The backend requires the user to sign in.
     #[error("the backend is not signed in: {0}")]
     Auth(String),
     /// The backend can't be reached or started now. Another attempt may succeed.
     #[error("the backend is not available: {0}")]
     Unavailable(String),
-    /// The backend can't work as it is set up: its program or folder does not exist, may not be used, or is not what it is
-    /// named as. Another attempt fails too.
+    /// The backend can't work with its configuration: its program or folder does not exist, may not be used, or is
+    /// something else than its name promises. Another attempt fails too.
     #[error("the backend can't be started: {0}")]
     Misconfigured(String),
-    /// The session is over: its program has ended, say. The next prompt resumes it, where that is possible.
+    /// The session is over, for example because its program has ended. The next prompt resumes it, if that is possible.
     #[error("the backend's session has ended: {0}")]
     Ended(String),
-    /// There is no session of this id to resume or to fork.
+    /// There is no session with this id to resume or to fork.
     #[error("the backend knows no session {id}{}; start a new conversation, or set `with_lost_session`", said(.message))]
     UnknownSession {
-        /// The session.
+        /// The id of the session.
         id: SessionId,
-        /// The backend's own words, or an empty text.
+        /// The backend's own message; may be empty.
         message: String,
     },
-    /// The conversation was at the backend before, and the backend can't resume it.
+    /// The conversation has a session at the backend, which the backend can't resume.
     #[error("the conversation can't be resumed: {0}")]
     NotResumable(String),
-    /// The conversation is not where the backend is, and the backend can't go there.
+    /// The conversation is at another position than the backend, and the backend can't move there.
     #[error("the backend can't follow the conversation: {0}")]
     Diverged(String),
-    /// The backend can't do what was asked.
+    /// The backend can't do what was requested.
     #[error("the backend does not support this: {0}")]
     Unsupported(String),
-    /// The backend refused the prompt or the options as they are.
+    /// The backend refused the prompt or the options.
     #[error("the backend refused: {0}")]
     Invalid(String),
-    /// Too many requests, or an account's limit.
+    /// There were too many requests, or an account's limit is reached.
     #[error("the backend's limit is reached: {message}")]
     RateLimit {
-        /// In words.
+        /// The backend's message.
         message: String,
-        /// How long the backend asked to wait.
+        /// How long to wait, if the backend specified it.
         retry_after: Option<Duration>,
     },
     /// A call took longer than its limit.
     #[error("the backend's {call} took longer than {limit:?}")]
     Timeout {
-        /// Which method.
+        /// The name of the method.
         call: &'static str,
         /// The limit.
         limit: Duration,
@@ -63,12 +64,12 @@ pub enum BackendError {
     /// The turn failed at the backend.
     #[error("the backend failed: {0}")]
     Failed(String),
-    /// The backend did what no backend may do.
+    /// The backend broke its contract.
     #[error("{}", contract(.0))]
     Contract(Breach),
 }
 
-/// How a backend broke its contract.
+/// A breach of a backend's contract.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Breach {
@@ -76,46 +77,46 @@ pub enum Breach {
     #[error("the event stream ended without a result or an error")]
     NoTerminalEvent,
     /// No event came for longer than [`BackendLimits::silence`](super::BackendLimits::silence), while no permission was
-    /// asked for.
+    /// requested.
     #[error("it sent nothing for {0:?}; if its tools may take longer, raise `BackendLimits::silence`")]
     Silence(Duration),
-    /// A method, or the stream, panicked.
+    /// A method or the stream panicked.
     #[error("{call} panicked: {message}")]
     Panicked {
-        /// Which method.
+        /// The name of the method.
         call: &'static str,
-        /// What the panic said.
+        /// The message of the panic.
         message: String,
     },
-    /// A tool use came twice in one turn.
+    /// A tool use was repeated in one turn.
     #[error("the tool use {0} came twice in one turn")]
     RepeatedToolUse(ToolUseId),
-    /// An update or a result for a tool use that has not come in this turn.
+    /// An update or a result is about a tool use that is not part of this turn.
     #[error("there is no tool use {0} in this turn that the event could be about")]
     UnknownToolUse(ToolUseId),
-    /// An update or a result for a tool use that has its result.
+    /// An update or a result is about a tool use that already has its result.
     #[error("the tool use {0} has its result already")]
     FinishedToolUse(ToolUseId),
-    /// Permission for a tool use was asked for while the same was asked already.
+    /// Permission for a tool use was requested while a request for the same tool use was open.
     #[error("permission for the tool use {0} was asked for twice at once")]
     RepeatedPermission(ToolUseId),
-    /// More permissions were asked for at once than this.
+    /// More permissions than this were requested at once.
     #[error("more than {0} permissions were asked for at once")]
     TooManyPermissions(usize),
 }
 
 impl BackendError {
-    /// An [`UnknownSession`](BackendError::UnknownSession) without words of the backend's.
+    /// Creates an [`UnknownSession`](BackendError::UnknownSession) error without a message from the backend.
     pub fn unknown_session(id: impl Into<SessionId>) -> Self {
         Self::UnknownSession { id: id.into(), message: String::new() }
     }
 
-    /// Returns whether the session is lost, so that only a new one can answer.
+    /// Returns whether the session is lost, so that only a new session can answer.
     pub(super) fn is_lost_session(&self) -> bool {
         matches!(self, Self::UnknownSession { .. } | Self::NotResumable(_))
     }
 
-    /// Whether the session can't be used any more.
+    /// Returns whether the session is unusable from now on.
     pub(super) fn is_final(&self) -> bool {
         matches!(self, Self::Ended(_) | Self::Contract(Breach::Panicked { .. }))
     }
@@ -136,8 +137,8 @@ impl BackendError {
         }
     }
 
-    /// Returns the provider's error for a prompt that the backend has not taken. It is retryable if another attempt may
-    /// succeed.
+    /// Returns the provider's error for a prompt that the backend has not accepted. It is retryable if another attempt
+    /// may succeed.
     pub(super) fn before_prompt(self) -> ProviderError {
         let (kind, message) = (self.kind(), self.to_string());
         let retry_after = match &self {
@@ -162,12 +163,12 @@ impl From<Breach> for BackendError {
     }
 }
 
-/// Returns a message as the end of a clause, or nothing if it is empty.
+/// Returns the message in parentheses, or nothing if it is empty.
 fn said(message: &str) -> String {
     if message.is_empty() { String::new() } else { format!(" ({message})") }
 }
 
-/// Returns the sentence on a breach. A backend that runs a slow tool in silence has done nothing wrong.
+/// Describes a breach. A backend that runs a slow tool in silence has not broken its contract.
 fn contract(breach: &Breach) -> String {
     match breach {
         Breach::Silence(_) => format!("the backend is silent: {breach}"),

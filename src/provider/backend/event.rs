@@ -6,89 +6,91 @@ use crate::{
     provider::StopReason,
 };
 
-/// Something that happens in a turn.
+/// An event of a turn.
 ///
-/// Tool uses are the backend's own. An id is used once in a turn; updates and the result come after the use, and nothing
-/// about it after the result. A tool use may stay without a result, in a turn that was cut short say.
+/// Tool uses are the backend's own. An id is used once in a turn. Updates and the result follow the tool use, and
+/// nothing about the tool use follows the result. A tool use may stay without a result, for example in a turn that was
+/// cut short.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BackendEvent {
-    /// More of the answer's text.
+    /// A piece of the answer's text.
     Text(String),
-    /// More of what the model thinks.
+    /// A piece of the model's thinking.
     Thinking(String),
     /// The backend runs a tool, or is about to.
     ToolUse(ToolUse),
-    /// News of a tool that runs, in the backend's own form. It takes the place of the news before.
+    /// A progress report of a running tool, in the backend's own form. It replaces the previous report.
     ToolUpdate {
-        /// Which tool use.
+        /// The id of the tool use.
         id: ToolUseId,
-        /// The news.
+        /// The report.
         data: Value,
     },
-    /// What the tool gave the backend.
+    /// The result of a tool, as the backend got it.
     ToolResult(ToolResult),
-    /// What the backend means to do, whole, in the backend's own form.
+    /// The backend's complete plan, in the backend's own form.
     Plan(Value),
-    /// Something about the session in the backend's own form: its mode, the commands it knows. It takes the place of what was
-    /// told under this name in this turn.
+    /// A status of the session in the backend's own form, such as its mode or its commands. It replaces the previous
+    /// status of the same name in this turn.
     Status {
-        /// What it is about.
+        /// The name of the status.
         name: String,
         /// The status.
         data: Value,
     },
-    /// The backend asks whether it may run a tool, and waits. Once at a time for each tool use, and for 64 at once.
+    /// The backend asks for permission to run a tool, and waits. It may ask once at a time for each tool use, and have
+    /// at most 64 open requests.
     Permission(PermissionRequest),
-    /// All that the turn has used so far.
+    /// The total usage of the turn so far.
     Usage(Usage),
-    /// The turn is over. Terminal.
+    /// The turn is over. This event is terminal.
     Result(TurnResult),
-    /// The turn has failed. Terminal.
+    /// The turn has failed. This event is terminal.
     Error(BackendError),
 }
 
 impl BackendEvent {
-    /// Whether this ends the turn.
+    /// Returns whether this event ends the turn.
     pub fn is_terminal(&self) -> bool {
         matches!(self, Self::Result(_) | Self::Error(_))
     }
 }
 
-/// How a turn ended.
+/// The result of a turn.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TurnResult {
-    /// Why it ended. [`StopReason::ToolUse`] and [`StopReason::Pause`], which leave it to the agent to go on, are taken for
-    /// [`StopReason::Stop`].
+    /// The reason why the turn ended. [`StopReason::ToolUse`] and [`StopReason::Pause`], which would require the agent
+    /// to continue, count as [`StopReason::Stop`].
     pub stop_reason: StopReason,
-    /// The model that answered, if the backend says.
+    /// The model that answered, if the backend reports it.
     pub model: Option<String>,
-    /// What the prompt asked for and the backend could not honour, in words.
+    /// Warnings about parts of the prompt that the backend could not honour.
     pub warnings: Vec<String>,
-    /// Whatever else the backend told with the end, for [`BackendSession::update`](super::BackendSession::update).
+    /// Other data that came with the end of the turn, for [`BackendSession::update`](super::BackendSession::update).
     pub data: Value,
 }
 
 impl TurnResult {
-    /// A turn that ended for this reason.
+    /// Creates the result of a turn that ended for this reason.
     pub fn new(stop_reason: StopReason) -> Self {
         Self { stop_reason, model: None, warnings: Vec::new(), data: Value::Null }
     }
 
-    /// The same result with the model that answered.
+    /// Returns the same result with the model that answered.
     pub fn with_model(mut self, model: impl Into<String>) -> Self {
         self.model = Some(model.into());
         self
     }
 
-    /// The same result with one more warning.
+    /// Returns the same result with one more warning.
     pub fn with_warning(mut self, warning: impl Into<String>) -> Self {
         self.warnings.push(warning.into());
         self
     }
 
-    /// The same result with what else the backend told.
+    /// Returns the same result with other data from the backend.
     pub fn with_data(mut self, data: Value) -> Self {
         self.data = data;
         self

@@ -1,4 +1,4 @@
-//! One turn at a backend, as a stream of deltas.
+//! Converts one turn at a backend to a stream of deltas.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -28,10 +28,10 @@ use crate::{
     tool::panic_message,
 };
 
-/// Questions that may be open at once.
+/// How many questions may be open at once.
 const MAX_QUESTIONS: usize = 64;
 
-/// Events without a delta that are read before others run.
+/// How many events without a delta are read before this task yields.
 const MAX_SILENT: u64 = 32;
 
 /// A turn in flight. If it is dropped before it is over, it is cancelled at the backend.
@@ -52,7 +52,7 @@ impl Turn {
         Self { owner, session, permit: Some(permit), runtime: Handle::current(), over: false }
     }
 
-    /// Nothing is left to be cancelled. `lost` says that the session is of no use any more.
+    /// Marks the turn as over, so that it is not cancelled. If `lost` is true, the session is unusable from now on.
     pub(super) fn over(&mut self, lost: bool) {
         self.over = true;
         if lost {
@@ -69,7 +69,7 @@ impl Drop for Turn {
         }
         let (owner, session, permit) =
             (Arc::clone(&self.owner), Arc::clone(&self.session), self.permit.take());
-        // On a runtime that is gone the session is terminated instead, by the drop of its owner.
+        // If the runtime is gone, dropping the owner terminates the session instead.
         self.runtime.spawn(async move {
             let limit = owner.limits.cancel;
             if let Err(error) = call("cancel", limit, async { session.cancel().await }).await {
@@ -81,7 +81,7 @@ impl Drop for Turn {
     }
 }
 
-/// The turn's deltas.
+/// Returns the turn's deltas.
 pub(super) fn stream(
     turn: Turn,
     events: EventStream,
@@ -102,7 +102,7 @@ pub(super) fn stream(
         asked: HashSet::new(),
         ready: VecDeque::new(),
     };
-    // Told at once, so that an answer that is broken off has it too.
+    // The position is emitted at the start, so that an answer that is broken off has it too.
     let beginning = exchange.where_it_is(true)?;
     exchange.tell(MessageDelta { warnings, ..beginning });
     Ok(Box::pin(stream::unfold(exchange, |mut exchange| async move {
@@ -112,11 +112,11 @@ pub(super) fn stream(
 }
 
 struct Exchange {
-    // Before the turn, which cancels when it is dropped: a session may wait for its stream to go.
+    // This field is dropped before the turn, whose drop cancels: a session may wait until its stream is dropped.
     events: Option<EventStream>,
-    /// Questions that wait for their answers.
+    /// The questions that wait for their answers.
     asking: FuturesUnordered<BoxFuture<'static, (ToolUseId, Option<PermissionAnswer>)>>,
-    /// What they are about.
+    /// The tool uses that the questions are about.
     asked: HashSet<ToolUseId>,
     turn: Turn,
     recorder: Recorder,
@@ -127,7 +127,7 @@ struct Exchange {
 }
 
 impl Exchange {
-    /// The next delta; none after an error.
+    /// Returns the next delta, or `None` after an error.
     async fn next(&mut self) -> Option<Result<Delta, BackendError>> {
         for event in 1_u64.. {
             if let Some(delta) = self.ready.pop_front() {
@@ -145,7 +145,7 @@ impl Exchange {
         None
     }
 
-    /// Nothing more is read, and what is not yet told is not told.
+    /// Stops reading, and discards what has not been emitted.
     fn let_go(&mut self) {
         self.asking.clear();
         self.ready.clear();
@@ -217,18 +217,18 @@ impl Exchange {
         Ok(())
     }
 
-    /// The turn has ended with a result.
+    /// Ends the turn with a result.
     async fn end(&mut self, result: TurnResult) -> Result<(), BackendError> {
         self.let_go();
         let session = Arc::clone(&self.turn.session);
         let limit = self.turn.owner.limits.prompt;
         let updated = call("update", limit, async { session.update(&result).await }).await;
         let told = updated.and_then(|()| self.where_it_is(false));
-        // A session that can't say where it is can't be gone on with.
+        // A session whose position is unknown can't be continued.
         self.turn.over(told.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
-            // The agent has no tools to run for it, and nothing to go on with.
+            // The agent has no tools to run for this answer and can't continue it.
             StopReason::ToolUse | StopReason::Pause => StopReason::Stop,
             other => other,
         };
@@ -242,7 +242,7 @@ impl Exchange {
         self.ready.push_back(Delta::Message(Box::new(data)));
     }
 
-    /// Where the session is, as its answer keeps it.
+    /// Returns the session's position, as the answer stores it.
     fn where_it_is(&self, unfinished: bool) -> Result<MessageDelta, BackendError> {
         let position = Position { unfinished, ..self.turn.owner.position(&self.turn.session)? };
         let provider_data = Map::from_iter([(self.format.clone(), json!(position))]);
@@ -250,7 +250,7 @@ impl Exchange {
     }
 }
 
-/// Puts the backend's question to the agent.
+/// Asks the agent the backend's question.
 async fn put(
     mut request: PermissionRequest,
     context: RequestContext,

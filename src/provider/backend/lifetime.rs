@@ -1,4 +1,4 @@
-//! Calls to a backend that come to an end, and sessions that are terminated exactly once.
+//! Calls to a backend with a time limit, and the termination of sessions exactly once.
 
 use std::{
     cell::Cell,
@@ -19,16 +19,17 @@ use tokio::{
 use super::{BackendError, BackendSession, Breach};
 use crate::tool::panic_message;
 
-/// How long a thread waits, at most and all together, for the sessions that it drops and that no runtime is left to
-/// terminate on. A runtime that shuts down drops all that it had.
+/// How long a thread waits at most, in total, for dropped sessions that have no runtime left to terminate on. A runtime
+/// that shuts down drops all its sessions on one thread.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// Until when this thread may wait, and for how long that holds: what is dropped later has a time of its own.
+    /// The time until which this thread may wait, and the time until which that value is valid. Sessions dropped later
+    /// get a new grace period.
     static GRACE: Cell<Option<(Instant, Instant)>> = const { Cell::new(None) };
 }
 
-/// How long this thread may wait for a session now.
+/// Returns how long this thread may wait for a session now.
 fn grace() -> Duration {
     let now = Instant::now();
     let until = GRACE.try_with(|grace| {
@@ -42,7 +43,7 @@ fn grace() -> Duration {
     until.map_or(Duration::ZERO, |until| until.saturating_duration_since(now))
 }
 
-/// Calls the backend. What panics, or takes longer than `limit`, is an error.
+/// Calls an async method of the backend. A panic or a call that takes longer than `limit` is an error.
 pub(super) async fn call<T>(
     name: &'static str,
     limit: Duration,
@@ -55,7 +56,7 @@ pub(super) async fn call<T>(
     }
 }
 
-/// Calls what of the backend does not wait.
+/// Calls a method of the backend that is not async. A panic is an error.
 pub(super) fn ask<T>(name: &'static str, work: impl FnOnce() -> T) -> Result<T, BackendError> {
     catch_unwind(AssertUnwindSafe(work)).map_err(|panic| panicked(name, panic_message(panic)))
 }
@@ -64,7 +65,7 @@ fn panicked(call: &'static str, message: String) -> BackendError {
     BackendError::Contract(Breach::Panicked { call, message })
 }
 
-/// Terminates a session beside its owner, on `runtime`. What comes out is closed when that is done.
+/// Terminates a session in a separate task on `runtime`. The returned channel closes when the session has ended.
 pub(super) fn terminate(
     session: Arc<dyn BackendSession>,
     runtime: &Handle,
@@ -72,22 +73,22 @@ pub(super) fn terminate(
 ) -> watch::Receiver<()> {
     let (done, waiter) = watch::channel(());
     let ending = Ending { session: Some(session), limit, _done: done };
-    // On a runtime that is gone the future is dropped at once.
+    // If the runtime is gone, the future is dropped at once, and its drop terminates the session.
     runtime.spawn(ending.run());
     waiter
 }
 
-/// Waits for the end of a session that is being terminated.
+/// Waits until a session that is being terminated has ended.
 ///
 /// # Cancel safety
 ///
-/// It ends all the same.
+/// If the future is dropped, the session is terminated all the same.
 pub(super) async fn ended(mut session: watch::Receiver<()>) {
-    // Nothing is ever sent: the channel is closed.
+    // Nothing is ever sent. The channel closes when the session has ended.
     let _ = session.changed().await;
 }
 
-/// A session that is to be terminated. If nobody gets to it on the runtime, its drop does it elsewhere.
+/// A session to terminate. If the runtime drops this before it ran, the drop terminates the session on a new thread.
 struct Ending {
     session: Option<Arc<dyn BackendSession>>,
     limit: Duration,
@@ -107,7 +108,7 @@ impl Drop for Ending {
         let Some(session) = self.session.take() else {
             return;
         };
-        // The process may end as soon as its runtime is gone, so this waits a little.
+        // The process may end as soon as its runtime is gone, so this waits for a short time.
         let (done, waiter) = mpsc::sync_channel::<()>(1);
         let limit = self.limit;
         let thread = thread::Builder::new().name("backend-terminate".to_owned()).spawn(move || {

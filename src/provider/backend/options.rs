@@ -7,18 +7,18 @@ use super::BackendError;
 
 use crate::{message::Message, provider::Options};
 
-/// Names a session at its backend.
+/// The id of a session at its backend.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct SessionId(Arc<str>);
 
 impl SessionId {
-    /// An id with exactly this text.
+    /// Creates an id with exactly this text.
     pub fn new(id: impl Into<Arc<str>>) -> Self {
         Self(id.into())
     }
 
-    /// The id's text.
+    /// Returns the id's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -42,7 +42,7 @@ impl fmt::Debug for SessionId {
     }
 }
 
-/// What a session is started, resumed or forked with.
+/// The options with which a session is started, resumed or forked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct SessionOptions {
@@ -50,25 +50,25 @@ pub struct SessionOptions {
     pub model: Arc<str>,
     /// The system prompt.
     pub system: Option<Arc<str>>,
-    /// The conversation's own settings, from [`Options::backend`](crate::provider::OptionFields::backend). They are saved
-    /// with the conversation, so a session that is resumed after a reload gets the same ones. A backend that does not
-    /// know a setting reports it in [`TurnResult::warnings`](super::TurnResult::warnings).
+    /// The conversation's own settings, from [`Options::backend`](crate::provider::OptionFields::backend). They are
+    /// saved with the conversation, so a session that is resumed after a reload gets the same settings. A backend
+    /// reports settings that it does not know in [`TurnResult::warnings`](super::TurnResult::warnings).
     pub settings: Map<String, Value>,
 }
 
 impl SessionOptions {
-    /// Options for this model, all else empty.
+    /// Creates options for this model. All else is empty.
     pub fn new(model: impl Into<Arc<str>>) -> Self {
         Self { model: model.into(), ..Self::default() }
     }
 
-    /// The same options with a system prompt.
+    /// Returns the same options with a system prompt.
     pub fn with_system(mut self, system: impl Into<Arc<str>>) -> Self {
         self.system = Some(system.into());
         self
     }
 
-    /// The same options with these settings.
+    /// Returns the same options with these settings.
     pub fn with_settings(
         mut self,
         settings: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)>,
@@ -77,11 +77,11 @@ impl SessionOptions {
         self
     }
 
-    /// The folder to work in, if the settings have one: see [`Options::with_folder`].
+    /// Returns the folder to work in, if the settings have one; see [`Options::with_folder`].
     ///
     /// # Errors
     ///
-    /// [`BackendError::Misconfigured`] if the setting `folder` is not a text.
+    /// Returns [`BackendError::Misconfigured`] if the setting `folder` is not a text.
     pub fn folder(&self) -> Result<Option<&Path>, BackendError> {
         match self.settings.get("folder") {
             None => Ok(None),
@@ -94,62 +94,64 @@ impl SessionOptions {
     }
 }
 
-/// What a session is to answer.
+/// The prompt of a turn.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct TurnPrompt {
-    /// What is new, in order: at least one message, and user messages alone, unless the backend takes
+    /// The new messages, in order. There is at least one, and all are user messages, unless the backend accepts
     /// [history](Capabilities::history).
     pub messages: Vec<Arc<Message>>,
-    /// How to answer. What the backend can't honour it tells with [`TurnResult::warnings`](super::TurnResult::warnings).
+    /// The options for the answer. The backend reports options that it can't honour in
+    /// [`TurnResult::warnings`](super::TurnResult::warnings).
     pub options: Options,
 }
 
 impl TurnPrompt {
-    /// A prompt of these messages.
+    /// Creates a prompt with these messages.
     pub fn new<M: Into<Arc<Message>>>(messages: impl IntoIterator<Item = M>) -> Self {
         Self { messages: messages.into_iter().map(Into::into).collect(), options: Options::default() }
     }
 
-    /// All text of the messages, a blank line between two.
+    /// Returns the text of all messages, separated by blank lines.
     pub fn text(&self) -> String {
         let texts: Vec<String> = self.messages.iter().map(|message| message.text()).collect();
         texts.join("\n\n")
     }
 }
 
-/// What a backend can do beyond what every backend can.
+/// What a backend can do beyond the required methods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "independent capabilities")]
 pub struct Capabilities {
-    /// [`Backend::resume`](super::Backend::resume) works.
+    /// Whether [`Backend::resume`](super::Backend::resume) works.
     pub resume: bool,
-    /// [`Backend::fork`](super::Backend::fork) works.
+    /// Whether [`Backend::fork`](super::Backend::fork) works.
     pub fork: bool,
-    /// The first prompt of a session may bring a conversation that the backend had no part in, answers included.
+    /// Whether the first prompt of a session may include a conversation that the backend took no part in, with its
+    /// answers.
     pub history: bool,
-    /// A permission may be given for another input than was asked for.
+    /// Whether a permission may be given for another input than the requested one.
     pub edits: bool,
 }
 
 impl Capabilities {
-    /// The same, with [`resume`](Capabilities::resume).
+    /// Returns the same capabilities with [`resume`](Capabilities::resume).
     pub fn with_resume(self) -> Self {
         Self { resume: true, ..self }
     }
 
-    /// The same, with [`fork`](Capabilities::fork).
+    /// Returns the same capabilities with [`fork`](Capabilities::fork).
     pub fn with_fork(self) -> Self {
         Self { fork: true, ..self }
     }
 
-    /// The same, with [`history`](Capabilities::history).
+    /// Returns the same capabilities with [`history`](Capabilities::history).
     pub fn with_history(self) -> Self {
         Self { history: true, ..self }
     }
 
-    /// The same, with [`edits`](Capabilities::edits).
+    /// Returns the same capabilities with [`edits`](Capabilities::edits).
     pub fn with_edits(self) -> Self {
         Self { edits: true, ..self }
     }

@@ -4,70 +4,72 @@ use tokio::sync::oneshot;
 
 use crate::{message::ToolUse, tool::Decision};
 
-/// The backend asks whether it may run a tool.
+/// A backend's request for permission to run a tool.
 ///
-/// In an agent this is a question to `handle_tool_use`, which may pause. The options show in the opaque item of the tool
-/// use; to choose one of them by its id, provide it as the tool's result. Executing allows, rejecting rejects.
+/// In an agent this becomes a question to `handle_tool_use`, which may pause. To execute the tool use allows it; to
+/// reject it refuses it. The options are in the opaque item of the tool use; to choose one of them, provide its id as
+/// the tool's result.
 #[derive(Debug)]
 pub struct PermissionRequest {
-    /// What it wants to run. It may come before the event of the tool use.
+    /// The tool use to be allowed. The request may arrive before the event of the tool use.
     pub tool_use: ToolUse,
-    /// What can be chosen, if the backend leaves more than yes and no.
+    /// The options to choose from, if the backend offers more than yes and no.
     pub options: Vec<PermissionOption>,
     answer: oneshot::Sender<PermissionAnswer>,
 }
 
-/// One of the answers that a backend offers.
+/// An answer that a backend offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PermissionOption {
-    /// Names it in the answer.
+    /// The id that names the option in the answer.
     pub id: String,
-    /// What a person reads.
+    /// The name of the option, for people to read.
     pub name: String,
-    /// What it means.
+    /// The meaning of the option.
     pub kind: PermissionKind,
 }
 
 impl PermissionOption {
-    /// An option.
+    /// Creates an option.
     pub fn new(id: impl Into<String>, name: impl Into<String>, kind: PermissionKind) -> Self {
         Self { id: id.into(), name: name.into(), kind }
     }
 }
 
-/// What an option means. These are the kinds of the Agent Client Protocol
+/// The meaning of a permission option. These are the kinds of the Agent Client Protocol
 /// (<https://agentclientprotocol.com/protocol/tool-calls>, `PermissionOptionKind`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum PermissionKind {
-    /// This time.
+    /// Allows the tool this time.
     AllowOnce,
-    /// From now on.
+    /// Allows the tool from now on.
     AllowAlways,
-    /// Not this time.
+    /// Rejects the tool this time.
     RejectOnce,
-    /// Never.
+    /// Rejects the tool from now on.
     RejectAlways,
 }
 
-/// What was decided.
+/// The answer to a request for permission.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum PermissionAnswer {
-    /// Run it, this time.
+    /// Allows the tool this time.
     Allow,
-    /// Run it with this input instead. Only for a backend with [`Capabilities::edits`](super::Capabilities::edits).
+    /// Allows the tool with this input instead. Only for a backend with
+    /// [`Capabilities::edits`](super::Capabilities::edits).
     AllowWith(Value),
-    /// Don't run it, for this reason.
+    /// Rejects the tool, for this reason.
     Reject(String),
-    /// The option of this id.
+    /// Chooses the option with this id.
     Choose(String),
 }
 
 impl PermissionRequest {
-    /// A request, and where its answer comes out. An answer that never comes, because its sender was dropped, means that the
-    /// turn was cancelled. Drop the receiver to take the request back.
+    /// Creates a request, and the receiver of its answer. If the sender is dropped without an answer, the turn was
+    /// cancelled. To withdraw the request, drop the receiver.
     pub fn new(
         tool_use: ToolUse,
         options: impl IntoIterator<Item = PermissionOption>,
@@ -76,18 +78,18 @@ impl PermissionRequest {
         (Self { tool_use, options: options.into_iter().collect(), answer }, answered)
     }
 
-    /// Answers it.
+    /// Answers the request.
     pub fn answer(self, answer: PermissionAnswer) {
-        // Who took the request back does not want the answer.
+        // If the request was withdrawn, its answer is not needed.
         let _ = self.answer.send(answer);
     }
 
-    /// Done when the backend has taken the request back.
+    /// Completes when the backend has withdrawn the request.
     pub(super) async fn withdrawn(&mut self) {
         self.answer.closed().await;
     }
 
-    /// What the agent's decision means here.
+    /// Converts the agent's decision to an answer.
     pub(super) fn read(&self, decision: Decision, edits: bool) -> PermissionAnswer {
         match decision {
             Decision::Execute => PermissionAnswer::Allow,

@@ -1,4 +1,4 @@
-//! Where a backend is in a conversation, as the conversation's answers tell, and how to get there.
+//! The position of a backend in a conversation, as the conversation's answers store it, and how to reach a position.
 
 use std::sync::Arc;
 
@@ -7,38 +7,40 @@ use serde::{Deserialize, Serialize};
 use super::{BackendError, Capabilities, SessionId};
 use crate::message::{History, Message, Role};
 
-/// A place in a session's conversation.
+/// A position in a session's conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SessionPosition {
-    /// The session.
+    /// The id of the session.
     pub session: SessionId,
-    /// How many prompts the session had taken there, those of the sessions that it was forked from included.
+    /// The number of prompts that the session had accepted at this position. The prompts of sessions from which it was
+    /// forked count too.
     pub prompts: u64,
-    /// What the backend called the place.
+    /// The backend's own name for this position.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<String>,
 }
 
-/// What an answer tells of its backend.
+/// The position of the backend that an answer stores.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Position {
-    /// Tells sessions apart, also those whose backend gives them no id.
+    /// A key that distinguishes sessions, including those without an id.
     pub(super) key: String,
     /// The session's id, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) session: Option<SessionId>,
-    /// The prompts that the session had taken with this one.
+    /// The number of prompts that the session had accepted, including the prompt of this answer.
     pub(super) prompts: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checkpoint: Option<String>,
-    /// Told when the turn began: the checkpoint is that of the turn before.
+    /// Whether the position was stored when the turn began. The checkpoint is then that of the previous turn.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) unfinished: bool,
 }
 
 impl Position {
-    /// What a message tells of the backend of this name, if it is an answer of its.
+    /// Returns the position that a message stores for the backend with this name, if the message is an answer of the
+    /// backend.
     pub(super) fn told(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
         let told = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
         Some(Self::deserialize(told))
@@ -53,14 +55,14 @@ impl Position {
 /// A conversation as one backend sees it.
 #[derive(Debug, PartialEq)]
 pub(super) struct Conversation {
-    /// Where the backend was with its last answer in it.
+    /// The position at the backend's last answer.
     pub(super) position: Option<Position>,
-    /// What came after that.
+    /// The messages after that answer.
     pub(super) new: Vec<Arc<Message>>,
 }
 
 impl Conversation {
-    /// Reads the conversation for the backend of this name.
+    /// Reads the conversation for the backend with this name.
     pub(super) fn read(name: &str, history: &History) -> Result<Self, BackendError> {
         let mut new = Vec::new();
         let mut position = None;
@@ -83,18 +85,18 @@ impl Conversation {
     }
 }
 
-/// What a session has heard of the conversation.
+/// The number of prompts that a session has received of a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Heard {
-    /// The prompts that it was given.
+    /// The number of prompts that the session was given.
     pub(super) given: u64,
-    /// The last of them whose answer, whole or broken off, became part of the conversation. What it heard after that was
-    /// discarded.
+    /// The number of the last prompt whose answer, complete or broken off, became part of the conversation. Later
+    /// prompts were discarded.
     pub(super) kept: u64,
 }
 
 impl Heard {
-    /// A session that is at this place.
+    /// A session that is at this position.
     pub(super) fn up_to(prompts: u64) -> Self {
         Self { given: prompts, kept: prompts }
     }
@@ -105,31 +107,31 @@ impl Heard {
     }
 }
 
-/// What is known of the session that the conversation's last answer names.
+/// The state of the session that the conversation's last answer names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
-    /// It is in use.
+    /// The session is in use.
     Live(Heard),
-    /// It was in use before the one that is.
+    /// The session was in use before the current one, and is kept.
     Parked(Heard),
-    /// It was let go of, or is another process's.
+    /// The session was retired, or belongs to another process.
     Retired(Heard),
 }
 
-/// How to get to where the conversation is.
+/// How to reach the conversation's position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// The session in use is there. It has heard so many prompts more, which were discarded.
+    /// The session in use is there. It has received this many more prompts, which were discarded.
     Stay(u64),
-    /// The session of before is there.
+    /// The previous session is there. It has received this many more prompts, which were discarded.
     Return(u64),
     Start,
-    /// With what it has heard.
+    /// The session to resume, with the prompts that it has received.
     Resume(Position, SessionId, Heard),
     Fork(SessionPosition),
 }
 
-/// The backend has gone on from where the conversation is.
+/// The error if the backend has continued past the conversation's position.
 pub(super) fn elsewhere() -> BackendError {
     BackendError::Diverged(
         "it goes on from an earlier place than the backend is at, and the backend can't fork; go on from its last answer, \
@@ -138,7 +140,8 @@ pub(super) fn elsewhere() -> BackendError {
     )
 }
 
-/// The way to where `conversation` is. `live` is what the session in use has heard, whichever the conversation names.
+/// Returns how to reach the position of `conversation`. `live` is what the session in use has received, whichever
+/// session the conversation names.
 pub(super) fn route(
     conversation: &Conversation,
     known: Known,
@@ -153,7 +156,7 @@ pub(super) fn route(
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            // A session that was told of others' answers once is not told again.
+            // A session that received the answers of others once does not get them again.
             Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });

@@ -1,4 +1,4 @@
-//! What happens at a backend, as deltas of an answer. Pure.
+//! Converts what happens at a backend to deltas of an answer. Pure.
 
 use std::collections::HashMap;
 
@@ -11,15 +11,15 @@ use crate::{
     provider::{BlockStart, Delta, Part},
 };
 
-/// Turns a turn's events into deltas, and holds them to the contract.
+/// Converts a turn's events to deltas, and checks that they keep the contract.
 #[derive(Debug)]
 pub(super) struct Recorder {
     format: String,
     blocks: usize,
-    /// The text or thinking block that grows.
+    /// The text or thinking block that is being extended.
     growing: Option<(usize, Growing)>,
     tools: HashMap<ToolUseId, Activity>,
-    /// Where the plan and each status stand, by what they are about.
+    /// The blocks of the plan and of each status, by name.
     items: HashMap<String, usize>,
     deltas: Vec<Delta>,
 }
@@ -35,7 +35,7 @@ enum Growing {
 struct Activity {
     index: usize,
     item: Value,
-    /// Whether the tool use came, and not only the request to allow it.
+    /// Whether the tool use itself has arrived, and not only the request to allow it.
     used: bool,
     /// Whether the last answer to a permission request was a rejection.
     rejected: bool,
@@ -43,7 +43,7 @@ struct Activity {
 }
 
 impl Recorder {
-    /// A recorder of items of this format.
+    /// Creates a recorder whose items have this wire format.
     pub(super) fn new(format: &str) -> Self {
         Self {
             format: format.to_owned(),
@@ -55,7 +55,7 @@ impl Recorder {
         }
     }
 
-    /// The deltas since the last call.
+    /// Returns the deltas since the last call.
     pub(super) fn take(&mut self) -> Vec<Delta> {
         std::mem::take(&mut self.deltas)
     }
@@ -87,15 +87,15 @@ impl Recorder {
         self.deltas.push(Delta::Extend { index, part: Part::Text(text) });
     }
 
-    /// Ends the block that grows.
+    /// Ends the block that is being extended.
     pub(super) fn settle(&mut self) {
         if let Some((index, _)) = self.growing.take() {
             self.deltas.push(Delta::End { index });
         }
     }
 
-    /// Ends the answer. Backends need not report what became of a tool, so a status that is still open is closed:
-    /// `rejected` if permission was refused, `ended` otherwise.
+    /// Ends the answer. A backend need not report the end of a tool, so every open tool gets a final status: `rejected`
+    /// if permission was refused, otherwise `ended`.
     pub(super) fn finish(&mut self) {
         self.settle();
         let mut open: Vec<&mut Activity> =
@@ -147,7 +147,7 @@ impl Recorder {
             .insert(tool_use.id.clone(), Activity { index, item, used, rejected: false, finished: false });
     }
 
-    /// Changes a tool's item, if that makes a difference.
+    /// Changes a tool's item. A delta is added only if the item is different afterwards.
     fn change(&mut self, id: &ToolUseId, edit: impl FnOnce(&mut Value)) -> Result<(), Breach> {
         let Some(activity) = self.tools.get_mut(id) else {
             return Err(Breach::UnknownToolUse(id.clone()));
@@ -181,7 +181,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// The backend asks; the tool use may not have come yet.
+    /// Records a request for permission. The tool use may not have arrived yet.
     pub(super) fn asked(&mut self, tool_use: &ToolUse, options: &[PermissionOption]) -> Result<(), Breach> {
         if !self.tools.contains_key(&tool_use.id) {
             self.begin(tool_use, false);
@@ -189,7 +189,7 @@ impl Recorder {
         self.change(&tool_use.id, |item| item["permission"] = json!({ "options": options }))
     }
 
-    /// The question was answered, or taken back.
+    /// Records the answer to a request for permission; `None` means that the request was withdrawn.
     pub(super) fn answered(&mut self, id: &ToolUseId, answer: Option<&PermissionAnswer>) {
         let word = match answer {
             None => "withdrawn",
@@ -208,7 +208,7 @@ impl Recorder {
                 _ => false,
             };
         }
-        // A tool that finished meanwhile is as it was when it did.
+        // A tool that finished in the meantime stays as it was.
         let _ = self.change(id, |item| {
             item["permission"]["answer"] = word.into();
             if let Some(input) = input {
@@ -235,7 +235,7 @@ impl Recorder {
     }
 }
 
-/// Returns whether the option of this id, among those that were offered for a tool, is a rejection.
+/// Returns whether the option with this id is a rejection, among the options offered for a tool.
 fn rejects(item: &Value, option: &str) -> bool {
     let offered = item["permission"]["options"].as_array().into_iter().flatten();
     offered.filter(|offer| offer["id"] == option).any(|offer| {

@@ -1,4 +1,4 @@
-//! The sessions that one conversation has at a backend, and what is known of those that it had. Calls nobody.
+//! The sessions of one conversation at a backend, current and earlier. Makes no calls.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -12,12 +12,12 @@ use super::{
 /// The sessions of a conversation.
 #[derive(Default)]
 pub(super) struct Sessions {
-    /// The one in use.
+    /// The session in use.
     live: Option<Live>,
-    /// The one before, while the conversation has no answer of the one in use: if the branch comes to nothing, it is
-    /// gone back to.
+    /// The previous session, kept while the conversation has no answer of the session in use. If the branch comes to
+    /// nothing, the conversation returns to this session.
     parked: Option<Live>,
-    /// Those that were let go of, by their keys. Each has an answer in the conversation.
+    /// The sessions that were retired, by key. Each has an answer in the conversation.
     retired: HashMap<String, Retired>,
     closed: bool,
 }
@@ -27,16 +27,16 @@ pub(super) struct Live {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
     pub(super) heard: Heard,
-    /// Whether the conversation has no answer of its own.
+    /// Whether the conversation has no answer of this session yet.
     pub(super) fresh: bool,
     pub(super) options: SessionOptions,
-    /// Where it was made, and is terminated.
+    /// The runtime on which the session was started and will be terminated.
     pub(super) runtime: Handle,
 }
 
 struct Retired {
     heard: Heard,
-    /// Closed when it has ended.
+    /// Closed when the session has ended.
     ended: watch::Receiver<()>,
 }
 
@@ -51,7 +51,7 @@ fn closed() -> BackendError {
 }
 
 impl Sessions {
-    /// The way to where the conversation is.
+    /// Returns how to reach the conversation's position.
     pub(super) fn route(
         &self,
         conversation: &Conversation,
@@ -70,7 +70,8 @@ impl Sessions {
         route(conversation, known, self.live.as_ref().map(|live| live.heard), can)
     }
 
-    /// Takes a session into use, unless it is too late for that. Gives the one that is to be retired, this one perhaps.
+    /// Takes a session into use, unless the conversation is closed. Returns the session to retire, which may be the new
+    /// one.
     pub(super) fn take_up(&mut self, live: Live) -> (Option<Live>, Result<(), BackendError>) {
         if self.closed {
             return (Some(live), Err(closed()));
@@ -82,27 +83,27 @@ impl Sessions {
         (left, Ok(()))
     }
 
-    /// Goes back to the session that is parked. Gives the one that is to be retired.
+    /// Returns to the parked session. Returns the session to retire.
     pub(super) fn go_back(&mut self) -> Option<Live> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
     }
 
-    /// Counts a prompt, and says what it is given to.
+    /// Counts a prompt. Returns the session that gets the prompt, with its options.
     pub(super) fn begin(&mut self) -> Result<(Arc<dyn BackendSession>, SessionOptions), BackendError> {
         let live = self.live.as_mut().ok_or_else(closed)?;
         live.heard.given = live.heard.given.saturating_add(1);
         Ok((Arc::clone(&live.session), live.options.clone()))
     }
 
-    /// The prompt was not taken.
+    /// Undoes the count of a prompt that was not accepted.
     pub(super) fn take_back(&mut self, session: &Arc<dyn BackendSession>) {
         if let Some(live) = self.live.as_mut().filter(|live| live.is(session)) {
             live.heard.given = live.heard.given.saturating_sub(1);
         }
     }
 
-    /// Where the session is, as its answer is to tell.
+    /// Returns the session's position, for its answer to store.
     pub(super) fn position(
         &self,
         of: &Arc<dyn BackendSession>,
@@ -114,7 +115,8 @@ impl Sessions {
         Ok(Position { key, session, prompts, checkpoint, unfinished: false })
     }
 
-    /// The answer that tells this position is the conversation's now. Gives the session that nobody goes back to.
+    /// Records that the answer with this position is now part of the conversation. Returns a session that is no longer
+    /// needed.
     pub(super) fn keep(&mut self, position: &Position) -> Option<Live> {
         let its_own = |live: &&mut Live| live.key == position.key;
         if let Some(live) = self.live.as_mut().filter(its_own) {
@@ -130,27 +132,27 @@ impl Sessions {
         None
     }
 
-    /// The session is of no use any more.
+    /// Removes a session that is unusable from now on.
     pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<Live> {
         self.live.take_if(|live| live.is(session))
     }
 
-    /// Remembers a session that was let go of.
+    /// Records a session that was retired.
     pub(super) fn retired(&mut self, key: String, heard: Heard, ended: watch::Receiver<()>) {
         self.retired.insert(key, Retired { heard, ended });
     }
 
-    /// What tells that a session has ended that was let go of.
+    /// Returns a channel that closes when the retired session has ended.
     pub(super) fn end_of(&self, key: &str) -> Option<watch::Receiver<()>> {
         self.retired.get(key).map(|retired| retired.ended.clone())
     }
 
-    /// From now on no session is taken into use.
+    /// Refuses all sessions from now on.
     pub(super) fn close(&mut self) {
         self.closed = true;
     }
 
-    /// All that run.
+    /// Removes and returns all running sessions.
     pub(super) fn take_all(&mut self) -> impl Iterator<Item = Live> + use<> {
         self.live.take().into_iter().chain(self.parked.take())
     }

@@ -3,7 +3,7 @@ use futures_util::StreamExt;
 use super::{CheckOutcome, Subject, answered, prompted, soon, started, terminated};
 use crate::provider::backend::EventStream;
 
-/// Reads whatever comes at once: the turn is under way then.
+/// Waits for the first event, so that the turn has started.
 async fn begun(subject: &dyn Subject, events: &mut EventStream) {
     let event = soon(subject, "the first event", events.next()).await;
     let event = event.expect("a turn that goes on until it is cancelled");

@@ -30,7 +30,7 @@ pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> Che
     CheckOutcome::Made
 }
 
-/// Answers all requests alike; the turn has to end, and the session to go on.
+/// Gives all requests the same answer. The turn must end in a result, and the session must accept another prompt.
 async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> CheckOutcome {
     let Some(prompt) = subject.asking_prompt() else {
         return CheckOutcome::Skipped;

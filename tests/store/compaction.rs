@@ -1,4 +1,4 @@
-//! Logs that are written anew when what is void in them outweighs the rest.
+//! Compaction: a log is rewritten when outdated records take up more than the rest.
 
 use std::fs;
 
@@ -12,14 +12,14 @@ use crate::support::{Folder, commit, create, id, node, says};
 struct Grown {
     folder: Folder,
     store: FileSystemStore,
-    /// The write that created it, and its version.
+    /// The write that created the conversation, and its version.
     first: (WriteId, Version),
-    /// All others, each with the version that it led to.
+    /// All other writes, each with the version that it led to.
     writes: Vec<(Write, Version)>,
     stored: Stored,
 }
 
-/// A conversation with a few nodes, and many titles, states and moves among and after them.
+/// Creates a conversation with a few nodes, and many titles, states and moves in between and afterwards.
 async fn grown(rounds: u64) -> Grown {
     let folder = Folder::new();
     let store = folder.quick_store().await;
@@ -48,12 +48,12 @@ async fn grown(rounds: u64) -> Grown {
         .unwrap();
         writes.push((write, version));
     }
-    // Read from the log as it is: what else there is to compare with is this.
+    // Load from the log before any compaction, as the value to compare with.
     let stored = expected(&store, &id).await;
     Grown { folder, store, first, writes, stored }
 }
 
-/// What is stored, read without anything being written.
+/// Loads the conversation while its log is locked, so that nothing is written.
 async fn expected(store: &FileSystemStore, id: &ConversationId) -> Stored {
     let log = store.folder().join(format!("{id}.jsonl"));
     let held = fs::File::open(log).unwrap();
@@ -75,7 +75,7 @@ async fn load_of_an_outgrown_log_compacts_it_and_changes_nothing() {
     assert_eq!(grown.folder.names(), ["a.jsonl", "a.summary.json"]);
 
     assert_eq!(grown.store.load(&id("a")).await.unwrap(), grown.stored, "read from the new log");
-    assert_eq!(size(&grown), after, "once is enough");
+    assert_eq!(size(&grown), after, "the second load compacts nothing");
     let summary = grown.store.list(Page::default()).await.unwrap().remove(0);
     assert_eq!((summary.version, summary.updated), (grown.stored.version, grown.stored.updated));
     assert_eq!(summary.title, grown.stored.state.title);
@@ -84,7 +84,7 @@ async fn load_of_an_outgrown_log_compacts_it_and_changes_nothing() {
 }
 
 #[tokio::test]
-async fn write_repeated_after_compactions_gives_the_first_result() {
+async fn write_repeated_after_compactions_returns_the_first_result() {
     let mut grown = grown(500).await;
     for _ in 0..3 {
         grown.store.load(&id("a")).await.unwrap();
@@ -97,7 +97,7 @@ async fn write_repeated_after_compactions_gives_the_first_result() {
         let other = grown.store.commit(&id("a"), &Write::on(grown.first.1), &says(1, "never written")).await;
         assert!(matches!(other, Err(StoreError::Conflict { .. })), "{other:?}");
 
-        // And grown again.
+        // Outgrow the log again.
         for round in 0..300 {
             let write = Write::on(grown.stored.version);
             let title = StateChange::Title(Some(format!("another title {round} {}", "long ".repeat(100))));
@@ -130,7 +130,7 @@ async fn load_while_another_holds_the_lock_compacts_nothing() {
 }
 
 #[tokio::test]
-async fn load_of_a_log_that_is_mostly_nodes_leaves_it_as_it_is() {
+async fn load_of_a_log_that_is_mostly_nodes_leaves_it_unchanged() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let mut version = create(&store, &id("a")).await;
@@ -145,7 +145,7 @@ async fn load_of_a_log_that_is_mostly_nodes_leaves_it_as_it_is() {
 }
 
 #[tokio::test]
-async fn compaction_that_a_crash_broke_off_leaves_the_old_log() {
+async fn compaction_interrupted_by_a_crash_leaves_the_old_log() {
     let grown = grown(500).await;
     fs::write(grown.folder.path().join("a.jsonl.new"), "half of a new log").unwrap();
     assert_eq!(grown.store.load(&id("a")).await.unwrap(), grown.stored);
@@ -171,9 +171,9 @@ async fn compacted_log_with_a_line_missing_is_damaged() {
     }
 }
 
-/// Writers that come while the log is being replaced must not write to the old one.
+/// Writers that arrive while the log is replaced must not write to the old one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commits_beside_compactions_are_all_there() {
+async fn commits_during_compactions_are_all_kept() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let mut version = create(&store, &id("a")).await;
@@ -200,12 +200,12 @@ async fn commits_beside_compactions_are_all_there() {
     let stored = store.load(&id("a")).await.unwrap();
     assert_eq!((stored.version, stored.nodes.len() as u64), (version, nodes));
     let log = fs::read_to_string(folder.log(&id("a"))).unwrap();
-    assert!(!log.lines().next().unwrap().ends_with("\"compactions\":0}}"), "there was none");
+    assert!(!log.lines().next().unwrap().ends_with("\"compactions\":0}}"), "no compaction happened");
 }
 
-/// As a crash between the new log and its summary would leave it.
+/// The summary is old, as after a crash between the new log and its summary.
 #[tokio::test]
-async fn list_after_compaction_without_its_summary_does_not_believe_the_old_one() {
+async fn list_after_compaction_does_not_use_an_older_summary() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let id = id("a");
@@ -216,19 +216,19 @@ async fn list_after_compaction_without_its_summary_does_not_believe_the_old_one(
     }
     let size = || fs::metadata(folder.log(&id)).unwrap().len();
     let old = size();
-    // No more summaries can be saved.
+    // Prevent new summaries from being saved.
     fs::create_dir(folder.path().join("a.summary.json.new")).unwrap();
     store.load(&id).await.unwrap();
     let compacted = size();
     assert!(compacted < old / 2, "{old} bytes became {compacted}");
 
-    // A title so long that the log is as long as the old one was.
+    // Choose a title so long that the log has the length of the old one.
     let title = |len: u64| StateChange::title("n".repeat(usize::try_from(len).unwrap()));
     version = store.save_state(&id, &Write::on(version), &title(1)).await.unwrap();
     let line = size() - compacted;
     let rest = old - size() - (line - 1);
     version = store.save_state(&id, &Write::on(version), &title(rest)).await.unwrap();
-    assert_eq!(size(), old, "else this test shows nothing");
+    assert_eq!(size(), old, "the old and the new log must be equally long");
     let summary = store.list(Page::default()).await.unwrap().remove(0);
     assert_eq!((summary.version, summary.title), (version, Some("n".repeat(usize::try_from(rest).unwrap()))));
 }
@@ -247,7 +247,7 @@ async fn compaction_keeps_the_permissions_of_the_log() {
     let metadata = fs::metadata(&log).unwrap();
     assert_eq!(metadata.mode() & 0o777, 0o640);
     if others {
-        // A new file would be ours, and its owner could not read it any more.
+        // A rewritten file would belong to this user, and the former owner could not read it.
         assert_eq!((metadata.uid(), metadata.len()), (65_533, before));
     } else {
         assert!(metadata.len() < before / 2);
@@ -256,7 +256,7 @@ async fn compaction_keeps_the_permissions_of_the_log() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn compaction_of_a_log_behind_a_link_leaves_the_link() {
+async fn compaction_of_a_log_behind_a_symbolic_link_keeps_the_link() {
     let grown = grown(500).await;
     let (log, target) = (grown.folder.log(&id("a")), grown.folder.path().join("elsewhere"));
     fs::rename(&log, &target).unwrap();

@@ -1,4 +1,4 @@
-//! What goes in comes out: any tree, and JSON as deep as it may be.
+//! Stored content is loaded unchanged: any tree, and JSON up to the deepest that is accepted.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, from_value, json, to_value};
 
 use crate::support::{Folder, create, id, node};
 
-/// Something that is done to a tree between two commits.
+/// A change of a tree between two commits.
 #[derive(Clone, Debug)]
 enum Step {
     Turn(String, bool),
@@ -98,7 +98,7 @@ proptest! {
     }
 }
 
-/// A message with a tool input of so many levels.
+/// Returns a commit of a message whose tool input has this many levels.
 fn nested(levels: usize) -> Commit {
     let input = (1..levels).fold(json!({}), |inner, _| json!({"a": inner}));
     let message = Message::assistant(vec![Content::from(ToolUse::new("toolu_1", "deep", input))]);
@@ -106,10 +106,10 @@ fn nested(levels: usize) -> Commit {
 }
 
 #[tokio::test]
-async fn commit_of_json_as_deep_as_services_send_comes_back() {
+async fn commit_of_json_as_deep_as_services_send_is_loaded_unchanged() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
-    // What a service sends as the text of the arguments is read by itself: up to 127 levels.
+    // A service sends the arguments as text, which is parsed separately: up to 127 levels.
     let input: Value = serde_json::from_str(&("[".repeat(127) + &"]".repeat(127))).unwrap();
     assert!(serde_json::from_str::<Value>(&("[".repeat(128) + &"]".repeat(128))).is_err());
     let commit = nested(127);
@@ -123,7 +123,7 @@ async fn commit_of_json_as_deep_as_services_send_comes_back() {
 }
 
 #[tokio::test]
-async fn commit_of_json_too_deep_to_read_again_is_refused() {
+async fn commit_of_json_too_deep_to_read_again_is_rejected() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     for levels in 200..300 {
@@ -143,7 +143,7 @@ async fn commit_of_json_too_deep_to_read_again_is_refused() {
         }
         store.delete(&id("a")).await.unwrap();
     }
-    panic!("everything was taken");
+    panic!("every depth was accepted");
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn state_of_an_older_or_a_later_version_is_read() {
     let older = json!({ "model": "openai:gpt-5", "options": { "max_tokens": 5 } });
     let state: StoredState = from_value(older.clone()).unwrap();
     assert_eq!((state.max_steps, state.turn_timeout), (None, None));
-    assert_eq!(to_value(&state).unwrap(), older, "what is unset is not written");
+    assert_eq!(to_value(&state).unwrap(), older, "unset fields are not written");
 
     let limited = state.with_max_steps(3).with_turn_timeout(Duration::from_millis(1_500));
     let mut later = to_value(&limited).unwrap();

@@ -1,4 +1,4 @@
-//! What the trait brings along for stores that leave it out.
+//! The default methods of the trait `Store`.
 
 use std::sync::Mutex;
 
@@ -10,7 +10,7 @@ use omni_agent::store::{
 
 use crate::support::id;
 
-/// Renews leases one by one, but not all of them: it is all that it is asked for.
+/// A store that implements `renew`, but not `renew_all`.
 #[derive(Default)]
 struct Renewing {
     renewed: Mutex<Vec<ConversationId>>,
@@ -59,7 +59,7 @@ impl Store for Renewing {
 }
 
 #[tokio::test]
-async fn renew_all_with_one_that_is_locked_renews_the_others_and_tells() {
+async fn renew_all_with_a_locked_conversation_renews_the_others_and_returns_the_error() {
     let store = Renewing::default();
     let leases =
         |names: &[&str]| -> Vec<_> { names.iter().map(|name| (id(name), Lease::unlimited())).collect() };

@@ -1,4 +1,4 @@
-//! A file system that refuses: no room, no permission, no folder.
+//! Faults of the file system: no space, no permission, no folder.
 
 use std::{fs, process::Command};
 
@@ -9,7 +9,7 @@ use crate::{
     support::{Folder, child, child_folder, commit, create, id, says},
 };
 
-/// The child: fills what room there is, then some is made.
+/// The child: writes until the disk is full, and continues after space was freed.
 #[cfg(unix)]
 #[tokio::test]
 async fn child_writes_until_there_is_no_room() {
@@ -21,7 +21,7 @@ async fn child_writes_until_there_is_no_room() {
     let mut version = create(&store, &id("a")).await;
     let mut number = 1;
     version = commit(&store, &id("a"), version, number, "fits").await;
-    // Each too long for what room is left: part of it is written, then comes the error.
+    // Each commit is longer than the space that remains, so a part is written before the error.
     let text = "x".repeat(40_000);
     let (write, error) = loop {
         let write = Write::on(version);
@@ -33,22 +33,18 @@ async fn child_writes_until_there_is_no_room() {
     assert!(matches!(&error, StoreError::Full { place, .. } if place.ends_with("a.jsonl")), "{error:?}");
     assert!(error.to_string().contains("free some"), "{error}");
     assert!(error.is_transient());
-    assert!(fs::read(&log).unwrap().ends_with(b"\n"), "the piece that was written is gone again");
+    assert!(fs::read(&log).unwrap().ends_with(b"\n"), "the partial write was not removed");
     let stored = store.load(&id("a")).await.unwrap();
-    assert_eq!(
-        (stored.version, stored.nodes.len() as u64),
-        (version, number),
-        "nothing that was there is lost"
-    );
+    assert_eq!((stored.version, stored.nodes.len() as u64), (version, number), "earlier commits were lost");
 
-    // A new conversation does not fit either, and leaves nothing behind.
+    // A new conversation does not fit either, and leaves no file behind.
     let state = omni_agent::store::StoredState::default().with_system("x".repeat(200_000));
     let created = store.create(&id("b"), omni_agent::store::WriteId::generate(), &state).await;
     assert!(matches!(created, Err(StoreError::Full { .. })), "{created:?}");
     assert!(!store.exists(&id("b")).await.unwrap());
     assert!(!folder.join("b.jsonl").exists());
 
-    // What is small enough still fits, or once there is room.
+    // A small commit still fits, or fits after space was freed.
     let next = store.commit(&id("a"), &write, &says(number + 1, "short")).await;
     let next = match next {
         Err(StoreError::Full { .. }) => {
@@ -59,15 +55,15 @@ async fn child_writes_until_there_is_no_room() {
     };
     assert_eq!(next, version.next());
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len() as u64, number + 1);
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
 fn sees_all(mut command: Command) {
     let text = succeeds(&mut command);
-    assert!(text.contains("all seen"), "{text}");
+    assert!(text.contains("all checks passed"), "{text}");
 }
 
-/// What it said.
+/// Runs the command, and returns its output.
 fn succeeds(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text =
@@ -76,7 +72,7 @@ fn succeeds(command: &mut Command) -> String {
     text
 }
 
-/// `child` in a shell, after this was done.
+/// Returns a shell that executes `script` and then `child`.
 fn after(script: &str, child: &Command) -> Command {
     let mut shell = Command::new("sh");
     shell
@@ -94,11 +90,11 @@ fn after(script: &str, child: &Command) -> Command {
 async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_sound() {
     let folder = Folder::new();
     let child = child("faults::child_writes_until_there_is_no_room", folder.path());
-    // 100 blocks of 512 bytes or 1 KiB, by the shell. Without the trap, the signal would end the child.
+    // 100 blocks of 512 bytes or 1 KiB, depending on the shell. Without the trap, the signal would end the child.
     sees_all(after("trap '' XFSZ && ulimit -f 100", &child));
 }
 
-/// Whether this user may mount file systems in a namespace of its own.
+/// Returns whether this user may mount file systems in a separate namespace.
 #[allow(clippy::print_stdout, reason = "who skips a test says so")]
 fn can_mount() -> bool {
     let tried = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
@@ -125,7 +121,7 @@ async fn write_to_a_full_disk_is_full_and_leaves_the_log_sound() {
     sees_all(unshared);
 }
 
-/// The child: a folder that can be read and not written to.
+/// The child: opens a folder that can only be read.
 #[tokio::test]
 async fn child_finds_a_read_only_folder() {
     let Some(folder) = child_folder() else {
@@ -151,7 +147,7 @@ async fn child_finds_a_read_only_folder() {
             other => panic!("{other:?}"),
         }
     }
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
 #[cfg(target_os = "linux")]
@@ -164,7 +160,7 @@ async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     commit(&store, &id("a"), version, 1, "Hi").await;
-    // No summary: listing would like to make one.
+    // Without the summary, a list tries to write a new one.
     fs::remove_file(folder.summary(&id("a"))).unwrap();
     let child = child("faults::child_finds_a_read_only_folder", folder.path());
     let script = "mount --bind \"$OMNI_CHILD\" \"$OMNI_CHILD\" && mount -o remount,bind,ro \"$OMNI_CHILD\"";
@@ -175,7 +171,7 @@ async fn write_to_a_read_only_folder_is_denied_and_reading_works() {
     sees_all(unshared);
 }
 
-/// The child: a file system that locks nothing which is open for reading alone.
+/// The child: uses a file system that can't lock a file opened only for reading.
 #[tokio::test]
 async fn child_cannot_lock_what_it_reads() {
     let Some(folder) = child_folder() else {
@@ -189,18 +185,18 @@ async fn child_cannot_lock_what_it_reads() {
         return;
     }
     let version = commit(&store, &id("a"), version, 1, "Hi").await;
-    // The commit left the summary behind; a list would like to bring it up to date.
+    // The commit did not update the summary. A list tries to update it.
     assert_eq!(store.list(Page::default()).await.unwrap()[0].version, version);
     assert_eq!(store.summary(&id("a")).await.unwrap().version, version);
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
-/// As NFS does it on Linux, where `flock` becomes a lock that wants the file open for writing.
+/// NFS on Linux behaves so: `flock` becomes a lock that requires the file to be open for writing.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "who skips a test says so")]
-async fn list_where_what_is_read_cannot_be_locked_shows_all() {
+async fn list_on_a_file_system_without_read_locks_shows_all() {
     const FLOCK: &str = "
         #include <errno.h>
         #include <fcntl.h>
@@ -222,15 +218,15 @@ async fn list_where_what_is_read_cannot_be_locked_shows_all() {
     child.env("LD_PRELOAD", library);
     let text = succeeds(&mut child);
     if text.contains("\ncan be locked") {
-        // From a file system without programs, or into a static one.
-        println!("skipped: LD_PRELOAD puts no function into the tests' program");
+        // For example a file system mounted `noexec`, or a statically linked program.
+        println!("skipped: LD_PRELOAD has no effect on the program of the tests");
         return;
     }
-    assert!(text.contains("all seen"), "{text}");
+    assert!(text.contains("all checks passed"), "{text}");
 }
 
 #[tokio::test]
-async fn operations_in_a_folder_that_vanished_say_so() {
+async fn operations_in_a_missing_folder_are_unreachable() {
     let folder = Folder::new();
     let inner = folder.path().join("store");
     let store = FileSystemStore::open(&inner).await.unwrap();
@@ -257,14 +253,14 @@ async fn operations_in_a_folder_that_vanished_say_so() {
             other => panic!("{other:?}"),
         }
     }
-    assert!(!inner.exists(), "a folder that is not there, for want of a mount, say, is not made anew");
+    assert!(!inner.exists(), "a missing folder, such as one that is not mounted, must not be created");
 
     fs::rename(&moved, &inner).unwrap();
     store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
 }
 
 #[tokio::test]
-async fn open_where_a_file_is_says_so() {
+async fn open_of_a_file_instead_of_a_folder_is_unreachable() {
     let folder = Folder::new();
     let file = folder.path().join("file");
     fs::write(&file, "no folder").unwrap();
@@ -273,12 +269,12 @@ async fn open_where_a_file_is_says_so() {
 }
 
 #[tokio::test]
-async fn summary_that_cannot_be_written_fails_no_write() {
+async fn write_succeeds_if_its_summary_cannot_be_written() {
     let folder = Folder::new();
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     fs::remove_file(folder.summary(&id("a"))).unwrap();
-    // Nothing can be renamed to it.
+    // A folder in its place prevents the rename.
     fs::create_dir_all(folder.summary(&id("a")).join("in the way")).unwrap();
     let title = StateChange::title("A talk");
     store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();

@@ -1,4 +1,4 @@
-//! The file-system store: the suite, settings, locks, permissions, summaries.
+//! The file-system store: the conformance suite, settings, locks, permissions and summaries.
 
 use std::{
     fs::{self, File},
@@ -78,7 +78,7 @@ async fn open_without_folder_creates_it() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn create_leaves_files_to_their_owner_alone() {
+async fn create_makes_files_readable_only_by_their_owner() {
     use std::os::unix::fs::PermissionsExt;
 
     let folder = Folder::new();
@@ -127,7 +127,7 @@ async fn write_while_another_holds_the_lock_is_busy_after_the_wait() {
         }
         other => panic!("{other:?}"),
     }
-    // Reading waits for nobody.
+    // Reads don't wait.
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
     assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
 
@@ -136,7 +136,7 @@ async fn write_while_another_holds_the_lock_is_busy_after_the_wait() {
 }
 
 #[tokio::test]
-async fn write_while_another_holds_the_lock_goes_on_when_it_is_free() {
+async fn write_while_another_holds_the_lock_continues_when_it_is_free() {
     let folder = Folder::new();
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
@@ -146,14 +146,14 @@ async fn write_while_another_holds_the_lock_goes_on_when_it_is_free() {
         let store = store.clone();
         async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
     });
-    // Another conversation is not held up.
+    // Other conversations don't wait.
     create(&store, &id("b")).await;
     other.unlock().unwrap();
     assert_eq!(waiting.await.unwrap().unwrap(), version.next());
 }
 
 #[tokio::test]
-async fn list_without_summaries_makes_them_again() {
+async fn list_without_summaries_recreates_them() {
     let folder = Folder::new();
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
@@ -172,18 +172,21 @@ async fn list_without_summaries_makes_them_again() {
             }
         }
         assert_eq!(store.list(Page::default()).await.unwrap(), before, "with summaries {broken:?}");
-        assert!(fs::read_to_string(folder.summary(&id("a"))).unwrap().contains("A talk"), "it is made again");
+        assert!(
+            fs::read_to_string(folder.summary(&id("a"))).unwrap().contains("A talk"),
+            "the summary was not recreated"
+        );
     }
 }
 
 #[tokio::test]
-async fn list_after_commits_brings_summaries_up_to_date() {
+async fn list_after_commits_updates_the_summaries() {
     let folder = Folder::new();
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
     let old = fs::read_to_string(folder.summary(&id("a"))).unwrap();
     let version = commit(&store, &id("a"), version, 1, "Hi").await;
-    assert_eq!(fs::read_to_string(folder.summary(&id("a"))).unwrap(), old, "a commit writes the log alone");
+    assert_eq!(fs::read_to_string(folder.summary(&id("a"))).unwrap(), old, "a commit writes only the log");
     let listed = store.list(Page::default()).await.unwrap();
     let new = fs::read_to_string(folder.summary(&id("a"))).unwrap();
     assert!(new.contains(&format!("\"version\":{version}")), "{new}");
@@ -191,7 +194,7 @@ async fn list_after_commits_brings_summaries_up_to_date() {
 }
 
 #[tokio::test]
-async fn list_with_summary_from_before_the_title_shows_the_title() {
+async fn list_with_an_outdated_summary_shows_the_title() {
     let folder = Folder::new();
     let store = folder.store().await;
     let version = create(&store, &id("a")).await;
@@ -199,13 +202,13 @@ async fn list_with_summary_from_before_the_title_shows_the_title() {
     let title = StateChange::title("A talk");
     let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
     commit(&store, &id("a"), version, 1, "Hi").await;
-    // As if the machine had gone down between the write and its summary.
+    // As after a crash of the machine between the write and its summary.
     fs::write(folder.summary(&id("a")), old).unwrap();
     assert_eq!(store.summary(&id("a")).await.unwrap().title.as_deref(), Some("A talk"));
 }
 
 #[tokio::test]
-async fn create_over_a_summary_left_by_a_crash_does_not_show_it() {
+async fn create_ignores_a_summary_left_by_a_crash() {
     let folder = Folder::new();
     let store = folder.store().await;
     let state = StoredState::default().with_title("old");
@@ -219,7 +222,7 @@ async fn create_over_a_summary_left_by_a_crash_does_not_show_it() {
 }
 
 #[tokio::test]
-async fn list_leaves_other_files_alone() {
+async fn list_ignores_other_files() {
     let folder = Folder::new();
     let store = folder.store().await;
     for name in ["notes.txt", ".jsonl", "..jsonl", "a b.jsonl", "con.jsonl"] {
@@ -232,7 +235,7 @@ async fn list_leaves_other_files_alone() {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn idle_conversations_hold_no_descriptor() {
+async fn idle_conversations_hold_no_file_descriptor() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let held = || {
@@ -249,7 +252,7 @@ async fn idle_conversations_hold_no_descriptor() {
 }
 
 #[tokio::test]
-async fn commit_takes_as_many_bytes_at_the_end_as_at_the_beginning() {
+async fn commit_size_is_constant_as_the_conversation_grows() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let mut version = create(&store, &id("a")).await;

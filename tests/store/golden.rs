@@ -1,5 +1,5 @@
-//! Files of every released version of the format. What is in `golden/` once stays there as it is, and stays
-//! readable: a change of the format adds a folder.
+//! Files of every released version of the format. Files in `golden/` never change and must remain readable. A new
+//! version of the format adds a folder.
 
 use std::{
     fs,
@@ -25,11 +25,11 @@ fn golden(version: u64) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/store/golden/v{version}"))
 }
 
-/// Each conversation of version 1 with what it holds, as `NAME.expected.json`.
+/// The conversations of version 1. The expected content is in `NAME.expected.json`.
 const NAMES: [&str; 4] = ["compacted", "empty", "talk", "torn"];
 
 #[tokio::test]
-async fn load_of_version_1_gives_what_was_stored() {
+async fn load_of_version_1_returns_what_was_stored() {
     let folder = Folder::new();
     for entry in fs::read_dir(golden(1)).unwrap() {
         let path = entry.unwrap().path();
@@ -54,15 +54,15 @@ async fn load_of_version_1_gives_what_was_stored() {
             (stored.version, stored.updated, stored.created)
         );
         assert_eq!((&summary.title, &summary.damage), (&stored.state.title, &None));
-        // And it goes on from there.
+        // The conversation can be continued.
         let version = commit(&store, &id(name), stored.version, 1000, "more").await;
         assert_eq!(store.load(&id(name)).await.unwrap().version, version);
     }
 }
 
 #[tokio::test]
-async fn talk_of_version_1_reads_as_expected() {
-    // The one place where what is expected does not come from a file.
+async fn talk_of_version_1_has_the_expected_content() {
+    // Here alone the expected values come from code instead of a file.
     let stored = fs::read(golden(1).join("talk.expected.json")).unwrap();
     let stored: Stored = serde_json::from_slice(&stored).unwrap();
     assert_eq!(stored.state, state());
@@ -135,7 +135,7 @@ fn nodes() -> Vec<Node> {
     nodes.collect()
 }
 
-/// Makes the files of the current version. Only for a version that is not released yet.
+/// Writes the files of the current version. Only for a version that is not released yet.
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the format"]
 async fn make_golden_files() {

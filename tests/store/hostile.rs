@@ -1,4 +1,4 @@
-//! What no crash and no store leaves behind: logs made by hand, and files that are not what they should be.
+//! Contents that neither a crash nor a store would produce: handmade logs and unexpected kinds of files.
 
 use std::fs;
 
@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::support::{Folder, create, id, says};
 
-/// A line with this record, its sum and length in order.
+/// Returns a line with this record and its correct checksum and length.
 fn line(record: &str) -> String {
     format!(
         "{{\"sum\":\"{:08x}\",\"len\":{:10},\"record\":{record}}}\n",
@@ -29,9 +29,9 @@ fn write(version: u64, change: &str) -> String {
     ))
 }
 
-/// Records that have the right sum and make no sense, each with the line that is to blame.
+/// Records with a correct checksum and invalid content, each with the line that the error must name.
 #[tokio::test]
-async fn log_with_records_that_make_no_sense_is_damaged_in_its_line() {
+async fn log_with_invalid_records_is_damaged_in_their_line() {
     let deep = |levels: usize| {
         let (open, close) = ("[".repeat(levels), "]".repeat(levels));
         format!(r#"{{"create":{{"title":"x","options":{{"extra":{{"a":{open}{close}}}}}}}}}"#)
@@ -78,7 +78,7 @@ async fn log_with_records_that_make_no_sense_is_damaged_in_its_line() {
             matches!(&loaded, Err(StoreError::Damaged { place, .. }) if place.ends_with(&expected)),
             "{shown}: {loaded:?}"
         );
-        // A write sees no more than both ends of the log. If those are sound, it conflicts at least.
+        // A write reads only both ends of the log. If those are sound, the write still has a conflict.
         let written = store.commit(&id("a"), &Write::on(Version::new(1)), &says(1, "")).await;
         match &written {
             Err(StoreError::Conflict { .. }) => {}
@@ -86,7 +86,11 @@ async fn log_with_records_that_make_no_sense_is_damaged_in_its_line() {
             other => panic!("{shown}: {other:?}"),
         }
         assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "{shown}");
-        assert_eq!(fs::read_to_string(folder.log(&id("a"))).unwrap(), log, "it is left as it is");
+        assert_eq!(
+            fs::read_to_string(folder.log(&id("a"))).unwrap(),
+            log,
+            "a damaged log must not be changed"
+        );
         store.delete(&id("a")).await.unwrap();
     }
 }
@@ -98,7 +102,7 @@ async fn log_that_is_not_text_is_damaged() {
     let mut log = (header(0) + &write(5, r#"{"create":{"title":"xx"}}"#)).into_bytes();
     let at = log.windows(2).position(|two| two == b"xx").unwrap();
     log[at] = 0xff;
-    // The sum is that of the changed bytes: only the text is wrong.
+    // The checksum is that of the changed bytes, so that only the text is invalid.
     let begin = log.iter().position(|byte| *byte == b'\n').unwrap() + 1;
     let record = begin + 44..log.len() - 2;
     let sum = format!("{:08x}", crc32fast::hash(&log[record]));
@@ -112,7 +116,7 @@ async fn log_that_is_not_text_is_damaged() {
 }
 
 #[tokio::test]
-async fn write_after_the_last_version_is_refused() {
+async fn write_after_the_last_version_is_rejected() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     fs::write(folder.log(&id("a")), header(0) + &write(u64::MAX, r#"{"create":{}}"#)).unwrap();
@@ -123,7 +127,7 @@ async fn write_after_the_last_version_is_refused() {
 }
 
 #[tokio::test]
-async fn log_that_was_compacted_as_often_as_can_be_counted_is_read_and_compacted() {
+async fn log_with_the_highest_count_of_compactions_is_read_and_compacted() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let id_of_write = WriteId::generate();
@@ -142,7 +146,7 @@ async fn log_that_was_compacted_as_often_as_can_be_counted_is_read_and_compacted
 }
 
 #[tokio::test]
-async fn create_of_what_cannot_be_stored_leaves_nothing_behind() {
+async fn create_of_an_unstorable_state_leaves_nothing_behind() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let deep = (0..500).fold(json!({}), |inner, _| json!({ "a": inner }));
@@ -153,9 +157,9 @@ async fn create_of_what_cannot_be_stored_leaves_nothing_behind() {
     assert_eq!(folder.names(), [""; 0]);
 }
 
-/// Two names of one file, as ids that differ in their case have where the file system can't tell.
+/// Two names for one file, like ids that differ only in case on a file system that ignores case.
 #[tokio::test]
-async fn operations_on_an_id_that_is_anothers_to_the_file_system_leave_that_alone() {
+async fn operations_on_an_id_whose_file_belongs_to_another_leave_it_unchanged() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let version = create(&store, &id("case")).await;
@@ -177,13 +181,13 @@ async fn operations_on_an_id_that_is_anothers_to_the_file_system_leave_that_alon
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn list_with_a_log_that_the_disk_cannot_read_says_so_and_shows_the_others() {
+async fn list_with_an_unreadable_log_reports_it_and_shows_the_others() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     create(&store, &id("sound")).await;
-    // Reading where nothing is mapped is an input/output error.
+    // Reading this file at an unmapped address is an input/output error.
     std::os::unix::fs::symlink("/proc/self/mem", folder.log(&id("unreadable"))).unwrap();
-    // A path that leads nowhere.
+    // A symbolic link to itself.
     std::os::unix::fs::symlink(folder.log(&id("loop")), folder.log(&id("loop"))).unwrap();
     fs::create_dir(folder.log(&id("folder"))).unwrap();
     let listed = store.list(Page::default()).await.unwrap();
@@ -193,17 +197,17 @@ async fn list_with_a_log_that_the_disk_cannot_read_says_so_and_shows_the_others(
     };
     assert_eq!(damage("sound"), Some(None));
     for name in ["unreadable", "loop"] {
-        let told = damage(name).unwrap().expect("damage is told");
+        let told = damage(name).unwrap().expect("the damage is reported");
         assert!(told.contains(&format!("{name}.jsonl")) && told.contains("error"), "{told}");
     }
-    assert_eq!(damage("folder"), None, "a folder is no log");
+    assert_eq!(damage("folder"), None, "a folder is not a log");
     assert!(store.load(&id("unreadable")).await.is_err());
 }
 
-/// What is no file is no conversation. Opening some of it would wait for ever.
+/// Only regular files are conversations. Opening some other kinds would block forever.
 #[cfg(unix)]
 #[tokio::test]
-async fn operations_beside_what_is_no_file_leave_it_alone() {
+async fn operations_on_other_kinds_of_files_leave_them_unchanged() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     let version = create(&store, &id("a")).await;
@@ -231,7 +235,7 @@ async fn operations_beside_what_is_no_file_leave_it_alone() {
         let created = store.create(&id(name), write.id, &StoredState::default()).await;
         assert!(matches!(created, Err(StoreError::Failed { .. })), "{name}: {created:?}");
         store.delete(&id(name)).await.unwrap();
-        assert!(fs::symlink_metadata(folder.log(&id(name))).is_ok(), "{name} is not the store's");
+        assert!(fs::symlink_metadata(folder.log(&id(name))).is_ok(), "{name} does not belong to the store");
     }
     store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap();
     assert_eq!(store.list(Page::default()).await.unwrap()[0].version, version.next());

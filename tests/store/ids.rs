@@ -1,4 +1,4 @@
-//! Ids: what is one and what is not, and how write ids read.
+//! Ids: which texts are valid, and the text form of write ids.
 
 use std::collections::HashSet;
 
@@ -13,7 +13,7 @@ fn new_of_valid_text_keeps_it() {
 }
 
 #[test]
-fn new_of_invalid_text_says_what_is_wrong() {
+fn new_of_invalid_text_reports_the_reason() {
     let error = |text: &str| ConversationId::new(text).unwrap_err();
     assert_eq!(error(""), InvalidId::Empty);
     assert_eq!(error(&"x".repeat(129)), InvalidId::TooLong { len: 129 });
@@ -22,11 +22,11 @@ fn new_of_invalid_text_says_what_is_wrong() {
     assert_eq!(error("ab/c"), InvalidId::Character { character: '/', at: 2 });
     assert_eq!(error("ab\0"), InvalidId::Character { character: '\0', at: 2 });
     assert_eq!(error("aux.b"), InvalidId::Device { name: "aux".into() });
-    assert!(error("a\nb").to_string().contains(r"'\n'"), "a control character is not printed as it is");
+    assert!(error("a\nb").to_string().contains(r"'\n'"), "a control character is escaped");
 }
 
 #[test]
-fn generate_gives_22_characters_that_differ() {
+fn generate_returns_distinct_ids_of_22_characters() {
     let ids: HashSet<_> = (0..1000).map(|_| ConversationId::generate()).collect();
     assert_eq!(ids.len(), 1000);
     for id in ids {
@@ -36,8 +36,8 @@ fn generate_gives_22_characters_that_differ() {
 }
 
 #[test]
-fn write_id_reads_as_url_safe_base64() {
-    // RFC 4648, 5.
+fn write_id_is_written_as_url_safe_base64() {
+    // RFC 4648, section 5.
     let id = WriteId::from_bytes([
         0xfb, 0xff, 0xbf, 0x00, 0x10, 0x83, 0x10, 0x51, 0x87, 0x20, 0x92, 0x8b, 0x30, 0xd3, 0x8f, 0x41,
     ]);
@@ -63,7 +63,7 @@ fn first_version_is_random_and_leaves_room() {
 
 proptest! {
     #[test]
-    fn new_of_any_text_keeps_it_or_refuses_it(text in "\\PC{0,20}|[a-zA-Z0-9._~/\\\\:-]{0,20}") {
+    fn new_of_any_text_keeps_or_rejects_it(text in "\\PC{0,20}|[a-zA-Z0-9._~/\\\\:-]{0,20}") {
         if let Ok(id) = ConversationId::new(&text) {
             prop_assert_eq!(id.as_str(), &text);
             let path = std::path::Path::new("folder").join(format!("{id}.jsonl"));
@@ -72,7 +72,7 @@ proptest! {
     }
 
     #[test]
-    fn write_id_of_any_bytes_comes_back(bytes: [u8; 16]) {
+    fn write_id_of_any_bytes_is_parsed_back(bytes: [u8; 16]) {
         let id = WriteId::from_bytes(bytes);
         let text = id.to_string();
         prop_assert_eq!(text.len(), 22);

@@ -1,6 +1,6 @@
-//! kill −9 of a process that commits without a pause.
+//! `kill -9` of a process that commits without a pause.
 //!
-//! 50 times in an ordinary run; `OMNI_KILLS=1000 cargo test --release --test store kill::` is the long run.
+//! A normal run kills 50 times. `OMNI_KILLS=1000 cargo test --release --test store kill::` is a long run.
 
 use std::{
     env,
@@ -15,8 +15,8 @@ use omni_agent::{
 
 use crate::support::{Folder, child, child_folder, commit, create, id, says};
 
-/// What the child commits as node `number`. Some texts are so long that the system writes them piece by
-/// piece, and a kill falls between two pieces.
+/// Returns the text that the child commits as node `number`. Some texts are so long that the system writes them in
+/// several pieces, so that a kill may fall between two of them.
 fn text(number: u64) -> String {
     let length = if number.is_multiple_of(3) { 1_500_000 } else { 200 };
     format!("{number} ").repeat(length / 4)
@@ -38,7 +38,7 @@ async fn child_commits_to_sqlite_until_it_is_killed() {
     }
 }
 
-/// The child's part: goes on where the conversation ends, and tells of each commit once it is acknowledged.
+/// The child: continues the conversation, and prints each commit once it is acknowledged.
 #[allow(clippy::print_stdout, reason = "the parent listens")]
 async fn commit_until_killed(store: &dyn Store) {
     let id = id("killed");
@@ -54,7 +54,7 @@ async fn commit_until_killed(store: &dyn Store) {
     }
 }
 
-/// Kills a child some microseconds after its `after`th acknowledgement; gives the last that it made.
+/// Kills a child some microseconds after its `after`th acknowledgement, and returns the last acknowledged number.
 fn kill(part: &str, folder: &Folder, after: usize, micros: u64) -> Option<u64> {
     let mut child = child(part, folder.path()).spawn().unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(|line| line.unwrap());
@@ -69,21 +69,21 @@ fn kill(part: &str, folder: &Folder, after: usize, micros: u64) -> Option<u64> {
         std::hint::spin_loop();
     }
     child.kill().unwrap();
-    // What it said before it died counts.
+    // Output from before the kill counts.
     lines.for_each(&mut take);
     child.wait().unwrap();
     acknowledged
 }
 
 #[tokio::test]
-async fn kill_during_commits_loses_no_acknowledged_one_and_leaves_no_half() {
+async fn kill_during_commits_keeps_acknowledged_commits_and_leaves_no_partial_one() {
     let open = async |folder: &Folder| Arc::new(folder.store().await) as Arc<dyn Store>;
     survive_kills("kill::child_commits_until_it_is_killed", open).await;
 }
 
 #[cfg(feature = "sqlite")]
 #[tokio::test]
-async fn kill_during_commits_to_sqlite_loses_no_acknowledged_one_and_leaves_no_half() {
+async fn kill_during_commits_to_sqlite_keeps_acknowledged_commits_and_leaves_no_partial_one() {
     let open = async |folder: &Folder| {
         let file = folder.path().join("conversations.sqlite");
         Arc::new(omni_agent::store::SqliteStore::open(file).await.unwrap()) as Arc<dyn Store>
@@ -91,20 +91,20 @@ async fn kill_during_commits_to_sqlite_loses_no_acknowledged_one_and_leaves_no_h
     survive_kills("kill::child_commits_to_sqlite_until_it_is_killed", open).await;
 }
 
-/// Kills children that do this part, and looks after each at what they left.
+/// Repeatedly kills a child that runs this test, and checks the store each time.
 async fn survive_kills(part: &str, open: impl AsyncFn(&Folder) -> Arc<dyn Store>) {
     let kills = env::var("OMNI_KILLS").map_or(50, |kills| kills.parse().unwrap());
     let mut folder = Folder::new();
     let mut id = start(&*open(&folder).await).await;
     let mut seen = 0;
     for round in 0..kills {
-        // Conversations of all lengths up to some tens of megabytes.
+        // Start a new conversation now and then, so that lengths up to some tens of megabytes occur.
         if round % 25 == 24 {
             folder = Folder::new();
             id = start(&*open(&folder).await).await;
             seen = 0;
         }
-        // Over the whole time that a commit takes, and a little more.
+        // Cover the whole duration of a commit, and a little more.
         let micros = u64::from(rand_below(12_000));
         let acknowledged = kill(part, &folder, round % 4, micros).unwrap_or(seen);
 
@@ -112,11 +112,11 @@ async fn survive_kills(part: &str, open: impl AsyncFn(&Folder) -> Arc<dyn Store>
         let stored = store.load(&id).await.unwrap_or_else(|error| panic!("round {round}: {error}"));
         let there = stored.nodes.len() as u64;
         assert!(there >= acknowledged, "round {round}: {there} commits of {acknowledged} acknowledged ones");
-        // One more may have been whole and not acknowledged.
+        // The last commit may be complete, but not yet acknowledged.
         assert!(there <= acknowledged + 1, "round {round}: {there} commits, {acknowledged} acknowledged");
         for (node, number) in stored.nodes.iter().zip(1..).skip(usize::try_from(seen).unwrap()) {
             assert_eq!(node.id().get(), number);
-            assert!(node.message().text() == text(number), "round {round}: half a commit");
+            assert!(node.message().text() == text(number), "round {round}: a partial commit");
         }
         assert_eq!(stored.head.map_or(0, NodeId::get), there);
         let write = Write::on(stored.version).with_id(WriteId::generate());
@@ -132,7 +132,7 @@ async fn start(store: &dyn Store) -> ConversationId {
     id
 }
 
-/// Random enough to hit different moments.
+/// Returns a random number, so that the kill hits different moments.
 fn rand_below(limit: u32) -> u32 {
     let bytes = *WriteId::generate().as_bytes();
     u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]) % limit

@@ -1,4 +1,4 @@
-//! Values at the edge of what is taken: they come back, or are refused and leave nothing behind.
+//! Values at the limits: they are loaded unchanged, or rejected without leaving anything behind.
 
 use omni_agent::{
     message::{Content, Message, ToolUse},
@@ -15,7 +15,7 @@ fn deep(levels: usize, is_list: bool) -> Value {
     (1..levels).fold(if is_list { json!([]) } else { json!({}) }, |inner, _| wrap(inner))
 }
 
-/// A message and a state around what is nested: each adds a few levels of its own.
+/// Stores messages and states with deeply nested JSON. Both add a few levels themselves.
 async fn values_at_the_limits_come_back_or_are_refused(store: &dyn Store) {
     let (mut taken, mut refused) = (0, 0);
     for (levels, is_list) in [(100, false), (245, false), (245, true), (257, false), (257, true), (500, true)]
@@ -65,33 +65,34 @@ async fn values_at_the_limits_come_back_or_are_refused(store: &dyn Store) {
 }
 
 #[tokio::test]
-async fn values_at_the_limits_in_files_come_back_or_are_refused() {
+async fn values_at_the_limits_in_files_are_kept_or_rejected() {
     values_at_the_limits_come_back_or_are_refused(&Folder::new().quick_store().await).await;
 }
 
 #[cfg(feature = "sqlite")]
 #[tokio::test]
-async fn values_at_the_limits_in_sqlite_come_back_or_are_refused() {
+async fn values_at_the_limits_in_sqlite_are_kept_or_rejected() {
     let folder = Folder::new();
     values_at_the_limits_come_back_or_are_refused(&crate::sqlite::quick(&folder).await).await;
 }
 
 #[cfg(feature = "postgres")]
 #[tokio::test]
-async fn values_at_the_limits_in_postgres_come_back_or_are_refused() {
+async fn values_at_the_limits_in_postgres_are_kept_or_rejected() {
     use crate::postgres::server::{fresh, url};
 
     let Some(url) = url() else { return };
     values_at_the_limits_come_back_or_are_refused(&fresh(url).open().await.unwrap()).await;
 }
 
-/// Half of a surrogate pair is JSON to some, and no text: what somebody else has written there is told.
+/// Half of a surrogate pair, which some databases accept as JSON although it is not text. It must be reported as
+/// damage.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 const HALF: &str = r#""\ud800""#;
 
 #[cfg(feature = "sqlite")]
 #[tokio::test]
-async fn half_a_character_in_sqlite_is_damage() {
+async fn half_of_a_character_in_sqlite_is_damage() {
     let folder = Folder::new();
     let store = crate::sqlite::quick(&folder).await;
     let version = create(&store, &id("a")).await;
@@ -113,7 +114,7 @@ async fn half_a_character_in_sqlite_is_damage() {
 
 #[cfg(feature = "postgres")]
 #[tokio::test]
-async fn half_a_character_in_postgres_is_damage() {
+async fn half_of_a_character_in_postgres_is_damage() {
     use crate::postgres::server::{fresh, raw, url};
 
     let Some(url) = url() else { return };

@@ -1,4 +1,4 @@
-//! How much lists read of logs that have no summary to be read in their place.
+//! How many bytes a list reads from logs without a usable summary.
 #![cfg(target_os = "linux")]
 
 use std::{
@@ -14,7 +14,7 @@ use crate::support::{Folder, child, child_folder, commit, create, id};
 
 const MIB: u64 = 1024 * 1024;
 
-/// A log of 24 MiB without a summary, written to a minute ago.
+/// Creates a log of 24 MiB without a summary, last modified a minute ago.
 async fn long_log(folder: &Folder) {
     let store = folder.quick_store().await;
     let mut version = create(&store, &id("long")).await;
@@ -30,7 +30,7 @@ fn settle(folder: &Folder) {
     log.set_modified(SystemTime::now() - Duration::from_mins(1)).unwrap();
 }
 
-/// Replaces a byte of the log, counted from its end.
+/// Overwrites a byte of the log, counted from its end.
 fn damage(folder: &Folder, from_end: u64) {
     let log = OpenOptions::new().write(true).open(folder.log(&id("long"))).unwrap();
     log.write_all_at(b"#", log.metadata().unwrap().len() - from_end).unwrap();
@@ -38,21 +38,21 @@ fn damage(folder: &Folder, from_end: u64) {
     settle(folder);
 }
 
-/// A number of this process that the system counts.
+/// Returns a number about this process from a file in `/proc/self`.
 fn counted(file: &str, name: &str) -> u64 {
     let text = fs::read_to_string(Path::new("/proc/self").join(file)).unwrap();
     let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
     line.trim_start_matches(':').trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// What a list shows, and the bytes that it read.
+/// Returns the only listed conversation, and the number of bytes read.
 async fn list(store: &FileSystemStore) -> (Summary, u64) {
     let before = counted("io", "rchar");
     let mut listed = store.list(Page::default()).await.unwrap();
     (listed.remove(0), counted("io", "rchar") - before)
 }
 
-/// The child: nobody else reads in its process.
+/// The child: its process reads nothing else.
 #[tokio::test]
 async fn child_lists_twice() {
     let Some(folder) = child_folder() else {
@@ -61,7 +61,7 @@ async fn child_lists_twice() {
     let store = FileSystemStore::open(folder).await.unwrap();
     let memory = counted("status", "VmHWM");
     let (first, read) = list(&store).await;
-    // The log once, and its last line before that, in pieces that grow.
+    // It reads the log once, and before that the last line in pieces of growing size.
     assert!(read < 30 * MIB, "the first list read {read} bytes");
     let memory = counted("status", "VmHWM") - memory;
     assert!(memory < 16 * 1024, "the first list took {memory} KiB");
@@ -77,7 +77,7 @@ fn is_listed_with_one_read(folder: &Folder) {
 }
 
 #[tokio::test]
-async fn list_with_a_log_that_is_damaged_in_the_middle_reads_it_once() {
+async fn list_with_a_log_damaged_in_the_middle_reads_it_once() {
     let folder = Folder::new();
     long_log(&folder).await;
     damage(&folder, 2 * MIB);
@@ -85,7 +85,7 @@ async fn list_with_a_log_that_is_damaged_in_the_middle_reads_it_once() {
 }
 
 #[tokio::test]
-async fn list_with_a_log_that_is_damaged_at_its_end_reads_it_once() {
+async fn list_with_a_log_damaged_at_its_end_reads_it_once() {
     let folder = Folder::new();
     long_log(&folder).await;
     damage(&folder, 100);
@@ -101,14 +101,14 @@ async fn list_with_a_summary_that_cannot_be_saved_reads_the_log_once() {
 }
 
 #[tokio::test]
-async fn list_after_damage_was_repaired_shows_it_no_more() {
+async fn list_after_a_repair_shows_no_damage() {
     let folder = Folder::new();
     long_log(&folder).await;
     let sound = fs::read(folder.log(&id("long"))).unwrap();
     damage(&folder, 2 * MIB);
     let store = folder.quick_store().await;
     assert!(list(&store).await.0.damage.is_some());
-    // Of the same length, and written at another time.
+    // The repaired log has the same length and a later modification time.
     fs::write(folder.log(&id("long")), sound).unwrap();
     assert_eq!(list(&store).await.0.damage, None);
 
@@ -118,5 +118,5 @@ async fn list_after_damage_was_repaired_shows_it_no_more() {
     fs::remove_file(folder.log(&id("long"))).unwrap();
     assert_eq!(store.list(Page::default()).await.unwrap(), []);
     File::create(folder.log(&id("long"))).unwrap();
-    assert_eq!(store.list(Page::default()).await.unwrap(), [], "nothing is remembered of the one before");
+    assert_eq!(store.list(Page::default()).await.unwrap(), [], "nothing of the removed log is remembered");
 }

@@ -1,4 +1,4 @@
-//! Stores: the conformance suite on each, and what is particular to the file system.
+//! Stores: the conformance suite on each store, and tests for each kind of store.
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
 mod compaction;

@@ -42,7 +42,7 @@ async fn load_shares_messages_with_the_writer() {
     assert!(Arc::ptr_eq(loaded.nodes[0].message(), &message));
 }
 
-/// A store that forgets which writes it has seen.
+/// A store that does not recognize repeated writes.
 struct Forgetful(MemoryStore);
 
 mod forgetful {

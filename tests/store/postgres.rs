@@ -1,5 +1,5 @@
-//! The PostgreSQL store: the suite, settings, and what particular values come to. Skipped, with a word why, where there
-//! is no server.
+//! The PostgreSQL store: the conformance suite, settings and special values. Without a server, the tests are skipped
+//! with a message.
 
 mod faults;
 mod golden;
@@ -37,7 +37,7 @@ struct Subject {
     store: Arc<PostgresStore>,
 }
 
-/// The name in an SQL text.
+/// Returns the schema name, quoted for SQL.
 fn schema(store: &PostgresStore) -> String {
     format!("\"{}\"", store.schema().replace('"', "\"\""))
 }
@@ -55,7 +55,7 @@ impl conformance::Subject for Subject {
 
     async fn damage(&self, id: &ConversationId) -> bool {
         let schema = schema(&self.store);
-        // What `content` is made of has to stay JSON: so another thing than a message.
+        // The column `content` must remain JSON, so the message is replaced by JSON that is not a message.
         let damage = format!(
             "UPDATE {schema}.nodes SET message = '[]' WHERE version = (
                  SELECT min(nodes.version) FROM {schema}.nodes JOIN {schema}.conversations ON key = conversation
@@ -78,7 +78,7 @@ async fn suite_on_postgres_store_passes() {
     let Some(url) = url() else { return };
     let make = async || Subject { url, store: Arc::new(fresh(url).open().await.unwrap()) };
     let report = conformance::check(make).await;
-    // A database has no torn write.
+    // A database has no torn writes.
     assert_eq!(report.skipped, ["torn_write_is_dropped_whole"]);
 }
 
@@ -93,7 +93,7 @@ async fn open_by_many_at_once_creates_one_schema() {
 }
 
 #[tokio::test]
-async fn open_of_a_later_schema_is_refused() {
+async fn open_of_a_later_schema_is_rejected() {
     let Some(url) = url() else { return };
     let builder = fresh(url);
     let store = builder.clone().open().await.unwrap();
@@ -106,7 +106,7 @@ async fn open_of_a_later_schema_is_refused() {
 }
 
 #[tokio::test]
-async fn open_with_names_that_are_no_schema_says_so() {
+async fn open_with_an_invalid_schema_name_is_misconfigured() {
     for name in ["", "a\0b", &"x".repeat(64), "pg_chat"] {
         let error =
             PostgresStore::builder("postgres://localhost/none").schema(name).open().await.unwrap_err();
@@ -117,7 +117,7 @@ async fn open_with_names_that_are_no_schema_says_so() {
 }
 
 #[tokio::test]
-async fn open_of_a_url_that_is_none_shows_no_password() {
+async fn open_with_an_invalid_url_shows_no_password() {
     for url in ["nonsense://ada:hunter2@host/db", "postgres://ada:hunter2@host:port/db"] {
         let builder = PostgresStore::builder(url);
         assert!(!format!("{builder:?}").contains("hunter2"));
@@ -128,7 +128,7 @@ async fn open_of_a_url_that_is_none_shows_no_password() {
 }
 
 #[tokio::test]
-async fn open_where_nobody_listens_is_unreachable() {
+async fn open_without_a_server_is_unreachable() {
     let port = faults::free().port();
     let url = format!("postgres://ada:hunter2@127.0.0.1:{port}/app");
     let error = PostgresStore::open(url).await.unwrap_err();
@@ -139,7 +139,7 @@ async fn open_where_nobody_listens_is_unreachable() {
 }
 
 #[tokio::test]
-async fn content_for_queries_is_what_jsonb_can_hold() {
+async fn content_for_queries_contains_only_what_jsonb_can_hold() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     let version = create(&store, &id("a")).await;
@@ -167,7 +167,7 @@ async fn content_for_queries_is_what_jsonb_can_hold() {
 }
 
 #[tokio::test]
-async fn list_with_a_title_that_is_none_says_so_and_shows_the_others() {
+async fn list_with_an_invalid_title_reports_it_and_shows_the_others() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     create(&store, &id("a")).await;
@@ -183,7 +183,7 @@ async fn list_with_a_title_that_is_none_says_so_and_shows_the_others() {
 }
 
 #[tokio::test]
-async fn load_of_what_names_a_node_that_cannot_be_says_where() {
+async fn load_with_an_invalid_node_id_names_its_place() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     let version = create(&store, &id("a")).await;
@@ -201,7 +201,7 @@ async fn load_of_what_names_a_node_that_cannot_be_says_where() {
 }
 
 #[tokio::test]
-async fn load_of_a_row_that_lacks_a_value_is_damaged() {
+async fn load_of_a_row_with_a_missing_value_is_damaged() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     let version = create(&store, &id("a")).await;
@@ -216,9 +216,9 @@ async fn load_of_a_row_that_lacks_a_value_is_damaged() {
     );
 }
 
-/// As a pooler does that resets connections between two who use them.
+/// The server forgets the prepared statements, like a pooler that resets connections between clients.
 #[tokio::test]
-async fn write_over_a_connection_without_its_statements_goes_over_another() {
+async fn write_over_a_connection_without_its_statements_uses_another() {
     let Some(url) = url() else { return };
     let store = fresh(url).connections(1).open().await.unwrap();
     let version = create(&store, &id("a")).await;
@@ -235,7 +235,7 @@ async fn write_over_a_connection_without_its_statements_goes_over_another() {
 }
 
 #[tokio::test]
-async fn owner_that_text_cannot_hold_is_refused() {
+async fn owner_with_invalid_text_is_rejected() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     create(&store, &id("a")).await;
@@ -243,7 +243,7 @@ async fn owner_that_text_cannot_hold_is_refused() {
     assert!(matches!(refused, Err(StoreError::Unstorable { .. })), "{refused:?}");
 }
 
-/// The plan that the server makes of the statement that the store sent last.
+/// Returns the server's plan for the statement that the store sent last.
 async fn plan(observer: &tokio_postgres::Client, parameters: &str) -> String {
     let last = "SELECT query FROM pg_stat_activity WHERE application_name = 'omni-agent plans' \
                 ORDER BY state_change DESC LIMIT 1";
@@ -315,7 +315,7 @@ async fn queries_among_many_conversations_use_indexes() {
     }
 }
 
-/// Renewals come from a thread of their own, and must not wait for the application's threads.
+/// Renewals run in a separate thread, and must not wait for the application's threads.
 #[test]
 fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let Some(url) = url() else { return };
@@ -324,11 +324,11 @@ fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let (go_on, may_go_on) = mpsc::channel::<()>();
     let thread = std::thread::spawn(move || {
         application.block_on(async {
-            // All connections there are so far were made on this runtime's behalf.
+            // All connections so far were opened on this runtime.
             let store = fresh(url).connections(2).open().await.unwrap();
             create(&store, &id("a")).await;
             let lease = store.acquire(&id("a"), &Owner::new("ann")).await.unwrap();
-            // Begun, each waiting for an answer that nobody takes.
+            // Each of these operations has begun and waits for an answer, but nothing polls it.
             let begun = (0..50).map(|number| {
                 let store = store.clone();
                 tokio::spawn(async move { create(&store, &id(&format!("n{number}"))).await })
@@ -347,7 +347,7 @@ fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     own.block_on(async {
         store.renew(&id("a"), &lease).await.unwrap();
         assert_eq!(store.renew_all(&[(id("a"), lease)]).await.unwrap(), []);
-        // So does everything else.
+        // All other operations work too.
         let version = store.load(&id("a")).await.unwrap().version;
         store.save_state(&id("a"), &Write::on(version), &StateChange::title("A")).await.unwrap();
     });
@@ -376,7 +376,7 @@ async fn write_while_another_holds_the_row_is_busy_after_the_wait() {
         }
         other => panic!("{other:?}"),
     }
-    // Reading waits for nobody, other conversations do not, and other leases are renewed.
+    // Reads don't wait, other conversations don't wait, and other leases are renewed.
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
     create(&store, &id("c")).await;
     assert_eq!(store.renew_all(&[(id("a"), lease), (id("b"), other_lease)]).await.unwrap(), []);

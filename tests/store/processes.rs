@@ -1,4 +1,4 @@
-//! Two processes on one conversation.
+//! Two processes that use one conversation.
 
 use std::io::{BufRead, BufReader, Read, Write as _};
 
@@ -8,7 +8,7 @@ use crate::support::{Folder, child, child_folder, commit, create, id, says};
 
 const COMMITS: u64 = 100;
 
-/// The child: commits among another's commits, on whatever version there is.
+/// The child: commits on the current version, while another process commits too.
 #[tokio::test]
 async fn child_commits_among_others() {
     let Some(folder) = child_folder() else {
@@ -17,12 +17,12 @@ async fn child_commits_among_others() {
     let store = FileSystemStore::open(folder).await.unwrap();
     println!("\nready");
     std::io::stdout().flush().unwrap();
-    // Both begin at once.
+    // Both processes begin at the same time.
     std::io::stdin().read_exact(&mut [0]).unwrap();
     compete(&store, "child").await;
 }
 
-/// Commits nodes with this text until there are enough of them; the node's number is its place in line.
+/// Commits nodes with this text until there are enough. The id of a node is its position.
 async fn compete(store: &FileSystemStore, text: &str) -> u64 {
     let id = id("shared");
     let mut stored = store.load(&id).await.unwrap();
@@ -63,7 +63,7 @@ async fn commits_of_two_processes_form_one_line() {
     assert!(stored.nodes.iter().zip(1..).all(|(node, number)| node.id().get() == number));
 }
 
-/// The child: commits once and says so.
+/// The child: commits once and prints that it did.
 #[tokio::test]
 async fn child_commits_once() {
     let Some(folder) = child_folder() else {
@@ -75,7 +75,7 @@ async fn child_commits_once() {
 }
 
 #[tokio::test]
-async fn commit_after_another_process_got_there_first_is_a_conflict() {
+async fn commit_after_another_process_was_faster_is_a_conflict() {
     let folder = Folder::new();
     let store = folder.store().await;
     let version = create(&store, &id("shared")).await;
@@ -88,5 +88,5 @@ async fn commit_after_another_process_got_there_first_is_a_conflict() {
     );
     let stored = store.load(&id("shared")).await.unwrap();
     assert_eq!(stored.nodes.len(), 1);
-    assert_eq!(stored.nodes[0].message().text(), "child", "the first is untouched");
+    assert_eq!(stored.nodes[0].message().text(), "child", "the first commit was changed");
 }

@@ -1,4 +1,4 @@
-//! The SQLite store: the suite, settings, locks, files that are not what they should be.
+//! The SQLite store: the conformance suite, settings, locks and unexpected files.
 
 mod damage;
 mod erasing;
@@ -31,12 +31,12 @@ pub(crate) fn file(folder: &Folder) -> PathBuf {
     folder.path().join("conversations.sqlite")
 }
 
-/// A store that does not sync, for tests of something else.
+/// Opens a store that does not sync, for tests that don't depend on it.
 pub(crate) async fn quick(folder: &Folder) -> SqliteStore {
     SqliteStore::builder(file(folder)).durability(Durability::Process).open().await.unwrap()
 }
 
-/// The file as another program has it.
+/// Opens the file as another program would.
 pub(crate) fn raw(folder: &Folder) -> Connection {
     Connection::open(file(folder)).unwrap()
 }
@@ -76,12 +76,12 @@ async fn suite_on_sqlite_store_passes() {
         Subject { folder, store }
     };
     let report = conformance::check(make).await;
-    // `damage.rs` tears what this crate does not write itself: SQLite's log.
+    // This store does not write SQLite's log itself. `damage.rs` tears that log.
     assert_eq!(report.skipped, ["torn_write_is_dropped_whole"]);
 }
 
 #[tokio::test]
-async fn open_again_finds_what_was_written() {
+async fn open_again_finds_the_stored_conversations() {
     let folder = Folder::new();
     let store = SqliteStore::open(file(&folder)).await.unwrap();
     let version = create(&store, &id("a")).await;
@@ -105,14 +105,14 @@ async fn open_by_many_at_once_creates_one_schema() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn open_leaves_the_file_to_its_owner_alone() {
+async fn open_makes_the_file_accessible_only_to_its_owner() {
     use std::os::unix::fs::PermissionsExt;
 
     let folder = Folder::new();
     let store = SqliteStore::open(file(&folder)).await.unwrap();
     create(&store, &id("a")).await;
     let names = folder.names();
-    assert!(names.len() >= 2, "the log is beside it: {names:?}");
+    assert!(names.len() >= 2, "the log is missing: {names:?}");
     for name in names {
         let mode = fs::metadata(folder.path().join(&name)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{name}");
@@ -120,7 +120,7 @@ async fn open_leaves_the_file_to_its_owner_alone() {
 }
 
 #[tokio::test]
-async fn open_where_there_is_no_folder_is_unreachable() {
+async fn open_in_a_missing_folder_is_unreachable() {
     let folder = Folder::new();
     let nowhere = folder.path().join("nowhere/conversations.sqlite");
     let error = SqliteStore::open(&nowhere).await.unwrap_err();
@@ -129,7 +129,7 @@ async fn open_where_there_is_no_folder_is_unreachable() {
 }
 
 #[tokio::test]
-async fn open_of_what_is_no_store_names_the_file_and_leaves_it() {
+async fn open_of_another_kind_of_file_names_it_and_leaves_it_unchanged() {
     let folder = Folder::new();
     fs::write(file(&folder), "notes, not a database, and long enough to have a header of one ".repeat(20))
         .unwrap();
@@ -140,7 +140,7 @@ async fn open_of_what_is_no_store_names_the_file_and_leaves_it() {
     }
     assert_eq!(fs::read(file(&folder)).unwrap(), before);
 
-    // Another application's: with tables, or with no more than its mark so far.
+    // Databases of other applications: with tables, or with only their application id so far.
     for made in [
         "CREATE TABLE customers (name TEXT)",
         "PRAGMA application_id = 7",
@@ -161,9 +161,9 @@ async fn open_of_what_is_no_store_names_the_file_and_leaves_it() {
     }
 }
 
-/// As a crash leaves it: its newest writes are in its log alone.
+/// As after a crash: the newest writes of the other application are only in its log.
 #[tokio::test]
-async fn open_of_anothers_database_leaves_its_log() {
+async fn open_of_another_applications_database_leaves_its_log_unchanged() {
     let (made, left) = (Folder::new(), Folder::new());
     let other = raw(&made);
     other.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE customers (name TEXT)").unwrap();
@@ -175,11 +175,11 @@ async fn open_of_anothers_database_leaves_its_log() {
     let before = read(&left);
     let opened = SqliteStore::open(file(&left)).await;
     assert!(matches!(opened, Err(StoreError::Damaged { .. })), "{opened:?}");
-    assert!(read(&left) == before, "it was written to");
+    assert!(read(&left) == before, "the files were changed");
 }
 
 #[tokio::test]
-async fn open_of_a_later_schema_is_refused() {
+async fn open_of_a_later_schema_is_rejected() {
     let folder = Folder::new();
     create(&quick(&folder).await, &id("a")).await;
     raw(&folder).execute_batch("PRAGMA user_version = 7").unwrap();
@@ -213,7 +213,7 @@ async fn write_while_another_writes_is_busy_after_the_wait() {
             other => panic!("{other:?}"),
         }
     }
-    // Reading waits for nobody.
+    // Reads don't wait.
     assert_eq!(store.load(&id("a")).await.unwrap().version, version);
     assert_eq!(store.list(Page::default()).await.unwrap().len(), 1);
 
@@ -222,7 +222,7 @@ async fn write_while_another_writes_is_busy_after_the_wait() {
 }
 
 #[tokio::test]
-async fn delete_of_much_makes_the_file_smaller() {
+async fn delete_of_most_conversations_shrinks_the_file() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let text = "x".repeat(100_000);
@@ -242,13 +242,13 @@ async fn delete_of_much_makes_the_file_smaller() {
 }
 
 #[tokio::test]
-async fn commit_takes_as_many_bytes_at_the_end_as_at_the_beginning() {
+async fn commit_size_is_constant_as_the_conversation_grows() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let mut version = create(&store, &id("a")).await;
     let state = omni_agent::store::StoredState::default().with_system("Be brief. ".repeat(10_000));
     version = store.save_state(&id("a"), &Write::on(version), &StateChange::whole(state)).await.unwrap();
-    // So that what a commit adds to the log is all that is there.
+    // Empty the log before each commit, so that its size is that of one commit.
     let observer = raw(&folder);
     let empty = || observer.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(())).unwrap();
     let log = folder.path().join("conversations.sqlite-wal");
@@ -259,12 +259,12 @@ async fn commit_takes_as_many_bytes_at_the_end_as_at_the_beginning() {
         added.push(fs::metadata(&log).unwrap().len());
     }
     let (first, last) = (added[..100].iter().max(), added[900..].iter().max());
-    // A tree of pages grows by a level now and then.
+    // A B-tree grows by a level from time to time.
     assert!(last <= first.map(|first| first * 2).as_ref(), "{first:?} bytes at first, {last:?} at last");
 }
 
 #[tokio::test]
-async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long() {
+async fn lease_from_before_the_clock_was_set_back_expires_early() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let version = create(&store, &id("a")).await;
@@ -275,11 +275,11 @@ async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long()
     };
     let (write, turn) = (Write::on(version).under(&lease), says(1, "Hi"));
 
-    // By a little: it holds.
+    // If the clock was set back by a little, the lease holds.
     set_back("lasts / 2");
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
-    // By an hour: its owner renews it, if nobody else comes before.
+    // If it was set back by an hour, the lease has expired. Its owner can renew it until another acquires it.
     set_back("3600000");
     assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
     let refused = store.commit(&id("a"), &write, &turn).await;
@@ -291,7 +291,7 @@ async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long()
     assert_eq!(bens.epoch.0, lease.epoch.0 + 1);
 }
 
-/// Renewals come from a thread of their own, and must not wait for the application's threads.
+/// Renewals run in a separate thread, and must not wait for the application's threads.
 #[test]
 fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let folder = Folder::new();
@@ -309,7 +309,7 @@ fn renew_while_the_runtime_of_others_is_blocked_succeeds() {
     let other = store.clone();
     let thread = std::thread::spawn(move || {
         application.block_on(async {
-            // Begun, each waiting for an answer that nobody takes.
+            // Each of these operations has begun and waits for an answer, but nothing polls it.
             let begun = (0..100).map(|number| {
                 let store = other.clone();
                 tokio::spawn(async move { create(&store, &id(&format!("n{number}"))).await })

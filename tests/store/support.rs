@@ -1,4 +1,4 @@
-//! What the tests of stores share.
+//! Helpers for the tests of stores.
 
 use std::{
     env, fs,
@@ -15,7 +15,7 @@ use omni_agent::{
     tree::{Node, NodeId},
 };
 
-/// A folder that goes when it is dropped.
+/// A temporary folder that is removed when it is dropped.
 pub(crate) struct Folder(PathBuf);
 
 impl Folder {
@@ -30,7 +30,7 @@ impl Folder {
         &self.0
     }
 
-    /// The log of a conversation.
+    /// Returns the path of a conversation's log.
     pub(crate) fn log(&self, id: &ConversationId) -> PathBuf {
         self.0.join(format!("{id}.jsonl"))
     }
@@ -39,7 +39,7 @@ impl Folder {
         self.0.join(format!("{id}.summary.json"))
     }
 
-    /// The names in it, in order.
+    /// Returns the names of the files in the folder, in order.
     pub(crate) fn names(&self) -> Vec<String> {
         let entries = fs::read_dir(&self.0).unwrap();
         let mut names: Vec<_> =
@@ -52,7 +52,7 @@ impl Folder {
         FileSystemStore::open(&self.0).await.unwrap()
     }
 
-    /// A store that does not sync, for tests of something else with many writes.
+    /// Opens a store that does not sync, for tests with many writes that don't depend on it.
     pub(crate) async fn quick_store(&self) -> FileSystemStore {
         FileSystemStore::builder(&self.0).durability(Durability::Process).open().await.unwrap()
     }
@@ -72,7 +72,7 @@ pub(crate) fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// A commit of one node under the one before, with this text.
+/// Returns a commit of one node with this text, as a child of the previous node.
 pub(crate) fn says(number: u64, text: &str) -> Commit {
     let message = Message::user(text);
     Commit::new(Some(node(number))).with_nodes([Node::new(node(number), NodeId::new(number - 1), message)])
@@ -92,7 +92,7 @@ pub(crate) async fn commit(
     store.commit(id, &Write::on(base), &says(number, text)).await.unwrap()
 }
 
-/// This test program again, to run one test that is a child's part.
+/// Returns a command that runs one test of this program, as the child of another test.
 pub(crate) fn child(test: &str, folder: &Path) -> Command {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", test, "--nocapture", "--test-threads=1"]);
@@ -100,7 +100,8 @@ pub(crate) fn child(test: &str, folder: &Path) -> Command {
     command
 }
 
-/// The folder that a child works in; `None` in the run of all tests, where a child's part has nothing to do.
+/// Returns the folder that a child works in. In a normal run it returns `None`, because the tests of children do
+/// nothing then.
 pub(crate) fn child_folder() -> Option<PathBuf> {
     env::var_os("OMNI_CHILD").map(PathBuf::from)
 }

@@ -1,4 +1,4 @@
-//! Logs that a crash tore, and logs that are damaged.
+//! Logs that were torn by a crash, and damaged logs.
 
 use std::fs;
 
@@ -6,7 +6,8 @@ use omni_agent::store::{Page, StateChange, Store, StoreError, StoredState, Write
 
 use crate::support::{Folder, commit, create, id, says};
 
-/// A log of a state, three commits, the last of them with characters of several bytes; and where its lines begin.
+/// Creates a log of a state and three commits, the last one with multibyte characters. Returns it with the offsets of
+/// its lines.
 async fn log(folder: &Folder) -> (Vec<u8>, Vec<usize>) {
     let store = folder.quick_store().await;
     let state = StoredState::default().with_title("A talk");
@@ -20,14 +21,14 @@ async fn log(folder: &Folder) -> (Vec<u8>, Vec<usize>) {
     (log, begins)
 }
 
-/// Puts this in the place of the log. A new file: writing over one makes some file systems wait for the disk.
+/// Replaces the log with this content. The file is new, because overwriting makes some file systems wait for the disk.
 fn put(folder: &Folder, log: impl AsRef<[u8]>) {
     let _ = fs::remove_file(folder.log(&id("a")));
     fs::write(folder.log(&id("a")), log).unwrap();
 }
 
 #[tokio::test]
-async fn log_cut_at_every_byte_of_its_last_commit_drops_it_whole() {
+async fn log_cut_at_any_byte_of_its_last_commit_drops_that_commit() {
     let folder = Folder::new();
     let (log, begins) = log(&folder).await;
     assert_eq!(begins.len(), 6);
@@ -39,8 +40,8 @@ async fn log_cut_at_every_byte_of_its_last_commit_drops_it_whole() {
         assert_eq!(stored.nodes.len(), 2, "cut at byte {cut}");
         let summary = store.list(Page::default()).await.unwrap().remove(0);
         assert_eq!((summary.version, summary.damage), (stored.version, None));
-        assert_eq!(fs::read(folder.log(&id("a"))).unwrap(), &log[..cut], "reading changes nothing");
-        // The next write, longer or shorter than the torn one.
+        assert_eq!(fs::read(folder.log(&id("a"))).unwrap(), &log[..cut], "reads must not change the log");
+        // The next write, shorter or longer than the torn one.
         for text in ["", "a text that is longer than what was torn off, and more than that"] {
             put(&folder, &log[..cut]);
             let version = commit(&store, &id("a"), stored.version, 3, text).await;
@@ -52,7 +53,7 @@ async fn log_cut_at_every_byte_of_its_last_commit_drops_it_whole() {
 }
 
 #[tokio::test]
-async fn log_with_a_last_line_never_filled_drops_it_whole() {
+async fn log_with_an_unwritten_last_line_drops_that_line() {
     let folder = Folder::new();
     log(&folder).await;
     let store = folder.quick_store().await;
@@ -60,7 +61,7 @@ async fn log_with_a_last_line_never_filled_drops_it_whole() {
     let last = fs::read(folder.log(&id("a"))).unwrap().len();
     commit(&store, &id("a"), version, 4, &"a text over several sectors ".repeat(100)).await;
     let log = fs::read(folder.log(&id("a"))).unwrap();
-    // A file system may give a file its length, and some of its sectors, before a power cut.
+    // After a power failure, a file may have its length and only some of its sectors.
     let sector = (last + 1).next_multiple_of(512);
     for zeros in [
         vec![(last, log.len())],
@@ -83,13 +84,13 @@ async fn log_with_a_last_line_never_filled_drops_it_whole() {
 }
 
 #[tokio::test]
-async fn log_with_zeros_in_its_last_line_that_no_crash_leaves_is_damaged() {
+async fn log_with_other_zeros_in_its_last_line_is_damaged() {
     let folder = Folder::new();
     let (log, begins) = log(&folder).await;
     let store = folder.quick_store().await;
     let version = store.load(&id("a")).await.unwrap().version;
     for at in begins[4]..log.len() {
-        // Alone in its sector: that is how one looks that was never written.
+        // A zero that is alone in its sector looks like a sector that was never written.
         if (at == begins[4] && (at + 1) % 512 == 0) || (at + 1 == log.len() && at % 512 == 0) {
             continue;
         }
@@ -107,7 +108,7 @@ async fn log_with_zeros_in_its_last_line_that_no_crash_leaves_is_damaged() {
 }
 
 #[tokio::test]
-async fn create_cut_at_every_byte_was_none() {
+async fn create_cut_at_any_byte_leaves_no_conversation() {
     let folder = Folder::new();
     let (log, begins) = log(&folder).await;
     let store = folder.quick_store().await;
@@ -148,7 +149,7 @@ async fn log_with_a_flipped_byte_in_the_middle_is_damaged_in_its_line() {
 }
 
 #[tokio::test]
-async fn log_with_a_flipped_byte_in_its_last_line_is_damaged_and_takes_no_write() {
+async fn log_with_a_flipped_byte_in_its_last_line_is_damaged_and_rejects_writes() {
     let folder = Folder::new();
     let (log, begins) = log(&folder).await;
     let store = folder.quick_store().await;
@@ -173,7 +174,7 @@ async fn log_with_a_flipped_byte_in_its_last_line_is_damaged_and_takes_no_write(
 }
 
 #[tokio::test]
-async fn log_with_a_line_missing_or_doubled_is_damaged() {
+async fn log_with_a_missing_or_repeated_line_is_damaged() {
     let folder = Folder::new();
     let (log, begins) = log(&folder).await;
     let store = folder.quick_store().await;
@@ -214,7 +215,7 @@ async fn log_of_another_conversation_is_damaged() {
 }
 
 #[tokio::test]
-async fn list_with_a_damaged_conversation_says_so_and_shows_the_others() {
+async fn list_with_a_damaged_conversation_reports_it_and_shows_the_others() {
     let folder = Folder::new();
     let store = folder.quick_store().await;
     create(&store, &id("sound")).await;

@@ -1,4 +1,4 @@
-//! Copies from store to store, and conversations as JSON documents.
+//! Copies between stores, and conversations as JSON documents.
 
 use std::{path::Path, time::Duration};
 
@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::support::{Folder, commit, create, id, says};
 
-/// A store with a conversation of all that one can hold, and one with nothing in it.
+/// Creates a store with a conversation that uses every feature, and an empty one.
 async fn full(folder: &Folder) -> FileSystemStore {
     let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden/v1");
     for name in ["empty", "talk"] {
@@ -26,7 +26,7 @@ async fn full(folder: &Folder) -> FileSystemStore {
     folder.quick_store().await
 }
 
-/// What is carried over: all but versions and times, which are each store's own.
+/// Returns the content that a copy preserves: everything except versions and times, which each store assigns.
 fn content(stored: &Stored) -> String {
     let nodes = serde_json::to_string(&stored.nodes).unwrap();
     format!("{:?} {:?} {:?} {nodes}", stored.state, stored.head, stored.cursors)
@@ -47,7 +47,7 @@ async fn copies(from: &dyn Store, to: &dyn Store) {
 }
 
 #[tokio::test]
-async fn copy_from_store_to_store_keeps_all() {
+async fn copy_between_stores_keeps_everything() {
     let folders = [(); 2].map(|()| Folder::new());
     let files = full(&folders[0]).await;
     #[allow(unused_mut, reason = "without databases there is nothing between")]
@@ -69,7 +69,7 @@ async fn copy_from_store_to_store_keeps_all() {
     copies(&*last, &back.quick_store().await).await;
 }
 
-/// A store in which somebody deletes the newest conversation after each list.
+/// A store whose newest conversation is deleted after each list.
 struct Shrinking(MemoryStore);
 
 #[async_trait]
@@ -123,18 +123,18 @@ impl Store for Shrinking {
 }
 
 #[tokio::test]
-async fn copy_while_others_delete_misses_none_left_alone() {
+async fn copy_during_deletes_misses_no_remaining_conversation() {
     let (from, to) = (Shrinking(MemoryStore::new()), MemoryStore::new());
     for number in 0..2500 {
         create(&from, &id(&format!("n{number}"))).await;
     }
     copy(&from, &to, |_, _| {}).await;
     for Summary { id, .. } in from.0.list(Page::first(usize::MAX)).await.unwrap() {
-        assert!(to.exists(&id).await.unwrap(), "{id} was left alone");
+        assert!(to.exists(&id).await.unwrap(), "{id} was not copied");
     }
 }
 
-/// The ids that a list of the store has, in its order.
+/// Returns the ids of a store's list, in order.
 async fn listed(store: &dyn Store) -> Vec<String> {
     let list = store.list(Page::first(usize::MAX)).await.unwrap();
     list.into_iter().map(|summary| summary.id.to_string()).collect()
@@ -149,7 +149,7 @@ async fn keeps_the_order(from: &dyn Store, to: &dyn Store) {
 async fn copy_keeps_the_order_of_the_list() {
     let folders = [(); 2].map(|()| Folder::new());
     let from = MemoryStore::new();
-    // Several are written within a millisecond, and then their ids decide.
+    // Several have the same millisecond, and then their ids determine the order.
     for number in 0..60 {
         create(&from, &id(&format!("n{}", number * 37 % 60))).await;
     }
@@ -164,7 +164,7 @@ async fn copy_keeps_the_order_of_the_list() {
     }
 }
 
-/// A store that takes no commit beyond a limit, and fails after some.
+/// A store that rejects commits above a size, and fails after a number of commits.
 struct Limited {
     inner: MemoryStore,
     bytes: usize,
@@ -234,22 +234,22 @@ impl Store for Limited {
 }
 
 #[tokio::test]
-async fn copy_of_more_than_a_commit_can_hold_is_completed_after_crashes() {
+async fn copy_larger_than_a_commit_is_completed_after_crashes() {
     let (from, to) = (MemoryStore::new(), Limited::new(1));
     let mut version = create(&from, &id("long")).await;
-    // 12 MiB, in commits that are small or large by themselves.
+    // 12 MiB, in commits of different sizes.
     for (number, size) in (1..).zip([1, 2, 2, 4, 1, 1, 1]) {
         version = commit(&from, &id("long"), version, number, &"x".repeat(size << 20)).await;
     }
     for crash in 0..3 {
         assert!(copy_one(&from, &to, &id("long")).await.is_err(), "crash {crash}");
         let stored = to.load(&id("long")).await.unwrap();
-        assert_eq!((stored.head, stored.cursors.len()), (None, 0), "what is there makes no path yet");
+        assert_eq!((stored.head, stored.cursors.len()), (None, 0), "a partial copy must not have a path");
         assert!(!stored.nodes.is_empty());
-        // Repeated writes count as well.
+        // Repeated writes count too.
         *to.commits.lock().unwrap() = crash + 2;
     }
-    // Meanwhile, the conversation went on.
+    // Meanwhile the conversation is continued.
     commit(&from, &id("long"), version, 8, "more").await;
     *to.commits.lock().unwrap() = 100;
     let copied = copy(&from, &to, |_, _| {}).await;
@@ -261,21 +261,24 @@ async fn copy_of_more_than_a_commit_can_hold_is_completed_after_crashes() {
 }
 
 #[tokio::test]
-async fn copy_of_what_was_interrupted_completes_it() {
+async fn copy_that_was_interrupted_is_completed() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     copies(&from, &to).await;
-    // An interruption leaves a conversation that was created, with nothing in it: so take one that has not been copied.
+    // An interrupted copy leaves an empty conversation, so use a new one that has not been copied.
     let version = create(&from, &id("new")).await;
     copy_one(&from, &to, &id("new")).await.unwrap();
-    assert!(!copy_one(&from, &to, &id("new")).await.unwrap(), "it is there");
+    assert!(!copy_one(&from, &to, &id("new")).await.unwrap(), "the conversation was copied before");
     commit(&from, &id("new"), version, 1, "later").await;
     let late = copy_one(&from, &to, &id("new")).await;
-    assert!(matches!(late, Err(StoreError::Conflict { .. })), "written to since it was copied: {late:?}");
+    assert!(
+        matches!(late, Err(StoreError::Conflict { .. })),
+        "a conversation changed after its copy: {late:?}"
+    );
 }
 
 #[tokio::test]
-async fn copy_over_another_conversation_leaves_it_and_goes_on() {
+async fn copy_over_another_conversation_leaves_it_and_continues() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     let state = StoredState::default().with_title("another");
@@ -290,7 +293,7 @@ async fn copy_over_another_conversation_leaves_it_and_goes_on() {
 }
 
 #[tokio::test]
-async fn copy_of_a_damaged_conversation_tells_and_goes_on() {
+async fn copy_of_a_damaged_conversation_reports_it_and_continues() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     let mut log = std::fs::read(folder.log(&id("talk"))).unwrap();
@@ -302,7 +305,7 @@ async fn copy_of_a_damaged_conversation_tells_and_goes_on() {
     assert!(matches!(copied.failed[0].1, StoreError::Damaged { .. }));
 }
 
-/// The same conversations, where the active path of `talk` ends in an answer, as a session leaves it.
+/// Creates the same conversations. The active path of `talk` ends in an answer, as a session leaves it.
 async fn answered(folder: &Folder) -> FileSystemStore {
     let store = full(folder).await;
     let version = store.load(&id("talk")).await.unwrap().version;
@@ -311,16 +314,16 @@ async fn answered(folder: &Folder) -> FileSystemStore {
 }
 
 #[tokio::test]
-async fn export_json_imported_again_is_the_same() {
+async fn export_json_is_imported_unchanged() {
     let folder = Folder::new();
     let (from, to) = (answered(&folder).await, MemoryStore::new());
     let text = export_json(&from, &id("talk")).await.unwrap();
-    assert!(text.lines().count() > 50, "it is laid out for people");
+    assert!(text.lines().count() > 50, "the document has line breaks for readability");
     assert_eq!(import_json_with_settings(&to, &text, None).await.unwrap(), id("talk"));
     assert_eq!(
         import_json_with_settings(&to, &text, None).await.unwrap(),
         id("talk"),
-        "once more does nothing"
+        "importing again changes nothing"
     );
     import_json_with_settings(&to, &text, Some(id("other"))).await.unwrap();
     let before = content(&from.load(&id("talk")).await.unwrap());
@@ -331,16 +334,19 @@ async fn export_json_imported_again_is_the_same() {
     let title = StateChange::title("mine");
     to.save_state(&id("talk"), &Write::on(version), &title).await.unwrap();
     let late = import_json_with_settings(&to, &text, None).await;
-    assert!(matches!(late, Err(StoreError::AlreadyExists { .. })), "there is a later state: {late:?}");
+    assert!(
+        matches!(late, Err(StoreError::AlreadyExists { .. })),
+        "the conversation has changed since: {late:?}"
+    );
     assert_eq!(
         to.load(&id("talk")).await.unwrap().state.title.as_deref(),
         Some("mine"),
-        "nothing is overwritten"
+        "an import must not overwrite"
     );
 }
 
 #[tokio::test]
-async fn import_json_of_an_edited_document_under_a_taken_id_is_refused() {
+async fn import_json_of_an_edited_document_with_a_used_id_is_rejected() {
     let folder = Folder::new();
     let (from, to) = (answered(&folder).await, MemoryStore::new());
     let text = export_json(&from, &id("talk")).await.unwrap();
@@ -357,7 +363,7 @@ async fn import_json_of_an_edited_document_under_a_taken_id_is_refused() {
 }
 
 #[tokio::test]
-async fn copy_over_one_that_was_gone_on_with_leaves_it_and_says_so() {
+async fn copy_over_a_continued_conversation_leaves_it_and_reports_it() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     copies(&from, &to).await;
@@ -373,11 +379,11 @@ async fn copy_over_one_that_was_gone_on_with_leaves_it_and_says_so() {
 }
 
 #[tokio::test]
-async fn import_json_of_what_is_no_conversation_says_why() {
+async fn import_json_of_another_document_reports_the_reason() {
     let store = MemoryStore::new();
     create(&store, &id("a")).await;
     let version = store.load(&id("a")).await.unwrap().version;
-    // A parent that is not there.
+    // The node has a parent that does not exist.
     store.commit(&id("a"), &Write::on(version), &says(7, "lost")).await.unwrap();
     let broken = export_json(&store, &id("a")).await.unwrap();
     let later = broken.replacen("\"format_version\": 1", "\"format_version\": 9", 1);
@@ -398,7 +404,7 @@ async fn import_json_of_what_is_no_conversation_says_why() {
 }
 
 #[tokio::test]
-async fn import_json_takes_the_messages_and_the_title_alone() {
+async fn import_json_imports_only_messages_and_title() {
     let (from, to) = (MemoryStore::new(), MemoryStore::new());
     let options = Options::default()
         .with_temperature(0.5)
@@ -430,7 +436,7 @@ async fn import_json_takes_the_messages_and_the_title_alone() {
     assert_eq!(to.load(&id("whole")).await.unwrap().state, state);
 }
 
-/// A document of a conversation with these nodes, whose active path ends in the last one.
+/// Returns a document of a conversation with these nodes, whose active path ends in `head`.
 async fn document(nodes: &[(u64, Option<u64>, Message)], head: u64) -> String {
     let store = MemoryStore::new();
     let node = |id: u64| NodeId::new(id).unwrap();
@@ -443,7 +449,7 @@ async fn document(nodes: &[(u64, Option<u64>, Message)], head: u64) -> String {
 }
 
 #[tokio::test]
-async fn import_json_of_a_path_that_breaks_the_law_names_its_node() {
+async fn import_json_of_an_invalid_path_names_its_node() {
     let tool_use = |id: &str| ToolUse::new(id, "look", json!({}));
     let asks = Message::assistant(tool_use("a"));
     let answers = Message::user(ToolResult::ok(&tool_use("a"), "Seen."));
@@ -451,7 +457,7 @@ async fn import_json_of_a_path_that_breaks_the_law_names_its_node() {
     let start = [(1, None, hi.clone()), (2, Some(1), hello.clone())];
     let with = |more: &[(u64, Option<u64>, Message)]| [&start[..], more].concat();
     let cases = [
-        // On a side path: what follows a tool use does not answer it.
+        // On a side path, the message after a tool use does not answer it.
         (with(&[(3, Some(1), asks.clone()), (4, Some(3), hi.clone())]), 2, "node 4", "\"a\" is not answered"),
         (with(&[(3, Some(2), answers.clone())]), 2, "node 3", "answers no open tool use"),
         (with(&[(3, None, answers.clone()), (4, Some(3), hello.clone())]), 2, "node 3", "message 0"),
@@ -477,9 +483,9 @@ async fn import_json_of_a_path_that_breaks_the_law_names_its_node() {
                 other => panic!("{other:?}"),
             }
         }
-        assert!(!to.exists(&id("talk")).await.unwrap(), "nothing is written");
+        assert!(!to.exists(&id("talk")).await.unwrap(), "nothing may be written");
     }
-    // A path may end in an open tool use, and in the results of a turn that was cut short.
+    // A path may end in an open tool use, or in the results of an interrupted turn.
     let nodes = with(&[(3, Some(1), asks), (4, Some(3), answers), (5, Some(4), hello)]);
     for head in [2, 3, 4, 5] {
         let text = document(&nodes, head).await;
@@ -490,7 +496,7 @@ async fn import_json_of_a_path_that_breaks_the_law_names_its_node() {
 /// As with a file of another user.
 #[cfg(unix)]
 #[tokio::test]
-async fn copy_of_one_that_cannot_be_reached_tells_and_goes_on() {
+async fn copy_of_an_unreachable_conversation_reports_it_and_continues() {
     let folder = Folder::new();
     let (from, to) = (full(&folder).await, MemoryStore::new());
     std::fs::remove_file(folder.log(&id("empty"))).unwrap();

@@ -1,5 +1,5 @@
-//! Faults of the server and of the way to it: nothing acknowledged is lost, nothing is doubled, errors say what happened,
-//! and the store goes on by itself.
+//! Faults of the server and the network: acknowledged writes are neither lost nor duplicated, errors describe what
+//! happened, and the store recovers automatically.
 
 use std::{
     collections::BTreeSet,
@@ -48,7 +48,7 @@ async fn write_after_the_server_crashed_and_came_back_succeeds() {
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
-/// Commits nodes 1, 2, 3… for as long as `goal` is not reached, each until it is acknowledged.
+/// Commits the nodes from 1 to `goal`, and repeats each commit until it is acknowledged.
 async fn insist(
     store: PostgresStore,
     name: &'static str,
@@ -70,7 +70,7 @@ async fn insist(
     }
 }
 
-/// Waits until this many are done.
+/// Waits until this many commits are done.
 async fn reach(done: &AtomicU64, number: u64, writers: &[JoinHandle<()>]) {
     while done.load(Ordering::Relaxed) < number {
         assert!(!writers.iter().all(JoinHandle::is_finished), "the writers have failed");
@@ -79,7 +79,7 @@ async fn reach(done: &AtomicU64, number: u64, writers: &[JoinHandle<()>]) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn commits_while_the_server_crashes_and_sessions_are_cut_are_neither_lost_nor_doubled() {
+async fn commits_during_server_crashes_and_lost_sessions_are_neither_lost_nor_duplicated() {
     const GOAL: u64 = 150;
     let Some(server) = Server::start(FORGETFUL) else { return };
     let server = Arc::new(server);
@@ -129,7 +129,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
         let store = store.clone();
         async move { store.commit(&id("a"), &Write::on(version), &says(1, "Hi")).await }
     });
-    // The only connection waits for the lock.
+    // Wait until the only connection waits for the lock.
     let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE $1";
     let query = format!("%{}%", schema(&store));
     let observer = raw(url).await;
@@ -147,7 +147,7 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
     store.load(&id("b")).await.unwrap();
 }
 
-/// An address that leads to the server, until it is dropped: then it leads nowhere, and what went through is cut.
+/// An address that forwards connections to the server. Stopping it closes all of them.
 struct Proxy(JoinHandle<()>);
 
 impl Proxy {
@@ -168,7 +168,7 @@ impl Proxy {
     }
 }
 
-/// An address where nobody listens, and which nobody else here is given.
+/// Returns an address without a server that no other test has received.
 pub(crate) fn free() -> SocketAddr {
     static GIVEN: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
 
@@ -181,7 +181,7 @@ pub(crate) fn free() -> SocketAddr {
 }
 
 #[tokio::test]
-async fn write_after_the_address_failed_over_goes_to_the_other() {
+async fn write_after_a_failover_of_the_address_goes_to_the_other_host() {
     let Some(server) = Server::start(FORGETFUL) else { return };
     let first = free();
     let proxy = Proxy::start(first, server.socket()).await;
@@ -203,9 +203,9 @@ async fn write_after_the_address_failed_over_goes_to_the_other() {
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
-/// As a host whose process stands still: the kernel takes connections for it.
+/// Like a host with a stopped process: the kernel still accepts connections for it.
 #[tokio::test]
-async fn open_with_a_first_host_that_never_answers_takes_the_next() {
+async fn open_with_a_first_host_that_never_answers_uses_the_next() {
     let Some(server) = Server::start(FORGETFUL) else { return };
     let first = free();
     let silent = TcpListener::bind(first).await.unwrap();

@@ -1,4 +1,4 @@
-//! A dump of every released version of the schema. What is in `golden/` once stays there as it is, and stays readable.
+//! A dump of every released version of the schema. Files in `golden/` never change and must remain readable.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -7,14 +7,14 @@ use omni_agent::store::{ConversationId, FileSystemStore, Owner, Page, PostgresSt
 use super::server::{raw, url};
 use crate::support::{Folder, commit, id};
 
-/// The schema's name in the dumps.
+/// The name of the schema in the dumps.
 const DUMPED: &str = "golden_schema";
 
 fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/store/golden").join(name)
 }
 
-/// A schema with this dump in it.
+/// Creates a schema from this dump, and returns its name.
 pub(super) async fn restored(url: &str, dump: &str) -> String {
     let schema = format!("golden {}", ConversationId::generate());
     let dump = fs::read_to_string(golden(dump)).unwrap();
@@ -23,7 +23,7 @@ pub(super) async fn restored(url: &str, dump: &str) -> String {
 }
 
 #[tokio::test]
-async fn load_from_each_schema_version_gives_what_was_stored() {
+async fn load_from_each_schema_version_returns_what_was_stored() {
     let Some(url) = url() else { return };
     for dump in ["postgres-1.sql", "postgres-2.sql"] {
         let schema = restored(url, dump).await;
@@ -33,7 +33,7 @@ async fn load_from_each_schema_version_gives_what_was_stored() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn open_of_schema_version_1_by_many_at_once_brings_it_up_to_date_once() {
+async fn open_of_schema_version_1_by_many_at_once_updates_it_once() {
     let Some(url) = url() else { return };
     let schema = restored(url, "postgres-1.sql").await;
     let held = format!(
@@ -45,7 +45,7 @@ async fn open_of_schema_version_1_by_many_at_once_brings_it_up_to_date_once() {
     let opened = (0..5).map(|_| tokio::spawn(builder.clone().open()));
     for store in futures_util::future::join_all(opened).await {
         let store = store.unwrap().unwrap();
-        // Nobody knows how long this one is to last.
+        // The duration of this lease is unknown.
         assert_eq!(store.summary(&id("talk")).await.unwrap().owner, Some(Owner::new("ann")));
     }
     let versions = format!("SELECT version FROM \"{schema}\".migrations ORDER BY version");
@@ -67,13 +67,13 @@ async fn has_all(store: &PostgresStore) {
         let summary = store.summary(&id(name)).await.unwrap();
         assert_eq!((summary.version, &summary.title), (stored.version, &expected.state.title), "{name}");
         assert!(listed.contains(&summary), "{name}");
-        // And it goes on from there.
+        // The conversation can be continued.
         store.acquire(&id(name), &Owner::new("ann")).await.unwrap();
         commit(store, &id(name), stored.version, 1000, "more").await;
     }
 }
 
-/// Makes the dump of the current version. Only for a version that is not released yet.
+/// Writes the dump of the current version. Only for a version that is not released yet.
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the schema"]
 async fn make_golden_dump() {
@@ -90,7 +90,7 @@ async fn make_golden_dump() {
     dump.args(["--schema", DUMPED, "--inserts", "--no-owner", "--no-privileges", "--dbname", url]);
     let dumped = dump.output().unwrap();
     assert!(dumped.status.success(), "{}", String::from_utf8_lossy(&dumped.stderr));
-    // Without the words to psql, which newer versions put around it.
+    // Newer versions of `pg_dump` add commands for psql around the dump. Remove them.
     let lines = String::from_utf8(dumped.stdout).unwrap();
     let lines =
         lines.lines().filter(|line| !line.starts_with('\\') && !line.starts_with("--") && !line.is_empty());

@@ -1,4 +1,4 @@
-//! A server that does not answer: every operation comes to an end that says so, and the next one goes through.
+//! A server that does not answer: every operation ends with an error that describes this, and the next one succeeds.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -18,7 +18,7 @@ use super::{
 use crate::support::{create, id, says};
 
 #[tokio::test]
-async fn write_whose_statement_hangs_is_busy_after_its_limit_and_is_made_later() {
+async fn write_whose_statement_hangs_is_busy_after_its_limit_and_succeeds_later() {
     let Some(url) = url() else { return };
     let limit = Duration::from_millis(100);
     let store = fresh(url).connections(1).statement_timeout(limit).open().await.unwrap();
@@ -41,14 +41,18 @@ async fn write_whose_statement_hangs_is_busy_after_its_limit_and_is_made_later()
         }
         other => panic!("{other:?}"),
     }
-    assert_eq!(store.load(&id("a")).await.unwrap().version, version, "nothing of it is left");
+    assert_eq!(
+        store.load(&id("a")).await.unwrap().version,
+        version,
+        "the cancelled write left something behind"
+    );
     observer.batch_execute(&format!("DROP TRIGGER hang ON {schema}.nodes")).await.unwrap();
     assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
 }
 
-/// The server can't even give the statement up: its process for the connection is stopped.
+/// The server can't even cancel the statement, because its process for the connection is stopped.
 #[tokio::test]
-async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_connection() {
+async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_connection() {
     let Some(server) = Server::start(FORGETFUL) else { return };
     let limit = Duration::from_millis(500);
     let creator = fresh(&server.url()).open().await.unwrap();
@@ -72,7 +76,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_con
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(error.to_string().ends_with(": it did not answer in 5.5s"), "{error}");
 
-    // Given up, not waited for: the pool of one has room for another.
+    // The connection is dropped instead of awaited, so the pool of one can open another.
     let written = loop {
         match store.commit(&id("a"), &write, &says(1, "Hi")).await {
             Err(StoreError::Busy { .. }) => {}
@@ -80,7 +84,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_con
         }
     };
     assert_eq!(written, version.next());
-    // Awake, it finds what it was sent, and that it comes too late.
+    // When it continues, the process finds its statement, and that it comes too late.
     kill_process(pid, Signal::CONT).unwrap();
     let gone = "SELECT FROM pg_stat_activity WHERE pid = $1";
     while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}
@@ -88,10 +92,9 @@ async fn write_to_a_frozen_process_is_unreachable_and_made_once_over_another_con
     assert_eq!((stored.version, stored.nodes.len()), (version.next(), 1));
 }
 
-/// What somebody asked for who has long given it up must not take the conversation from the one of the same name that came
-/// since.
+/// An abandoned request must not take the conversation from a later owner with the same name.
 #[tokio::test]
-async fn acquire_that_thaws_after_another_of_its_name_came_takes_nothing() {
+async fn acquire_that_resumes_after_another_owner_of_the_same_name_takes_nothing() {
     let Some(server) = Server::start(FORGETFUL) else { return };
     let builder = fresh(&server.url()).lock_wait(Duration::from_mins(1));
     let (frozen, store) = (builder.clone().open().await.unwrap(), builder.open().await.unwrap());
@@ -121,9 +124,9 @@ async fn acquire_that_thaws_after_another_of_its_name_came_takes_nothing() {
     store.renew(&id("a"), &lease).await.unwrap();
 }
 
-/// One connection that falls silent must not cost the process its leases.
+/// If one connection stops answering, the process must not lose its leases.
 #[tokio::test]
-async fn renewal_over_a_frozen_process_goes_through_over_another_connection() {
+async fn renewal_over_a_frozen_process_succeeds_over_another_connection() {
     let Some(server) = Server::start(FORGETFUL) else { return };
     let store = fresh(&server.url()).lease(Duration::from_secs(3)).open().await.unwrap();
     create(&store, &id("a")).await;
@@ -132,10 +135,10 @@ async fn renewal_over_a_frozen_process_goes_through_over_another_connection() {
     let observer = raw(&server.url()).await;
     let find = "SELECT pid FROM pg_stat_activity WHERE application_name = 'omni-agent' AND query LIKE $1";
     for together in [false, true] {
-        // What was last asked over it tells which connection it is.
+        // The statement that a connection executed last identifies the connection.
         store.renew(&id("a"), &lease).await.unwrap();
         let pids = observer.query(find, &[&"%SET expires = clock_timestamp()%"]).await.unwrap();
-        assert_eq!(pids.len(), 1, "leases have a connection of their own");
+        assert_eq!(pids.len(), 1, "leases have a separate connection");
         let pid = Pid::from_raw(pids[0].get(0)).unwrap();
         kill_process(pid, Signal::STOP).unwrap();
         if together {
@@ -149,7 +152,7 @@ async fn renewal_over_a_frozen_process_goes_through_over_another_connection() {
     }
 }
 
-/// Takes connections, answers this many messages of each, and then says nothing more.
+/// Accepts connections, answers this many messages on each, and then never answers again.
 async fn silent_after(answers: usize) -> SocketAddr {
     /// `AuthenticationOk`, and `ReadyForQuery` ("Message Formats" in PostgreSQL's documentation).
     const WELCOME: &[u8] = b"R\0\0\0\x08\0\0\0\0Z\0\0\0\x05I";
@@ -165,7 +168,7 @@ async fn silent_after(answers: usize) -> SocketAddr {
                     let _ = client.read(&mut buffer).await;
                     let _ = client.write_all(answer).await;
                 }
-                // Whatever comes.
+                // Read and ignore everything that follows.
                 while client.read(&mut buffer).await.is_ok_and(|bytes| bytes > 0) {}
             });
         }
@@ -174,9 +177,9 @@ async fn silent_after(answers: usize) -> SocketAddr {
 }
 
 #[tokio::test]
-async fn open_where_the_server_falls_silent_is_unreachable() {
+async fn open_of_a_server_that_stops_answering_is_unreachable() {
     let silences = [
-        // Before it has let anybody in, before the session's settings, before the schema's version.
+        // Before the login, before the session's settings, and before the version of the schema.
         (0, "no connection came about in 50ms"),
         (1, "no connection came about in 50ms"),
         (2, "it did not answer in 5.001s"),

@@ -1,4 +1,4 @@
-//! Leases, where the database is not what it was when they were given.
+//! Leases after the clock or the database has changed in the meantime.
 
 use omni_agent::store::{Owner, Store, StoreError, Write};
 
@@ -9,7 +9,7 @@ use super::{
 use crate::support::{create, id, says};
 
 #[tokio::test]
-async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long() {
+async fn lease_from_before_the_clock_was_set_back_expires_early() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     let version = create(&store, &id("a")).await;
@@ -22,11 +22,11 @@ async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long()
     };
     let (write, turn) = (Write::on(version).under(&lease), says(1, "Hi"));
 
-    // By a little: it holds.
+    // If the clock was set back by a little, the lease holds.
     set_back("15 s").await;
     let refused = store.acquire(&id("a"), &Owner::new("ben")).await;
     assert!(matches!(refused, Err(StoreError::Owned { .. })), "{refused:?}");
-    // By an hour: its owner renews it, if nobody else comes before.
+    // If it was set back by an hour, the lease has expired. Its owner can renew it until another acquires it.
     for together in [false, true] {
         set_back("1 hour").await;
         assert_eq!(store.summary(&id("a")).await.unwrap().owner, None);
@@ -46,9 +46,9 @@ async fn lease_of_before_the_clock_was_set_back_keeps_nobody_out_for_that_long()
     store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
 }
 
-/// A process of before `lasts` leaves what it finds there.
+/// A process that does not know the column `lasts` leaves its value unchanged.
 #[tokio::test]
-async fn acquire_by_schema_version_1_after_a_release_is_held_for_as_long_as_it_says() {
+async fn acquire_by_schema_version_1_after_a_release_is_held_until_it_expires() {
     let Some(url) = url() else { return };
     let store = fresh(url).lease(std::time::Duration::from_millis(10)).open().await.unwrap();
     create(&store, &id("a")).await;
@@ -66,7 +66,7 @@ async fn acquire_by_schema_version_1_after_a_release_is_held_for_as_long_as_it_s
 }
 
 #[tokio::test]
-async fn lease_that_lasts_longer_than_dates_go_is_given_and_kept() {
+async fn lease_beyond_the_range_of_dates_is_granted_and_kept() {
     let Some(url) = url() else { return };
     let store = fresh(url).lease(std::time::Duration::MAX).open().await.unwrap();
     let version = create(&store, &id("a")).await;
@@ -77,9 +77,9 @@ async fn lease_that_lasts_longer_than_dates_go_is_given_and_kept() {
     assert_eq!(store.summary(&id("a")).await.unwrap().owner, Some(Owner::new("ann")));
 }
 
-/// A replica that takes over may lack the last transactions of the server before it.
+/// A replica that takes over may lack the last transactions of the former server.
 #[tokio::test]
-async fn lease_that_a_failover_forgot_is_not_the_next_owners() {
+async fn lease_lost_in_a_failover_is_rejected_after_another_acquire() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     let version = create(&store, &id("a")).await;

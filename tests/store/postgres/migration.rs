@@ -1,4 +1,4 @@
-//! Bringing a schema up to date that others use.
+//! Updating the schema while others use it.
 
 use std::{thread, time::Duration};
 
@@ -10,7 +10,7 @@ use super::{
     server::{raw, url},
 };
 
-/// Waits until the change of the schema's table waits for somebody; gives the process of the server that it waits in.
+/// Waits until the change of the table waits for a lock, and returns the process id of its server process.
 async fn waiting(observer: &Client, schema: &str) -> i32 {
     let waits = "SELECT pid FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND query LIKE '%ADD COLUMN%' AND strpos(query, $1) > 0";
@@ -23,10 +23,10 @@ async fn waiting(observer: &Client, schema: &str) -> i32 {
 }
 
 #[tokio::test]
-async fn open_of_an_earlier_schema_that_somebody_reads_lets_others_work_meanwhile() {
+async fn open_of_an_earlier_schema_with_a_reader_does_not_block_others() {
     let Some(url) = url() else { return };
     let schema = restored(url, "postgres-1.sql").await;
-    // As a dump, or an application that forgot its transaction.
+    // Like a dump, or an application that forgot its transaction.
     let mut reader = raw(url).await;
     let reading = reader.transaction().await.unwrap();
     reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
@@ -34,7 +34,7 @@ async fn open_of_an_earlier_schema_that_somebody_reads_lets_others_work_meanwhil
     let observer = raw(url).await;
     waiting(&observer, &schema).await;
 
-    // A process that runs: it stands behind the change, which waits for as long as there is the reader.
+    // A running process waits behind the change, but only briefly, although the reader remains.
     let write = format!("SET lock_timeout = '30s'; UPDATE \"{schema}\".conversations SET owner = owner");
     observer.batch_execute(&write).await.unwrap();
     waiting(&observer, &schema).await;
@@ -46,13 +46,13 @@ async fn open_of_an_earlier_schema_that_somebody_reads_lets_others_work_meanwhil
 }
 
 #[tokio::test]
-async fn open_of_an_earlier_schema_that_is_given_up_says_how_long_it_waited() {
+async fn open_of_an_earlier_schema_that_was_cancelled_reports_how_long_it_waited() {
     let Some(url) = url() else { return };
     let schema = restored(url, "postgres-1.sql").await;
     let mut reader = raw(url).await;
     let reading = reader.transaction().await.unwrap();
     reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
-    // What it waited is none of these.
+    // Neither of these limits is the time that it waited.
     let limit = Duration::from_hours(1);
     let builder = PostgresStore::builder(url).schema(&schema).statement_timeout(limit).lock_wait(limit);
     let opened = tokio::spawn(builder.open());
@@ -67,5 +67,5 @@ async fn open_of_an_earlier_schema_that_is_given_up_says_how_long_it_waited() {
         other => panic!("{other:?}"),
     }
     let versions = format!("SELECT FROM \"{schema}\".migrations");
-    assert_eq!(observer.query(&versions, &[]).await.unwrap().len(), 1, "nothing is changed");
+    assert_eq!(observer.query(&versions, &[]).await.unwrap().len(), 1, "the schema was changed");
 }

@@ -1,4 +1,4 @@
-//! The cost of pages in a long list.
+//! The cost of a page in a long list.
 
 use omni_agent::store::{Page, Store};
 
@@ -15,14 +15,14 @@ SELECT 'c' || lpad(n::text, 5, '0'), 1, to_timestamp(n),
 FROM generate_series(1, 10000) AS n";
 
 #[tokio::test]
-async fn list_after_a_conversation_reads_no_more_of_the_index_at_its_end() {
+async fn list_after_a_late_conversation_reads_no_more_of_the_index() {
     let Some(url) = url() else { return };
     let store = fresh(url).open().await.unwrap();
     let (other, schema) = (raw(url).await, schema(&store));
     other.execute(&MANY.replace("{schema}", &schema), &[]).await.unwrap();
     other.batch_execute(&format!("ANALYZE {schema}.conversations")).await.unwrap();
 
-    // The statement that the store sends, as the server shows it.
+    // The statement that the store sends, as shown by the server.
     let page = Page::first(50).after(&store.list(Page::first(1)).await.unwrap()[0]);
     assert_eq!(store.list(page).await.unwrap().len(), 50);
     let sent =
@@ -51,7 +51,7 @@ async fn list_after_a_conversation_reads_no_more_of_the_index_at_its_end() {
                 .collect();
             let plan = plan.join("\n");
             assert!(!plan.contains("Seq Scan"), "{id}, {mode}: {plan}");
-            // The server may sort what it expects to be one row. No part of the plan has more rows than the page.
+            // The server may sort what it expects to be a single row. No part of the plan has more rows than the page.
             let rows = plan.split("actual rows=").skip(1).map(|rest| rest.split(' ').next().unwrap());
             let rows: Vec<u32> = rows.map(|rows| rows.parse().unwrap()).collect();
             assert!(!rows.is_empty() && rows.iter().all(|rows| *rows <= 51), "{id}, {mode}: {plan}");

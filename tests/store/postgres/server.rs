@@ -1,5 +1,5 @@
-//! A PostgreSQL server for tests: the one that `DATABASE_URL` names, else one made of the binaries on this machine, in a
-//! temporary folder and on a Unix socket alone.
+//! A PostgreSQL server for tests: the one named by `DATABASE_URL`, or one started from the installed binaries, in a
+//! temporary folder and reachable only through a Unix socket.
 
 use std::{
     env, fs,
@@ -14,10 +14,10 @@ use tokio_postgres::NoTls;
 
 use super::skip::skip;
 
-/// The URL of a server that all tests share; `None`, with a word why, where there is none.
+/// Returns the URL of a server that all tests share. Without one, prints why and returns `None`.
 pub(crate) fn url() -> Option<&'static str> {
     static URL: OnceLock<Option<String>> = OnceLock::new();
-    // Never dropped: it ends when this process does.
+    // Never dropped. It ends together with this process.
     static SERVER: OnceLock<Server> = OnceLock::new();
     let url = URL.get_or_init(|| {
         if let Ok(url) = env::var("DATABASE_URL") {
@@ -29,31 +29,31 @@ pub(crate) fn url() -> Option<&'static str> {
     url.as_deref()
 }
 
-/// A store in a schema that no other test uses.
+/// Returns the builder of a store in a schema that no other test uses.
 pub(crate) fn fresh(url: &str) -> PostgresStoreBuilder {
     let schema = ConversationId::generate();
     PostgresStore::builder(url).schema(format!("Test \"{schema}\"")).connections(4)
 }
 
-/// The database as another program has it.
+/// Connects to the database as another program would.
 pub(crate) async fn raw(url: &str) -> tokio_postgres::Client {
     let (client, connection) = tokio_postgres::connect(url, NoTls).await.unwrap();
     tokio::spawn(connection);
     client
 }
 
-/// A server of one's own, which can be killed and started again.
+/// A server for a single test, which can be killed and restarted.
 pub(crate) struct Server {
     folder: PathBuf,
     shell: Child,
     words: Mutex<(ChildStdin, BufReader<ChildStdout>)>,
 }
 
-/// Settings of a server that only has to outlive itself: it syncs nothing.
+/// Settings of a server whose data need not survive: it does not sync.
 pub(crate) const FORGETFUL: &str = "-c fsync=off";
 
-/// Starts and stops the server as it is told, and stops it for good when nobody is left to tell: when this process has
-/// ended, however it did. PostgreSQL refuses to run as root, so all this may be another user's.
+/// Starts and stops the server on command, and stops it finally at the end of its input, that is, when this process
+/// has ended for any reason. PostgreSQL refuses to run as root, so another user may run this script.
 const SCRIPT: &str = r#"
 folder=$1 binaries=$2 settings=$3
 "$binaries/initdb" -D "$folder/data" -U postgres -A trust -E UTF8 --locale=C -N >"$folder/log" 2>&1 || exit 1
@@ -73,13 +73,13 @@ cd / && rm -rf "$folder"
 "#;
 
 impl Server {
-    /// Starts one with these settings, as `pg_ctl --options` takes them; `None`, with a word why, where there are no binaries.
+    /// Starts a server with these settings for `pg_ctl --options`. Without binaries, prints why and returns `None`.
     pub(crate) fn start(settings: &str) -> Option<Self> {
         let Some(binaries) = binaries() else {
             skip("DATABASE_URL is not set, and PostgreSQL is not installed (there is no initdb in PATH)");
             return None;
         };
-        // A path short enough for a socket's name.
+        // The path must be short enough for the name of a socket.
         let folder = env::temp_dir().join(format!("pg-{}", &ConversationId::generate().as_str()[..12]));
         fs::create_dir(&folder).unwrap();
         let is_root = Command::new("id").arg("-u").output().is_ok_and(|id| id.stdout == b"0\n");
@@ -106,12 +106,12 @@ impl Server {
         format!("postgres://postgres@{host}/postgres")
     }
 
-    /// The socket that it listens on.
+    /// Returns the path of the server's socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.join(".s.PGSQL.5432")
     }
 
-    /// Ends it: `fast` ends sessions in order, `immediate` leaves all as a crash would.
+    /// Stops the server: `fast` ends sessions in order, `immediate` leaves everything as after a crash.
     pub(crate) fn stop(&self, mode: &str) {
         assert_eq!(self.tell(mode), "0\n");
     }
@@ -131,7 +131,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Whatever the shell does with it, it does not wait for more.
+        // The result does not matter, because the shell is killed next.
         let _ = self.tell("immediate");
         let _ = self.shell.kill();
         let _ = self.shell.wait();
@@ -139,7 +139,7 @@ impl Drop for Server {
     }
 }
 
-/// The folder with `initdb` and `pg_ctl`: in PATH, or where Debian keeps it.
+/// Returns the folder with `initdb` and `pg_ctl`, from `PATH` or from the places that Debian uses.
 fn binaries() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let in_path = env::split_paths(&path).collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Encrypted connections: a certificate is trusted if it was named, and by nothing else.
+//! Encrypted connections: only explicitly configured certificates are trusted.
 
 use omni_agent::store::{PostgresStore, StoreError};
 
@@ -11,14 +11,14 @@ use crate::{
     support::{create, id},
 };
 
-/// A server with a certificate that it signed itself, for this address; gives the certificate. `None`, with a word why,
-/// where there is no server or no `openssl`.
+/// Starts a server with a self-signed certificate for this address, and returns the certificate. Without a server or
+/// `openssl`, prints why and returns `None`.
 async fn with_certificate() -> Option<(Server, std::net::SocketAddr, String)> {
     let address = free();
     let listening = format!("{FORGETFUL} -c listen_addresses={} -c port={}", address.ip(), address.port());
     let server = Server::start(&listening)?;
     let database = raw(&format!("postgres://postgres@{address}/postgres")).await;
-    // The server makes it: then it owns the key, which it insists on.
+    // The server creates the certificate, because the key must belong to the server.
     let make = format!(
         "COPY (SELECT 1) TO PROGRAM 'openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=omni-agent \
              -addext subjectAltName=IP:{} -addext basicConstraints=critical,CA:FALSE \
@@ -38,7 +38,7 @@ async fn with_certificate() -> Option<(Server, std::net::SocketAddr, String)> {
 }
 
 #[tokio::test]
-async fn open_with_tls_trusts_the_certificates_named_and_no_others() {
+async fn open_with_tls_trusts_only_the_configured_certificates() {
     let Some((_server, address, certificate)) = with_certificate().await else { return };
     let url = format!("postgres://postgres@{address}/postgres?sslmode=require");
     let store = PostgresStore::builder(&url).root_certificates(certificate.clone()).open().await.unwrap();
@@ -52,11 +52,11 @@ async fn open_with_tls_trusts_the_certificates_named_and_no_others() {
     assert!(all > 0);
     assert_eq!(encrypted, all);
 
-    // The platform knows nothing of it.
+    // The platform does not know the certificate.
     let error = PostgresStore::open(&url).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
-    assert!(format!("{error:?}").contains("UnknownIssuer"), "it says what is wrong: {error:?}");
-    // Nor is it one for another name of the same server, whatever libpq's word for checking it.
+    assert!(format!("{error:?}").contains("UnknownIssuer"), "the error must name the reason: {error:?}");
+    // The certificate is not valid for another name of the same server, in both modes of verification.
     for mode in ["require", "verify-full"] {
         let url = format!("postgres://postgres@localhost:{}/postgres?sslmode={mode}", address.port());
         let refused = PostgresStore::builder(url).root_certificates(certificate.clone()).open().await;
@@ -72,19 +72,19 @@ async fn open_with_tls_trusts_the_certificates_named_and_no_others() {
 }
 
 #[tokio::test]
-async fn open_of_several_hosts_needs_no_certificate_of_the_one_on_this_machine() {
+async fn open_of_several_hosts_needs_no_certificate_of_a_local_one() {
     let Some((_server, address, _)) = with_certificate().await else { return };
-    // Its certificate is trusted by nobody. The other host is elsewhere, and never asked.
+    // Nothing trusts its certificate. The other host is remote, and is never contacted.
     let url = format!("postgres://postgres@{address},db.invalid:5432/postgres");
     let store = PostgresStore::open(url).await.unwrap();
     create(&store, &id("a")).await;
-    // By its name and its address.
+    // Connects by a name and an address.
     let of = |host: &str| {
         let (ip, port) = (address.ip(), address.port());
         PostgresStore::open(format!("host={host} hostaddr={ip} port={port} user=postgres dbname=postgres"))
     };
     of("localhost").await.unwrap();
-    // Something here may stand for a host elsewhere.
+    // A local address may forward to a remote host, so the certificate is checked.
     let error = of("db.invalid").await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     assert!(format!("{error:?}").contains("UnknownIssuer"), "{error:?}");

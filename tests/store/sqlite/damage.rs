@@ -1,4 +1,4 @@
-//! Files as a crash or a bad disk leaves them.
+//! Files as a crash or a defective disk leaves them.
 
 use std::{collections::BTreeMap, fs};
 
@@ -8,7 +8,7 @@ use super::{file, quick};
 use crate::support::{Folder, commit, create, id, says};
 
 #[tokio::test]
-async fn open_with_a_torn_log_drops_the_last_write_whole() {
+async fn open_with_a_torn_log_drops_the_last_write_entirely() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let first = create(&store, &id("a")).await;
@@ -16,7 +16,7 @@ async fn open_with_a_torn_log_drops_the_last_write_whole() {
     let write = Write::on(second);
     store.commit(&id("a"), &write, &says(2, "torn")).await.unwrap();
 
-    // As a crash of the machine leaves them: the file and a piece of its log, without the log's index.
+    // As after a crash of the machine: the file and part of its log, without the index of the log.
     let left = Folder::new();
     let log = |folder: &Folder| folder.path().join("conversations.sqlite-wal");
     fs::copy(file(&folder), file(&left)).unwrap();
@@ -25,7 +25,7 @@ async fn open_with_a_torn_log_drops_the_last_write_whole() {
     let found = SqliteStore::open(file(&left)).await.unwrap();
     let stored = found.load(&id("a")).await.unwrap();
     assert_eq!((stored.version, stored.nodes.len()), (second, 1));
-    // Repeating the torn write makes it anew.
+    // Repeating the torn write writes it again.
     assert_eq!(found.commit(&id("a"), &write, &says(2, "torn")).await.unwrap(), second.next());
     assert_eq!(found.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
@@ -40,7 +40,7 @@ async fn load_from_a_damaged_file_names_it() {
     drop(store);
 
     let mut bytes = fs::read(file(&folder)).unwrap();
-    // All pages but the first two, which has the schema: as if a disk had lost them.
+    // All pages except the first two, which contain the schema, are lost.
     bytes[2 * 4096..].fill(0xa5);
     fs::write(file(&folder), &bytes).unwrap();
     let found = match SqliteStore::open(file(&folder)).await {
@@ -57,7 +57,7 @@ async fn load_from_a_damaged_file_names_it() {
 }
 
 #[tokio::test]
-async fn load_of_what_names_a_node_that_cannot_be_says_where() {
+async fn load_with_an_invalid_node_id_names_its_place() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let version = create(&store, &id("a")).await;
@@ -95,7 +95,7 @@ async fn load_of_a_row_of_another_type_is_damaged() {
 }
 
 #[tokio::test]
-async fn list_with_a_title_that_is_no_text_says_so_and_shows_the_others() {
+async fn list_with_an_invalid_title_reports_it_and_shows_the_others() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     create(&store, &id("a")).await;

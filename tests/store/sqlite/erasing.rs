@@ -1,4 +1,4 @@
-//! Deleted conversations leave no text in the file, nor beside it.
+//! Deleted conversations leave no text in the database file or in the files next to it.
 
 use std::fs;
 
@@ -7,8 +7,8 @@ use omni_agent::store::{Page, SqliteStore, StateChange, Store, StoredState, Writ
 use super::{file, quick, raw};
 use crate::support::{Folder, child, child_folder, commit, create, id};
 
-/// The markers that are in some file of the folder. Reading a file as a file takes away the locks that this process has on it:
-/// nobody else may write meanwhile, and a reader does not hold up later writes.
+/// Returns the markers found in any file of the folder. Reading the database as a plain file drops the locks of this
+/// process on it. Therefore nothing else may write in the meantime, and a reader no longer blocks later writes.
 fn found<'a>(folder: &Folder, markers: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let files: Vec<_> =
         folder.names().iter().map(|name| fs::read(folder.path().join(name)).unwrap()).collect();
@@ -18,7 +18,8 @@ fn found<'a>(folder: &Folder, markers: impl IntoIterator<Item = &'a String>) -> 
     markers.into_iter().filter(|marker| is_there(marker)).cloned().collect()
 }
 
-/// A conversation whose title, system prompt and messages have its marker, and each of them a second time after it was replaced.
+/// Creates a conversation whose title, system prompt and messages contain its marker. Each is written a second time,
+/// so that old versions exist too.
 async fn marked(store: &SqliteStore, number: usize) -> String {
     let (id, marker) = (id(&format!("n{number}")), format!("marker-{number:03}-of-a-conversation"));
     let mut version = create(store, &id).await;
@@ -46,21 +47,21 @@ async fn delete_leaves_no_text_in_the_file_or_its_log() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let markers = many_marked(&store, 67).await;
-    assert_eq!(found(&folder, &markers).len(), 67, "the search finds what is there");
+    assert_eq!(found(&folder, &markers).len(), 67, "the search must find all markers");
     for (number, marker) in markers.iter().enumerate() {
         store.delete(&id(&format!("n{number}"))).await.unwrap();
         assert_eq!(found(&folder, [marker]), [""; 0], "after delete {number}");
     }
     assert_eq!(found(&folder, &markers), [""; 0]);
     drop(store);
-    // Kept open: closing it would remove files while they are read.
+    // The store stays open: closing it would remove files while they are read.
     let store = quick(&folder).await;
     store.list(Page::default()).await.unwrap();
     assert_eq!(found(&folder, &markers), [""; 0]);
 }
 
 #[tokio::test]
-async fn delete_under_a_reader_leaves_the_text_to_the_log_until_the_reader_has_ended() {
+async fn delete_during_a_read_keeps_the_text_in_the_log_until_the_reader_has_ended() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let marker = [marked(&store, 0).await];
@@ -69,12 +70,12 @@ async fn delete_under_a_reader_leaves_the_text_to_the_log_until_the_reader_has_e
     store.delete(&id("n0")).await.unwrap();
     assert_eq!(found(&folder, &marker), marker, "the reader may still read it");
     reader.execute_batch("COMMIT").unwrap();
-    // Any delete tries again, also one that finds nothing.
+    // Each delete tries again, even one of a missing conversation.
     store.delete(&id("nothing")).await.unwrap();
     assert_eq!(found(&folder, &marker), [""; 0]);
 }
 
-/// The child: deletes, and is gone before anything but the delete itself is done.
+/// The child: deletes a conversation, and aborts before anything else is done.
 #[tokio::test]
 async fn child_deletes_under_a_reader_and_is_killed() {
     let Some(folder) = child_folder() else {
@@ -88,28 +89,28 @@ async fn child_deletes_under_a_reader_and_is_killed() {
 }
 
 #[tokio::test]
-async fn open_after_a_process_died_behind_a_delete_erases_what_it_left() {
+async fn open_after_a_process_died_behind_a_delete_erases_the_text() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let marker = [marked(&store, 0).await];
     drop(store);
     let test = "sqlite::erasing::child_deletes_under_a_reader_and_is_killed";
     assert!(!child(test, folder.path()).status().unwrap().success());
-    assert_eq!(found(&folder, &marker), marker, "the log still has it");
+    assert_eq!(found(&folder, &marker), marker, "the log must still contain the text");
     let store = quick(&folder).await;
     assert_eq!(found(&folder, &marker), [""; 0]);
     assert!(!store.exists(&id("n0")).await.unwrap());
 }
 
 #[tokio::test]
-async fn vacuum_leaves_no_text_that_was_deleted_without_erasing() {
+async fn vacuum_erases_text_that_another_program_deleted() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let markers = many_marked(&store, 20).await;
     let other = raw(&folder);
     other.execute_batch("PRAGMA foreign_keys = ON; DELETE FROM conversations WHERE key % 2").unwrap();
     let kept: Vec<_> = markers.iter().skip(1).step_by(2).cloned().collect();
-    assert!(found(&folder, &markers).len() > kept.len(), "another program does not erase");
+    assert!(found(&folder, &markers).len() > kept.len(), "another program must leave the text in the file");
     store.vacuum().await.unwrap();
     assert_eq!(found(&folder, &markers), kept);
     assert_eq!(store.list(Page::default()).await.unwrap().len(), kept.len());

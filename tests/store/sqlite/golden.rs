@@ -1,4 +1,4 @@
-//! A file of every released version of the schema. What is in `golden/` once stays there as it is, and stays readable.
+//! A file of every released version of the schema. Files in `golden/` never change and must remain readable.
 
 use std::{fs, path::Path};
 
@@ -12,7 +12,7 @@ pub(super) fn golden(name: &str) -> std::path::PathBuf {
 }
 
 #[tokio::test]
-async fn load_from_schema_version_1_gives_what_was_stored() {
+async fn load_from_schema_version_1_returns_what_was_stored() {
     let folder = Folder::new();
     fs::copy(golden("sqlite-1.sqlite"), file(&folder)).unwrap();
     let store = quick(&folder).await;
@@ -23,12 +23,12 @@ async fn load_from_schema_version_1_gives_what_was_stored() {
         assert_eq!(stored.state, expected.state, "{name}");
         assert_eq!((&stored.nodes, stored.head), (&expected.nodes, expected.head), "{name}");
         assert_eq!(stored.cursors, expected.cursors, "{name}");
-        // And it goes on from there.
+        // The conversation can be continued.
         commit(&store, &id(name), stored.version, 1000, "more").await;
     }
 }
 
-/// Makes the file of the current version. Only for a version that is not released yet.
+/// Writes the file of the current version. Only for a version that is not released yet.
 #[tokio::test]
 #[ignore = "writes into the sources; for a new version of the schema"]
 async fn make_golden_file() {

@@ -1,4 +1,4 @@
-//! Paths that lead to something else than the store's file, also once it is open.
+//! Paths to something other than the file of the store, including changes after it was opened.
 
 use std::fs;
 
@@ -18,16 +18,16 @@ async fn open_of_a_folder_is_unreachable() {
 }
 
 #[tokio::test]
-async fn open_of_an_empty_file_makes_a_store_of_it() {
+async fn open_of_an_empty_file_creates_a_store_in_it() {
     let folder = Folder::new();
     fs::write(file(&folder), "").unwrap();
     create(&quick(&folder).await, &id("a")).await;
     assert!(quick(&folder).await.exists(&id("a")).await.unwrap());
 }
 
-/// The schema's version and mark are there, its tables are not.
+/// The version of the schema and the application id are correct, but a table is missing.
 #[tokio::test]
-async fn operations_on_a_file_without_its_tables_say_so() {
+async fn load_from_a_file_without_a_table_names_the_file() {
     let folder = Folder::new();
     drop(quick(&folder).await);
     Connection::open(file(&folder)).unwrap().execute_batch("DROP TABLE cursors").unwrap();
@@ -44,7 +44,7 @@ async fn operations_on_a_file_without_its_tables_say_so() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn operations_after_the_file_was_removed_are_unreachable_until_it_is_back() {
+async fn operations_after_the_file_was_removed_are_unreachable_until_it_returns() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let version = create(&store, &id("a")).await;
@@ -61,14 +61,14 @@ async fn operations_after_the_file_was_removed_are_unreachable_until_it_is_back(
         assert!(matches!(error, StoreError::Unreachable { .. }) && error.is_transient(), "{error:?}");
     }
     fs::rename(&aside, file(&folder)).unwrap();
-    // Whether or not it was written before, it is written once.
+    // Whether or not the first attempt was written, the result is one node.
     assert_eq!(store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap(), version.next());
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 1);
 }
 
 #[cfg(unix)]
 #[tokio::test]
-async fn write_after_another_file_took_the_name_is_not_acknowledged() {
+async fn write_after_another_file_took_its_place_is_not_acknowledged() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let version = create(&store, &id("a")).await;
@@ -80,5 +80,5 @@ async fn write_after_another_file_took_the_name_is_not_acknowledged() {
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
     let cause = error.to_string();
     assert!(cause.contains("another file has taken its place"), "{cause}");
-    assert_eq!(other.list(Page::default()).await.unwrap(), [], "nothing went there");
+    assert_eq!(other.list(Page::default()).await.unwrap(), [], "nothing was written to the other file");
 }

@@ -1,4 +1,4 @@
-//! What waits for the one connection that writes, while another program holds the file.
+//! Operations that wait for the only writing connection, while another program holds the file.
 
 use std::sync::Arc;
 
@@ -21,13 +21,13 @@ fn hold(other: &mut Connection) -> rusqlite::Transaction<'_> {
 }
 
 #[tokio::test]
-async fn renewal_behind_writes_is_made_before_them() {
+async fn renewal_after_waiting_writes_is_made_before_them() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
     let lease = store.acquire(&id("b"), &Owner::new("ann")).await.unwrap();
     let mut other = raw(&folder);
-    // The file itself says in which order it was written to.
+    // Triggers record the order of the writes in the file.
     other
         .execute_batch(
             "CREATE TABLE seen (what TEXT);
@@ -59,7 +59,7 @@ async fn renewal_behind_writes_is_made_before_them() {
 }
 
 #[tokio::test]
-async fn write_before_others_come_and_go_is_made_before_them() {
+async fn write_before_acquire_and_release_is_made_before_them() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
@@ -97,7 +97,7 @@ async fn write_before_others_come_and_go_is_made_before_them() {
 }
 
 #[tokio::test]
-async fn write_whose_future_was_dropped_before_it_began_holds_no_memory_and_is_not_made() {
+async fn write_dropped_before_it_began_holds_no_memory_and_is_not_made() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let (first, second) = (create(&store, &id("a")).await, create(&store, &id("b")).await);
@@ -118,7 +118,7 @@ async fn write_whose_future_was_dropped_before_it_began_holds_no_memory_and_is_n
     assert!((&mut waiting).now_or_never().is_none());
     assert!(kept.upgrade().is_some());
     drop(waiting);
-    assert!(kept.upgrade().is_none(), "the store still has what nobody waits for");
+    assert!(kept.upgrade().is_none(), "the store still holds the dropped write");
 
     transaction.rollback().unwrap();
     assert_eq!(begun.await.unwrap(), first.next());

@@ -1,7 +1,7 @@
-//! Files that can be read and not written to.
+//! Files that can only be read.
 //!
-//! The mode of a file does not stop the superuser. So each test has a child, which runs without the superuser's
-//! capabilities if it has to.
+//! File modes don't restrict the superuser. Therefore each test has a child, which runs without the superuser's
+//! capabilities if necessary.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ fn set_mode(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Has a child run this test in the folder, in which the file can't be written to.
+/// Runs this test in a child, which can't write to the file in the folder.
 fn passes_in_child(name: &str, folder: &Folder) {
     const UNABLE: &str = "--bounding-set=-dac_override,-dac_read_search,-linux_immutable";
 
@@ -42,15 +42,16 @@ fn passes_in_child(name: &str, folder: &Folder) {
         command.env("OMNI_CHILD", folder.path());
     }
     let output = command.output().unwrap();
-    // So that the folder can be removed.
+    // Restore the mode, so that the folder can be removed.
     set_mode(folder.path(), 0o755);
     let text =
         String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success() && text.contains("all seen"), "{text}");
+    assert!(output.status.success() && text.contains("all checks passed"), "{text}");
 }
 
-/// Waits until nobody has the file open, and its log is empty and gone. The store's threads close their connections after the store
-/// is dropped. If two close at the same moment, neither is the last one that removes the log, so another connection does it.
+/// Waits until the file is closed and its log is removed. The threads of a store close their connections after the
+/// store was dropped. If two close at the same moment, neither is the last one and removes the log, so another
+/// connection does it.
 async fn closed(file: &Path) {
     let beside = ["-wal", "-shm"].map(|ending| PathBuf::from(format!("{}{ending}", file.display())));
     while beside.iter().any(|path| path.exists()) {
@@ -62,7 +63,7 @@ async fn closed(file: &Path) {
     }
 }
 
-/// A file with one conversation, all of it in the file itself.
+/// Creates a file with one conversation and without a log.
 async fn filled(folder: &Folder) -> Version {
     let store = quick(folder).await;
     let version = create(&store, &id("a")).await;
@@ -109,7 +110,7 @@ async fn refuses_writes(store: &SqliteStore, version: Version) {
 async fn child_reads_a_file_that_is_read_only() {
     let Some(folder) = child_folder() else { return };
     let file = folder.join("conversations.sqlite");
-    assert!(fs::File::options().write(true).open(&file).is_err(), "it can be written to");
+    assert!(fs::File::options().write(true).open(&file).is_err(), "the file is writable");
     let store = SqliteStore::open(&file).await.unwrap();
     let version = reads(&store, 1).await;
     refuses_writes(&store, version).await;
@@ -117,7 +118,7 @@ async fn child_reads_a_file_that_is_read_only() {
     assert!(copy(&store, &memory, |_, _| {}).await.is_complete());
     assert_eq!(memory.load(&id("a")).await.unwrap().nodes.len(), 1);
     assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no file was created");
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
 #[tokio::test]
@@ -137,14 +138,14 @@ async fn child_reads_what_is_in_the_log() {
     let store = SqliteStore::open(folder.join("conversations.sqlite")).await.unwrap();
     let version = reads(&store, 2).await;
     refuses_writes(&store, version).await;
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
 #[tokio::test]
-async fn read_of_a_read_only_file_that_another_process_writes_to_includes_its_log() {
+async fn read_of_a_read_only_file_while_another_process_writes_includes_its_log() {
     let folder = Folder::new();
     let version = filled(&folder).await;
-    // Open in this process, and not to be written to by the next.
+    // This process has the file open. The child can't write to it.
     let store = quick(&folder).await;
     commit(&store, &id("a"), version, 2, "more").await;
     for name in folder.names() {
@@ -156,17 +157,17 @@ async fn read_of_a_read_only_file_that_another_process_writes_to_includes_its_lo
 }
 
 #[tokio::test]
-async fn child_is_told_of_a_log_that_cannot_be_read() {
+async fn child_fails_on_an_unreadable_log() {
     let Some(folder) = child_folder() else { return };
     let error = SqliteStore::open(folder.join("conversations.sqlite")).await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
     assert!(error.to_string().contains("write-ahead log"), "{error}");
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
-/// As a copy of a file that was open: the newest turn is in the log alone.
+/// As in a copy of an open file: the newest turn is only in the log.
 #[tokio::test]
-async fn open_of_a_read_only_file_whose_log_cannot_be_read_is_denied() {
+async fn open_of_a_read_only_file_with_an_unreadable_log_is_denied() {
     let (made, folder) = (Folder::new(), Folder::new());
     let version = filled(&made).await;
     let store = quick(&made).await;
@@ -176,7 +177,7 @@ async fn open_of_a_read_only_file_whose_log_cannot_be_read_is_denied() {
         set_mode(&folder.path().join(name), 0o444);
     }
     set_mode(folder.path(), 0o555);
-    passes_in_child("child_is_told_of_a_log_that_cannot_be_read", &folder);
+    passes_in_child("child_fails_on_an_unreadable_log", &folder);
 }
 
 #[tokio::test]
@@ -194,11 +195,11 @@ async fn child_reads_while_the_file_changes() {
         assert!(error.to_string().contains("open it anew"), "{error}");
     }
     drop(writer);
-    // Also when the writer has gone, and its log with it.
+    // It also fails after the writer has closed the file and its log was removed.
     closed(&file).await;
     store.load(&id("a")).await.unwrap_err();
     reads(&SqliteStore::open(&file).await.unwrap(), 2).await;
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
 #[tokio::test]
@@ -215,7 +216,7 @@ async fn child_opens_an_empty_file() {
     let error = SqliteStore::open(folder.join("conversations.sqlite")).await.unwrap_err();
     assert!(matches!(error, StoreError::Denied { .. }), "{error:?}");
     assert!(error.to_string().contains("schema"), "{error}");
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
 #[tokio::test]
@@ -227,17 +228,17 @@ async fn open_of_an_empty_file_that_is_read_only_is_denied() {
 }
 
 #[tokio::test]
-async fn child_opens_what_another_application_made() {
+async fn child_opens_a_database_of_another_application() {
     let Some(folder) = child_folder() else { return };
     let error = SqliteStore::open(folder.join("conversations.sqlite")).await.unwrap_err();
     assert!(matches!(error, StoreError::Damaged { .. }), "{error:?}");
-    println!("\nall seen");
+    println!("\nall checks passed");
 }
 
 #[tokio::test]
-async fn open_of_anothers_database_that_is_read_only_is_damaged() {
+async fn open_of_a_read_only_database_of_another_application_is_damaged() {
     let folder = Folder::new();
     raw(&folder).execute_batch("CREATE TABLE customers (name TEXT)").unwrap();
     set_mode(&file(&folder), 0o444);
-    passes_in_child("child_opens_what_another_application_made", &folder);
+    passes_in_child("child_opens_a_database_of_another_application", &folder);
 }

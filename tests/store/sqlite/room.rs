@@ -1,4 +1,4 @@
-//! The room that the file and its log take.
+//! The space that the file and its log take.
 
 use futures_util::FutureExt;
 use omni_agent::store::{SqliteStore, Store, file_system::Durability};
@@ -12,23 +12,23 @@ fn free_pages(file: &Connection) -> i64 {
 }
 
 #[tokio::test]
-async fn delete_of_a_large_conversation_gives_its_room_back_between_writes() {
+async fn delete_of_a_large_conversation_frees_its_space_between_writes() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     let version = create(&store, &id("large")).await;
     commit(&store, &id("large"), version, 1, "Hi").await;
     let other = raw(&folder);
-    // 80 MiB, about five times of what is given back at once; and that begins with the delete.
+    // 80 MiB, about five times the amount that is freed at once. The first part is freed by the delete itself.
     other.execute("UPDATE nodes SET message = hex(zeroblob(40 << 20))", []).unwrap();
     store.delete(&id("large")).await.unwrap();
-    // One step is made before each write at least.
+    // Before each write, at least one part is freed.
     for number in 0..8 {
         create(&store, &id(&format!("small{number}"))).await;
     }
     assert!(free_pages(&other) <= 1024, "{}", free_pages(&other));
 }
 
-/// Somebody who reads, and is never caught without a transaction.
+/// A reader that always has an open transaction.
 struct Reader {
     reading: Connection,
     next: Connection,
@@ -41,7 +41,7 @@ impl Reader {
         reader
     }
 
-    /// Begins to read anew, and ends what was read before.
+    /// Begins a new transaction, and then ends the previous one.
     fn go_on(&mut self) {
         read(&self.next);
         self.reading.execute_batch("COMMIT").unwrap();
@@ -54,7 +54,7 @@ fn read(connection: &Connection) {
 }
 
 #[tokio::test]
-async fn log_while_readers_overlap_does_not_grow_for_ever() {
+async fn log_with_overlapping_readers_stays_bounded() {
     let folder = Folder::new();
     let store = quick(&folder).await;
     begins_anew_while_readers_overlap(&folder, &store).await;
@@ -62,7 +62,7 @@ async fn log_while_readers_overlap_does_not_grow_for_ever() {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn log_of_a_file_that_a_link_leads_to_does_not_grow_for_ever() {
+async fn log_of_a_linked_file_with_overlapping_readers_stays_bounded() {
     let (folder, elsewhere) = (Folder::new(), Folder::new());
     let link = elsewhere.path().join("link");
     std::os::unix::fs::symlink(file(&folder), &link).unwrap();
@@ -71,7 +71,7 @@ async fn log_of_a_file_that_a_link_leads_to_does_not_grow_for_ever() {
     begins_anew_while_readers_overlap(&folder, &store).await;
 }
 
-/// The log in this folder, by this store.
+/// Asserts that the log in this folder is restarted although readers overlap.
 async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore) {
     const MIB: u64 = 1024 * 1024;
 
@@ -79,16 +79,17 @@ async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore)
     log.push("-wal");
     let len = || std::fs::metadata(&log).unwrap().len();
     let other = raw(folder);
-    // It cuts the log that it begins anew as the store does.
+    // The limit is that of the store: a log restarted by this connection is truncated too.
     other.pragma_update(None, "journal_size_limit", 16 << 20).unwrap();
     other.execute_batch("CREATE TABLE ballast (content BLOB)").unwrap();
     let mut reader = Reader::begin(folder);
     for number in 0..20 {
-        // Whenever something is written, somebody reads who began before that: what SQLite does by itself leaves the log.
+        // During each write there is a reader that began earlier. Therefore SQLite's automatic checkpoints can't
+        // restart the log.
         reader.go_on();
         other.execute("INSERT INTO ballast VALUES (zeroblob(16 << 20))", []).unwrap();
         create(store, &id(&format!("n{number}"))).await;
-        // This comes behind what that write had done to the log, which waits for those who read.
+        // This waits until the work on the log after the previous write is done, which waits for readers.
         let mut behind = store.renew_all(&[]);
         while (&mut behind).now_or_never().is_none() {
             reader.go_on();

@@ -1,4 +1,4 @@
-//! A process that is stopped in the middle of a write.
+//! A process that is stopped during a write.
 
 use std::{
     io::{BufRead, BufReader, Lines, Read, Write as _},
@@ -25,15 +25,15 @@ async fn child_writes_for_as_long_as_its_parent_wants() {
     transaction.rollback().unwrap();
 }
 
-/// Ends with the test, even if it is stopped.
+/// Kills the child when it is dropped, even if the child is stopped.
 struct Writer {
     child: Child,
-    /// Held, so that the child can write to it.
+    /// Kept open, so that the child can write to it.
     _lines: Lines<BufReader<ChildStdout>>,
 }
 
 impl Writer {
-    /// Starts a child and waits until it is in the middle of a write.
+    /// Starts a child and waits until it has begun a write.
     fn start(folder: &Folder) -> Self {
         let name = "sqlite::stopped::child_writes_for_as_long_as_its_parent_wants";
         let mut child = child(name, folder.path()).spawn().unwrap();
@@ -77,7 +77,7 @@ async fn write_while_a_stopped_process_writes_is_busy_until_it_continues_or_ends
             assert!(matches!(error, StoreError::Busy { .. }) && error.is_transient(), "{error:?}");
             assert!(error.to_string().contains("stopped process"), "{error}");
         }
-        assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "reading works");
+        assert_eq!(store.list(Page::default()).await.unwrap().len(), 1, "reads must work");
 
         if is_killed {
             other.send("-KILL");

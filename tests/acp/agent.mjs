@@ -1,4 +1,4 @@
-// An agent on the official TypeScript implementation. What it does is in the prompts.
+// An agent built on the official TypeScript implementation. The prompts determine what it does.
 
 import { appendFileSync, existsSync, readFileSync, writeFileSync } from "node:fs";
 import { join } from "node:path";

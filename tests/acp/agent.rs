@@ -1,4 +1,4 @@
-//! An agent on the Rust implementation's own side for agents: this test binary, run again. What it does is in the prompts.
+//! An agent built on the official Rust implementation: this test binary, run again. The prompts determine what it does.
 
 #![allow(clippy::print_stderr, reason = "the backend reads it")]
 
@@ -34,9 +34,9 @@ use tokio::{
     sync::Notify,
 };
 
-/// The variable that says what the agent is like; without it this is no agent.
+/// The variable with the properties of the agent. Without it, the process is not an agent.
 pub const LIKE: &str = "OMNI_ACP_AGENT";
-/// The folder in which it keeps its sessions, and says which processes there were.
+/// The folder in which the agent stores its sessions and its process id.
 pub const FOLDER: &str = "OMNI_ACP_FOLDER";
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn agent_serves() {
     }
 }
 
-/// What the agent knows.
+/// The state of the agent.
 struct Brain {
     like: String,
     folder: PathBuf,
@@ -60,7 +60,7 @@ type Update = Result<(), Error>;
 async fn serve(like: String) {
     let folder = PathBuf::from(env::var(FOLDER).unwrap());
     let mut pids = OpenOptions::new().create(true).append(true).open(folder.join("pids")).unwrap();
-    // In one write: another agent may write at the same time.
+    // A single write, because another agent may write at the same time.
     pids.write_all(format!("{}\n", std::process::id()).as_bytes()).unwrap();
     let brain = Arc::new(Brain {
         like,
@@ -72,7 +72,7 @@ async fn serve(like: String) {
     let input = BufReader::new(tokio::io::stdin()).lines();
     let incoming =
         stream::unfold(input, async |mut input| Some((input.next_line().await.transpose()?, input)));
-    // The harness has the standard output for itself.
+    // The test harness uses the standard output.
     let output = tokio::fs::File::from_std(File::options().write(true).open("/dev/fd/3").unwrap());
     let outgoing = sink::unfold(output, async |mut output: tokio::fs::File, line: String| {
         output.write_all(format!("{line}\n").as_bytes()).await?;

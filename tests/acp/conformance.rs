@@ -1,4 +1,4 @@
-//! The suite that every backend has to pass.
+//! The conformance suite of backends.
 
 use std::sync::Arc;
 
@@ -47,7 +47,7 @@ impl conformance::Subject for Subject {
 #[tokio::test]
 async fn suite_passes_on_an_agent_that_loads_sessions() {
     let report = conformance::check(async || Subject(Place::new(), "loads")).await;
-    // The protocol has no forks.
+    // The protocol does not support forks.
     assert_eq!(report.skipped, ["fork_goes_on_from_its_place_and_leaves_the_other"], "{report:?}");
 }
 

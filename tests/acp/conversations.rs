@@ -1,4 +1,4 @@
-//! Sessions of the crate on the backend, stopped and reopened, and two at once.
+//! Sessions on the backend: stopping, reopening, and two at the same time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,12 +24,12 @@ async fn created(store: &Arc<dyn Store>, place: &Place, like: &str) -> Session {
 
 async fn reopened(store: &Arc<dyn Store>, session: Session, place: &Place, like: &str) -> Session {
     session.stop(LIMIT).await.unwrap();
-    assert_eq!(place.running(), 0, "a session that has stopped has left nothing");
+    assert_eq!(place.running(), 0, "a stopped session leaves no process");
     Session::builder(Arc::clone(store)).agent(on(place.agent(like))).open(id()).await.unwrap()
 }
 
 #[tokio::test]
-async fn session_reopened_goes_on_where_it_was_without_saying_it_again() {
+async fn session_reopened_continues_without_sending_the_history_again() {
     for like in ["loads", "resumes"] {
         let (place, store) = (Place::new(), Arc::new(MemoryStore::new()) as Arc<dyn Store>);
         let session = created(&store, &place, like).await;
@@ -43,13 +43,13 @@ async fn session_reopened_goes_on_where_it_was_without_saying_it_again() {
 }
 
 #[tokio::test]
-async fn session_reopened_on_an_agent_that_cannot_load_says_so() {
+async fn session_reopened_on_an_agent_that_cannot_load_fails_clearly() {
     let (place, store) = (Place::new(), Arc::new(MemoryStore::new()) as Arc<dyn Store>);
     let session = created(&store, &place, "").await;
     soon(session.ask("The word is heron")).await.unwrap();
     let session = reopened(&store, session, &place, "").await;
     let Err(SessionError::Agent(error)) = soon(session.ask("Which word?")).await else {
-        panic!("it went on")
+        panic!("the session continued")
     };
     let words = &provider_error(&error).message;
     assert!(words.contains("can neither resume nor load a session; start a new conversation"), "{words}");
@@ -68,7 +68,7 @@ async fn session_reopened_on_an_agent_whose_resume_fails_is_loaded() {
 }
 
 #[tokio::test]
-async fn resume_of_a_session_that_never_was_is_told_as_such() {
+async fn resume_of_an_unknown_session_is_an_unknown_session_error() {
     let (place, nobody) = (Place::new(), SessionId::new("nobody"));
     for like in ["loads", "resumes"] {
         let resumed = soon(place.agent(like).resume(&nobody, &SessionOptions::default())).await;
@@ -78,7 +78,7 @@ async fn resume_of_a_session_that_never_was_is_told_as_such() {
 }
 
 #[tokio::test]
-async fn agent_whose_program_died_goes_on_with_another_that_loads() {
+async fn agent_whose_program_died_continues_with_a_new_program() {
     let place = Place::new();
     let agent = on(place.agent("loads")).start().await.unwrap();
     soon(agent.ask("The word is heron")).await.unwrap();
@@ -89,7 +89,7 @@ async fn agent_whose_program_died_goes_on_with_another_that_loads() {
 }
 
 #[tokio::test]
-async fn two_sessions_at_once_are_two_programs() {
+async fn two_sessions_at_the_same_time_use_two_programs() {
     let place = Place::new();
     let (one, two) = join(on(place.agent("")).start(), on(place.agent("")).start()).await;
     let (one, two) = (one.unwrap(), two.unwrap());
@@ -100,21 +100,21 @@ async fn two_sessions_at_once_are_two_programs() {
     assert_eq!((first.unwrap().text(), second.unwrap().text()), ("heron".to_owned(), "stork".to_owned()));
     assert_eq!((place.pids().len(), place.running()), (2, 2));
     one.stop(LIMIT).await.unwrap();
-    assert_eq!(place.running(), 1, "the other goes on");
+    assert_eq!(place.running(), 1, "the other continues");
     assert_eq!(soon(two.ask("Run out")).await.unwrap().stop_reason, StopReason::Length);
     drop(two);
     place.is_left().await;
 }
 
 #[tokio::test]
-async fn agent_cancelled_in_mid_turn_goes_on_in_the_same_session() {
+async fn agent_cancelled_during_a_turn_continues_in_the_same_session() {
     let place = Place::new();
     let agent = on(place.agent("")).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Go on for ever").await.unwrap();
     loop {
         let Some(omni_agent::subscription::Update::Event(event)) = soon(events.next()).await else {
-            panic!("it ended")
+            panic!("the agent has ended")
         };
         if matches!(&*event.event, omni_agent::agent::Event::TextDelta { .. }) {
             break;

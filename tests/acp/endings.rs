@@ -1,4 +1,4 @@
-//! No process is left behind, however it ends.
+//! However a session ends, no process remains.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use tokio::runtime;
 use crate::support::{Place, asked, on, prompt, read, script, soon, until};
 
 #[tokio::test]
-async fn session_dropped_in_mid_turn_leaves_nothing() {
+async fn session_dropped_during_a_turn_leaves_no_process() {
     let place = Place::new();
     let session = soon(place.agent("").start(&SessionOptions::default())).await.unwrap();
     let mut stream = session.prompt(prompt("Go on for ever")).await.unwrap();
@@ -28,15 +28,15 @@ async fn session_dropped_in_mid_turn_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn start_that_is_given_up_leaves_nothing() {
+async fn start_that_is_dropped_leaves_no_process() {
     let place = Place::new();
     let folder = place.path().to_owned();
-    // Silent for ever, and so is what it starts.
+    // The program and its child write nothing and never end.
     let backend = script("sleep 600 & echo $! >> pids; echo $$ >> pids; wait").with_folder(&folder);
     let options = SessionOptions::default();
     let mut start = backend.start(&options);
     tokio::select! {
-        started = &mut start => panic!("it started: {}", started.is_ok()),
+        started = &mut start => panic!("the session started: {}", started.is_ok()),
         () = until("it runs", || place.pids().len() == 2) => {}
     }
     assert_eq!(place.running(), 2);
@@ -45,7 +45,7 @@ async fn start_that_is_given_up_leaves_nothing() {
 }
 
 #[test]
-fn runtime_that_is_gone_leaves_nothing() {
+fn runtime_that_has_shut_down_leaves_no_process() {
     let place = Place::new();
     let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let (agent, session) = runtime.block_on(async {
@@ -58,19 +58,19 @@ fn runtime_that_is_gone_leaves_nothing() {
     drop(runtime);
     let after = runtime::Builder::new_current_thread().enable_all().build().unwrap();
     after.block_on(place.is_left());
-    // On another runtime that is no error.
+    // Terminating on another runtime succeeds.
     after.block_on(soon(session.terminate()));
     assert!(after.block_on(session.prompt(prompt("Hello"))).is_err());
     drop(agent);
 }
 
 #[tokio::test]
-async fn task_that_panics_leaves_nothing() {
+async fn task_that_panics_leaves_no_process() {
     let place = Place::new();
     let session = soon(place.agent("").start(&SessionOptions::default())).await.unwrap();
     let task = tokio::spawn(async move {
         asked(&*session, "Hello").await;
-        panic!("as the test wants it");
+        panic!("this panic is part of the test");
     });
     assert!(task.await.unwrap_err().is_panic());
     place.is_left().await;
@@ -83,17 +83,17 @@ async fn program_that_was_killed_ends_its_turn_with_an_error() {
     let mut stream = session.prompt(prompt("Go on for ever")).await.unwrap();
     soon(stream.next()).await.unwrap();
     kill_process(place.pids()[0], Signal::KILL).unwrap();
-    let Err(error) = read(stream).await.result else { panic!("the turn ended well") };
+    let Err(error) = read(stream).await.result else { panic!("the turn succeeded") };
     assert!(matches!(&error, BackendError::Ended(why) if why.contains("signal: 9")), "{error}");
-    let Err(refused) = soon(session.prompt(prompt("Hello"))).await else { panic!("it was taken") };
-    assert_eq!(refused, error, "and what comes later says why");
+    let Err(refused) = soon(session.prompt(prompt("Hello"))).await else { panic!("the prompt was accepted") };
+    assert_eq!(refused, error, "later prompts return the same error");
     assert!(soon(session.cancel()).await.is_err());
     session.terminate().await;
     assert_eq!(place.running(), 0);
 }
 
 #[tokio::test]
-async fn program_that_was_killed_between_two_turns_is_started_again() {
+async fn program_that_was_killed_between_two_turns_is_restarted() {
     let place = Place::new();
     let agent = on(place.agent("loads")).start().await.unwrap();
     soon(agent.ask("The word is heron")).await.unwrap();
@@ -103,7 +103,7 @@ async fn program_that_was_killed_between_two_turns_is_started_again() {
     assert_eq!(place.pids().len(), 2);
 }
 
-/// A program that starts a session, for which it needs nothing but a shell.
+/// A script that starts a session and needs only a shell.
 const HANDSHAKE: &str = r#"
 id() { sed 's/.*"id":\([0-9]*\),.*/\1/'; }
 answer() { read -r line; printf '{"jsonrpc":"2.0","id":%s,"result":%s}\n' "$(printf %s "$line" | id)" "$1"; }
@@ -112,7 +112,7 @@ answer '{"sessionId":"s"}'
 "#;
 
 #[tokio::test]
-async fn program_that_does_not_want_to_end_is_killed_with_all_that_it_started() {
+async fn program_that_ignores_termination_is_killed_with_its_children() {
     let place = Place::new();
     let stubborn = "trap '' TERM; sleep 600 & echo $! >> pids; echo $$ >> pids; while :; do sleep 600; done";
     let backend = script(&format!("{HANDSHAKE}{stubborn}")).with_folder(place.path());
@@ -124,7 +124,7 @@ async fn program_that_does_not_want_to_end_is_killed_with_all_that_it_started() 
 }
 
 #[tokio::test]
-async fn program_that_ends_takes_along_what_it_started() {
+async fn program_that_ends_leaves_no_child() {
     let place = Place::new();
     let leaving = "sleep 600 & echo $! >> pids; echo $$ >> pids; read -r line; exit 0";
     let backend = script(&format!("{HANDSHAKE}{leaving}")).with_folder(place.path());
@@ -134,10 +134,10 @@ async fn program_that_ends_takes_along_what_it_started() {
     place.is_left().await;
 }
 
-/// Agents put their tools into groups of their own.
+/// Agents put their tools into separate process groups.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn program_that_was_killed_takes_along_what_left_its_group() {
+async fn program_that_was_killed_leaves_no_child_outside_its_group() {
     let tools =
         "echo $$ >> pids; setsid sh -c 'echo $$ >> pids; exec sleep 600' & read -r line; exec sleep 600";
     for killed in [false, true] {
@@ -179,12 +179,12 @@ async fn agent_that_ignores_a_cancel_is_ended_within_the_limit() {
     until("the agent works on it", said).await;
     agent.cancel().await.unwrap();
     assert_eq!(soon(agent.ask("Which word?")).await.unwrap().text(), "heron");
-    assert_eq!(place.pids().len(), 2, "in another program");
+    assert_eq!(place.pids().len(), 2, "in a second program");
     agent.stop(Duration::from_secs(10)).await.unwrap();
     place.is_left().await;
 }
 
-/// The variable that makes this test binary an application with a program, in the folder that it names.
+/// The variable that turns this test binary into an application with a program in the given folder.
 const APPLICATION: &str = "OMNI_ACP_APPLICATION";
 
 #[tokio::test]
@@ -197,7 +197,7 @@ async fn application_works_until_it_is_killed() {
 }
 
 #[tokio::test]
-async fn application_that_is_killed_takes_its_programs_along() {
+async fn application_that_is_killed_leaves_no_program() {
     let place = Place::new();
     let mut application = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "endings::application_works_until_it_is_killed", "--nocapture"])

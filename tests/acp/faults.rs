@@ -1,4 +1,4 @@
-//! Programs that are no agents, or bad ones: each is an error of its own, and nothing hangs.
+//! Programs that are not agents, or that are faulty: each gives a clear error, and nothing hangs.
 
 use std::{os::unix::fs::PermissionsExt, path::Path, time::Duration};
 
@@ -12,7 +12,7 @@ use crate::support::{Place, asked, script, soon};
 async fn fails(backend: AcpBackend) -> BackendError {
     match soon(backend.start(&SessionOptions::default())).await {
         Err(error) => error,
-        Ok(_) => panic!("it started"),
+        Ok(_) => panic!("the program started"),
     }
 }
 
@@ -41,7 +41,7 @@ async fn start_of_a_program_that_cannot_run_is_misconfigured_and_names_it() {
 }
 
 #[tokio::test]
-async fn start_of_a_program_that_ends_says_how_and_quotes_it() {
+async fn start_of_a_program_that_ends_reports_its_status_and_output() {
     let error = fails(script("echo 'no licence' >&2; exit 7")).await;
     assert!(matches!(error, BackendError::Misconfigured(_)));
     says(&error, "exit status: 7; its last words: no licence");
@@ -55,7 +55,7 @@ async fn start_of_a_silent_program_ends_at_the_limit() {
 }
 
 #[tokio::test]
-async fn start_of_a_program_that_writes_something_else_says_what() {
+async fn start_of_a_program_with_other_output_quotes_it() {
     let error = fails(script("yes 'Welcome!'")).await;
     says(&error, "what it writes is not the protocol: Welcome!");
     let error = fails(script("head -c 50000000 /dev/zero | tr '\\0' x; sleep 600")).await;
@@ -65,14 +65,14 @@ async fn start_of_a_program_that_writes_something_else_says_what() {
     says(&fails(script("exec >&-; sleep 600")).await, "closed its standard output");
 }
 
-/// An echo sends back each request, and then the error with which that was answered.
+/// An echo returns each request, and then the error response to that request.
 #[tokio::test]
 async fn start_of_an_echo_is_an_error() {
     let error = fails(AcpBackend::new("acp", "cat")).await;
     assert!(matches!(error, BackendError::Unsupported(_)), "{error}");
 }
 
-/// A script with a function that answers the next request with a result, and `told` that sends an update.
+/// Returns a script in which `answer` replies to the next request with a result, and `told` sends an update.
 fn agent(version: &str, body: &str) -> AcpBackend {
     script(&format!(
         r#"
@@ -88,14 +88,14 @@ fn agent(version: &str, body: &str) -> AcpBackend {
 }
 
 #[tokio::test]
-async fn start_of_an_agent_of_another_version_says_which() {
+async fn start_of_an_agent_with_another_version_names_it() {
     let error = fails(agent("99", "")).await;
     assert!(matches!(error, BackendError::Unsupported(_)));
     says(&error, "speaks version 99 of the Agent Client Protocol, and not version 1");
 }
 
 #[tokio::test]
-async fn turn_with_what_nobody_understands_goes_on() {
+async fn turn_with_unknown_messages_continues() {
     let odd = r#"
         told s '{"sessionUpdate":"available_commands_update","availableCommands":[]}'
         read -r line; request="$line"
@@ -141,7 +141,7 @@ async fn turn_with_what_nobody_understands_goes_on() {
 }
 
 #[tokio::test]
-async fn turn_of_a_program_that_writes_rubbish_ends_in_an_error() {
+async fn turn_of_a_program_with_invalid_output_ends_in_an_error() {
     let cases = [
         ("echo '{\"jsonrpc\":\"2.0\",\"method\":'", "damaged message"),
         ("yes rubbish", "not the protocol: rubbish"),
@@ -162,7 +162,7 @@ async fn turn_of_a_program_that_writes_rubbish_ends_in_an_error() {
 }
 
 #[tokio::test]
-async fn prompt_to_a_program_that_reads_no_more_is_an_error() {
+async fn prompt_to_a_program_that_stopped_reading_is_an_error() {
     let deaf = r#"
         read -r line
         exec <&-
@@ -175,9 +175,9 @@ async fn prompt_to_a_program_that_reads_no_more_is_an_error() {
     says(&error, "does not read any more");
 }
 
-/// The program is made to wait with what nobody reads, and not with the end of its turn.
+/// If nothing reads the updates, the program waits, but it can still end its turn.
 #[tokio::test]
-async fn turn_that_nobody_reads_can_be_cancelled() {
+async fn turn_that_is_not_read_can_be_cancelled() {
     let place = Place::new();
     let flood = r#"
         read -r line; request="$line"
@@ -199,7 +199,7 @@ async fn turn_that_nobody_reads_can_be_cancelled() {
 }
 
 #[tokio::test]
-async fn words_after_the_end_of_a_turn_are_kept_or_reported() {
+async fn text_after_the_end_of_a_turn_is_kept_or_reported() {
     let late = r#"
         answer '"result":{"stopReason":"end_turn"}'
         say late

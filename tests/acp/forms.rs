@@ -1,4 +1,4 @@
-//! Agents that write the protocol in forms of their own: what can be meant in one way only is taken so.
+//! Agents that deviate from the protocol: every unambiguous form is accepted.
 
 use futures_util::StreamExt;
 use omni_agent::provider::{
@@ -8,7 +8,8 @@ use omni_agent::provider::{
 
 use crate::support::{asked, prompt, read, script, soon};
 
-/// A script with `next`, which reads a message and its id, and `answer`, which writes what it is given for `ID` as that.
+/// Returns a script in which `next` reads a message and its id, and `answer` writes its argument with `ID` replaced
+/// by this id.
 fn agent(body: &str) -> AcpBackend {
     script(&format!(
         r#"
@@ -26,7 +27,7 @@ fn agent(body: &str) -> AcpBackend {
     ))
 }
 
-/// One whose session is there.
+/// Returns an agent that has already started its session.
 fn started(body: &str) -> AcpBackend {
     agent(&format!(
         r#"opened; next; answer '{{"jsonrpc":"2.0","id":ID,"result":{{"sessionId":"s"}}}}'; {body}"#
@@ -34,7 +35,7 @@ fn started(body: &str) -> AcpBackend {
 }
 
 #[tokio::test]
-async fn answers_in_every_form_are_taken() {
+async fn answers_in_every_form_are_accepted() {
     let forms = [
         r#"{"jsonrpc":"2.0","id":ID,"result":RESULT}"#,
         r#"{"jsonrpc":"2.0","id":"ID","result":RESULT}"#,
@@ -57,7 +58,7 @@ async fn answers_in_every_form_are_taken() {
 }
 
 #[tokio::test]
-async fn messages_that_are_not_right_are_passed_over_if_they_answer_nothing() {
+async fn invalid_messages_are_ignored_unless_they_are_answers() {
     let wrong = r#"
         next
         cat <<'END'
@@ -82,12 +83,12 @@ END
 }
 
 #[tokio::test]
-async fn answer_whose_error_is_not_right_fails_its_turn_alone() {
+async fn answer_with_an_invalid_error_fails_only_its_turn() {
     let errors = [
         r#"{"jsonrpc":"2.0","id":ID,"error":{"code":"E_QUOTA","message":"no more"}}"#,
         r#"{"jsonrpc":"2.0","id":ID,"error":"no more"}"#,
         r#"{"jsonrpc":"2.0","id":ID}"#,
-        // It could not read what it was sent, and so does not know the id.
+        // The agent could not parse the request, so it does not know the id.
         r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no more"}}"#,
     ];
     for error in errors {
@@ -100,9 +101,9 @@ async fn answer_whose_error_is_not_right_fails_its_turn_alone() {
     }
 }
 
-/// Some agents go on with what was said before when they have answered that the session is loaded.
+/// Some agents replay the conversation even after they have answered the request to load it.
 #[tokio::test]
-async fn what_is_said_again_after_the_session_was_loaded_is_no_part_of_the_next_turn() {
+async fn replay_after_the_session_was_loaded_is_not_part_of_the_next_turn() {
     let late = r#"
         opened
         said=$(count=0; while [ $count -lt 200 ]; do chunk agent_message_chunk 'Before.'; count=$((count + 1)); done)
@@ -115,7 +116,7 @@ async fn what_is_said_again_after_the_session_was_loaded_is_no_part_of_the_next_
 }
 
 #[tokio::test]
-async fn text_that_was_cut_within_a_character_is_told() {
+async fn text_that_was_cut_inside_a_character_is_repaired() {
     let cut = r#"
         next
         cat <<'END'
@@ -131,9 +132,9 @@ END
     assert_eq!(asked(&*session, "Hello").await.text, text);
 }
 
-/// Some agents pass over what comes while they begin.
+/// Some agents ignore messages while they begin a turn.
 #[tokio::test]
-async fn cancel_that_an_agent_misses_is_said_again() {
+async fn cancel_that_an_agent_misses_is_repeated() {
     let missing = r#"
         next; say begun; kept=$id; next; next
         case "$line" in *session/cancel*) id=$kept;; esac
@@ -147,7 +148,7 @@ async fn cancel_that_an_agent_misses_is_said_again() {
 }
 
 #[tokio::test]
-async fn plan_with_words_of_the_agents_own_is_told_as_it_is() {
+async fn plan_with_unknown_values_is_kept_unchanged() {
     let planned = r#"
         next
         told '{"sessionUpdate":"plan","entries":[{"content":"Look","priority":"urgent","status":"begun"}]}'

@@ -1,5 +1,5 @@
-//! The Agent Client Protocol backend, against agents on the protocol's own implementations and against programs that
-//! misbehave. All of them are processes.
+//! The Agent Client Protocol backend, tested with agents built on the official implementations and with faulty
+//! programs. All of them are processes.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]

@@ -1,4 +1,4 @@
-//! The agent's questions, and turns that are cancelled.
+//! The agent's permission requests, and cancelled turns.
 
 use async_trait::async_trait;
 use futures_util::StreamExt;
@@ -27,7 +27,7 @@ impl AgentCallbacks for Decides {
 }
 
 #[tokio::test]
-async fn permission_is_as_it_was_decided() {
+async fn permission_request_receives_the_decision() {
     let chosen = ToolDecision::Provide(ToolResult::ok(&ToolUse::new("t1", "delete", json!({})), "always"));
     let cases = [
         (ToolDecision::Execute, "Deleted: yes."),
@@ -43,12 +43,14 @@ async fn permission_is_as_it_was_decided() {
     place.is_left().await;
 }
 
-/// Prompts, and gives the tool use that the agent waits for a decision on.
+/// Sends a prompt, and returns the tool use for which the agent requests a decision.
 async fn paused(agent: &Agent) -> (ToolUse, omni_agent::agent::AgentSubscription) {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Delete").await.unwrap();
     loop {
-        let Some(Update::Event(event)) = soon(events.next()).await else { panic!("it never asked") };
+        let Some(Update::Event(event)) = soon(events.next()).await else {
+            panic!("the agent did not request a permission")
+        };
         if let Event::Pause { tool_use, .. } = &*event.event {
             return (tool_use.clone(), events);
         }
@@ -56,14 +58,14 @@ async fn paused(agent: &Agent) -> (ToolUse, omni_agent::agent::AgentSubscription
 }
 
 #[tokio::test]
-async fn permission_that_pauses_goes_on_with_resume() {
+async fn permission_that_pauses_continues_with_resume() {
     let place = Place::new();
     let pauses = Decides(ToolDecision::Pause(json!("ask")));
     let agent = on(place.agent("")).callbacks(pauses).start().await.unwrap();
     let (tool_use, mut events) = paused(&agent).await;
     agent.resume(tool_use.id, Decision::Execute).await.unwrap();
     loop {
-        let Some(Update::Event(event)) = soon(events.next()).await else { panic!("it ended") };
+        let Some(Update::Event(event)) = soon(events.next()).await else { panic!("the agent has ended") };
         if let Event::Turn(outcome) = &*event.event {
             assert_eq!(outcome.response().text(), "Deleted: yes.");
             break;
@@ -79,9 +81,9 @@ async fn permission_of_a_cancelled_turn_is_answered_as_cancelled() {
     let (_, _events) = paused(&agent).await;
     agent.cancel().await.unwrap();
     let told = place.path().join("taken-back");
-    until("the agent was told", || told.exists()).await;
+    until("the agent received the answer", || told.exists()).await;
     assert_eq!(soon(agent.ask("Hello")).await.unwrap().text(), "You said: Hello");
-    assert_eq!(place.pids().len(), 1, "the session went on");
+    assert_eq!(place.pids().len(), 1, "the session continues");
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
-//! An agent on the official TypeScript implementation.
+//! An agent built on the official TypeScript implementation.
 //!
-//! Needs Node and npm, with which the SDK is installed into the target folder, or a folder with it in `OMNI_ACP_SDK`.
+//! These tests need Node and npm, which installs the SDK into the target folder. `OMNI_ACP_SDK` may name a folder
+//! with the SDK instead.
 
 use std::{
     env, fs,
@@ -27,7 +28,7 @@ use crate::{
 
 const SDK: &str = "@agentclientprotocol/sdk@2.4.0";
 
-/// The folder with the SDK, unless it can't be had.
+/// Returns the folder with the SDK, or `None` if it can't be installed.
 async fn sdk() -> Option<PathBuf> {
     static SDK_FOLDER: OnceCell<Option<PathBuf>> = OnceCell::const_new();
     let found = SDK_FOLDER.get_or_init(async || match env::var_os("OMNI_ACP_SDK") {
@@ -59,7 +60,7 @@ fn install() -> Option<PathBuf> {
 }
 
 fn agent(sdk: &Path, place: &Place) -> AcpBackend {
-    // The module is found from where the script is.
+    // Node resolves the module relative to the script, so the script is copied next to it.
     let script = sdk.join(format!("agent-{}.mjs", place.path().file_name().unwrap().display()));
     fs::copy(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/acp/agent.mjs"), &script).unwrap();
     AcpBackend::new("acp", "node")
@@ -132,7 +133,7 @@ async fn decided(session: &dyn BackendSession, answer: PermissionAnswer) -> Stri
 }
 
 #[tokio::test]
-async fn turns_of_the_typescript_sdk_are_told_in_full() {
+async fn turns_of_the_typescript_sdk_are_reported_completely() {
     let Some(sdk) = sdk().await else { return };
     let place = Place::new();
     let session = soon(agent(&sdk, &place).start(&SessionOptions::default())).await.unwrap();

@@ -1,4 +1,4 @@
-//! A folder for an agent, backends on it, and what became of its processes.
+//! A folder for agents, backends that use it, and the state of their processes.
 
 use std::{
     env, fs,
@@ -27,10 +27,10 @@ use tokio::time::timeout;
 
 use crate::agent;
 
-/// How long anything may take that has to happen.
+/// The time limit for everything that must happen.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// Where an agent keeps its sessions. Removed in the end.
+/// The folder in which an agent stores its sessions. Removed when it is dropped.
 pub struct Place(PathBuf);
 
 impl Place {
@@ -46,9 +46,9 @@ impl Place {
         &self.0
     }
 
-    /// The agent in this binary.
+    /// Returns a backend whose agent is this binary.
     pub fn agent(&self, like: &str) -> AcpBackend {
-        // What the harness writes goes nowhere, and what the agent writes to the pipe.
+        // Discard the output of the test harness. The agent writes to the pipe at descriptor 3.
         let script = "exec 3>&1 >/dev/null; exec \"$0\" \"$@\"";
         AcpBackend::new("acp", "sh")
             .with_arguments(["-c", script])
@@ -59,7 +59,7 @@ impl Place {
             .with_folder(&self.0)
     }
 
-    /// The agents that there were, in the order of their starts.
+    /// Returns the ids of all started agent processes, in order.
     pub fn pids(&self) -> Vec<Pid> {
         let pids = fs::read_to_string(self.0.join("pids")).unwrap_or_default();
         pids.lines().map(|pid| Pid::from_raw(pid.parse().unwrap()).unwrap()).collect()
@@ -69,7 +69,7 @@ impl Place {
         self.pids().into_iter().filter(|pid| test_kill_process(*pid).is_ok()).count()
     }
 
-    /// Waits until no agent runs, as a process alone can say it.
+    /// Waits until no agent process runs.
     pub async fn is_left(&self) {
         until("no agent runs", || self.running() == 0).await;
     }
@@ -81,32 +81,32 @@ impl Drop for Place {
     }
 }
 
-/// Waits for what another process does.
+/// Waits for a condition that another process brings about.
 pub async fn until(what: &str, is_so: impl Fn() -> bool) {
     let wait = async {
         while !is_so() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("it never came to be that {what}"));
+    timeout(LIMIT, wait).await.unwrap_or_else(|_| panic!("this did not happen in time: {what}"));
 }
 
-/// Waits no longer than anything may take.
+/// Waits at most for the time limit.
 pub async fn soon<T>(work: impl Future<Output = T>) -> T {
-    timeout(LIMIT, work).await.expect("it took too long")
+    timeout(LIMIT, work).await.expect("it ends within the time limit")
 }
 
-/// A backend that is this shell script.
+/// Returns a backend whose program is this shell script.
 pub fn script(script: &str) -> AcpBackend {
     AcpBackend::new("acp", "sh").with_arguments(["-c", script])
 }
 
-/// An agent on a backend.
+/// Returns an agent on a backend.
 pub fn on(backend: AcpBackend) -> AgentBuilder {
     Agent::builder().model(Model::new(Arc::new(BackendProvider::new(backend)), "default"))
 }
 
-/// Why a provider failed.
+/// Returns the provider's error with which a run failed.
 pub fn provider_error(error: &AgentError) -> &ProviderError {
     match error {
         AgentError::Failed(Failure::Provider { error }, _) => error,
@@ -118,9 +118,9 @@ pub fn prompt(text: &str) -> TurnPrompt {
     TurnPrompt::new([Message::user(text)])
 }
 
-/// A turn that is over.
+/// A finished turn.
 pub struct Ended {
-    /// A word or two on each event.
+    /// A short description of each event.
     pub events: Vec<String>,
     pub text: String,
     pub result: Result<TurnResult, BackendError>,

@@ -1,4 +1,4 @@
-//! Prompts and what comes of them.
+//! Prompts and their results.
 
 use omni_agent::{
     message::{Attachment, Message},
@@ -20,7 +20,7 @@ async fn started(backend: &AcpBackend) -> std::sync::Arc<dyn BackendSession> {
 }
 
 #[tokio::test]
-async fn prompt_streams_all_that_happens_in_order() {
+async fn prompt_streams_all_events_in_order() {
     let place = Place::new();
     let session = started(&place.agent("")).await;
     let looked = asked(&*session, "Look").await;
@@ -36,11 +36,11 @@ async fn prompt_streams_all_that_happens_in_order() {
     let thought = asked(&*session, "Think").await;
     assert_eq!(thought.events, ["thinking Hm.", r#"plan "Look""#, "text Thought."]);
     session.terminate().await;
-    assert_eq!(place.running(), 0, "when terminate returns nothing is left");
+    assert_eq!(place.running(), 0, "no process remains when terminate returns");
 }
 
 #[tokio::test]
-async fn prompt_ends_for_the_agents_reason() {
+async fn prompt_ends_with_the_agents_stop_reason() {
     let place = Place::new();
     let session = started(&place.agent("")).await;
     let reasons = [
@@ -55,15 +55,15 @@ async fn prompt_ends_for_the_agents_reason() {
     let failed = asked(&*session, "Fail").await.result.unwrap_err();
     let words = "the backend failed: `session/prompt`: Internal error: the model is down";
     assert_eq!(failed.to_string(), words);
-    assert_eq!(asked(&*session, "Hello").await.text, "You said: Hello", "the session goes on");
+    assert_eq!(asked(&*session, "Hello").await.text, "You said: Hello", "the session continues");
 }
 
 #[tokio::test]
-async fn prompt_with_what_the_agent_cannot_take_is_refused_unsent() {
+async fn prompt_with_unsupported_content_is_rejected_before_sending() {
     let place = Place::new();
     let session = started(&place.agent("")).await;
     let image = TurnPrompt::new([Message::user(Attachment::base64("image/png", "aGk="))]);
-    let Err(error) = soon(session.prompt(image)).await else { panic!("it was taken") };
+    let Err(error) = soon(session.prompt(image)).await else { panic!("the prompt was accepted") };
     assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("image/png")), "{error}");
     let link = TurnPrompt::new([Message::user(Attachment::url("text/plain", "file:///a.txt"))]);
     let answered = read(soon(session.prompt(link)).await.unwrap()).await;
@@ -81,11 +81,11 @@ async fn prompt_with_options_warns_that_they_were_not_sent() {
     for word in ["system prompt", "some-model", "max_tokens"] {
         assert!(warnings.iter().any(|warning| warning.contains(word)), "{word}: {warnings:?}");
     }
-    assert!(asked(&*session, "Hello").await.result.unwrap().warnings.is_empty(), "told once");
+    assert!(asked(&*session, "Hello").await.result.unwrap().warnings.is_empty(), "the warnings appear once");
 }
 
 #[tokio::test]
-async fn start_tells_the_agent_its_folder_and_servers() {
+async fn start_sends_the_folder_and_servers() {
     let place = Place::new();
     let server = McpServer::program("files", "/bin/files", ["--all"]).with_secret("KEY", "hush");
     let backend = place.agent("").with_mcp_server(server);
@@ -94,14 +94,16 @@ async fn start_tells_the_agent_its_folder_and_servers() {
     let told = asked(&*session, "Where are you?").await.text;
     assert_eq!(told, format!("{} files [\"--all\"]", place.path().display()));
     let unreachable = place.agent("").with_mcp_server(McpServer::http("web", "http://127.0.0.1:1"));
-    let Err(error) = soon(unreachable.start(&SessionOptions::default())).await else { panic!("started") };
+    let Err(error) = soon(unreachable.start(&SessionOptions::default())).await else {
+        panic!("the session started")
+    };
     assert!(matches!(&error, BackendError::Unsupported(why) if why.contains("`web`")), "{error}");
     drop(session);
     place.is_left().await;
 }
 
 #[tokio::test]
-async fn start_in_the_folder_of_the_conversation_replaces_that_of_the_backend() {
+async fn start_uses_the_folder_of_the_conversation_instead_of_the_backends() {
     let place = Place::new();
     let own = place.path().join("own");
     std::fs::create_dir(&own).unwrap();
@@ -116,16 +118,16 @@ async fn start_in_the_folder_of_the_conversation_replaces_that_of_the_backend() 
     }
     for wrong in [json!("none"), json!(7)] {
         let options = SessionOptions::default().with_settings([("folder", wrong)]);
-        let Err(error) = soon(place.agent("").start(&options)).await else { panic!("it started") };
+        let Err(error) = soon(place.agent("").start(&options)).await else { panic!("the session started") };
         assert!(matches!(&error, BackendError::Misconfigured(why) if why.contains("`folder`")), "{error}");
     }
 }
 
 #[tokio::test]
-async fn start_of_an_agent_that_wants_a_sign_in_says_how() {
+async fn start_of_an_agent_that_requires_a_sign_in_explains_it() {
     let place = Place::new();
     let Err(error) = soon(place.agent("locked").start(&SessionOptions::default())).await else {
-        panic!("it started")
+        panic!("the session started")
     };
     assert!(
         matches!(&error, BackendError::Auth(why) if why.contains("API key (`key`): from the console")),
@@ -137,7 +139,7 @@ async fn start_of_an_agent_that_wants_a_sign_in_says_how() {
 }
 
 #[tokio::test]
-async fn agent_that_asks_for_what_is_not_served_is_told_so() {
+async fn agent_that_requests_an_unsupported_method_gets_an_error() {
     let place = Place::new();
     let session = started(&place.agent("")).await;
     assert_eq!(asked(&*session, "Read a file").await.text, "-32601");
@@ -145,12 +147,12 @@ async fn agent_that_asks_for_what_is_not_served_is_told_so() {
 }
 
 #[tokio::test]
-async fn start_with_a_model_chooses_among_those_that_the_agent_has() {
+async fn start_with_a_model_selects_one_that_the_agent_offers() {
     let place = Place::new();
     let session = soon(place.agent("models").start(&SessionOptions::new("big"))).await.unwrap();
     assert_eq!(asked(&*session, "Where are you?").await.text, "llm is big");
     let Err(error) = soon(place.agent("models").start(&SessionOptions::new("huge"))).await else {
-        panic!("it started")
+        panic!("the session started")
     };
     let there = "no model `huge`; there are: small, big";
     assert!(matches!(&error, BackendError::Invalid(why) if why.contains(there)), "{error}");

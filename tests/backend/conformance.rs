@@ -1,4 +1,4 @@
-//! The suite passes on a backend that keeps the contract, and catches each way to break it.
+//! The conformance suite passes on a correct backend, and detects each violation of the contract.
 
 use std::{panic::AssertUnwindSafe, sync::Arc};
 
@@ -86,7 +86,7 @@ async fn suite_passes_on_a_backend_that_keeps_the_contract() {
     assert_eq!((report.passed.len(), report.skipped.len()), (18, 0), "{report:?}");
 }
 
-/// A subject of which nothing is known but the backend.
+/// A subject that provides only the backend.
 struct Plain(ScriptedBackend);
 
 impl conformance::Subject for Plain {
@@ -96,7 +96,7 @@ impl conformance::Subject for Plain {
 }
 
 #[tokio::test(start_paused = true)]
-async fn suite_skips_what_nobody_can_bring_about() {
+async fn suite_skips_checks_that_the_subject_does_not_support() {
     let report = conformance::check(async || Plain(ScriptedBackend::new([]))).await;
     let skipped =
         ["permission_allowed_goes_on", "resume_goes_on_where_it_was", "terminate_leaves_nothing_running"];
@@ -104,7 +104,7 @@ async fn suite_skips_what_nobody_can_bring_about() {
     assert!(report.passed.contains(&"prompt_after_terminate_is_an_error"), "{report:?}");
 }
 
-/// Runs the suite on backends with a fault, which it has to catch by this check.
+/// Runs the suite on a faulty backend, and asserts that this check fails.
 async fn caught(by: &str, make: impl Fn() -> ScriptedBackend) {
     let outcome: Result<Report, _> =
         AssertUnwindSafe(conformance::check(async || Subject(make()))).catch_unwind().await;
@@ -122,14 +122,14 @@ macro_rules! breaches {
     )+};
 }
 
-/// A backend whose tool turns go like this; all else is well.
+/// Creates a backend with this turn for the prompt with a tool, and correct turns otherwise.
 macro_rules! looking {
     ($turn:expr) => {
         ScriptedBackend::whole(|prompt| if prompt == "Look" { Some($turn) } else { well(prompt) }, None)
     };
 }
 
-/// A backend whose plain turns go like this; all else is well.
+/// Creates a backend with this turn for the plain prompt, and correct turns otherwise.
 macro_rules! saying {
     ($turn:expr) => {
         ScriptedBackend::whole(|prompt| if prompt == "Say hello." { Some($turn) } else { well(prompt) }, None)
@@ -142,7 +142,7 @@ fn end() -> BackendEvent {
 
 breaches! {
     suite_catches_a_turn_without_an_end: "turn_ends_in_one_terminal_event", saying!(Turn::new().text("Hello"));
-    suite_catches_two_ends: "turn_ends_in_one_terminal_event", saying!(Turn::new().event(end()).event(end()));
+    suite_catches_a_second_end: "turn_ends_in_one_terminal_event", saying!(Turn::new().event(end()).event(end()));
     suite_catches_an_error_after_the_end: "turn_ends_in_one_terminal_event",
         saying!(Turn::new().event(end()).event(BackendEvent::Error(BackendError::Failed("late".into()))));
     suite_catches_text_after_the_end: "turn_ends_in_one_terminal_event", saying!(Turn::new().event(end()).text("More"));
@@ -155,7 +155,7 @@ breaches! {
         looking!(Turn::new().event(used()).event(used()).stop());
     suite_catches_a_second_result: "tool_results_follow_their_uses",
         looking!(Turn::new().event(used()).event(result()).event(result()).stop());
-    suite_catches_an_update_for_nobody: "tool_results_follow_their_uses",
+    suite_catches_an_update_of_an_unknown_tool_use: "tool_results_follow_their_uses",
         looking!(Turn::new().event(used()).event(BackendEvent::ToolUpdate { id: "t2".into(), data: json!(1) }).stop());
     suite_catches_a_panic_in_start: "turn_ends_in_one_terminal_event",
         ScriptedBackend::whole(well, None).act("start", Act::Panic);
@@ -167,26 +167,26 @@ breaches! {
         ScriptedBackend::whole(well, None).act("cancel", Act::Hang);
     suite_catches_a_cancel_that_needs_a_turn: "cancel_without_a_turn_is_no_error",
         ScriptedBackend::whole(well, None).act("cancel", Act::Fail(BackendError::Invalid("no turn".into())));
-    suite_catches_a_cancel_that_leaves_a_question: "permission_dropped_is_a_cancelled_turn",
+    suite_catches_a_cancel_that_keeps_a_question_open: "permission_dropped_is_a_cancelled_turn",
         ScriptedBackend::whole(well, None).act("cancel", Act::Hang);
     suite_catches_a_terminate_that_hangs: "prompt_after_terminate_is_an_error",
         ScriptedBackend::whole(well, None).act("terminate", Act::Hang);
     suite_catches_a_stream_that_outlives_its_session: "terminate_in_mid_turn_ends_its_stream",
         ScriptedBackend::whole(well, Some(Fault::StreamsOn));
-    suite_catches_answers_after_the_end: "prompt_after_terminate_is_an_error",
+    suite_catches_answers_after_terminate: "prompt_after_terminate_is_an_error",
         ScriptedBackend::whole(well, Some(Fault::AnswersOn));
-    suite_catches_what_terminate_leaves_running: "terminate_leaves_nothing_running",
+    suite_catches_processes_left_by_terminate: "terminate_leaves_nothing_running",
         ScriptedBackend::whole(well, Some(Fault::RunsOn));
-    suite_catches_what_a_drop_leaves_running: "dropped_session_leaves_nothing_running",
+    suite_catches_processes_left_by_a_drop: "dropped_session_leaves_nothing_running",
         ScriptedBackend::whole(well, Some(Fault::RunsOn));
     suite_catches_a_session_that_forgets: "session_remembers", ScriptedBackend::whole(well, Some(Fault::Forgets));
-    suite_catches_sessions_that_meet: "sessions_at_once_are_apart", ScriptedBackend::whole(well, Some(Fault::Tells));
-    suite_catches_a_resume_that_begins_anew: "resume_goes_on_where_it_was",
+    suite_catches_sessions_that_share_prompts: "sessions_at_once_are_apart", ScriptedBackend::whole(well, Some(Fault::Tells));
+    suite_catches_a_resume_as_a_new_session: "resume_goes_on_where_it_was",
         ScriptedBackend::whole(well, Some(Fault::ResumesAnew));
-    suite_catches_a_resume_of_what_never_was: "resume_of_an_unknown_session_is_refused",
+    suite_catches_a_resume_of_an_unknown_session: "resume_of_an_unknown_session_is_refused",
         ScriptedBackend::whole(well, Some(Fault::ResumesAnything));
-    suite_catches_a_fork_at_another_place: "fork_goes_on_from_its_place_and_leaves_the_other",
+    suite_catches_a_fork_at_the_wrong_position: "fork_goes_on_from_its_place_and_leaves_the_other",
         ScriptedBackend::whole(well, Some(Fault::ForksAtTheEnd));
-    suite_catches_a_fork_that_is_none: "fork_goes_on_from_its_place_and_leaves_the_other",
+    suite_catches_a_fork_that_returns_the_same_session: "fork_goes_on_from_its_place_and_leaves_the_other",
         ScriptedBackend::whole(well, Some(Fault::ForksNothing));
 }

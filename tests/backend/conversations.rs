@@ -1,4 +1,4 @@
-//! Conversations that are stopped and reopened, branch, and are cut short.
+//! Conversations that are stopped and reopened, that branch, and that are interrupted.
 
 use std::{path::Path, sync::Arc, time::Duration};
 
@@ -47,7 +47,7 @@ pub(crate) fn able() -> Capabilities {
     Capabilities::default().with_resume().with_fork()
 }
 
-/// What the failed run says.
+/// Returns the message of the failed run's provider error.
 pub(crate) fn words(error: &SessionError) -> String {
     match error {
         SessionError::Agent(error) => crate::faults::provider_error(error).message.clone(),
@@ -56,7 +56,7 @@ pub(crate) fn words(error: &SessionError) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_reopened_goes_on_where_it_was() {
+async fn session_reopened_continues_the_conversation() {
     let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
     let session = created(&store, &backend).await;
     session.ask("One").await.unwrap();
@@ -72,13 +72,13 @@ async fn session_reopened_goes_on_where_it_was() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation() {
+async fn session_reopened_is_resumed_with_the_settings_of_its_conversation() {
     let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
     let options = Options::default().with_backend([("sandbox", true)]).with_folder("/projects/one");
     let builder = Session::builder(Arc::clone(&store)).agent(backend.agent().options(options));
     let session = builder.create_with_id(id()).await.unwrap();
     session.ask("One").await.unwrap();
-    // It was given at the creation alone.
+    // The settings were given only when the conversation was created.
     let session = reopened(&store, session, &backend).await;
     let answer = session.ask("Two").await.unwrap();
     assert!(answer.warnings.is_empty(), "{:?}", answer.warnings);
@@ -88,7 +88,7 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation()
     assert_eq!(given[1].folder().unwrap(), Some(Path::new("/projects/one")));
     assert_eq!(given[1].settings["sandbox"], true);
 
-    // A session that runs can't move; the next one starts in the new folder.
+    // A running session keeps its folder. The next one starts in the new folder.
     let moved = Options::default().with_folder("/projects/two");
     let set = move |config: &mut Config| {
         config.options = moved;
@@ -103,7 +103,7 @@ async fn session_reopened_is_resumed_with_the_settings_of_its_own_conversation()
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_reopened_without_resume_says_that_it_cannot() {
+async fn session_reopened_on_a_backend_without_resume_fails_clearly() {
     let (store, backend) = (store(), ScriptedBackend::new([]));
     let session = created(&store, &backend).await;
     session.ask("One").await.unwrap();
@@ -112,11 +112,11 @@ async fn session_reopened_without_resume_says_that_it_cannot() {
     let error = session.ask("Two").await.unwrap_err();
     assert!(words(&error).contains("can't resume one; start a new conversation"), "{error:?}");
     assert_eq!(backend.log(), before, "nothing was sent");
-    assert_eq!(session.tree().await.unwrap().head(), Some(node(2)), "and nothing changed");
+    assert_eq!(session.tree().await.unwrap().head(), Some(node(2)), "the tree is unchanged");
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_reopened_whose_backend_gave_no_id_says_that_it_cannot() {
+async fn session_reopened_without_a_backend_id_fails_clearly() {
     let (store, backend) = (store(), ScriptedBackend::nameless());
     let session = created(&store, &backend).await;
     session.ask("One").await.unwrap();
@@ -127,7 +127,7 @@ async fn session_reopened_whose_backend_gave_no_id_says_that_it_cannot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_reopened_that_the_backend_has_forgotten_says_so() {
+async fn session_reopened_but_unknown_to_the_backend_fails_clearly() {
     let (store, backend) = (store(), ScriptedBackend::able(able(), []));
     let session = created(&store, &backend).await;
     session.ask("One").await.unwrap();
@@ -139,7 +139,7 @@ async fn session_reopened_that_the_backend_has_forgotten_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_that_the_backend_cannot_follow_changes_nothing() {
+async fn branch_on_a_backend_without_fork_changes_nothing() {
     let (store, backend) = (store(), ScriptedBackend::able(Capabilities::default().with_resume(), []));
     let session = created(&store, &backend).await;
     for prompt in ["One", "Two"] {
@@ -156,7 +156,7 @@ async fn branch_that_the_backend_cannot_follow_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_is_followed_by_a_fork_and_each_side_goes_on_in_its_own_session() {
+async fn branch_uses_a_fork_and_each_branch_continues_in_its_own_session() {
     let (store, backend) = (store(), ScriptedBackend::able(able(), []));
     let session = created(&store, &backend).await;
     for prompt in ["One", "Two"] {
@@ -171,7 +171,7 @@ async fn branch_is_followed_by_a_fork_and_each_side_goes_on_in_its_own_session()
     assert_eq!((backend.count("resume s1"), backend.count("terminate s2")), (1, 1));
 }
 
-/// A session with two turns, reopened, that branches after the first.
+/// Returns a session with two turns that was reopened and then branched after the first turn.
 async fn reopened_and_branched(able: Capabilities) -> (Session, ScriptedBackend) {
     let (store, backend) = (store(), ScriptedBackend::able(able, []));
     let session = created(&store, &backend).await;
@@ -185,16 +185,16 @@ async fn reopened_and_branched(able: Capabilities) -> (Session, ScriptedBackend)
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_after_a_reload_is_followed_by_a_fork() {
+async fn branch_after_reopening_uses_a_fork() {
     let (session, backend) = reopened_and_branched(able()).await;
     assert_eq!(session.state().await.unwrap().history().last().unwrap().text(), "One | Other");
     session.stop(SECOND).await.unwrap();
-    // Used, then resumed and found elsewhere.
+    // The session was terminated after its use, and again after it was resumed and found at another position.
     assert_eq!((backend.count("terminate s1"), backend.count("terminate s2")), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_after_a_reload_that_the_backend_cannot_follow_changes_nothing() {
+async fn branch_after_reopening_without_fork_changes_nothing() {
     let (session, backend) = reopened_and_branched(Capabilities::default().with_resume()).await;
     assert!(!backend.log().iter().any(|call| call.contains("Other")), "{:?}", backend.log());
     assert_eq!(session.tree().await.unwrap().head(), Some(node(4)));
@@ -202,7 +202,7 @@ async fn branch_after_a_reload_that_the_backend_cannot_follow_changes_nothing() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_reopened_after_a_cancelled_turn_goes_on() {
+async fn session_reopened_after_a_cancelled_turn_continues() {
     let script = [Turn::new().step(Step::Recall).stop(), Turn::new().text("So far").step(Step::Hang)];
     let (store, backend) = (store(), ScriptedBackend::able(able(), script));
     let session = created(&store, &backend).await;
@@ -211,12 +211,16 @@ async fn session_reopened_after_a_cancelled_turn_goes_on() {
     backend.until("prompt s1: Two").await;
     session.cancel().await.unwrap();
     let session = reopened(&store, session, &backend).await;
-    assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three", "what it heard it knows");
+    assert_eq!(
+        session.ask("Three").await.unwrap().text(),
+        "One | Two | Three",
+        "the backend remembers the cancelled prompt"
+    );
     assert_eq!(backend.count("fork s1 at 1"), 0);
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_from_the_beginning_is_a_session_of_its_own() {
+async fn branch_from_the_beginning_starts_a_new_session() {
     let (store, backend) = (store(), ScriptedBackend::new([]));
     let session = created(&store, &backend).await;
     session.ask("One").await.unwrap();
@@ -227,7 +231,7 @@ async fn branch_from_the_beginning_is_a_session_of_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupted_answer_is_kept_and_gone_on_from() {
+async fn interrupted_answer_is_kept_and_the_session_continues() {
     let backend = ScriptedBackend::able(
         Capabilities::default().with_resume(),
         [Turn::new().step(Step::Recall).stop(), Turn::new().text("So far").step(Step::Hang)],
@@ -252,7 +256,7 @@ async fn interrupted_answer_is_kept_and_gone_on_from() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn sessions_at_once_do_not_meet() {
+async fn sessions_of_two_conversations_are_independent() {
     let (backend, stores) = (ScriptedBackend::new([]), [store(), store()]);
     let (one, two) = (created(&stores[0], &backend).await, created(&stores[1], &backend).await);
     let (first, second) = tokio::join!(one.ask("A"), two.ask("B"));
@@ -263,7 +267,7 @@ async fn sessions_at_once_do_not_meet() {
     assert!(matches!(ended, SessionError::Ended(_)), "{ended:?}");
 }
 
-/// Reopens a conversation whose one answer was "One" on a provider with this reaction to lost sessions.
+/// Reopens a conversation whose only answer was "One", on a provider with this reaction to lost sessions.
 async fn lost(backend: &ScriptedBackend, reaction: LostSession) -> Session {
     let store = store();
     let session = created(&store, backend).await;
@@ -274,7 +278,7 @@ async fn lost(backend: &ScriptedBackend, reaction: LostSession) -> Session {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_lost_by_the_backend_starts_anew_if_asked_to() {
+async fn session_lost_by_the_backend_is_replaced_if_configured() {
     let transcript = "The conversation so far:\n\nUser: One\n\nAssistant: One\n\nThe user continues:\n\nTwo";
     for (reaction, heard) in [(LostSession::Start, "Two"), (LostSession::StartWithTranscript, transcript)] {
         for forgets in [false, true] {
@@ -291,8 +295,8 @@ async fn session_lost_by_the_backend_starts_anew_if_asked_to() {
             assert_eq!(response.text(), heard);
             let [warning] = &response.warnings[..] else { panic!("{:?}", response.warnings) };
             assert!(warning.contains("A new session was started"), "{warning}");
-            assert!(!forgets || warning.contains("gone"), "the backend's words are kept: {warning}");
-            // The new session is the conversation's from now on.
+            assert!(!forgets || warning.contains("gone"), "the backend's message is kept: {warning}");
+            // Later prompts use the new session.
             assert_eq!(session.ask("Three").await.unwrap().text(), format!("{heard} | Three"));
             assert_eq!(backend.count("start"), 2);
         }
@@ -300,14 +304,14 @@ async fn session_lost_by_the_backend_starts_anew_if_asked_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_lost_by_a_backend_that_takes_history_starts_with_all_messages() {
+async fn session_lost_by_a_backend_with_history_starts_with_all_messages() {
     let backend = ScriptedBackend::able(Capabilities::default().with_history(), []);
     let session = lost(&backend, LostSession::StartWithTranscript).await;
     assert_eq!(session.ask("Two").await.unwrap().text(), "One\n\nOne\n\nTwo");
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_lost_by_the_backend_fails_with_its_words_by_default() {
+async fn session_lost_by_the_backend_fails_with_its_message_by_default() {
     let unknown = BackendError::UnknownSession { id: SessionId::new("s1"), message: "gone".into() };
     let backend =
         ScriptedBackend::able(Capabilities::default().with_resume(), []).act("resume", Act::Fail(unknown));

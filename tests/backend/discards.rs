@@ -1,4 +1,5 @@
-//! Turns that the backend has heard and the conversation does not have, and branches, which are none of those.
+//! Discarded turns: the backend has seen them, but the conversation does not contain them. A branch must not be
+//! mistaken for a discarded turn.
 
 use async_trait::async_trait;
 use omni_agent::{
@@ -19,7 +20,7 @@ use crate::{
     scripted::{Act, ScriptedBackend, Step, Turn},
 };
 
-/// What becomes of the second turn once the backend has finished it.
+/// A fault in the second turn after the backend has finished it.
 #[derive(Clone)]
 enum Spoiled {
     Panics,
@@ -45,7 +46,7 @@ impl AgentCallbacks for Spoils {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_discarded_after_the_backend_finished_it_is_gone_on_from() {
+async fn turn_discarded_after_it_finished_keeps_the_session() {
     for able in [Capabilities::default(), able()] {
         for spoiled in [Spoiled::Panics, Spoiled::GoesOnWithNothing, Spoiled::Waits(Gate::new())] {
             let backend = ScriptedBackend::able(able, []);
@@ -67,7 +68,7 @@ async fn turn_discarded_after_the_backend_finished_it_is_gone_on_from() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn first_turn_discarded_after_the_backend_finished_it_is_gone_on_from() {
+async fn first_turn_discarded_after_it_finished_keeps_the_session() {
     let backend = ScriptedBackend::new([]);
     let agent = backend.agent().callbacks(Spoils(Spoiled::Panics, 1)).start().await.unwrap();
     agent.ask("One").await.unwrap_err();
@@ -76,7 +77,7 @@ async fn first_turn_discarded_after_the_backend_finished_it_is_gone_on_from() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_cancelled_while_it_is_asked_for_again_is_gone_on_from() {
+async fn answer_cancelled_during_an_output_retry_keeps_the_session() {
     let schema = Schema::new(json!({ "type": "object", "required": ["n"] })).unwrap();
     let schema = OutputSchema::new("answer", schema);
     let script = [Turn::new().step(Step::Recall).stop(), Turn::new().text("No.").stop()];
@@ -100,7 +101,7 @@ async fn answer_cancelled_while_it_is_asked_for_again_is_gone_on_from() {
     assert_eq!(backend.count("start"), 1);
 }
 
-/// The branch is not followed: the tree is as it was, and the backend heard nothing.
+/// Asserts that a branch is rejected: the tree is unchanged, and the backend receives nothing.
 async fn is_refused(session: &Session, backend: &ScriptedBackend) {
     let before = backend.log();
     session.branch(Some(node(2)), "Other").await.unwrap();
@@ -109,7 +110,7 @@ async fn is_refused(session: &Session, backend: &ScriptedBackend) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_after_discarded_turns_is_still_one() {
+async fn branch_after_discarded_turns_is_still_rejected_without_fork() {
     let backend = ScriptedBackend::new([Turn::new().step(Step::Recall).stop(), Turn::new().step(Step::Hang)]);
     let session = created(&store(), &backend).await;
     session.ask("One").await.unwrap();
@@ -121,7 +122,7 @@ async fn branch_after_discarded_turns_is_still_one() {
     assert_eq!(session.ask("Three").await.unwrap().text(), "One | Lost | Two | Three");
 }
 
-/// A session with one whole answer and one that was interrupted.
+/// Returns a session with a complete answer and an interrupted one.
 async fn interrupted(able: Capabilities) -> (Session, ScriptedBackend) {
     let turns = [Turn::new().step(Step::Recall).stop(), Turn::new().text("So far").step(Step::Hang)];
     let backend = ScriptedBackend::able(able, turns);
@@ -141,7 +142,7 @@ async fn interrupted(able: Capabilities) -> (Session, ScriptedBackend) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_past_an_interrupted_answer_leaves_the_session_that_heard_it() {
+async fn branch_before_an_interrupted_answer_uses_another_session() {
     let (session, backend) = interrupted(able()).await;
     session.regenerate(node(3)).await.unwrap();
     session.wait_until_idle().await.unwrap();
@@ -156,7 +157,7 @@ async fn branch_past_an_interrupted_answer_leaves_the_session_that_heard_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fork_after_an_interrupted_answer_says_that_the_backend_does_not_know_it() {
+async fn fork_after_an_interrupted_answer_warns_that_the_backend_does_not_know_it() {
     let (session, _) = interrupted(able()).await;
     assert_eq!(session.ask("Three").await.unwrap().warnings, Vec::<String>::new());
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
@@ -172,13 +173,13 @@ async fn fork_after_an_interrupted_answer_says_that_the_backend_does_not_know_it
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_past_an_interrupted_answer_that_the_backend_cannot_follow_is_refused() {
+async fn branch_before_an_interrupted_answer_without_fork_is_rejected() {
     let (session, backend) = interrupted(Capabilities::default()).await;
     is_refused(&session, &backend).await;
     assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
 }
 
-/// How a branch comes to nothing.
+/// How a branch fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Failure {
     Cancelled,
@@ -186,7 +187,7 @@ enum Failure {
     Ended,
 }
 
-/// Branches, and the branch comes to nothing.
+/// Starts a branch that fails.
 async fn branched_in_vain(
     session: &Session,
     backend: &ScriptedBackend,
@@ -206,7 +207,7 @@ async fn branched_in_vain(
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_that_comes_to_nothing_goes_back_to_its_session() {
+async fn branch_that_fails_returns_to_the_former_session() {
     for failure in [Failure::Cancelled, Failure::Refused, Failure::Ended] {
         for fork in [false, true] {
             let able = if fork { Capabilities::default().with_fork() } else { Capabilities::default() };
@@ -226,7 +227,7 @@ async fn branch_that_comes_to_nothing_goes_back_to_its_session() {
             branched_in_vain(&session, &backend, from, "Other", failure).await;
             assert_eq!(backend.count("terminate s1"), 0, "{failure:?} {:?}", backend.log());
             assert_eq!(session.ask("Three").await.unwrap().text(), "One | Two | Three");
-            // Nobody goes back to the branch's.
+            // The session of the failed branch is not used again.
             backend.until("terminate s2").await;
             session.stop(SECOND).await.unwrap();
             assert_eq!((backend.count("terminate s1"), backend.count("terminate s2")), (1, 1));
@@ -235,7 +236,7 @@ async fn branch_that_comes_to_nothing_goes_back_to_its_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_that_is_kept_ends_the_session_before() {
+async fn branch_that_succeeds_ends_the_former_session() {
     let backend = ScriptedBackend::new([]);
     let session = created(&store(), &backend).await;
     session.ask("One").await.unwrap();
@@ -246,7 +247,7 @@ async fn branch_that_is_kept_ends_the_session_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branches_that_come_to_nothing_leave_one_session_parked() {
+async fn branches_that_fail_leave_at_most_one_parked_session() {
     let able = Capabilities::default().with_fork();
     let hang = || Turn::new().step(Step::Hang);
     let whole = || Turn::new().step(Step::Recall).stop();
@@ -265,7 +266,7 @@ async fn branches_that_come_to_nothing_leave_one_session_parked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_agent_terminates_the_parked_session_too() {
+async fn agent_dropped_terminates_the_parked_session_too() {
     let backend = ScriptedBackend::new([Turn::new().step(Step::Recall).stop(), Turn::new().step(Step::Hang)]);
     let session = created(&store(), &backend).await;
     session.ask("One").await.unwrap();
@@ -277,7 +278,7 @@ async fn dropped_agent_terminates_the_parked_session_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_is_resumed_once_it_has_ended() {
+async fn session_is_resumed_only_after_it_has_ended() {
     let turns = [Turn::new().step(Step::Recall).stop(), Turn::new().text("So").step(Step::Hang)];
     let backend = ScriptedBackend::able(Capabilities::default().with_resume(), turns);
     backend.will("cancel", Act::Fail(BackendError::Failed("no".into())));

@@ -1,4 +1,4 @@
-//! Backends that break their contract, fail, or never answer.
+//! Backends that violate their contract, fail, or never answer.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,7 @@ use serde_json::json;
 
 use crate::scripted::{Act, ScriptedBackend, Step, Turn};
 
-/// The provider's error that a run failed with.
+/// Returns the provider's error with which a run failed.
 pub(crate) fn provider_error(error: &AgentError) -> &ProviderError {
     match error {
         AgentError::Failed(Failure::Provider { error }, _) => error,
@@ -24,7 +24,7 @@ pub(crate) fn provider_error(error: &AgentError) -> &ProviderError {
     }
 }
 
-/// The backend's error that a run failed with.
+/// Returns the backend's error with which a run failed.
 pub(crate) fn cause(error: &AgentError) -> BackendError {
     provider_error(error).cause().unwrap().downcast_ref::<BackendError>().unwrap().clone()
 }
@@ -47,7 +47,7 @@ async fn agent(backend: &ScriptedBackend) -> Agent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn breach_is_an_error_of_its_own_kind_and_the_agent_lives_on() {
+async fn breach_is_a_contract_error_and_the_agent_still_works() {
     let silence = BackendLimits::default().silence;
     let panicked = Breach::Panicked { call: "the event stream", message: "the turn panics".into() };
     let cases: Vec<(Turn, Breach, bool)> = vec![
@@ -77,7 +77,7 @@ async fn breach_is_an_error_of_its_own_kind_and_the_agent_lives_on() {
         assert!(failed.message.contains(&breach.to_string()), "{failed}");
         assert_eq!(cause(&error), BackendError::Contract(breach));
         assert!(agent.state().await.unwrap().history().is_empty());
-        // A session that still answers is kept; what it was told it knows.
+        // A session that still answers is kept, and remembers the prompt.
         let next = agent.ask("On").await.unwrap().text();
         assert_eq!(next, if kept { "Go | On" } else { "On" });
         assert_eq!(backend.count("cancel s1"), usize::from(kept));
@@ -86,7 +86,7 @@ async fn breach_is_an_error_of_its_own_kind_and_the_agent_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_after_the_terminal_one_are_not_read() {
+async fn events_after_the_terminal_event_are_ignored() {
     for end in [
         BackendEvent::Result(TurnResult::new(omni_agent::provider::StopReason::Stop)),
         BackendEvent::Error(BackendError::Failed("no".to_owned())),
@@ -102,7 +102,7 @@ async fn events_after_the_terminal_one_are_not_read() {
                 assert_eq!(provider_error(&error).kind, ErrorKind::Service);
             }
         }
-        // The turn is over: nothing is left to be cancelled.
+        // The turn is over, so there is nothing to cancel.
         assert_eq!(agent.ask("On").await.unwrap().text(), "Go | On");
         assert_eq!(backend.count("cancel s1"), 0);
     }
@@ -128,7 +128,7 @@ async fn calls_that_panic_or_hang_are_errors_and_the_next_prompt_works() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_not_taken_is_sent_again_if_that_can_help() {
+async fn prompt_that_was_not_accepted_is_retried_if_that_can_help() {
     let backend =
         ScriptedBackend::new([]).act("prompt", Act::Fail(BackendError::Unavailable("a moment".into())));
     let agent = backend.agent().start().await.unwrap();
@@ -137,17 +137,17 @@ async fn prompt_not_taken_is_sent_again_if_that_can_help() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_that_failed_is_not_repeated_by_itself() {
+async fn turn_that_failed_is_not_retried() {
     let failed = BackendEvent::Error(BackendError::Unavailable("gone".into()));
     let backend = ScriptedBackend::new([Turn::new().event(failed)]);
     let agent = backend.agent().start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
     assert!(!provider_error(&error).retryable);
-    assert_eq!(backend.count("prompt s1: Go"), 1, "what it did it would do twice");
+    assert_eq!(backend.count("prompt s1: Go"), 1, "a retry could repeat its effects");
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_that_took_too_long_is_not_sent_again() {
+async fn prompt_that_timed_out_is_not_retried() {
     let backend = ScriptedBackend::new([]).act("prompt", Act::Hang);
     let agent = backend.agent().start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
@@ -158,7 +158,7 @@ async fn prompt_that_took_too_long_is_not_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_that_cannot_say_where_it_is_is_not_begun_again() {
+async fn turn_whose_session_id_panics_is_not_retried() {
     let backend = ScriptedBackend::new([]).act("id", Act::Panic);
     let agent = backend.agent().start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
@@ -185,11 +185,11 @@ async fn session_that_ended_is_resumed_by_the_next_prompt() {
     second.ask("Two").await.unwrap_err();
     let error = second.ask("Three").await.unwrap_err();
     assert!(matches!(cause(&error), BackendError::NotResumable(_)), "{error:?}");
-    assert_eq!(backend.count("start"), 1, "a conversation is not begun anew in silence");
+    assert_eq!(backend.count("start"), 1, "a conversation must not restart silently");
 }
 
 #[tokio::test(start_paused = true)]
-async fn failed_answer_tells_nothing_after_its_error() {
+async fn failed_answer_emits_nothing_after_its_error() {
     let failed = Act::Fail(BackendError::Failed("no".into()));
     let backend = ScriptedBackend::new([Turn::new().text("So").stop()]).act("update", failed);
     let provider = backend.provider().open().await.unwrap().unwrap();
@@ -230,7 +230,7 @@ async fn cancel_that_the_backend_ignores_terminates_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_while_the_session_starts_leaves_none() {
+async fn cancel_while_the_session_starts_leaves_no_session() {
     let backend = ScriptedBackend::new([]).act("start", Act::Hang);
     let agent = agent(&backend).await;
     agent.prompt("Go").await.unwrap();
@@ -241,7 +241,7 @@ async fn cancel_while_the_session_starts_leaves_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limits_are_those_that_were_set() {
+async fn limits_that_were_set_apply() {
     let backend = ScriptedBackend::new([Turn::new().step(Step::Wait(Duration::from_secs(3))).stop()]);
     let mut limits = BackendLimits::default();
     limits.silence = Duration::from_secs(2);
@@ -264,7 +264,7 @@ async fn start_that_cannot_succeed_is_tried_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_that_is_tried_again_is_a_retry_event() {
+async fn start_that_is_retried_emits_a_retry_event() {
     let backend =
         ScriptedBackend::new([]).act("start", Act::Fail(BackendError::Unavailable("a moment".into())));
     let agent = backend.agent().start().await.unwrap();
@@ -285,7 +285,7 @@ async fn start_that_is_tried_again_is_a_retry_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_beyond_its_limit_names_the_setting() {
+async fn silence_beyond_its_limit_is_an_error_that_names_the_setting() {
     let backend = ScriptedBackend::new([Turn::new().text("So").step(Step::Hang)]);
     let agent = agent(&backend).await;
     let error = agent.ask("Go").await.unwrap_err();

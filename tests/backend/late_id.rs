@@ -1,4 +1,4 @@
-//! A backend that learns its session's id with the end of the first turn.
+//! A backend that learns the id of its session at the end of the first turn.
 
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -19,7 +19,7 @@ use serde_json::json;
 
 use crate::conversations::{SECOND, id, store};
 
-/// Notes what it is asked for.
+/// A backend that records its calls.
 #[derive(Clone, Default)]
 struct LateBackend(Arc<Mutex<Vec<String>>>);
 
@@ -92,7 +92,7 @@ impl BackendSession for LateSession {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_whose_id_comes_with_the_end_of_its_first_turn_is_resumed_by_that_id() {
+async fn session_with_an_id_from_its_first_turn_is_resumed_by_that_id() {
     let (store, backend) = (store(), LateBackend::default());
     let session =
         Session::builder(Arc::clone(&store)).agent(backend.agent()).create_with_id(id()).await.unwrap();

@@ -1,4 +1,4 @@
-//! A backend's session ends with its agent, once, however that ends.
+//! The session of a backend ends exactly once, together with its agent, however the agent ends.
 
 use std::{sync::mpsc, thread, time::Duration};
 
@@ -20,14 +20,14 @@ async fn stop_terminates_before_it_returns() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_without_a_prompt_has_nothing_to_terminate() {
+async fn stop_without_a_prompt_terminates_nothing() {
     let backend = ScriptedBackend::new([]);
     backend.agent().start().await.unwrap().stop(Duration::from_secs(1)).await.unwrap();
     assert_eq!(backend.log(), Vec::<String>::new());
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_agent_terminates_once() {
+async fn agent_dropped_terminates_once() {
     let backend = ScriptedBackend::new([]);
     drop(prompted(&backend).await);
     backend.until("drop s1").await;
@@ -35,7 +35,7 @@ async fn dropped_agent_terminates_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dropped_agent_in_mid_turn_cancels_then_terminates() {
+async fn agent_dropped_during_a_turn_cancels_then_terminates() {
     let backend = ScriptedBackend::new([Turn::new().text("So").step(Step::Hang)]);
     let agent = backend.agent().start().await.unwrap();
     agent.prompt("Go").await.unwrap();
@@ -46,7 +46,7 @@ async fn dropped_agent_in_mid_turn_cancels_then_terminates() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_model_terminates_the_session_of_the_one_before() {
+async fn another_model_terminates_the_session_of_the_previous_one() {
     let (backend, other) = (ScriptedBackend::new([]), ScriptedBackend::new([]));
     let agent = prompted(&backend).await;
     let model = other.model();
@@ -64,7 +64,7 @@ async fn another_model_terminates_the_session_of_the_one_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terminate_that_hangs_or_panics_is_let_go_of() {
+async fn terminate_that_hangs_or_panics_is_abandoned() {
     for act in [Act::Hang, Act::Panic] {
         let backend = ScriptedBackend::new([]).act("terminate", act);
         drop(prompted(&backend).await);
@@ -73,14 +73,14 @@ async fn terminate_that_hangs_or_panics_is_let_go_of() {
     }
 }
 
-/// Runs on a thread of its own, so that a test does not hang if it does.
+/// Runs the work in a separate thread, so that the test fails instead of hanging.
 fn in_time(work: impl FnOnce() + Send + 'static) {
     let (done, waiter) = mpsc::channel();
     let thread = thread::spawn(move || {
         work();
         done.send(()).unwrap();
     });
-    waiter.recv_timeout(Duration::from_mins(1)).expect("it was not done in time");
+    waiter.recv_timeout(Duration::from_mins(1)).expect("it did not end within a minute");
     thread.join().unwrap();
 }
 
@@ -91,7 +91,7 @@ fn runtimes() -> [tokio::runtime::Runtime; 2] {
 }
 
 #[test]
-fn runtime_that_shuts_down_terminates_before_it_is_gone() {
+fn runtime_shutdown_terminates_the_session() {
     for runtime in runtimes() {
         let backend = ScriptedBackend::new([]);
         let served = backend.clone();
@@ -105,7 +105,7 @@ fn runtime_that_shuts_down_terminates_before_it_is_gone() {
 }
 
 #[test]
-fn runtime_that_shuts_down_in_mid_turn_terminates_before_it_is_gone() {
+fn runtime_shutdown_during_a_turn_terminates_the_session() {
     for runtime in runtimes() {
         let backend = ScriptedBackend::new([Turn::new().text("So").step(Step::Hang)]);
         let served = backend.clone();
@@ -124,7 +124,7 @@ fn runtime_that_shuts_down_in_mid_turn_terminates_before_it_is_gone() {
 }
 
 #[test]
-fn runtime_that_shuts_down_waits_for_all_slow_sessions_together() {
+fn runtime_shutdown_waits_for_all_slow_sessions_together() {
     for runtime in runtimes() {
         let acts = (0..50).map(|_| Act::Hang);
         let backend = acts.fold(ScriptedBackend::new([]), |backend, act| backend.act("terminate", act));
@@ -144,7 +144,7 @@ fn runtime_that_shuts_down_waits_for_all_slow_sessions_together() {
 }
 
 #[test]
-fn turn_of_endless_nothings_can_be_cancelled() {
+fn turn_of_endless_empty_events_can_be_cancelled() {
     in_time(|| {
         let [runtime, _] = runtimes();
         runtime.block_on(async {

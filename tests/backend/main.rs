@@ -1,4 +1,4 @@
-//! Backends: the adapter under agents and sessions, through its public surface.
+//! Backends: the adapter under agents and sessions, tested through the public API.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 

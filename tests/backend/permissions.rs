@@ -1,4 +1,4 @@
-//! A backend's requests for permission, as questions to the agent.
+//! Permission requests of a backend, as questions to the agent.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn asking() -> Turn {
     Turn::new().event(BackendEvent::ToolUse(shell())).step(Step::Ask(shell(), options())).text("Well.").stop()
 }
 
-/// Decides everything alike.
+/// Returns the same decision for every tool use.
 struct Decides(ToolDecision);
 
 #[async_trait]
@@ -59,7 +59,7 @@ async fn asked(decision: ToolDecision, able: Capabilities) -> (ScriptedBackend, 
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_gets_every_decision() {
+async fn permission_request_receives_every_kind_of_decision() {
     let chosen = |id: &str| ToolDecision::Provide(ToolResult::ok(&shell(), id));
     let edit = json!({ "cmd": "ls" });
     let none = Capabilities::default();
@@ -84,13 +84,13 @@ async fn permission_gets_every_decision() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_with_another_input_is_a_rejection_where_the_backend_takes_none() {
+async fn permission_with_another_input_is_a_rejection_if_the_backend_does_not_support_edits() {
     let decision = ToolDecision::ExecuteWith(json!({ "cmd": "ls" }));
     let (backend, _) = asked(decision, Capabilities::default()).await;
     assert!(matches!(&backend.answers()[..], [Some(PermissionAnswer::Reject(_))]), "{:?}", backend.answers());
 }
 
-/// An agent that is asked and pauses.
+/// Returns an agent that paused on a permission request.
 async fn paused(backend: &ScriptedBackend) -> Agent {
     let pause = Decides(ToolDecision::Pause(json!("sure?")));
     let agent = backend.agent().callbacks(pause).start().await.unwrap();
@@ -106,12 +106,12 @@ async fn paused(backend: &ScriptedBackend) -> Agent {
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_paused_waits_for_resume_however_long() {
+async fn permission_that_paused_waits_for_resume_without_a_limit() {
     let backend = ScriptedBackend::new([asking()]);
     let agent = paused(&backend).await;
     let pause = agent.snapshot().await.unwrap().pause.unwrap();
     assert_eq!((pause.tool_use, pause.reason), (shell(), json!("sure?")));
-    // Longer than any silence that would be let pass.
+    // Longer than the limit for silence.
     tokio::time::advance(Duration::from_hours(10)).await;
     assert_eq!(agent.status().await.unwrap(), Status::Paused);
     agent.resume("t1", Decision::Execute).await.unwrap();
@@ -121,7 +121,7 @@ async fn permission_paused_waits_for_resume_however_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_cancelled_in_mid_question_has_no_answer_and_cancels_the_turn() {
+async fn permission_cancelled_while_asked_gets_no_answer_and_cancels_the_turn() {
     let backend = ScriptedBackend::new([asking()]);
     let agent = paused(&backend).await;
     agent.cancel().await.unwrap();
@@ -135,7 +135,7 @@ async fn permission_cancelled_in_mid_question_has_no_answer_and_cancels_the_turn
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_taken_back_ends_the_pause() {
+async fn permission_request_withdrawn_ends_the_pause() {
     let gate = Gate::new();
     let backend =
         ScriptedBackend::new([Turn::new().step(Step::AskUntil(shell(), gate)).text("Never mind.").stop()]);
@@ -160,7 +160,7 @@ async fn permission_before_its_tool_use_becomes_one_item() {
     );
 }
 
-/// Asks for these, one after another, without waiting for answers.
+/// Requests these permissions one after another without waiting for answers, and returns the result of the turn.
 async fn asked_at_once(ids: impl IntoIterator<Item = String>) -> Result<String, Breach> {
     let asking = ids.into_iter().map(|id| ToolUse::new(id, "shell", json!({})));
     let turn = asking.fold(Turn::new(), |turn, tool_use| turn.step(Step::AskOn(tool_use)));
@@ -177,20 +177,20 @@ async fn asked_at_once(ids: impl IntoIterator<Item = String>) -> Result<String, 
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_asked_for_again_while_it_is_asked_breaks_the_contract() {
+async fn permission_requested_again_while_pending_is_a_breach() {
     let twice = ["t1", "t1"].map(str::to_owned);
     assert_eq!(asked_at_once(twice).await, Err(Breach::RepeatedPermission("t1".into())));
 }
 
 #[tokio::test(start_paused = true)]
-async fn permissions_asked_for_at_once_are_bounded() {
+async fn permissions_pending_at_the_same_time_are_limited() {
     let ids = |count: u32| (0..count).map(|number| format!("t{number}"));
     assert_eq!(asked_at_once(ids(64)).await, Ok("Done.".to_owned()));
     assert_eq!(asked_at_once(ids(65)).await, Err(Breach::TooManyPermissions(64)));
 }
 
 #[tokio::test(start_paused = true)]
-async fn permission_taken_back_can_be_asked_for_again() {
+async fn permission_withdrawn_can_be_requested_again() {
     let gate = Gate::new();
     let turn = Turn::new().step(Step::AskUntil(shell(), gate)).step(Step::Ask(shell(), Vec::new()));
     let backend = ScriptedBackend::new([turn.text("Well.").stop()]);
@@ -209,7 +209,7 @@ async fn tool_without_a_result_is_closed_when_the_turn_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_that_was_only_asked_about_is_closed_when_the_turn_ends() {
+async fn tool_with_only_a_permission_request_is_closed_when_the_turn_ends() {
     let turn = Turn::new().step(Step::Ask(shell(), options())).text("Well.").stop();
     let backend = ScriptedBackend::new([turn]);
     let reject = Decides(ToolDecision::Reject("No.".into()));

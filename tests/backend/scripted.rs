@@ -1,4 +1,4 @@
-//! A backend that does as it is told and notes what it was asked to do.
+//! A backend that follows a script and records its calls.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -28,7 +28,7 @@ use omni_agent::{
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-/// What a call does instead of its work.
+/// The behavior of a call in place of its normal work.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Fail(BackendError),
@@ -36,25 +36,25 @@ pub(crate) enum Act {
     Panic,
 }
 
-/// What a turn does, one after another.
+/// A step of a turn. The steps run in order.
 pub(crate) enum Step {
     Event(BackendEvent),
-    /// Says what the session was told so far.
+    /// Sends all prompts that the session received so far.
     Recall,
     Ask(ToolUse, Vec<PermissionOption>),
-    /// Asks, and goes on without the answer.
+    /// Requests a permission, and continues without the answer.
     AskOn(ToolUse),
-    /// Asks, and takes the question back at the gate.
+    /// Requests a permission, and withdraws the request at the gate.
     AskUntil(ToolUse, Gate),
     Gate(Gate),
     Wait(Duration),
-    /// Sends nothing, over and over.
+    /// Sends endless empty texts.
     Chatter,
     Hang,
     Panic,
 }
 
-/// One turn.
+/// The steps of one turn.
 #[derive(Default)]
 pub(crate) struct Turn(VecDeque<Step>);
 
@@ -81,51 +81,51 @@ impl Turn {
     }
 }
 
-/// What a backend does that none may do.
+/// A violation of the contract.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Keeps the stream of a turn open when the session is terminated.
+    /// Keeps the stream of a turn open after the session was terminated.
     StreamsOn,
-    /// Takes prompts when the session is terminated.
+    /// Accepts prompts after the session was terminated.
     AnswersOn,
-    /// Leaves something running when the session is terminated, or dropped.
+    /// Leaves something running after the session was terminated or dropped.
     RunsOn,
-    /// Does not know what it was told in the turn before.
+    /// Does not remember the earlier turns of the session.
     Forgets,
-    /// All sessions know what one was told.
+    /// Shares the prompts of each session with all sessions.
     Tells,
     /// Resumes a session as a new one.
     ResumesAnew,
-    /// Resumes what there never was.
+    /// Resumes sessions that never existed.
     ResumesAnything,
-    /// Forks at the end, wherever it is told to.
+    /// Forks at the end, instead of at the given position.
     ForksAtTheEnd,
-    /// Forks by handing out the same session.
+    /// Returns the same session instead of a fork.
     ForksNothing,
 }
 
-/// What a turn does, by its prompt.
+/// Returns the turn for a prompt.
 type ByPrompt = fn(&str) -> Option<Turn>;
 
-/// Clones share script and record.
+/// Clones share the script and the records.
 #[derive(Clone)]
 pub(crate) struct ScriptedBackend(Arc<Inner>);
 
 struct Inner {
     capabilities: Capabilities,
-    /// Whether sessions have ids, and checkpoints.
+    /// Whether sessions have ids and checkpoints.
     named: bool,
     fault: Option<Fault>,
     by_prompt: Option<ByPrompt>,
-    /// Sessions that run something.
+    /// The number of sessions that run something.
     running: AtomicUsize,
     script: Mutex<VecDeque<Turn>>,
     acts: Mutex<BTreeMap<&'static str, VecDeque<Act>>>,
     log: Mutex<Vec<String>>,
     noted: Notify,
-    /// How much each session was told when its last finished turn ended.
+    /// The number of prompts of each session at the end of its last finished turn.
     finished: Mutex<BTreeMap<String, usize>>,
-    /// What each session was told.
+    /// The prompts of each session.
     told: Mutex<BTreeMap<String, Vec<String>>>,
     options: Mutex<Vec<SessionOptions>>,
     answers: Mutex<Vec<Option<PermissionAnswer>>>,
@@ -144,11 +144,11 @@ impl ScriptedBackend {
         Self::with(capabilities, true, script)
     }
 
-    /// A backend that can do all there is, with a turn for each prompt that the suite needs.
+    /// Creates a backend with all capabilities, and with a turn for each prompt of the conformance suite.
     pub(crate) fn whole(by_prompt: ByPrompt, fault: Option<Fault>) -> Self {
         let able = Capabilities::default().with_resume().with_fork().with_history().with_edits();
         let mut backend = Self::with(able, true, []);
-        let inner = Arc::get_mut(&mut backend.0).expect("nobody shares it yet");
+        let inner = Arc::get_mut(&mut backend.0).expect("it is not shared yet");
         (inner.by_prompt, inner.fault) = (Some(by_prompt), fault);
         backend
     }
@@ -157,7 +157,7 @@ impl ScriptedBackend {
         self.0.fault == Some(fault)
     }
 
-    /// How many sessions run something.
+    /// Returns the number of sessions that run something.
     pub(crate) fn running(&self) -> usize {
         self.0.running.load(Ordering::SeqCst)
     }
@@ -195,13 +195,13 @@ impl ScriptedBackend {
         }))
     }
 
-    /// The next call of this method does this instead.
+    /// Makes the next call of this method do this instead.
     pub(crate) fn act(self, call: &'static str, act: Act) -> Self {
         self.will(call, act);
         self
     }
 
-    /// As [`act`](Self::act), from now on.
+    /// Like [`act`](Self::act), for a backend in use.
     pub(crate) fn will(&self, call: &'static str, act: Act) {
         lock(&self.0.acts).entry(call).or_default().push_back(act);
     }
@@ -218,22 +218,22 @@ impl ScriptedBackend {
         Agent::builder().model(self.model()).registry(Registry::empty().with(self.provider()))
     }
 
-    /// The calls so far.
+    /// Returns the calls so far.
     pub(crate) fn log(&self) -> Vec<String> {
         lock(&self.0.log).clone()
     }
 
-    /// How often this was called.
+    /// Returns how often this call was made.
     pub(crate) fn count(&self, call: &str) -> usize {
         self.log().iter().filter(|noted| *noted == call).count()
     }
 
-    /// Waits for a call.
+    /// Waits for this call.
     pub(crate) async fn until(&self, call: &str) {
         self.until_some(|noted| noted == call).await;
     }
 
-    /// Waits for a prompt of this text, in whichever session.
+    /// Waits for a prompt with this text in any session.
     pub(crate) async fn until_prompted(&self, text: &str) {
         self.until_some(|noted| noted.starts_with("prompt ") && noted.ends_with(&format!(": {text}"))).await;
     }
@@ -249,7 +249,7 @@ impl ScriptedBackend {
             }
         };
         let come = tokio::time::timeout(Duration::from_hours(1), come).await;
-        assert!(come.is_ok(), "it was not called: {:?}", self.log());
+        assert!(come.is_ok(), "the call was not made: {:?}", self.log());
     }
 
     pub(crate) fn options(&self) -> Vec<SessionOptions> {
@@ -355,7 +355,7 @@ struct ScriptedSession {
     backend: ScriptedBackend,
     id: String,
     ended: CancellationToken,
-    /// Whether it runs something.
+    /// Whether the session runs something.
     runs: AtomicBool,
 }
 
@@ -369,7 +369,7 @@ impl ScriptedSession {
         }
     }
 
-    /// Nothing runs any more.
+    /// Records that the session no longer runs anything.
     fn rest(&self) {
         if !self.backend.has(Fault::RunsOn) && self.runs.swap(false, Ordering::SeqCst) {
             self.backend.0.running.fetch_sub(1, Ordering::SeqCst);
@@ -428,7 +428,7 @@ impl BackendSession for ScriptedSession {
     async fn terminate(&self) {
         self.ended.cancel();
         self.rest();
-        // Its failure would have nowhere to go.
+        // `terminate` can't return an error.
         let _ = self.backend.called("terminate", format!("terminate {}", self.id)).await;
     }
 }
@@ -440,7 +440,7 @@ impl Drop for ScriptedSession {
     }
 }
 
-/// The next event of a turn.
+/// Returns the next event of a turn.
 async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &str) -> Option<BackendEvent> {
     loop {
         match turn.pop_front()? {
@@ -454,7 +454,7 @@ async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &st
             }
             Step::AskOn(tool_use) => {
                 let (request, answer) = PermissionRequest::new(tool_use, []);
-                // Wanted until the test ends.
+                // Keeps the question open until the test ends.
                 tokio::spawn(answer);
                 return Some(BackendEvent::Permission(request));
             }
@@ -480,7 +480,7 @@ async fn perform(turn: &mut VecDeque<Step>, backend: &ScriptedBackend, told: &st
     }
 }
 
-/// A gate that opens when the answer is there.
+/// Returns a gate that opens when the answer arrives.
 fn answered(answer: tokio::sync::oneshot::Receiver<PermissionAnswer>, backend: ScriptedBackend) -> Gate {
     let gate = Gate::new();
     let opened = gate.clone();

@@ -1,4 +1,4 @@
-//! What a turn at a backend becomes.
+//! The content and events of a turn at a backend.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,10 +17,10 @@ use serde_json::{Value, json};
 use crate::scripted::{ScriptedBackend, Turn};
 
 #[tokio::test(start_paused = true)]
-async fn prompt_starts_once_and_sends_only_what_is_new() {
+async fn prompt_starts_the_session_once_and_sends_only_new_messages() {
     let backend = ScriptedBackend::new([]);
     let agent = backend.agent().start().await.unwrap();
-    assert_eq!(backend.log(), Vec::<String>::new(), "an agent that was told nothing starts nothing");
+    assert_eq!(backend.log(), Vec::<String>::new(), "an agent without a prompt starts nothing");
     assert_eq!(agent.ask("One").await.unwrap().text(), "One");
     assert_eq!(agent.ask("Two").await.unwrap().text(), "One | Two");
     let calls = ["start", "prompt s1: One", "update s1: stop", "prompt s1: Two", "update s1: stop"];
@@ -28,7 +28,7 @@ async fn prompt_starts_once_and_sends_only_what_is_new() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_brings_model_and_system_and_a_later_change_is_a_warning() {
+async fn prompt_sends_model_and_system_and_a_later_change_is_a_warning() {
     let backend = ScriptedBackend::new([]);
     let agent = backend.agent().system("Be brief.").start().await.unwrap();
     assert_eq!(agent.ask("One").await.unwrap().warnings, Vec::<String>::new());
@@ -46,7 +46,7 @@ async fn prompt_brings_model_and_system_and_a_later_change_is_a_warning() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_activity_is_shown_and_kept_and_not_run() {
+async fn tool_activity_is_shown_and_kept_but_not_executed() {
     let shell = ToolUse::new("t1", "shell", json!({ "cmd": "ls" }));
     let turn = Turn::new()
         .event(BackendEvent::Thinking("Hm.".to_owned()))
@@ -64,7 +64,7 @@ async fn tool_activity_is_shown_and_kept_and_not_run() {
         ));
     let backend = ScriptedBackend::new([turn]);
     let tool = tool_fn("shell", "Runs.", |_: Value, _: ToolContext| async {
-        panic!("the agent runs nothing") as Result<String, ToolError>
+        panic!("the agent must not run tools") as Result<String, ToolError>
     });
     let agent = backend.agent().tool(tool).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
@@ -130,7 +130,7 @@ fn foreign() -> History {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_after_answers_of_others_is_refused_before_anything_starts() {
+async fn prompt_after_foreign_answers_is_rejected_before_anything_starts() {
     let backend = ScriptedBackend::new([]);
     let agent = backend.agent().history(foreign()).start().await.unwrap();
     let error = agent.ask("Go").await.unwrap_err();
@@ -139,7 +139,7 @@ async fn prompt_after_answers_of_others_is_refused_before_anything_starts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_after_answers_of_others_brings_them_where_the_backend_takes_history() {
+async fn prompt_after_foreign_answers_sends_them_if_the_backend_supports_history() {
     let backend = ScriptedBackend::able(Capabilities::default().with_history(), []);
     let agent = backend.agent().history(foreign()).start().await.unwrap();
     assert_eq!(agent.ask("Go").await.unwrap().text(), "Before\n\nFrom elsewhere\n\nGo");
@@ -147,7 +147,7 @@ async fn prompt_after_answers_of_others_brings_them_where_the_backend_takes_hist
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_after_answers_of_others_is_cancelled_they_are_brought_to_a_new_session() {
+async fn prompt_cancelled_after_foreign_answers_sends_them_again_to_a_new_session() {
     let turn = Turn::new().step(crate::scripted::Step::Hang);
     let backend = ScriptedBackend::able(Capabilities::default().with_history(), [turn]);
     let agent = backend.agent().history(foreign()).start().await.unwrap();
@@ -155,14 +155,14 @@ async fn prompt_after_answers_of_others_is_cancelled_they_are_brought_to_a_new_s
     backend.until("prompt s1: Before\n\nFrom elsewhere\n\nGo").await;
     agent.cancel().await.unwrap();
     agent.wait_until_idle().await.unwrap();
-    // A session hears of them once.
+    // Each session receives them once.
     assert_eq!(agent.ask("On").await.unwrap().text(), "Before\n\nFrom elsewhere\n\nOn");
     assert_eq!(agent.ask("And on").await.unwrap().text(), "Before\n\nFrom elsewhere\n\nOn | And on");
     assert_eq!((backend.count("start"), backend.count("terminate s1")), (2, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_outside_an_agent_has_a_session_for_itself() {
+async fn request_outside_an_agent_uses_a_separate_session() {
     let backend = ScriptedBackend::new([]);
     let answer = backend.model().generate(Request::prompt("Hi")).await.unwrap();
     assert_eq!(answer.message.text(), "Hi");
@@ -172,7 +172,7 @@ async fn request_outside_an_agent_has_a_session_for_itself() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn agents_at_once_have_sessions_of_their_own() {
+async fn agents_at_the_same_time_use_separate_sessions() {
     let backend = ScriptedBackend::new([]);
     let model = backend.model();
     let agents = [

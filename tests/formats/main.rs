@@ -1,5 +1,5 @@
-//! One table of scenarios for all five wire formats, run by agents against a server of our own that speaks each
-//! of them, strictly; and conversations that are carried from each format to each other one.
+//! A table of scenarios for all five wire formats. Agents run each of them against a strict server that implements
+//! all formats. Also conversations that are carried from each format to each other one.
 //!
 //! `cargo test --test formats table -- --nocapture` prints the table.
 

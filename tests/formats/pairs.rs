@@ -1,9 +1,9 @@
-//! A conversation that is begun on one format, goes on with another, and comes back: all pairs, and for each format
-//! both another service of it and the same one.
+//! A conversation that begins in one format, continues in another, and returns: for all pairs of formats, and for
+//! each format with another service and with the same one.
 //!
-//! The servers are strict, and know what they have said. So each of them takes from another's part of the
-//! conversation only what anybody could have written, and wants its own part back as it was, signatures, reasoning
-//! and opaque items at their places.
+//! The servers are strict and remember their answers. In the parts of another service, each accepts only content that
+//! any client could have written. It requires its own parts unchanged, with signatures, reasoning and opaque items in
+//! place.
 
 use omni_agent::{
     agent::{Agent, AgentSubscription},
@@ -18,13 +18,14 @@ use crate::{
     server::Service,
 };
 
-/// Begins with everything: thinking, opaque items, parallel calls, an image, an error, and an interrupted answer.
+/// Begins with every kind of content: thinking, opaque items, parallel calls, an image, an error and an interrupted
+/// answer.
 async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Service, name: &str) {
     service.will(
         Answer::thinking(&format!("{name} thinks of cities."), &format!("{name}-sig-1"))
             .then_opaque(&format!("{name}-search"))
             .then_text(&format!("{name} looks."))
-            // No other format takes ids of this shape.
+            // No other format accepts ids of this form.
             .then_call(&format!("{name}_call_1"), "weather", &json!({"city": "Rome"}))
             .then_call(&format!("{name}_call_2"), "camera", &json!({"city": "Rome"}))
             .then_call(&format!("{name}_call_3"), "weather", &json!({"city": "Atlantis"})),
@@ -45,7 +46,7 @@ async fn begin(agent: &Agent, events: &mut AgentSubscription, service: &mut Serv
     service.is_left().await;
 }
 
-/// A turn with a tool, on whatever the conversation has become by now.
+/// Runs a turn with a tool on the conversation so far.
 async fn go_on(agent: &Agent, service: &Service, name: &str, n: usize) {
     service.will(
         Answer::thinking(&format!("{name} thinks {n}."), &format!("{name}-sig-on-{n}"))
@@ -91,14 +92,14 @@ async fn history(agent: &Agent) -> History {
     agent.state().await.unwrap().history().clone()
 }
 
-/// That the conversation has only grown: what stood there stands there still.
+/// Asserts that the conversation has only grown: all earlier messages are unchanged.
 fn assert_grown(before: &History, now: &History) {
     assert!(now.len() > before.len());
     assert!(before.iter().eq(now.iter().take(before.len())));
     assert_eq!(now.check(), Ok(()));
 }
 
-/// Whether a format goes on at the service where it began, or at another one.
+/// Whether the conversation continues in a format at the same service or at another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Same,
@@ -117,7 +118,7 @@ async fn carry(from: Format, to: Format, at: At) {
 
     let other = if at == At::Same { None } else { Some(Rig::new(to).await) };
     let (first, second) = (&first.service, other.as_ref().map_or(&first.service, |rig| &rig.service));
-    // A signature is its service's own, and the endpoint's name is what tells two services of a format apart.
+    // A signature is valid only at its service, and services of one format differ only by the name of the endpoint.
     let other_name =
         |endpoint: Endpoint| if at == At::Other { endpoint.with_name("other") } else { endpoint };
     let models = (from.model(&first.url()), to.model_with(&second.url(), other_name));
@@ -126,7 +127,7 @@ async fn carry(from: Format, to: Format, at: At) {
     let gone_on = history(&agent).await;
     assert_grown(&begun, &gone_on);
     let seen = second.last();
-    // What anybody can read has come along, and the thoughts have not.
+    // The texts of the other service were sent, and its thinking was not.
     for text in ["first looks.", "first saw rain.", "first begins to"] {
         assert!(seen.has_said("assistant", text), "{from:?} to {to:?}: no {text:?} in {seen:?}");
     }
@@ -160,9 +161,9 @@ macro_rules! pairs {
 }
 
 pairs! {
-    conversation_begun_on_messages_goes_on_anywhere_and_comes_back: Messages;
-    conversation_begun_on_chat_goes_on_anywhere_and_comes_back: Chat;
-    conversation_begun_on_responses_goes_on_anywhere_and_comes_back: Responses;
-    conversation_begun_on_gemini_goes_on_anywhere_and_comes_back: Gemini;
-    conversation_begun_on_ollama_goes_on_anywhere_and_comes_back: Ollama;
+    conversation_begun_on_messages_continues_in_each_format_and_returns: Messages;
+    conversation_begun_on_chat_continues_in_each_format_and_returns: Chat;
+    conversation_begun_on_responses_continues_in_each_format_and_returns: Responses;
+    conversation_begun_on_gemini_continues_in_each_format_and_returns: Gemini;
+    conversation_begun_on_ollama_continues_in_each_format_and_returns: Ollama;
 }

@@ -1,4 +1,4 @@
-//! The formats, and what a scenario of one of them needs.
+//! The formats, and the setup for a scenario in one of them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,11 +24,11 @@ use crate::server::{
     Seen, Service, Wire, chat::Chat, gemini::Gemini, messages::Messages, ollama::Ollama, responses::Responses,
 };
 
-/// The smallest files that pass for what they are: their first bytes.
+/// The smallest files with the right first bytes.
 pub(crate) const PNG: &str = "iVBORw0KGgo=";
 pub(crate) const PDF: &str = "JVBERi0xLjQK";
 
-/// How long a server may be silent. The clock is paused where this matters.
+/// How long a server may send nothing. The clock is paused in tests that depend on it.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A wire format.
@@ -55,7 +55,7 @@ impl Format {
         }
     }
 
-    /// The format itself.
+    /// Returns the implementation of the format.
     pub(crate) fn dialect(self) -> Box<dyn Dialect> {
         match self {
             Self::Messages => Box::new(AnthropicMessages::default()),
@@ -66,12 +66,12 @@ impl Format {
         }
     }
 
-    /// The model of a service at this address, which is one that thinks.
+    /// Returns a thinking model of the service at this address.
     pub(crate) fn model(self, url: &str) -> Model {
         self.model_with(url, |endpoint| endpoint)
     }
 
-    /// The same with a change to the endpoint.
+    /// Like [`model`](Self::model), with a change to the endpoint.
     pub(crate) fn model_with(self, url: &str, change: impl FnOnce(Endpoint) -> Endpoint) -> Model {
         let (endpoint, id) = match self {
             Self::Messages => (Endpoint::anthropic(), "claude-sonnet-4-5"),
@@ -85,18 +85,18 @@ impl Format {
         };
         let timeouts = Timeouts { between_chunks: PATIENCE, ..Timeouts::default() };
         let endpoint = endpoint.with_base_url(url).with_key("sk-test").with_timeouts(timeouts);
-        // The formats are tested here, not what the catalogue knows of these models.
+        // The formats are tested here, without the catalogue's knowledge of these models.
         Model::new(Arc::new(change(endpoint)), id).with_info(ModelInfo::new(id))
     }
 }
 
-/// What came of a scenario on a format.
+/// The result of a scenario in a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cell {
     Works,
-    /// It can't be asked for, and who asks is told: by a warning, or by an error.
+    /// The format can't express it, and the caller gets a warning or an error.
     Unsupported,
-    /// The service has no such thing to tell of.
+    /// The service has nothing of the kind to report.
     Absent,
 }
 
@@ -111,7 +111,7 @@ impl Rig {
         Self { format, service: Service::start(format.wire()).await }
     }
 
-    /// An agent that repeats nothing unless it is told to.
+    /// Returns the builder of an agent that does not retry by default.
     pub(crate) fn builder(&self) -> AgentBuilder {
         let model = self.format.model(&self.service.url());
         Agent::builder().model(model).options(Options::default().with_max_retries(0))
@@ -126,25 +126,25 @@ impl Rig {
         self.builder().options(options).start().await.unwrap()
     }
 
-    /// The last request that obeyed the rules.
+    /// Returns the last valid request.
     pub(crate) fn last(&self) -> Seen {
         self.service.last()
     }
 
-    /// Whether the format is one of these.
+    /// Returns whether the format is one of these.
     pub(crate) fn is(&self, formats: &[Format]) -> bool {
         formats.contains(&self.format)
     }
 }
 
-/// That the answer's warnings speak of `word`.
+/// Asserts that a warning mentions `word`.
 #[track_caller]
 pub(crate) fn warned(warnings: &[String], word: &str) -> Cell {
     assert!(warnings.iter().any(|warning| warning.contains(word)), "no warning of {word}: {warnings:?}");
     Cell::Unsupported
 }
 
-/// The error of the provider that a run failed with.
+/// Returns the provider's error with which a run failed.
 #[track_caller]
 pub(crate) fn provider_error(result: Result<impl std::fmt::Debug, AgentError>) -> ProviderError {
     match result {
@@ -160,7 +160,7 @@ pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
     }
 }
 
-/// Waits until a text block has grown to this.
+/// Waits until a text block has grown to this text.
 pub(crate) async fn text_arrives(events: &mut AgentSubscription, text: &str) {
     let mut said = String::new();
     while said != text {
@@ -173,9 +173,9 @@ pub(crate) async fn text_arrives(events: &mut AgentSubscription, text: &str) {
     }
 }
 
-/// Fails what hangs instead of hanging with it.
+/// Fails after a minute, so that no test hangs.
 pub(crate) async fn within_a_minute<T>(what: impl Future<Output = T>) -> T {
-    tokio::time::timeout(Duration::from_mins(1), what).await.expect("it is done within a minute")
+    tokio::time::timeout(Duration::from_mins(1), what).await.expect("it ends within a minute")
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -183,7 +183,7 @@ struct Place {
     city: String,
 }
 
-/// The weather, which is always the same.
+/// A tool that always reports the same weather.
 pub(crate) fn weather() -> impl Tool {
     tool_fn("weather", "The weather in a city.", |place: Place, _: ToolContext| async move {
         match &*place.city {
@@ -193,14 +193,14 @@ pub(crate) fn weather() -> impl Tool {
     })
 }
 
-/// A tool that gives an image.
+/// A tool that returns an image.
 pub(crate) fn camera() -> impl Tool {
     tool_fn("camera", "Takes a picture of a city.", |_: Place, _: ToolContext| async move {
         Ok::<_, ToolError>(Attachment::base64("image/png", PNG))
     })
 }
 
-/// A tool that the application answers itself.
+/// A tool that the application answers.
 pub(crate) fn question() -> SchemaTool {
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}});
     SchemaTool::new("ask_user", "Asks the user.", Schema::new(schema).unwrap())

@@ -1,4 +1,4 @@
-//! The table: what works on which format.
+//! The table of scenarios and the formats in which they work.
 
 mod conversation;
 mod failures;
@@ -9,7 +9,7 @@ use std::{fmt::Write as _, io::Write as _};
 
 use crate::rig::{Cell, Format, Rig, within_a_minute};
 
-/// A scenario, and the formats on which it does not work.
+/// A scenario, and the formats in which it does not work.
 struct Row {
     name: &'static str,
     except: &'static [(Format, Cell, &'static str)],
@@ -22,7 +22,7 @@ impl Row {
     }
 }
 
-/// A test for each scenario, which runs it on each format and holds the table to what came of it.
+/// Defines a test for each scenario. It runs the scenario in each format and compares the result with the table.
 macro_rules! scenarios {
     ($($module:ident::$name:ident $({$($format:ident: $cell:ident, $why:literal;)+})?)+) => {
         const TABLE: &[Row] = &[$(Row {
@@ -53,8 +53,8 @@ scenarios! {
     conversation::system_prompt
     conversation::thinking_comes_back_over_two_turns
     conversation::opaque_items_come_back {
-        Chat: Absent, "the service keeps to itself what it does";
-        Ollama: Absent, "the server does nothing by itself";
+        Chat: Absent, "the service does not report its own actions";
+        Ollama: Absent, "the server performs no actions itself";
     }
     conversation::interrupted_answer_then_more
     conversation::interrupted_tools_then_more
@@ -70,24 +70,24 @@ scenarios! {
     }
     tools::open_tool_answered_by_the_application
     tools::tool_choice_none
-    tools::tool_choice_required { Ollama: Unsupported, "a tool can't be demanded"; }
-    tools::tool_choice_of_one { Ollama: Unsupported, "a tool can't be demanded"; }
+    tools::tool_choice_required { Ollama: Unsupported, "a tool can't be forced"; }
+    tools::tool_choice_of_one { Ollama: Unsupported, "a tool can't be forced"; }
     options::image
-    options::image_by_url { Ollama: Unsupported, "images are sent as base64 alone"; }
+    options::image_by_url { Ollama: Unsupported, "images are sent only as base64"; }
     options::pdf { Ollama: Unsupported, "images are the only files"; }
     options::output_schema
     options::stop_sequences {
-        Chat: Unsupported, "OpenAI's models that reason take none";
+        Chat: Unsupported, "OpenAI's reasoning models accept none";
         Responses: Unsupported, "the format has none";
     }
     options::limit_of_tokens
-    options::refusal { Ollama: Absent, "the format has no word for it"; }
+    options::refusal { Ollama: Absent, "the format can't express it"; }
     options::usage
-    options::cache_hint { Gemini: Unsupported, "the service can't be told how long"; }
+    options::cache_hint { Gemini: Unsupported, "the service has no setting for the duration"; }
     options::metadata {
-        Chat: Unsupported, "taken only with answers that are stored";
-        Gemini: Unsupported, "not taken";
-        Ollama: Unsupported, "not taken";
+        Chat: Unsupported, "accepted only for stored answers";
+        Gemini: Unsupported, "not supported";
+        Ollama: Unsupported, "not supported";
     }
     failures::error_before_the_stream
     failures::rate_limit_then_answer
@@ -122,6 +122,6 @@ fn table() {
             }
         }
     }
-    // Not by a macro: the table is no debugging output.
+    // The lints reserve the print macros for debugging, so the table is written directly.
     std::io::stdout().write_all(format!("{text}\n\n{notes}").as_bytes()).unwrap();
 }

@@ -1,28 +1,28 @@
-//! What a model says, and what goes wrong on the way, in no format's words.
+//! The content of a model's answer and the faults on its way, independent of the format.
 
 use omni_agent::message::Usage;
 use serde_json::Value;
 
-/// One block of an answer.
+/// A block of an answer.
 #[derive(Clone, Debug)]
 pub(crate) enum Block {
-    /// Reasoning, with what has to come back unchanged where the format has such a thing.
+    /// Reasoning, with a signature that must be sent back unchanged if the format has signatures.
     Thinking {
         text: String,
         signature: String,
     },
     Text(String),
-    /// A tool call, whose input is the JSON text that the model wrote.
+    /// A tool call, whose input is the JSON text written by the model.
     Call {
         id: String,
         name: String,
         input: String,
     },
-    /// What the service did by itself and only it understands, where the format has such a thing.
+    /// An action of the service that only the service understands, if the format has such items.
     Opaque(String),
 }
 
-/// Why the model stopped. Calls need no word of their own.
+/// Why the model stopped. Calls imply their own reason.
 #[derive(Clone, Debug, Default)]
 pub(crate) enum Stop {
     #[default]
@@ -32,7 +32,7 @@ pub(crate) enum Stop {
     Sequence(String),
 }
 
-/// One answer of the model.
+/// An answer of the model.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Answer {
     pub(crate) blocks: Vec<Block>,
@@ -80,12 +80,12 @@ impl Answer {
         self
     }
 
-    /// Whether it calls a tool.
+    /// Returns whether the answer calls a tool.
     pub(crate) fn calls(&self) -> bool {
         self.blocks.iter().any(|block| matches!(block, Block::Call { .. }))
     }
 
-    /// The same answer, with its end left out or changed.
+    /// Returns the answer with its end changed or omitted.
     pub(crate) fn ending(self, end: End) -> Step {
         Step::Answer(self, end)
     }
@@ -94,19 +94,19 @@ impl Answer {
 /// How the stream of an answer ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// As the format says.
+    /// As the format requires.
     Whole,
     /// Without the format's terminal event.
     Truncated,
     /// With the terminal event twice.
     Twice,
-    /// Not at all: nothing comes after the last block.
+    /// Never: nothing follows the last block.
     Silent,
-    /// In an error event.
+    /// With an error event.
     Failed,
 }
 
-/// What the server does with one request.
+/// The server's reaction to a request.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Answer(Answer, End),
@@ -129,7 +129,7 @@ impl From<Fault> for Step {
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     Auth,
-    /// With the seconds to wait.
+    /// With the number of seconds to wait.
     RateLimit(u32),
     Overloaded,
     Invalid(String),
@@ -137,7 +137,7 @@ pub(crate) enum Fault {
     Server,
 }
 
-/// A text in some pieces, cut between characters.
+/// Splits a text into a few pieces between characters.
 pub(crate) fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let size = (text.len() / 3).max(1);
     let mut rest = text;

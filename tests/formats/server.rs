@@ -1,5 +1,5 @@
-//! A server that speaks all five formats, strictly: a request that breaks its format's documented rules is
-//! refused with the status and the body that the service has for it.
+//! A strict server for all five formats: a request that breaks the documented rules of its format is rejected with
+//! the status and body of the real service.
 
 pub(crate) mod chat;
 pub(crate) mod gemini;
@@ -26,36 +26,36 @@ use crate::{
     script::{Answer, End, Fault, Step},
 };
 
-/// What a request breaks, in words.
+/// The error is a description of the broken rule.
 pub(crate) type Read<T> = Result<T, String>;
 
-/// One format as its service speaks it.
+/// A format as its service implements it.
 pub(crate) trait Wire: Send + Sync {
-    /// Reads a request by the format's rules; `memory` is what the service has said before.
+    /// Reads a request by the rules of the format. `memory` contains the earlier answers of the service.
     fn read(&self, request: &Received, memory: &Memory) -> Read<Seen>;
 
-    /// An answer as the format's events.
+    /// Writes an answer as events of the format.
     fn render(&self, answer: &Answer, number: usize) -> Rendered;
 
-    /// An error in place of an answer: its status and body.
+    /// Returns the status and body of an error in place of an answer.
     fn fault(&self, fault: &Fault) -> (u16, Value);
 
-    /// An error inside of an answer.
+    /// Returns the event of an error inside an answer.
     fn failure(&self) -> Event;
 
-    /// What of a usage the format can tell.
+    /// Returns the part of a usage that the format can report.
     fn tells(&self, usage: Usage) -> Usage;
 
-    /// Whether events are lines of JSON.
+    /// Returns whether events are lines of JSON.
     fn lines(&self) -> bool {
         false
     }
 }
 
-/// An event on the wire.
+/// An event as it is sent.
 #[derive(Clone, Debug)]
 pub(crate) struct Event {
-    /// Empty where the format names none.
+    /// Empty if the format does not name its events.
     pub(crate) name: &'static str,
     pub(crate) data: String,
 }
@@ -66,17 +66,17 @@ impl Event {
     }
 }
 
-/// An answer in a format's terms.
+/// An answer in the form of a format.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rendered {
     pub(crate) events: Vec<Event>,
-    /// How many of the last events only say that the answer is complete.
+    /// The number of events at the end that only mark the answer as complete.
     pub(crate) terminal: usize,
-    /// What must come back of it with the conversation, as it must come back.
+    /// The parts of the answer that must be sent back with the conversation, in the form in which they must be sent.
     pub(crate) issued: Vec<Value>,
 }
 
-/// What a request says, in no format's words.
+/// The content of a request, independent of the format.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Seen {
     pub(crate) system: Option<String>,
@@ -88,15 +88,15 @@ pub(crate) struct Seen {
     pub(crate) thinks: Option<bool>,
     pub(crate) cached: bool,
     pub(crate) metadata: Option<Value>,
-    /// All texts, those of tool results apart, with who said them.
+    /// All texts except those of tool results, with their roles.
     pub(crate) said: Vec<(&'static str, String)>,
-    /// In base64, or an address.
+    /// As base64 or URL.
     pub(crate) images: Vec<String>,
     pub(crate) documents: Vec<String>,
     pub(crate) results: Vec<SeenResult>,
 }
 
-/// A tool's result in a request.
+/// The result of a tool in a request.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SeenResult {
     pub(crate) id: String,
@@ -119,7 +119,7 @@ pub(crate) struct Service {
 struct State {
     wire: &'static dyn Wire,
     script: VecDeque<Step>,
-    /// How answers travel; each the next way if there is none in particular.
+    /// How answers are sent. `None` alternates between all habits.
     habit: Option<Habit>,
     memory: Memory,
     seen: Vec<Seen>,
@@ -143,12 +143,12 @@ impl Service {
         Self { http, state }
     }
 
-    /// Adds to what the service will answer.
+    /// Adds a step to the script of the service.
     pub(crate) fn will(&self, step: impl Into<Step>) {
         self.state.lock().unwrap().script.push_back(step.into());
     }
 
-    /// Sends all answers this way from now on.
+    /// Sends all later answers in this way.
     pub(crate) fn use_habit(&self, habit: Habit) {
         self.state.lock().unwrap().habit = Some(habit);
     }
@@ -157,27 +157,27 @@ impl Service {
         self.http.url()
     }
 
-    /// Requests that obeyed the rules.
+    /// Returns all valid requests.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.state.lock().unwrap().seen.clone()
     }
 
-    /// The last of them.
+    /// Returns the last valid request.
     pub(crate) fn last(&self) -> Seen {
         self.seen().pop().expect("a request")
     }
 
-    /// What other requests broke.
+    /// Returns the rule that each rejected request broke.
     pub(crate) fn refused(&self) -> Vec<String> {
         self.state.lock().unwrap().refused.clone()
     }
 
-    /// The body of the last request.
+    /// Returns the body of the last request.
     pub(crate) fn body(&self) -> Value {
         self.http.received().pop().expect("a request").json()
     }
 
-    /// Waits until the server has sent all that it will of an answer which has no end.
+    /// Waits until the server has sent the available part of an answer without an end.
     pub(crate) async fn falls_silent(&mut self) {
         self.http.wait_for(http::Event::Stalled).await;
     }
@@ -237,17 +237,17 @@ impl State {
     }
 }
 
-/// A request's body in a format's own types, which refuse what they do not know.
+/// Parses the body of a request into the types of a format, which reject unknown members.
 pub(crate) fn typed<T: DeserializeOwned>(value: &Value) -> Read<T> {
     serde_json::from_value(value.clone()).map_err(|error| error.to_string())
 }
 
-/// An error unless this holds.
+/// Returns an error unless the condition holds.
 pub(crate) fn must(holds: bool, why: impl FnOnce() -> String) -> Read<()> {
     if holds { Ok(()) } else { Err(why()) }
 }
 
-/// Whether this is base64, padded.
+/// Returns whether the text is padded base64.
 pub(crate) fn is_base64(text: &str) -> bool {
     let digits = text.trim_end_matches('=');
     !text.is_empty()

@@ -1,4 +1,4 @@
-//! Answers with thinking, text and a call, cut in two at every byte.
+//! Answers with thinking, text and a call, split in two at every byte.
 
 use omni_agent::provider::{
     Delta, Request,
@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::{rig::Format, script::Answer, server::transport::HABITS};
 
-/// The deltas of an answer whose bytes come in these pieces.
+/// Returns the deltas of an answer whose bytes arrive in these two pieces.
 fn deltas_of(dialect: &dyn Dialect, pieces: [&[u8]; 2]) -> Vec<Delta> {
     let mut framer = Framer::new(dialect.framing(), &Limits::default());
     let mut decoder = dialect.decoder(&Request::default());
@@ -29,7 +29,7 @@ fn deltas_of(dialect: &dyn Dialect, pieces: [&[u8]; 2]) -> Vec<Delta> {
 }
 
 #[test]
-fn answer_with_thinking_and_calls_cut_at_any_byte_gives_the_same_deltas() {
+fn answer_with_thinking_and_calls_split_at_any_byte_gives_the_same_deltas() {
     let answer = Answer::thinking("Où ça ?", "sig").then_text("À 北京 🌍.").then_call(
         "call_1",
         "weather",
@@ -41,7 +41,7 @@ fn answer_with_thinking_and_calls_cut_at_any_byte_gives_the_same_deltas() {
         let plain = HABITS[0].bytes(&events, wire.lines());
         let whole = deltas_of(&*dialect, [&plain, b""]);
         assert!(whole.iter().filter(|delta| matches!(delta, Delta::Start { .. })).count() >= 3, "{whole:?}");
-        // The oddest way of all: with a mark, comments and carriage returns.
+        // The most irregular habit: with a byte order mark, comments and Windows line ends.
         let body = HABITS[HABITS.len() - 1].bytes(&events, wire.lines());
         for at in 0..=body.len() {
             let (begin, end) = body.split_at(at);

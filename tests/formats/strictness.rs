@@ -1,5 +1,5 @@
-//! That the server is as strict as it claims: of each format a request that it takes, and the same one broken in
-//! ways that the service would refuse.
+//! Tests of the server's strictness: in each format, a request that it accepts, and variants that the real service
+//! would reject.
 
 use omni_agent::{
     message::{Attachment, Content, History, Message, Text, ToolResult, ToolUse},
@@ -13,7 +13,7 @@ use crate::{
     script::Answer,
 };
 
-/// Something of everything.
+/// Returns a request that uses every feature.
 fn request() -> Request {
     let uses = [
         ToolUse::new("call_1", "weather", json!({"city": "Rome"})),
@@ -42,7 +42,7 @@ fn request() -> Request {
         .with_options(options)
 }
 
-/// A way to break a body: the place, and what stands there then; nothing takes the place out.
+/// A way to break a body: the place, and its new value. `None` removes the place.
 type Break = (&'static str, Option<Value>);
 
 fn set(place: &'static str, value: Value) -> Break {
@@ -61,12 +61,12 @@ fn broken(body: &Value, (place, value): &Break) -> Value {
         (Value::Object(members), None) => drop(members.shift_remove(key).expect("the member is there")),
         (Value::Array(items), Some(value)) => items.insert(key.parse().unwrap(), value.clone()),
         (Value::Array(items), None) => drop(items.remove(key.parse().unwrap())),
-        (other, _) => panic!("no place in {other}"),
+        (other, _) => panic!("{other} has no members"),
     }
     body
 }
 
-/// Sends the request with each of these bodies in place of its own, which alone is taken.
+/// Sends the request as it is, and then with each of these changes. Only the unchanged request may be accepted.
 async fn refuses(format: Format, breaks: &[Break]) {
     let rig = Rig::new(format).await;
     let model = format.model(&rig.service.url());
@@ -92,7 +92,7 @@ async fn refuses(format: Format, breaks: &[Break]) {
 }
 
 #[tokio::test]
-async fn messages_request_that_breaks_a_rule_is_refused() {
+async fn messages_request_that_breaks_a_rule_is_rejected() {
     let foreign = json!({"type": "thinking", "thinking": "Hm.", "signature": "made up"});
     let text = json!({"type": "text", "text": "x"});
     let breaks = [
@@ -127,7 +127,7 @@ async fn messages_request_that_breaks_a_rule_is_refused() {
 }
 
 #[tokio::test]
-async fn chat_request_that_breaks_a_rule_is_refused() {
+async fn chat_request_that_breaks_a_rule_is_rejected() {
     let details = json!([{"type": "reasoning.text", "text": "Hm.", "index": 0}]);
     let breaks = [
         unset("/stream_options"),
@@ -159,7 +159,7 @@ async fn chat_request_that_breaks_a_rule_is_refused() {
 }
 
 #[tokio::test]
-async fn responses_request_that_breaks_a_rule_is_refused() {
+async fn responses_request_that_breaks_a_rule_is_rejected() {
     let reasoning = json!({"type": "reasoning", "summary": [], "encrypted_content": "made up"});
     let breaks = [
         unset("/include"),
@@ -190,7 +190,7 @@ async fn responses_request_that_breaks_a_rule_is_refused() {
 }
 
 #[tokio::test]
-async fn gemini_request_that_breaks_a_rule_is_refused() {
+async fn gemini_request_that_breaks_a_rule_is_rejected() {
     let thought = json!({"text": "Hm.", "thought": true, "thoughtSignature": "made up"});
     let breaks = [
         unset("/contents/0"),
@@ -220,7 +220,7 @@ async fn gemini_request_that_breaks_a_rule_is_refused() {
 }
 
 #[tokio::test]
-async fn ollama_request_that_breaks_a_rule_is_refused() {
+async fn ollama_request_that_breaks_a_rule_is_rejected() {
     let breaks = [
         set("/stream", json!(false)),
         set("/think", json!("high")),

@@ -1,6 +1,6 @@
-//! The wire formats against a small real model, served by llama.cpp on this machine.
+//! The wire formats with a small real model, served by llama.cpp on this machine.
 //!
-//! `scripts/live-test.sh` sets everything up and runs this. Without a server it says that it was skipped.
+//! `scripts/live-test.sh` prepares the servers and runs these tests. Without a server they are skipped with a message.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
@@ -23,7 +23,7 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use server::{Format, Live};
 
-/// Runs a scenario on each wire format, one after the other: the server is small.
+/// Runs a scenario in each wire format, one after the other, because the server is small.
 macro_rules! on_each_format {
     ($($test:ident => $scenario:ident;)+) => {$(
         #[tokio::test]
@@ -39,15 +39,15 @@ macro_rules! on_each_format {
 
 on_each_format! {
     prompt_real_model_streams_the_answer => stream;
-    tool_choice_required_real_model_calls_tool_and_takes_its_result => tool_round_trip;
-    ask_as_real_model_gives_value_or_says_why_not => output_schema;
-    cancel_mid_stream_frees_the_server => cancel;
-    prompt_longer_than_context_is_context_too_long => overflow;
-    error_inside_stream_is_service_error => error_in_stream;
-    request_to_dead_server_is_transport_error => dead_server;
+    tool_choice_required_real_model_calls_the_tool_and_receives_its_result => tool_round_trip;
+    ask_as_real_model_returns_a_value_or_an_error => output_schema;
+    cancel_during_the_stream_frees_the_server => cancel;
+    prompt_longer_than_the_context_is_context_too_long => overflow;
+    error_inside_the_stream_is_a_service_error => error_in_stream;
+    request_to_a_dead_server_is_a_transport_error => dead_server;
 }
 
-/// Short, and as much the same each time as a model can be.
+/// Returns options for short answers that vary as little as possible.
 fn options(max_tokens: u32) -> Options {
     Options::default().with_max_tokens(max_tokens).with_temperature(0.0)
 }
@@ -63,7 +63,7 @@ async fn next(events: &mut AgentSubscription) -> Arc<Event> {
     }
 }
 
-/// The error of the provider that a run failed with.
+/// Returns the provider's error with which a run failed.
 fn provider_error(result: Result<impl std::fmt::Debug, AgentError>) -> ProviderError {
     match result {
         Err(AgentError::Failed(Failure::Provider { error }, _)) => error,
@@ -89,7 +89,7 @@ async fn stream(live: &Live, format: Format) {
     };
     assert!(pieces > 5, "{format:?}: {pieces} pieces");
     assert_eq!(text, response.text());
-    // llama.cpp calls an answer complete in the Responses format, also where its limit cut it.
+    // In the Responses format, llama.cpp reports an answer as complete even if its limit cut it.
     let expected = if format == Format::Responses { StopReason::Stop } else { StopReason::Length };
     assert_eq!(response.stop_reason, expected, "{format:?}");
     assert_eq!(response.usage.output, 24);
@@ -98,7 +98,7 @@ async fn stream(live: &Live, format: Format) {
     let history = agent.state().await.unwrap().history().clone();
     assert_eq!(history.len(), 2);
     assert_eq!(history.check(), Ok(()));
-    // A second turn: the service takes back what it said.
+    // In a second turn, the service receives its own answer.
     let again = agent.ask("Go on.").await.unwrap();
     assert!(!again.text().is_empty());
 }
@@ -126,8 +126,8 @@ fn weather() -> impl Tool {
 }
 
 async fn tool_round_trip(live: &Live, format: Format) {
-    // The model has to call a tool each time. The second request carries the result of the first call; its own
-    // calls are beyond the limit.
+    // The model must call a tool in each step. The second request contains the result of the first call. The calls of
+    // the second answer are beyond the limit of steps.
     let options = options(40).with_tool_choice(ToolChoice::Required);
     let model = format.model(&live.tools);
     let builder = Agent::builder().model(model).options(options).tool(weather()).max_steps(2);
@@ -142,8 +142,8 @@ async fn tool_round_trip(live: &Live, format: Format) {
     let roles: Vec<Role> = response.messages.iter().map(|message| message.role).collect();
     assert_eq!(roles, [Role::User, Role::Assistant, Role::User, Role::Assistant, Role::User]);
     let [_, first, results, second, refused] = &response.messages[..] else { unreachable!() };
-    // The server binds the model to the schema: what it calls, it calls right. But it knows no end, so that its
-    // last call may have been cut off.
+    // The server enforces the schema, so complete calls are valid. But the grammar has no end, so the last call may
+    // have been cut.
     for message in [first, second] {
         let whole: Vec<_> = message.tool_uses().filter(|call| call.malformed.is_none()).collect();
         assert!(!whole.is_empty(), "{format:?}: {message:?}");
@@ -160,10 +160,10 @@ async fn tool_round_trip(live: &Live, format: Format) {
     assert_eq!(agent.state().await.unwrap().history().check(), Ok(()));
 }
 
-/// One conversation, begun in one format, goes on in each other one and comes back. The server takes each part of it
-/// from whichever format it was made in.
+/// A conversation begins in one format, continues in each other format, and returns. The server accepts the parts
+/// from all formats.
 #[tokio::test]
-async fn conversation_with_tools_real_model_goes_on_in_each_format_and_back() {
+async fn conversation_with_tools_real_model_continues_in_each_format_and_returns() {
     let Some(live) = Live::get().await else { return };
     let options = options(40).with_tool_choice(ToolChoice::Required);
     let builder = Agent::builder().model(Format::ChatCompletions.model(&live.tools)).options(options);
@@ -179,7 +179,7 @@ async fn conversation_with_tools_real_model_goes_on_in_each_format_and_back() {
             .await
             .unwrap();
         let turn = tokio::time::timeout(Duration::from_mins(2), agent.ask("What is the weather in Rome?"));
-        let response = turn.await.expect("it takes less than two minutes").unwrap();
+        let response = turn.await.expect("the turn takes less than two minutes").unwrap();
         assert_eq!(response.stop_reason, StopReason::MaxSteps, "{format:?}: {response:?}");
         let answers = response.messages.iter().filter(|message| message.role == Role::Assistant);
         for answer in answers {
@@ -193,7 +193,7 @@ async fn conversation_with_tools_real_model_goes_on_in_each_format_and_back() {
         let history = agent.state().await.unwrap().history().clone();
         assert_eq!(history.check(), Ok(()));
         assert_eq!(history.len(), before.len() + response.messages.len());
-        assert!(before.iter().eq(history.iter().take(before.len())), "{format:?} changed what was there");
+        assert!(before.iter().eq(history.iter().take(before.len())), "{format:?} changed earlier messages");
         before = history;
     }
 }
@@ -210,7 +210,7 @@ async fn output_schema(live: &Live, format: Format) {
     let agent = agent(live, format, 100).start().await.unwrap();
     match (agent.ask_as::<Forecast>("What will the weather be in Rome?").await, format) {
         (Ok(forecast), _) => assert!(forecast.degrees <= 40),
-        // llama.cpp takes no schema in these formats. The answer is there all the same, with what is wrong with it.
+        // llama.cpp accepts no schema in these formats. The answer is still returned, together with its error.
         (Err(AgentError::Output(why, response)), Format::Responses | Format::Messages) => {
             assert!(!response.text().is_empty());
             assert_eq!(response.output_error.as_ref(), Some(&why));
@@ -220,7 +220,8 @@ async fn output_schema(live: &Live, format: Format) {
 }
 
 async fn cancel(live: &Live, format: Format) {
-    // As many as the server answers at once. A request more would wait for minutes, were they not ended.
+    // As many as the server answers at the same time. A further request would wait for minutes if these were not
+    // cancelled.
     let mut busy = Vec::new();
     for _ in 0..2 {
         let agent = agent(live, format, 3000).start().await.unwrap();
@@ -246,7 +247,9 @@ async fn cancel(live: &Live, format: Format) {
     let (agent, _) = &busy[0];
     let prompt = omni_agent::agent::Prompt::new("Say hello.").with_options(options(3));
     let answer = tokio::time::timeout(Duration::from_secs(20), agent.ask(prompt)).await;
-    assert!(!answer.expect("the server is still at work on what was cancelled").unwrap().text().is_empty());
+    assert!(
+        !answer.expect("the server has stopped working on cancelled requests").unwrap().text().is_empty()
+    );
 }
 
 async fn overflow(live: &Live, format: Format) {
@@ -262,8 +265,8 @@ async fn overflow(live: &Live, format: Format) {
 }
 
 async fn error_in_stream(live: &Live, format: Format) {
-    // This server's template knows tools only: what the model says without any can't be read, and the server
-    // says so in a stream that began with status 200.
+    // This server's template supports only tools. It can't parse an answer without a tool call, and reports an error
+    // in a stream that began with status 200.
     let agent = Agent::builder().model(format.model(&live.tools)).options(options(16)).start().await.unwrap();
     let error = provider_error(agent.ask("Say hello.").await);
     assert_eq!(error.kind, ErrorKind::Service, "{format:?}: {error:?}");

@@ -1,4 +1,4 @@
-//! The servers to test against, if there are any.
+//! The servers for the live tests, if any.
 
 use std::{
     env,
@@ -13,11 +13,11 @@ use omni_agent::provider::{
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// The base URLs of the servers. Held by one test at a time.
+/// The base URLs of the servers. Only one test holds them at a time.
 pub(crate) struct Live {
-    /// Serves the model as it is.
+    /// Serves the model with its own template.
     pub(crate) chat: String,
-    /// Serves the model with a template for tools, and with nothing else.
+    /// Serves the model with a template that supports only tools.
     pub(crate) tools: String,
     _turn: SemaphorePermit<'static>,
 }
@@ -26,11 +26,11 @@ static TURN: Semaphore = Semaphore::const_new(1);
 static SKIPPED: Once = Once::new();
 
 impl Live {
-    /// The servers, or `None` and a line that says how to have them.
+    /// Returns the servers. Without them, prints how to start them and returns `None`.
     pub(crate) async fn get() -> Option<Self> {
         let url = |name| env::var(name).ok().filter(|url| !url.is_empty());
         let (Some(chat), Some(tools)) = (url("OMNI_LIVE_CHAT_URL"), url("OMNI_LIVE_TOOLS_URL")) else {
-            // Not by a macro: the line shows though the test passes.
+            // Written directly, because the output of print macros is hidden if the test passes.
             SKIPPED.call_once(|| {
                 let line = "live tests skipped: OMNI_LIVE_CHAT_URL and OMNI_LIVE_TOOLS_URL are not set; \
                             run scripts/live-test.sh, or eval \"$(scripts/local-model.sh start)\" before cargo test\n";
@@ -52,7 +52,7 @@ pub(crate) enum Format {
 }
 
 impl Format {
-    /// What the format calls itself in a message's provider data.
+    /// Returns the name of the format in a message's provider data.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::ChatCompletions => ChatCompletions::default().name(),
@@ -61,7 +61,7 @@ impl Format {
         }
     }
 
-    /// The model behind a base URL, spoken to in this format.
+    /// Returns the model behind a base URL in this format.
     pub(crate) fn model(self, url: &str) -> Model {
         let endpoint = match self {
             Self::ChatCompletions => Endpoint::openai_compatible("local", url),

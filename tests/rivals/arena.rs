@@ -1,4 +1,4 @@
-//! Sets the processes upon each other, strikes at them, and looks at what is left.
+//! Runs the rival processes, kills and freezes some of them, and checks the stored conversations.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -19,20 +19,21 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{place::Place, rival};
 
-/// Nothing that is waited for takes as long.
+/// Everything that is waited for takes less time.
 const NEVER: Duration = Duration::from_mins(2);
 
-/// How long a process stays frozen at most: one that holds the store's own lock keeps everybody waiting.
+/// The maximum time for which a process stays frozen. A frozen process may hold the store's own lock and block all
+/// others.
 const FROZEN: Duration = Duration::from_secs(6);
 
-/// What they fight for.
+/// The conversations that the processes compete for.
 pub(crate) fn conversations() -> &'static [ConversationId] {
     static IDS: LazyLock<Vec<ConversationId>> =
         LazyLock::new(|| ["red", "green", "blue"].map(|name| ConversationId::new(name).unwrap()).into());
     &IDS
 }
 
-/// A line that a process has told.
+/// A line that a process has printed.
 struct Told {
     name: String,
     word: String,
@@ -58,7 +59,7 @@ pub(crate) struct Arena {
     spawned: usize,
     told: mpsc::Receiver<Told>,
     tell: mpsc::Sender<Told>,
-    /// What was told to be safe, by conversation.
+    /// The texts that were reported as safe, by conversation.
     safe: BTreeMap<ConversationId, Vec<String>>,
     lost: usize,
 }
@@ -69,7 +70,7 @@ impl Arena {
         Self { place, rivals: Vec::new(), spawned: 0, told, tell, safe: BTreeMap::new(), lost: 0 }
     }
 
-    /// Lets so many processes fight, and checks what comes of it.
+    /// Runs this many competing processes, and checks the result.
     pub(crate) async fn fight(mut self, rivals: usize) {
         let store = self.place.store().await;
         for id in conversations() {
@@ -80,7 +81,7 @@ impl Arena {
         }
         let blows = env::var("OMNI_BLOWS").map_or(6, |blows| blows.parse().unwrap());
         for blow in 0..blows {
-            // In the middle of something.
+            // Strike while a conversation is open.
             let (name, id) = self.until_somebody_opens();
             let victim = self.rivals.iter().position(|rival| rival.name == name).unwrap();
             if blow % 2 == 0 {
@@ -98,8 +99,11 @@ impl Arena {
             self.check(id, stored);
         }
         let safe: usize = self.safe.values().map(Vec::len).sum();
-        assert!(safe > 0, "nobody saved anything");
-        println!("{rivals} processes, {blows} blows: {safe} turns safe, {} places lost", self.lost);
+        assert!(safe > 0, "no process saved anything");
+        println!(
+            "{rivals} processes, {blows} kills and freezes: {safe} turns safe, {} conversations lost to others",
+            self.lost
+        );
     }
 
     fn spawn(&mut self) {
@@ -122,7 +126,7 @@ impl Arena {
         self.rivals.push(Rival { name, process });
     }
 
-    /// Takes one line in.
+    /// Handles the next line.
     fn next(&mut self, patience: Duration) -> Option<Told> {
         let told = self.told.recv_timeout(patience).ok()?;
         match (told.word.as_str(), &told.id) {
@@ -136,17 +140,17 @@ impl Arena {
     }
 
     fn until_somebody_opens(&mut self) -> (String, ConversationId) {
-        // What was told before is of the past.
+        // Skip lines from before.
         while self.next(Duration::ZERO).is_some() {}
         loop {
-            let told = self.next(NEVER).expect("nobody opens anything any more");
+            let told = self.next(NEVER).expect("a process opens a conversation");
             if told.word == "open" && self.rivals.iter().any(|rival| rival.name == told.name) {
                 return (told.name, told.id.unwrap());
             }
         }
     }
 
-    /// Waits until somebody else has saved something in the conversation.
+    /// Waits until another process has saved something in the conversation.
     fn until_others_have(&mut self, id: &ConversationId, name: &str, patience: Duration) {
         let deadline = std::time::Instant::now() + patience;
         loop {
@@ -156,13 +160,15 @@ impl Arena {
                     return;
                 }
                 Some(_) => {}
-                None if patience == NEVER => panic!("nobody takes over {id} from {name}, which is dead"),
+                None if patience == NEVER => {
+                    panic!("no process takes over {id} from {name}, which was killed")
+                }
                 None => return,
             }
         }
     }
 
-    /// Kills one, and starts another in its place.
+    /// Kills a process, and starts another in its place.
     fn kill(&mut self, victim: usize) {
         let mut rival = self.rivals.swap_remove(victim);
         rival.process.kill().unwrap();
@@ -170,7 +176,7 @@ impl Arena {
         self.spawn();
     }
 
-    /// Ends the fight, and takes in all that was told.
+    /// Ends all processes, and handles their remaining lines.
     fn end(&mut self) {
         let mut rivals = std::mem::take(&mut self.rivals);
         for rival in &mut rivals {
@@ -185,14 +191,19 @@ impl Arena {
         while self.next(NEVER).is_some() {}
     }
 
-    /// There is one history, in which each visit stands together: nobody wrote after another had come.
+    /// Asserts that there is one history in which the turns of each visit are consecutive: no process wrote after
+    /// another had taken over.
     fn check(&self, id: &ConversationId, stored: Stored) {
         let nodes: Vec<_> = stored.nodes.clone();
         for (node, number) in nodes.iter().zip(1..) {
             let parent = node.parent().map_or(0, NodeId::get);
-            assert_eq!((node.id().get(), parent), (number, number - 1), "{id} has two histories");
+            assert_eq!((node.id().get(), parent), (number, number - 1), "{id} has two branches");
         }
-        assert_eq!(stored.head.map_or(0, NodeId::get), nodes.len() as u64, "{id} ends elsewhere");
+        assert_eq!(
+            stored.head.map_or(0, NodeId::get),
+            nodes.len() as u64,
+            "{id} does not end in its last node"
+        );
         Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap().history().check().unwrap();
 
         let mut said = Vec::new();
@@ -204,12 +215,16 @@ impl Arena {
                     assert_eq!(Some(text.strip_prefix("re: ").unwrap()), said.last().map(String::as_str));
                 }
             }
-            assert_eq!(place % 2 == 1, node.message().role == Role::Assistant, "{id}: a turn has two ends");
+            assert_eq!(
+                place % 2 == 1,
+                node.message().role == Role::Assistant,
+                "{id}: a turn does not consist of two messages"
+            );
         }
         let once: BTreeSet<&String> = said.iter().collect();
-        assert_eq!(once.len(), said.len(), "{id}: a turn is there twice: {said:?}");
+        assert_eq!(once.len(), said.len(), "{id}: a turn is stored twice: {said:?}");
         for safe in self.safe.get(id).into_iter().flatten() {
-            assert!(once.contains(safe), "{id}: {safe} was safe, and is gone");
+            assert!(once.contains(safe), "{id}: {safe} was reported as safe, but is missing");
         }
         let visit = |text: &String| text.split(' ').next().unwrap().to_owned();
         let mut over = HashSet::new();
@@ -217,14 +232,14 @@ impl Arena {
         for visit in said.iter().map(visit) {
             if now.as_ref() != Some(&visit) {
                 over.extend(now.replace(visit.clone()));
-                assert!(!over.contains(&visit), "{id}: {visit} wrote after another had come: {said:?}");
+                assert!(!over.contains(&visit), "{id}: {visit} wrote after another had taken over: {said:?}");
             }
         }
     }
 }
 
 impl Drop for Arena {
-    /// Nobody stays behind, also when a check failed.
+    /// Leaves no process behind, even if a check failed.
     fn drop(&mut self) {
         for rival in &mut self.rivals {
             let _ = rival.process.kill();

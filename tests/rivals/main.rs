@@ -1,6 +1,7 @@
-//! Processes that fight for the same conversations, and are killed and frozen in the middle of it.
+//! Processes that compete for the same conversations, while some of them are killed or frozen.
 //!
-//! Six blows in an ordinary run; `OMNI_BLOWS=200 cargo test --release --all-features --test rivals` is the long run.
+//! A normal run kills or freezes six times. `OMNI_BLOWS=200 cargo test --release --all-features --test rivals` is a
+//! long run.
 
 #![cfg(unix)]
 #![allow(

@@ -4,36 +4,36 @@ use std::{env, fs, path::PathBuf, sync::Arc};
 
 use omni_agent::store::{ConversationId, FileSystemStore, Store, file_system::Durability};
 
-/// How long leases last here: whoever is frozen for longer has lost what it had.
+/// The duration of leases. A process that is frozen for longer loses its conversations.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 const LEASE: std::time::Duration = std::time::Duration::from_millis(700);
 
-/// Where a store is; what was made for it goes when it is dropped.
+/// The address of a store. Files created for it are removed when it is dropped.
 pub(crate) struct Place {
     address: String,
     made: Option<PathBuf>,
 }
 
 impl Place {
-    /// The place that this address says, which stays.
+    /// Returns the store at this address, which is not removed.
     pub(crate) fn at(address: &str) -> Self {
         Self { address: address.to_owned(), made: None }
     }
 
-    /// A folder of files.
+    /// A file-system store in a new folder.
     pub(crate) fn folder() -> Self {
         let folder = temporary();
         Self { address: format!("folder {}", folder.display()), made: Some(folder) }
     }
 
-    /// A SQLite file.
+    /// A new SQLite file.
     #[cfg(feature = "sqlite")]
     pub(crate) fn sqlite() -> Self {
         let folder = temporary();
         Self { address: format!("sqlite {}", folder.join("conversations").display()), made: Some(folder) }
     }
 
-    /// A schema of its own on a PostgreSQL server; `None`, with a word why, where there is no server.
+    /// A new schema on a PostgreSQL server. Without a server, prints why and returns `None`.
     #[cfg(feature = "postgres")]
     pub(crate) fn postgres() -> Option<Self> {
         let url = crate::server::url()?;

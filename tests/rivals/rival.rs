@@ -1,4 +1,4 @@
-//! What each process does: opens conversations, says something in them, and tells what is safe.
+//! A rival process: opens conversations, sends prompts, and prints which turns are safe.
 
 use std::{
     env,
@@ -23,17 +23,17 @@ use omni_agent::{
 
 use crate::{arena::conversations, place::Place};
 
-/// What a rival is told by its environment.
+/// The variables with the name and the store of a rival.
 const NAME: &str = "OMNI_RIVAL";
 const PLACE: &str = "OMNI_RIVAL_PLACE";
 
-/// What it says at most before it lets another have the conversation.
+/// The maximum number of prompts before a rival closes a conversation.
 const PROMPTS: u64 = 4;
 
-/// How long a conversation may take to answer before the rival gives up on it.
+/// How long a conversation may take to answer before the rival gives up.
 const PATIENCE: Duration = Duration::from_mins(1);
 
-/// Starts a process under this name.
+/// Starts a rival with this name.
 pub(crate) fn spawn(name: &str, place: &Place) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
     command.args(["--exact", "rival::lives", "--nocapture", "--test-threads=1"]);
@@ -43,17 +43,17 @@ pub(crate) fn spawn(name: &str, place: &Place) -> Child {
 
 fn tell(what: &str) {
     let mut out = stdout().lock();
-    // Whoever listened may be gone.
+    // The reader may have ended.
     let _ = writeln!(out, "{what}").and_then(|()| out.flush());
 }
 
-/// A rival's part; in the run of all tests there is nothing to do.
+/// The main loop of a rival. In a normal run of the tests it does nothing.
 #[tokio::test]
 async fn lives() {
     let (Ok(name), Ok(place)) = (env::var(NAME), env::var(PLACE)) else {
         return;
     };
-    // Whoever runs the fight ends it by closing the input, also when it dies itself.
+    // The parent ends the rival by closing its input, which also happens if the parent dies.
     let over = Arc::new(AtomicBool::new(false));
     thread::spawn({
         let over = Arc::clone(&over);
@@ -72,7 +72,7 @@ async fn lives() {
         match visit(&manager, &id, &name, opened).await {
             Ok(()) => {}
             Err(ManagerError::OpenElsewhere { owner, .. }) => {
-                assert_ne!(owner.name, name, "it is not elsewhere");
+                assert_ne!(owner.name, name, "the conversation is open here, not elsewhere");
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
             Err(error) if is_of_others(&error) => tell(&format!("failed {id} {error}")),
@@ -80,11 +80,12 @@ async fn lives() {
         }
         opened += 1;
     }
-    // What could not be saved was told; nothing hangs.
+    // Unsaved turns have been reported already. The shutdown only must not hang.
     let _ = manager.shutdown(Duration::ZERO, PATIENCE).await;
 }
 
-/// Whether another rival can have brought this about: it came first, or stands still with what is needed in its hands.
+/// Returns whether another rival may have caused the error: because it was faster, or because it is frozen and holds
+/// a lock.
 fn is_of_others(error: &ManagerError) -> bool {
     match error {
         ManagerError::Store(error) | ManagerError::Session(SessionError::Store(error)) => {
@@ -95,7 +96,7 @@ fn is_of_others(error: &ManagerError) -> bool {
     }
 }
 
-/// Opens a conversation, speaks, and tells of what is saved.
+/// Opens a conversation, sends prompts, and prints which turns were saved.
 async fn visit(manager: &Manager, id: &ConversationId, name: &str, number: u64) -> Result<(), ManagerError> {
     let parrot = ScriptedProvider::from_fn(|request| {
         Step::text(format!("re: {}", request.history.last().map(|said| said.text()).unwrap_or_default()))

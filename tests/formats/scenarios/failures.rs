@@ -1,4 +1,4 @@
-//! What goes wrong before, in and behind an answer.
+//! Failures before, during and after an answer.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use crate::{
     script::{Answer, End, Fault},
 };
 
-/// The error that a prompt ends with. Nothing of it is left behind, and the agent lives on.
+/// Returns the error of a prompt, and asserts that it leaves nothing behind and that the agent still works.
 async fn failed(rig: &Rig, agent: &Agent) -> ProviderError {
     let error = provider_error(agent.ask("Hello?").await);
     assert!(agent.state().await.unwrap().history().is_empty());

@@ -1,4 +1,4 @@
-//! What can be attached, asked for and learned.
+//! Attachments, options and reported values.
 
 use omni_agent::{
     message::{Attachment, Content, Text, Usage},
@@ -14,7 +14,8 @@ use crate::{
     server::Seen,
 };
 
-/// Sends a file. Where it is not taken, that is an error before the request, or a placeholder if asked for.
+/// Sends a file. If the format does not support it, asserts that the request fails, and that a placeholder is sent if
+/// requested.
 async fn attach(rig: &Rig, file: Attachment) -> Result<Seen, Cell> {
     let content = || vec![Content::from(Text::new("What is this?")), file.clone().into()];
     rig.service.will(Answer::text("A file."));

@@ -76,7 +76,7 @@ pub(super) async fn unknown_tool(rig: &mut Rig) -> Cell {
     Cell::Works
 }
 
-/// Names that no service takes, called in an answer of another service.
+/// Names that no service accepts, called in an answer of another service.
 pub(super) async fn made_up_names(rig: &mut Rig) -> Cell {
     let long = "x".repeat(200);
     let uses = ["functions.read", "a b.c", &long, ""];
@@ -144,7 +144,7 @@ async fn choose(rig: &Rig, choice: &ToolChoice) -> Cell {
         return Cell::Works;
     }
     if *choice == ToolChoice::None && last.tools.is_empty() {
-        // What is not on offer can't be used.
+        // A tool that is not offered can't be used.
         assert!(response.warnings.is_empty());
         return Cell::Works;
     }

@@ -1,5 +1,5 @@
-//! Chat Completions as OpenAI speaks it (<https://platform.openai.com/docs/api-reference/chat/create>), with the
-//! one extension for reasoning that comes back, OpenRouter's `reasoning_details`
+//! Chat Completions as implemented by OpenAI (<https://platform.openai.com/docs/api-reference/chat/create>), with one
+//! extension for reasoning that is sent back, OpenRouter's `reasoning_details`
 //! (<https://openrouter.ai/docs/use-cases/reasoning-tokens>).
 
 #![allow(dead_code, reason = "a member that is only named is one that may be there")]
@@ -153,14 +153,14 @@ const TRAITS: Traits = Traits {
 
 impl Wire for Chat {
     fn read(&self, request: &Received, memory: &Memory) -> Read<Seen> {
-        must(request.line == "POST /v1/chat/completions", || format!("no such place: {}", request.line))?;
+        must(request.line == "POST /v1/chat/completions", || format!("unknown path: {}", request.line))?;
         let key = request.header("authorization");
         must(key.is_some_and(|key| key.starts_with("Bearer ")), || "You didn't provide an API key.".into())?;
         let body: Body = typed(&request.json())?;
         must(body.stream && body.stream_options.is_some(), || "a stream with its usage is expected".into())?;
         let mut seen = Seen { max_tokens: body.max_completion_tokens, ..Seen::default() };
         for Tool::Function { function } in body.tools.into_iter().flatten() {
-            must(is_name(&function.name), || format!("tools: {} is no name", function.name))?;
+            must(is_name(&function.name), || format!("tools: {} is not a valid name", function.name))?;
             seen.tools.push(function.name);
         }
         must(body.tool_choice.is_none() || !seen.tools.is_empty(), || {
@@ -230,7 +230,7 @@ impl Wire for Chat {
                     let function = json!({"name": name, "arguments": input});
                     calls.push(json!({"id": id, "type": "function", "function": function}));
                 }
-                // Here, services keep to themselves what they did.
+                // In this format, services don't report their own actions.
                 Said::Opaque(_) => {}
             }
         }
@@ -283,11 +283,11 @@ fn messages(messages: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
         }
         match message {
             Message::Developer { content } => {
-                must(at == 0, || "instructions come first".into())?;
+                must(at == 0, || "instructions must come first".into())?;
                 seen.system = Some(content);
             }
             Message::User { content: Content::Text(text) } => {
-                must(!text.is_empty(), || "an empty message".into())?;
+                must(!text.is_empty(), || "a message must not be empty".into())?;
                 seen.said.push(("user", text));
             }
             Message::User { content: Content::Parts(parts) } => {

@@ -19,7 +19,7 @@ use crate::{
 
 pub(crate) struct Gemini;
 
-/// What stands for the signature of a call that no Gemini made.
+/// The placeholder for the signature of a call that was not made by Gemini.
 const UNSIGNED: &str = "skip_thought_signature_validator";
 
 #[derive(Deserialize)]
@@ -92,7 +92,7 @@ struct ThinkingConfig {
     thinking_level: String,
 }
 
-/// One of its members, and perhaps a signature.
+/// A part has one of these members, and may have a signature.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct Part {
@@ -159,7 +159,7 @@ const TRAITS: Traits = Traits {
 impl Wire for Gemini {
     fn read(&self, request: &Received, memory: &Memory) -> Read<Seen> {
         let place = "POST /v1beta/models/gemini-3-pro-preview:streamGenerateContent?alt=sse";
-        must(request.line == place, || format!("no such place: {}", request.line))?;
+        must(request.line == place, || format!("unknown path: {}", request.line))?;
         must(request.header("x-goog-api-key").is_some(), || "unregistered callers are not allowed".into())?;
         let body: Body = typed(&request.json())?;
         let mut seen = Seen::default();
@@ -167,7 +167,9 @@ impl Wire for Gemini {
             seen.system = Some(parts.into_iter().filter_map(|part| part.text).collect());
         }
         for tool in body.tools.into_iter().flatten().flat_map(|tools| tools.function_declarations) {
-            must(is_name(&tool.name), || format!("function_declarations: {} is no name", tool.name))?;
+            must(is_name(&tool.name), || {
+                format!("function_declarations: {} is not a valid name", tool.name)
+            })?;
             seen.tools.push(tool.name);
         }
         if let Some(ToolConfig { function_calling_config: config }) = body.tool_config {
@@ -189,7 +191,9 @@ impl Wire for Gemini {
                 seen.thinks = Some(thinking.include_thoughts);
             }
             let json = config.response_mime_type.as_deref() == Some("application/json");
-            must(json == config.response_json_schema.is_some(), || "a schema needs its mime type".into())?;
+            must(json == config.response_json_schema.is_some(), || {
+                "a schema requires response_mime_type".into()
+            })?;
             seen.schema = config.response_json_schema;
             seen.max_tokens = config.max_output_tokens;
             seen.stop = config.stop_sequences;
@@ -211,8 +215,8 @@ impl Wire for Gemini {
             Event::unnamed(&json!({"candidates": [candidate], "usageMetadata": usage,
                 "modelVersion": "gemini-3-pro-preview", "responseId": format!("r{number}")}))
         };
-        // A thought has no signature of its own: that comes on the first call, on code, or on an empty text at the
-        // end. This model signs the first call always.
+        // A thought has no signature itself. The signature is on the first call, on code, or on an empty text at the
+        // end. This model always signs the first call.
         let mut signature: Option<String> = None;
         let mut called = false;
         let mut issue = |mut part: Value, signature: Option<String>| {
@@ -290,7 +294,7 @@ impl Wire for Gemini {
     }
 
     fn tells(&self, usage: Usage) -> Usage {
-        // Writing to a cache is not told of.
+        // Writes to the cache are not reported.
         Usage { input: usage.input + usage.cache_write, cache_write: 0, ..usage }
     }
 }
@@ -302,7 +306,7 @@ fn contents(contents: Vec<Content>, memory: &Memory, seen: &mut Seen) -> Read<()
     for (at, Content { role, parts }) in contents.into_iter().enumerate() {
         must(!parts.is_empty(), || format!("contents[{at}].parts: must not be empty"))?;
         let results = parts.iter().any(|part| part.get("functionResponse").is_some());
-        // What the user says beside results is a content of its own.
+        // The user's text next to results is a separate content.
         let turn = match (&*role, results) {
             ("user", true) => "results",
             ("user", false) => "user",
@@ -336,7 +340,7 @@ fn contents(contents: Vec<Content>, memory: &Memory, seen: &mut Seen) -> Read<()
                 order.push((call.id.clone(), call.name.clone()));
             } else if let Some(result) = part.function_response {
                 must(order.get(place) == Some(&(result.id.clone(), result.name)), || {
-                    "results stand in the order of their calls, under their names".into()
+                    "results must have the order and the names of their calls".into()
                 })?;
                 calls.answer(&result.id)?;
                 let (text, failed) = match result.response {
@@ -353,13 +357,13 @@ fn contents(contents: Vec<Content>, memory: &Memory, seen: &mut Seen) -> Read<()
         }
         before = Some(turn);
     }
-    must(before.is_some_and(|turn| turn != "assistant"), || "the last word is the user's".into())
+    must(before.is_some_and(|turn| turn != "assistant"), || "the last content must have the role user".into())
 }
 
 fn read_part(turn: &'static str, part: Part, seen: &mut Seen) -> Read<()> {
     match part {
         Part { text: Some(text), thought, thought_signature, .. } => {
-            must(!text.is_empty() || thought_signature.is_some(), || "an empty text".into())?;
+            must(!text.is_empty() || thought_signature.is_some(), || "a text must not be empty".into())?;
             if thought != Some(true) && !text.is_empty() {
                 seen.said.push((turn, text));
             }

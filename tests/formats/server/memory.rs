@@ -1,4 +1,4 @@
-//! What a service has said, and the rules on what comes back of it.
+//! The earlier answers of a service, and the rules for sending them back.
 
 use std::collections::HashSet;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Read, must};
 
-/// The answers of a service so far, in its format's terms.
+/// The answers of a service so far, in the form of its format.
 #[derive(Default)]
 pub(crate) struct Memory {
     answers: Vec<Issued>,
@@ -14,15 +14,15 @@ pub(crate) struct Memory {
 
 struct Issued {
     blocks: Vec<Value>,
-    /// Whether the answer came to its end.
+    /// Whether the answer was complete.
     whole: bool,
 }
 
-/// What a format can tell of a block.
+/// The properties of blocks that depend on the format.
 pub(crate) struct Traits {
-    /// What makes a block known again, though its signature were another: its text, or the id of a call.
+    /// Returns what identifies a block even if its signature differs: its text, or the id of a call.
     pub(crate) anchor: fn(&Value) -> Option<String>,
-    /// Whether nobody but the service itself can have written it.
+    /// Returns whether only the service itself can have written the block.
     pub(crate) private: fn(&Value) -> bool,
 }
 
@@ -31,9 +31,8 @@ impl Memory {
         self.answers.push(Issued { blocks, whole });
     }
 
-    /// Checks an answer that a request holds. The service's own comes back as it was, block by block. Another's
-    /// holds nothing that only the service could have written, unless it is what is left of an answer that
-    /// was cut off.
+    /// Checks an answer in a request. The service's own answers must be unchanged, block by block. Other answers must
+    /// not contain blocks that only the service could have written, except for the rest of an interrupted answer.
     pub(crate) fn check(&self, turn: &[Value], traits: &Traits) -> Read<()> {
         let anchors: HashSet<String> = turn.iter().filter_map(|block| (traits.anchor)(block)).collect();
         let is_it = |issued: &&Issued| {
@@ -42,11 +41,11 @@ impl Memory {
         };
         match self.answers.iter().find(is_it) {
             Some(issued) => must(issued.blocks == turn, || {
-                format!("an answer came back changed: {} for {}", show(turn), show(&issued.blocks))
+                format!("an answer was sent back changed: {} for {}", show(turn), show(&issued.blocks))
             }),
             None => turn.iter().filter(|block| (traits.private)(block)).try_for_each(|block| {
                 let known = self.answers.iter().any(|issued| issued.blocks.contains(block));
-                must(known, || format!("this was never said here: {block}"))
+                must(known, || format!("no answer contained this: {block}"))
             }),
         }
     }
@@ -56,7 +55,7 @@ fn show(blocks: &[Value]) -> String {
     Value::from(blocks).to_string()
 }
 
-/// The tool calls of a conversation, which are answered right after they were made, each once.
+/// The tool calls of a conversation. Each must be answered exactly once, directly after it was made.
 #[derive(Default)]
 pub(crate) struct Calls {
     open: Vec<String>,
@@ -65,14 +64,14 @@ pub(crate) struct Calls {
 
 impl Calls {
     pub(crate) fn make(&mut self, id: &str) -> Read<()> {
-        must(self.all.insert(id.to_owned()), || format!("the call id {id} is there twice"))?;
+        must(self.all.insert(id.to_owned()), || format!("the call id {id} is used twice"))?;
         self.open.push(id.to_owned());
         Ok(())
     }
 
     pub(crate) fn answer(&mut self, id: &str) -> Read<()> {
         let at = self.open.iter().position(|open| open == id);
-        let at = at.ok_or_else(|| format!("a result for {id}, which is no open call"))?;
+        let at = at.ok_or_else(|| format!("a result for {id}, which is not an open call"))?;
         self.open.remove(at);
         Ok(())
     }

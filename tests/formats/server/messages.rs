@@ -33,7 +33,7 @@ const TRAITS: Traits = Traits {
 
 impl Wire for Messages {
     fn read(&self, request: &Received, memory: &Memory) -> Read<Seen> {
-        must(request.line == "POST /v1/messages", || format!("no such place: {}", request.line))?;
+        must(request.line == "POST /v1/messages", || format!("unknown path: {}", request.line))?;
         must(request.header("x-api-key").is_some(), || "x-api-key: header is required".into())?;
         must(request.header("anthropic-version") == Some("2023-06-01"), || {
             "anthropic-version: header is required".into()
@@ -194,7 +194,7 @@ fn options(body: &Body, seen: &mut Seen) -> Read<()> {
         },
     }
     for tool in body.tools.iter().flatten() {
-        must(is_name(&tool.name), || format!("tools: {} is no name", tool.name))?;
+        must(is_name(&tool.name), || format!("tools: {} is not a valid name", tool.name))?;
         must(tool.input_schema.get("type") == Some(&"object".into()), || "input_schema.type: object".into())?;
         seen.tools.push(tool.name.clone());
     }
@@ -210,7 +210,9 @@ fn options(body: &Body, seen: &mut Seen) -> Read<()> {
         "thinking may not be enabled when tool_choice forces tool use".into()
     })?;
     seen.stop = body.stop_sequences.clone().unwrap_or_default();
-    must(seen.stop.iter().all(|text| !text.trim().is_empty()), || "stop_sequences: not blank".into())?;
+    must(seen.stop.iter().all(|text| !text.trim().is_empty()), || {
+        "stop_sequences: must not be blank".into()
+    })?;
     if let Some(OutputFormat::JsonSchema { schema }) =
         body.output_config.as_ref().and_then(|it| it.format.as_ref())
     {
@@ -240,7 +242,9 @@ fn messages(turns: Vec<Turn>, memory: &Memory, seen: &mut Seen) -> Read<()> {
         for block in &content {
             let block: Block = typed(block).map_err(|why| format!("messages.{at}: {why}"))?;
             let is_result = matches!(block, Block::ToolResult { .. });
-            must(!(is_result && past_results), || format!("messages.{at}: tool_result blocks come first"))?;
+            must(!(is_result && past_results), || {
+                format!("messages.{at}: tool_result blocks must come first")
+            })?;
             past_results |= !is_result;
             read_block(who, block, &mut calls, seen)?;
         }
@@ -272,7 +276,7 @@ fn read_block(who: &'static str, block: Block, calls: &mut Calls, seen: &mut See
             seen.documents.push(file(source, |it| it == "application/pdf")?);
         }
         Block::ToolUse { id, name, .. } if !user => {
-            must(is_name(&id) && is_name(&name), || format!("tool_use: {id} or {name} is no name"))?;
+            must(is_name(&id) && is_name(&name), || format!("tool_use: {id} or {name} is not a valid name"))?;
             calls.make(&id)?;
         }
         Block::ToolResult { tool_use_id, content, is_error, .. } if user => {

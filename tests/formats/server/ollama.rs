@@ -102,7 +102,7 @@ const TRAITS: Traits = Traits {
 
 impl Wire for Ollama {
     fn read(&self, request: &Received, memory: &Memory) -> Read<Seen> {
-        must(request.line == "POST /api/chat", || format!("no such place: {}", request.line))?;
+        must(request.line == "POST /api/chat", || format!("unknown path: {}", request.line))?;
         let body: Body = typed(&request.json())?;
         must(body.stream, || "a stream is expected".into())?;
         let mut seen = Seen {
@@ -157,7 +157,7 @@ impl Wire for Ollama {
                     }
                     Err(_) => malformed = true,
                 },
-                // The server does nothing by itself.
+                // The server performs no actions itself.
                 Said::Opaque(_) => {}
             }
         }
@@ -176,7 +176,7 @@ impl Wire for Ollama {
         let reason = match &answer.stop {
             Stop::Done | Stop::Sequence(_) => "stop",
             Stop::Length => "length",
-            Stop::Refusal => panic!("the format has no word for a refusal"),
+            Stop::Refusal => panic!("the format can't express a refusal"),
         };
         out.events.push(Event::unnamed(&json!({"model": "qwen3", "created_at": began,
             "message": {"role": "assistant", "content": ""}, "done": true, "done_reason": reason,
@@ -201,7 +201,7 @@ impl Wire for Ollama {
     }
 
     fn tells(&self, usage: Usage) -> Usage {
-        // Neither caches nor reasoning are told of.
+        // Cached tokens and reasoning tokens are not reported.
         Usage { input: usage.prompt(), output: usage.output, ..Usage::default() }
     }
 
@@ -222,24 +222,24 @@ fn messages(messages: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
         }
         match message {
             Message::System { content } => {
-                must(at == 0, || "the system prompt comes first".into())?;
+                must(at == 0, || "the system prompt must come first".into())?;
                 seen.system = Some(content);
             }
             Message::User { content, images } => {
-                must(before != "user", || "two messages of the user".into())?;
+                must(before != "user", || "two consecutive user messages".into())?;
                 must(images.iter().all(|image| is_base64(image)), || "illegal base64 data".into())?;
-                must(!content.is_empty() || !images.is_empty(), || "an empty message".into())?;
+                must(!content.is_empty() || !images.is_empty(), || "a message must not be empty".into())?;
                 seen.said.push(("user", content));
                 seen.images.extend(images);
                 before = "user";
             }
             Message::Assistant { content, thinking, tool_calls } => {
-                must(before != "assistant", || "two messages of the assistant".into())?;
+                must(before != "assistant", || "two consecutive assistant messages".into())?;
                 let mut turn = Vec::from_iter(thinking.map(|text| json!({"thinking": text})));
                 turn.extend((!content.is_empty()).then(|| json!({"content": content})));
                 turn.extend(value["tool_calls"].as_array().into_iter().flatten().cloned());
                 memory.check(&turn, &TRAITS)?;
-                must(!content.is_empty() || !tool_calls.is_empty(), || "an empty message".into())?;
+                must(!content.is_empty() || !tool_calls.is_empty(), || "a message must not be empty".into())?;
                 seen.said.push(("assistant", content));
                 for call in tool_calls {
                     calls.make(&call.id)?;
@@ -248,7 +248,7 @@ fn messages(messages: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
                 before = "assistant";
             }
             Message::Tool { content, tool_name, tool_call_id: id } => {
-                // Templates match results by their order, or by name.
+                // Templates match results by their order or by name.
                 let (called, name) = if order.is_empty() { Default::default() } else { order.remove(0) };
                 must((&called, &name) == (&id, &tool_name), || format!("{id} is not the next call"))?;
                 calls.answer(&id)?;

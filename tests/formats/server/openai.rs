@@ -1,4 +1,4 @@
-//! What the two formats of OpenAI have in common.
+//! The common parts of OpenAI's two formats.
 
 use omni_agent::provider::ToolChoice;
 use serde::Deserialize;
@@ -46,9 +46,10 @@ pub(super) struct JsonSchema {
 }
 
 impl JsonSchema {
-    /// What strict mode demands: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas>.
+    /// Checks the requirements of strict mode:
+    /// <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas>.
     pub(super) fn check(self) -> Read<Value> {
-        must(is_name(&self.name), || format!("schema name: {} is no name", self.name))?;
+        must(is_name(&self.name), || format!("schema name: {} is not a valid name", self.name))?;
         if self.strict {
             must(self.schema["additionalProperties"] == false, || {
                 "'additionalProperties' is required to be supplied and to be false".into()
@@ -61,7 +62,7 @@ impl JsonSchema {
     }
 }
 
-/// Errors as <https://platform.openai.com/docs/guides/error-codes> has them.
+/// Errors as in <https://platform.openai.com/docs/guides/error-codes>.
 pub(super) fn fault(fault: &Fault) -> (u16, Value) {
     let (status, kind, code, message) = match fault {
         Fault::Auth => {
@@ -93,7 +94,7 @@ pub(super) fn fault(fault: &Fault) -> (u16, Value) {
     (status, json!({"error": {"message": message, "type": kind, "param": null, "code": code}}))
 }
 
-/// The base64 of a data URL, or the URL.
+/// Returns the base64 of a data URL, or the URL itself.
 pub(super) fn data_of(url: String, media_type: &str) -> Read<String> {
     let Some(rest) = url.strip_prefix("data:") else { return Ok(url) };
     let (kind, data) = rest.split_once(";base64,").ok_or("a data URL without base64")?;

@@ -1,5 +1,5 @@
-//! OpenAI's Responses: <https://platform.openai.com/docs/api-reference/responses/create>, the reference of its
-//! streaming events beside it, and <https://platform.openai.com/docs/guides/reasoning>.
+//! OpenAI's Responses: <https://platform.openai.com/docs/api-reference/responses/create>, its reference of streaming
+//! events, and <https://platform.openai.com/docs/guides/reasoning>.
 
 #![allow(dead_code, reason = "a member that is only named is one that may be there")]
 
@@ -113,19 +113,19 @@ const TRAITS: Traits = Traits {
 
 impl Wire for Responses {
     fn read(&self, request: &Received, memory: &Memory) -> Read<Seen> {
-        must(request.line == "POST /v1/responses", || format!("no such place: {}", request.line))?;
+        must(request.line == "POST /v1/responses", || format!("unknown path: {}", request.line))?;
         let key = request.header("authorization");
         must(key.is_some_and(|key| key.starts_with("Bearer ")), || "You didn't provide an API key.".into())?;
         let body: Body = typed(&request.json())?;
-        must(body.stream && !body.store, || "a stream of what is not stored is expected".into())?;
+        must(body.stream && !body.store, || "stream: true and store: false are expected".into())?;
         must(body.include.is_some_and(|it| it == ["reasoning.encrypted_content"]), || {
-            "without its encrypted content, reasoning that is not stored is lost".into()
+            "include: reasoning.encrypted_content is required without storage".into()
         })?;
         must(body.max_output_tokens.is_none_or(|max| max >= 16), || {
             "'max_output_tokens': integer below minimum value, 16".into()
         })?;
         must(body.metadata.iter().flatten().all(|(_, value)| value.is_string()), || {
-            "metadata: texts".into()
+            "metadata: values must be strings".into()
         })?;
         let mut seen = Seen {
             system: body.instructions,
@@ -136,7 +136,7 @@ impl Wire for Responses {
             ..Seen::default()
         };
         for Tool::Function { name, .. } in body.tools.into_iter().flatten() {
-            must(is_name(&name), || format!("tools: {name} is no name"))?;
+            must(is_name(&name), || format!("tools: {name} is not a valid name"))?;
             seen.tools.push(name);
         }
         must(body.tool_choice.is_none() || !seen.tools.is_empty(), || {
@@ -222,7 +222,7 @@ impl Output {
         self.rendered.events.push(Event { name, data: data.to_string() });
     }
 
-    /// An item from its beginning to its end, with what comes between.
+    /// Adds the events of an item from its beginning to its end, with those of `between` in the middle.
     fn item(&mut self, begun: &Value, whole: &Value, between: impl FnOnce(&mut Self)) {
         let index = self.items.len();
         self.event("response.output_item.added", json!({"output_index": index, "item": begun}));
@@ -328,7 +328,7 @@ fn items(items: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
         }
         waits = matches!(item, Item::Reasoning { .. });
         if !matches!(item, Item::FunctionCallOutput { .. } | Item::FunctionCall { .. }) {
-            // Other items of the answer stand between calls, and not behind them.
+            // Other items of the answer may stand between calls, but not between the last call and its result.
             must(!theirs || calls.must_be_answered().is_ok(), || {
                 "no tool output found for a function call".into()
             })?;
@@ -337,7 +337,7 @@ fn items(items: &[Value], memory: &Memory, seen: &mut Seen) -> Read<()> {
             Item::Message { role, content, .. } => message(&role, content, seen)?,
             Item::FunctionCall { call_id, name, arguments } => {
                 must((1..=64).contains(&call_id.len()), || "call_id: string too long, at most 64".into())?;
-                must(is_name(&name), || format!("{name} is no name"))?;
+                must(is_name(&name), || format!("{name} is not a valid name"))?;
                 let arguments: Result<Map<String, Value>, _> = serde_json::from_str(&arguments);
                 must(arguments.is_ok(), || "arguments: a JSON object is expected".into())?;
                 calls.make(&call_id)?;

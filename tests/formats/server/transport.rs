@@ -1,5 +1,5 @@
-//! How answers travel. The rules are those of server-sent events
-//! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>), and of JSON lines.
+//! How answers are sent. The rules are those of server-sent events
+//! (<https://html.spec.whatwg.org/multipage/server-sent-events.html>) and of JSON lines.
 
 use std::fmt::Write;
 
@@ -8,14 +8,14 @@ use super::Event;
 /// A server's way of sending events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habit {
-    /// Bytes of a chunk.
+    /// The number of bytes of a chunk.
     pub(crate) chunk: usize,
     line_end: &'static str,
-    /// Comments, fields that nobody asked for, and blank lines.
+    /// Adds comments, unneeded fields and blank lines.
     noise: bool,
-    /// A byte-order mark ahead of it all.
+    /// Begins with a byte order mark.
     mark: bool,
-    /// Events with their names, and a space behind the colon.
+    /// Sends the names of events, and a space after each colon.
     named: bool,
 }
 
@@ -32,16 +32,16 @@ pub(crate) const HABITS: [Habit; 7] = [
 ];
 
 impl Habit {
-    /// Chunks of this many bytes, and else nothing odd.
+    /// Returns a regular habit with chunks of this many bytes.
     pub(crate) fn chunks(chunk: usize) -> Self {
         Self { chunk, ..PLAIN }
     }
 
-    /// The events as they travel; `lines` says that each is a line of JSON.
+    /// Returns the bytes of the events. With `lines`, each event is a line of JSON.
     pub(crate) fn bytes(self, events: &[Event], lines: bool) -> Vec<u8> {
         let mut body = String::new();
         if lines {
-            // A carriage return alone ends no line of JSON, and a mark is none of it.
+            // In JSON lines, a carriage return alone does not end a line, and a byte order mark is not allowed.
             let end = if self.line_end == "\r" { "\n" } else { self.line_end };
             for event in events {
                 write!(body, "{}{end}{}", event.data, if self.noise { end } else { "" }).unwrap();

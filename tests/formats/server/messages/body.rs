@@ -1,4 +1,4 @@
-//! A request's body. What is not named here is refused.
+//! The body of a request. Members that are not listed here are rejected.
 
 #![allow(dead_code, reason = "a member that is only named is one that may be there")]
 

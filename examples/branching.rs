@@ -12,7 +12,7 @@
 #[path = "support/support.rs"]
 mod support;
 
-use std::{error::Error, process::ExitCode, sync::Arc, time::Duration};
+use std::{error::Error, process::ExitCode, time::Duration};
 
 use omni_agent::{
     agent::{Agent, Event, TurnOutcome},
@@ -41,7 +41,7 @@ async fn branching() -> Result<(), Box<dyn Error>> {
     )
     .await?;
     let agent = Agent::builder().model(picked.model).system("Answer in one short sentence.");
-    let session = Session::builder(Arc::new(MemoryStore::new())).agent(agent).create().await?;
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
     let events = session.subscribe(Mode::Controller).await?;
     let mut show = Show { session, events, printer: Printer::default() };
 

@@ -156,7 +156,7 @@ async fn custom_store() -> Result<(), Box<dyn Error>> {
     println!("\n2. A turn of a session on it.");
     let shelf = Shelf::default();
     let agent = Agent::builder().model(picked.model).system("Be brief.");
-    let session = Session::builder(Arc::new(shelf.clone())).agent(agent).title("Stores").create().await?;
+    let session = Session::builder(shelf.clone()).agent(agent).title("Stores").create().await?;
     println!("> What is a store?\n{}", session.ask("What is a store?").await?.text());
     session.stop(Duration::from_secs(5)).await?;
 

@@ -1,8 +1,7 @@
 //! Stateful LLM agents: they stream, call tools, ask for approval, and can be steered, stopped and resumed.
 //!
 //! ```no_run
-//! use omni_agent::agent::{Agent, Event, Status};
-//! use omni_agent::subscription::Update;
+//! use omni_agent::{Agent, Event, Status, Update};
 //!
 //! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
 //! let agent = Agent::builder().model("anthropic:claude-sonnet-4-6").start().await?;
@@ -48,6 +47,48 @@
 //! | [`session`] | a conversation with an identity: an agent, a tree and a store, as an actor |
 //! | [`manager`] | many sessions by id |
 //!
+//! The types of a first program are also at the root. So are the crates that it needs in the versions of this crate:
+//! [`async_trait`], [`schemars`] and [`serde_json`].
+//!
+//! ```
+//! # #[cfg(feature = "test-util")]
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! use omni_agent::{Agent, AgentCallbacks, ToolContext, async_trait, schemars, tool_fn};
+//! use omni_agent::agent::{State, TurnDecision};
+//! # use omni_agent::{serde_json::json, testing::{ScriptedProvider, Step}};
+//!
+//! #[derive(serde::Deserialize, schemars::JsonSchema)]
+//! #[schemars(crate = "omni_agent::schemars")]
+//! struct Zone {
+//!     /// The name of a city.
+//!     city: String,
+//! }
+//!
+//! struct Log;
+//!
+//! #[async_trait]
+//! impl AgentCallbacks for Log {
+//!     async fn handle_turn(&mut self, response: &omni_agent::Response, _: &mut State) -> TurnDecision {
+//!         println!("{}", response.text());
+//!         TurnDecision::Stop
+//!     }
+//! }
+//!
+//! let time = tool_fn("time", "Returns the local time.", |zone: Zone, _: ToolContext| async move {
+//!     Ok(format!("It is noon in {}.", zone.city))
+//! });
+//! # let model = ScriptedProvider::new([
+//! #     Step::tool_use("call-1", "time", json!({ "city": "Oslo" })),
+//! #     Step::text("It is noon."),
+//! # ])
+//! # .model();
+//! let agent = Agent::builder().model(model).tool(time).callbacks(Log).start().await?;
+//! assert_eq!(agent.ask("What time is it in Oslo?").await?.text(), "It is noon.");
+//! # Ok::<(), omni_agent::AgentError>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Features
 //!
 //! | feature | default | what it brings |
@@ -91,7 +132,26 @@ pub mod testing;
 pub mod tool;
 pub mod tree;
 
+#[doc(no_inline)]
+pub use agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Event, Prompt, Response, Status};
+pub use async_trait::async_trait;
 pub use error::error_chain;
+#[doc(no_inline)]
+pub use manager::Manager;
+#[doc(no_inline)]
+pub use message::{Attachment, Message};
+#[doc(no_inline)]
+pub use provider::{Model, Options, Provider, ProviderError};
+pub use schemars;
+pub use serde_json;
+#[doc(no_inline)]
+pub use session::{Session, SessionEvent};
+#[doc(no_inline)]
+pub use store::{ConversationId, Store};
+#[doc(no_inline)]
+pub use subscription::{EventId, Update};
+#[doc(no_inline)]
+pub use tool::{Decision, Tool, ToolContext, ToolError, ToolOutput, tool_fn};
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

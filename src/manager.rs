@@ -16,7 +16,7 @@
 //!
 //! let provider = ScriptedProvider::new([Step::text("Lisbon, I would say.")]);
 //! let agent = || Agent::builder().model(provider.model());
-//! let manager = Manager::builder(Arc::new(MemoryStore::new())).build();
+//! let manager = Manager::builder(MemoryStore::new()).build();
 //!
 //! let opened = manager.create(agent()).await?;
 //! opened.session.ask("Where shall we go on holiday?").await?;
@@ -65,7 +65,7 @@ use crate::{
     agent::InFlight,
     provider::Registry,
     session::Session,
-    store::{ConversationId, Owner, Page, Store},
+    store::{ConversationId, IntoStore, Owner, Page, Store},
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
 };
 
@@ -229,9 +229,9 @@ impl ManagerBuilder {
 
 impl Manager {
     /// Begins to build a manager whose conversations are kept in `store`.
-    pub fn builder(store: Arc<dyn Store>) -> ManagerBuilder {
+    pub fn builder(store: impl IntoStore) -> ManagerBuilder {
         ManagerBuilder {
-            store: Debugless(store),
+            store: Debugless(store.into_store()),
             owner: None,
             registry: None,
             idle_shutdown: Some(Duration::from_mins(5)),

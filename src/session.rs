@@ -11,10 +11,10 @@
 //! use std::{sync::Arc, time::Duration};
 //! use omni_agent::agent::Agent;
 //! use omni_agent::session::Session;
-//! use omni_agent::store::{MemoryStore, Store};
+//! use omni_agent::store::MemoryStore;
 //! use omni_agent::testing::{ScriptedProvider, Step};
 //!
-//! let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+//! let store = Arc::new(MemoryStore::new());
 //! let provider = ScriptedProvider::new([
 //!     Step::text("Everest, K2, Lhotse."),
 //!     Step::text("Fuji, Etna, Teide."),
@@ -74,7 +74,7 @@ pub use watcher::{Notice, Watcher};
 use crate::{
     actor,
     agent::{Agent, AgentError, InFlight, Prompt, Response},
-    store::{ConversationId, Store},
+    store::{ConversationId, IntoStore},
     subscription::{Attachment, End, EndReason, EventId, Source, Subscription},
     tree::{NodeId, Tree},
 };
@@ -104,8 +104,8 @@ pub struct WeakSession {
 
 impl Session {
     /// Begins to build a session whose conversation is kept in `store`.
-    pub fn builder(store: Arc<dyn Store>) -> SessionBuilder {
-        SessionBuilder::new(store)
+    pub fn builder(store: impl IntoStore) -> SessionBuilder {
+        SessionBuilder::new(store.into_store())
     }
 
     /// The conversation's id.

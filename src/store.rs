@@ -71,6 +71,8 @@ pub use sqlite::SqliteStore;
 pub use transfer::{Copied, copy, copy_one};
 pub use write::{Epoch, Lease, Owner, Version, Write};
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
 
 /// Keeps conversations.
@@ -292,5 +294,30 @@ pub trait Store: Send + Sync + 'static {
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let _ = (id, lease);
         Ok(())
+    }
+}
+
+/// Converts the argument of [`Session::builder`](crate::session::Session::builder) and
+/// [`Manager::builder`](crate::manager::Manager::builder): a store, an `Arc` of one, or an `Arc<dyn Store>`.
+pub trait IntoStore {
+    /// Returns the shared store.
+    fn into_store(self) -> Arc<dyn Store>;
+}
+
+impl<S: Store> IntoStore for S {
+    fn into_store(self) -> Arc<dyn Store> {
+        Arc::new(self)
+    }
+}
+
+impl<S: Store> IntoStore for Arc<S> {
+    fn into_store(self) -> Arc<dyn Store> {
+        self
+    }
+}
+
+impl IntoStore for Arc<dyn Store> {
+    fn into_store(self) -> Arc<dyn Store> {
+        self
     }
 }

@@ -234,13 +234,7 @@ impl Inner {
             Beginning::Stored => Box::pin(builder.open(id.clone())),
             Beginning::Generated => Box::pin(builder.create_with(id.clone())),
             Beginning::Named => Box::pin(builder.create_with_id(id.clone())),
-            Beginning::Either => Box::pin(async {
-                if self.store.exists(id).await? {
-                    Box::pin(builder.open(id.clone())).await
-                } else {
-                    Box::pin(builder.create_with_id(id.clone())).await
-                }
-            }),
+            Beginning::Either => Box::pin(builder.open_or_create(id.clone())),
         };
         // A store that takes its time, or an `init`, does not hold a shutdown up.
         let session = tokio::select! {

@@ -266,6 +266,29 @@ impl SessionBuilder {
         Ok(starting.run())
     }
 
+    /// Opens the conversation with this id if the store has it, and creates it otherwise.
+    ///
+    /// # Errors
+    ///
+    /// As [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers create the same conversation
+    /// at the same time, one succeeds; the others get [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists)
+    /// and can try again.
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`create_with_id`](Self::create_with_id).
+    ///
+    /// # Panics
+    ///
+    /// Outside a tokio runtime.
+    pub async fn open_or_create(self, id: ConversationId) -> Result<Session, SessionError> {
+        if self.store.exists(&id).await? {
+            Box::pin(self.open(id)).await
+        } else {
+            Box::pin(self.create_with_id(id)).await
+        }
+    }
+
     fn ensure_no_history(&self) -> Result<(), SessionError> {
         let is_given = !self.agent.given_history().is_empty();
         if is_given { Err(SessionError::InitialHistory) } else { Ok(()) }

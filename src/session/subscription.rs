@@ -30,7 +30,6 @@ pub enum Mode {
 /// ```
 /// # #[cfg(feature = "test-util")]
 /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-/// use std::sync::Arc;
 /// use omni_agent::agent::{Agent, Event, Status};
 /// use omni_agent::session::{Mode, Session, SessionEvent};
 /// use omni_agent::store::MemoryStore;
@@ -39,7 +38,7 @@ pub enum Mode {
 ///
 /// let provider = ScriptedProvider::new([Step::text("Hello!")]);
 /// let agent = Agent::builder().model(provider.model());
-/// let session = Session::builder(Arc::new(MemoryStore::new())).agent(agent).create().await?;
+/// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
 /// let mut events = session.subscribe(Mode::Controller).await?;
 /// session.prompt("Hi").await?;
 /// while let Some(update) = events.next().await {

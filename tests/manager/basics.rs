@@ -1,6 +1,6 @@
 //! Opening, closing and listing.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use omni_agent::{
     agent::{Agent, AgentBuilder},
@@ -17,7 +17,7 @@ pub(crate) fn agent() -> AgentBuilder {
 
 #[tokio::test(start_paused = true)]
 async fn create_close_and_open_again_is_the_same_conversation() {
-    let manager = Manager::builder(Arc::new(MemoryStore::new())).build();
+    let manager = Manager::builder(MemoryStore::new()).build();
     let events = manager.subscribe();
     let mut told = events.snapshot().unwrap().as_ref().clone();
     let mut events = events;

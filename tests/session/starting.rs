@@ -5,7 +5,7 @@ use std::sync::Arc;
 use omni_agent::{
     agent::{Agent, AgentCallbacks, AgentError, State, StateEdit},
     message::{History, Message},
-    session::{Session, SessionError},
+    session::{Session, SessionBuilder, SessionError},
     store::{ConversationId, MemoryStore, Store, StoreError},
     testing::ScriptedProvider,
 };
@@ -179,4 +179,40 @@ async fn create_init_that_sets_the_history_is_refused() {
     let refused = Session::builder(store.as_dyn()).agent(agent).create_with_id(id("talk")).await;
     assert!(matches!(refused, Err(SessionError::Agent(AgentError::HistoryOwned))), "{refused:?}");
     assert!(!store.exists(&id("talk")).await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_or_create_creates_an_unknown_id_and_opens_a_known_one() {
+    let store = Arc::new(MemoryStore::new());
+    let builder = || Session::builder(Arc::clone(&store)).agent(parrot());
+    let created = builder().title("Talk").open_or_create(id("c")).await.unwrap();
+    created.ask("One").await.unwrap();
+    let tree = created.tree().await.unwrap();
+    created.stop(secs(1)).await.unwrap();
+    let opened = builder().title("Another").open_or_create(id("c")).await.unwrap();
+    assert_eq!(opened.tree().await.unwrap(), tree);
+    assert_eq!(opened.title().await.unwrap().as_deref(), Some("Talk"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn open_or_create_of_several_that_create_at_once_one_succeeds() {
+    // Each first learns that the conversation does not exist, and then creates it.
+    let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
+    let start = || Session::builder(store.as_dyn()).agent(parrot()).open_or_create(id("c"));
+    let (one, other) = tokio::join!(start(), start());
+    let errors: Vec<_> = [one, other].into_iter().filter_map(Result::err).collect();
+    assert!(matches!(&errors[..], [SessionError::Store(StoreError::AlreadyExists { .. })]), "{errors:?}");
+    assert!(start().await.is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn builder_takes_a_store_and_a_shared_store() {
+    let shared = Arc::new(MemoryStore::new());
+    let any: Arc<dyn Store> = Arc::clone(&shared) as Arc<dyn Store>;
+    let start = |builder: SessionBuilder| builder.agent(parrot()).open_or_create(id("c"));
+    let last = start(Session::builder(shared)).await.unwrap();
+    last.ask("One").await.unwrap();
+    last.stop(secs(1)).await.unwrap();
+    assert_eq!(start(Session::builder(any)).await.unwrap().tree().await.unwrap().len(), 2);
+    assert!(start(Session::builder(MemoryStore::new())).await.unwrap().tree().await.unwrap().is_empty());
 }

@@ -11,8 +11,8 @@
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //!
 //! let provider = ScriptedProvider::new([Step::text("Paris.")]);
-//! let answer = provider.model().generate(Request::prompt("The capital of France?")).await?;
-//! assert_eq!(answer.message.text(), "Paris.");
+//! let response = provider.model().generate(Request::prompt("The capital of France?")).await?;
+//! assert_eq!(response.message.text(), "Paris.");
 //! assert_eq!(provider.requests()[0].history.len(), 1);
 //! # Ok::<(), omni_agent::provider::ProviderError>(())
 //! # })?;
@@ -84,8 +84,8 @@ impl ScriptedProvider {
     /// let parrot = ScriptedProvider::from_fn(|request| {
     ///     Step::text(request.history.last().map(|message| message.text()).unwrap_or_default())
     /// });
-    /// let answer = parrot.model().generate(Request::prompt("Hello")).await?;
-    /// assert_eq!(answer.message.text(), "Hello");
+    /// let response = parrot.model().generate(Request::prompt("Hello")).await?;
+    /// assert_eq!(response.message.text(), "Hello");
     /// # Ok::<(), omni_agent::provider::ProviderError>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -130,7 +130,7 @@ impl ScriptedProvider {
         lock(&self.shared.requests).last().cloned()
     }
 
-    /// Returns the number of answers that are streaming: started, and neither read to the end nor dropped.
+    /// Returns the number of responses that are streaming: started, and neither read to the end nor dropped.
     pub fn streaming(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
     }
@@ -199,7 +199,7 @@ impl Provider for ScriptedProvider {
     }
 }
 
-/// Counts an answer as streaming until it is dropped.
+/// Counts a response as streaming until it is dropped.
 struct Open(ScriptedProvider);
 
 impl Open {
@@ -224,7 +224,7 @@ impl fmt::Debug for ScriptedProvider {
     }
 }
 
-/// An answer of a [`ScriptedProvider`].
+/// A response of a [`ScriptedProvider`].
 ///
 /// A step is built from left to right, and [`stop`](Step::stop) ends it. A step without an end breaks off there, like a
 /// connection that is cut.
@@ -234,7 +234,7 @@ impl fmt::Debug for ScriptedProvider {
 /// use serde_json::json;
 ///
 /// let step = || Step::new().then_text(["Let me ", "see."]).then_tool_use("call-1", "look", json!({})).stop();
-/// // Two blocks, three pieces and the end; the answer can be cut off at each of them.
+/// // Two blocks, three pieces and the end; the response can be cut off at each of them.
 /// assert_eq!(step().actions(), 6);
 /// let cut: Vec<Step> = (0..6).map(|actions| step().cut_after(actions)).collect();
 /// ```
@@ -258,23 +258,23 @@ enum Action {
 }
 
 impl Step {
-    /// Creates an answer without content and without an end, to build on.
+    /// Creates a response without content and without an end, to build on.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Creates a complete answer with one text.
+    /// Creates a complete response with one text.
     pub fn text(text: impl Into<String>) -> Self {
         Self::new().then_text([text.into()]).stop()
     }
 
-    /// Creates a complete answer with one value, as a service sends it that enforces the output schema itself.
+    /// Creates a complete response with one value, as a service sends it that enforces the output schema itself.
     pub fn output(value: &Value) -> Self {
         let enforced = MessageDelta { output_enforced: true, ..MessageDelta::default() };
         Self::new().data(enforced).then_text([value.to_string()]).stop()
     }
 
-    /// Creates a complete answer with one tool use.
+    /// Creates a complete response with one tool use.
     pub fn tool_use(id: &str, name: &str, input: Value) -> Self {
         Self::new().then_tool_use(id, name, input).stop()
     }
@@ -284,7 +284,7 @@ impl Step {
         Self { refuse: Some(error), ..Self::default() }
     }
 
-    /// Creates an answer that depends on the request. Anything added to this step is not reached: add to the step that
+    /// Creates a response that depends on the request. Anything added to this step is not reached: add to the step that
     /// `make` returns.
     pub fn from_fn(make: impl FnOnce(&Request) -> Step + Send + 'static) -> Self {
         Self { make: Some(Box::new(make)), ..Self::default() }
@@ -378,14 +378,14 @@ impl Step {
         self
     }
 
-    /// Ends the answer in the ordinary way: with [`StopReason::ToolUse`] if it uses tools, otherwise with
+    /// Ends the response in the ordinary way: with [`StopReason::ToolUse`] if it uses tools, otherwise with
     /// [`StopReason::Stop`].
     pub fn stop(self) -> Self {
         let reason = if self.uses_tools { StopReason::ToolUse } else { StopReason::Stop };
         self.stop_with(reason)
     }
 
-    /// Ends the answer with this stop reason.
+    /// Ends the response with this stop reason.
     pub fn stop_with(self, reason: StopReason) -> Self {
         self.delta(Delta::stop(reason))
     }

@@ -1,10 +1,37 @@
-//! Endpoints: services that speak a wire format over HTTP.
+//! Endpoints: services that are reached over HTTP.
 //!
-//! An [`Endpoint`] says where a service is, how it takes its key and what is particular about it; the
-//! [`dialect`](super::dialect) says what goes over the wire. [`Framer`] is the part between the two that cuts
-//! an answer's bytes into events.
+//! An [`Endpoint`] is a [`Provider`](super::Provider). It knows a service's address, how the service takes its key
+//! ([`Auth`]), how long to wait for it ([`Timeouts`]), and how much to read from it ([`Limits`]). The wire format
+//! itself, that is the JSON shapes and the stream framing, is a [`dialect`](super::dialect). Between the two, a
+//! [`Framer`] splits the bytes of a response into events.
 //!
-//! What each service makes of each option stands in [`mapping`].
+//! There is a constructor for each service that this crate knows, such as [`Endpoint::anthropic`]. For other services
+//! there are [`Endpoint::openai_compatible`], [`Endpoint::anthropic_compatible`] and [`Endpoint::custom`]. [`mapping`]
+//! lists how each option is mapped for each service.
+//!
+//! ```
+//! use std::{sync::Arc, time::Duration};
+//!
+//! use omni_agent::provider::{
+//!     Model, Request,
+//!     http::{Endpoint, Timeouts},
+//! };
+//!
+//! let mut timeouts = Timeouts::default();
+//! timeouts.first_byte = Duration::from_mins(10);
+//! let endpoint = Endpoint::openai_compatible("local", "http://localhost:8080").with_timeouts(timeouts);
+//!
+//! // Shows what would be sent, without sending it.
+//! let mut request = Request::prompt("Hi");
+//! request.model = "llama".into();
+//! let preview = endpoint.preview(&request)?;
+//! assert_eq!(preview.url, "http://localhost:8080/v1/chat/completions");
+//! assert_eq!(preview.body["model"], "llama");
+//!
+//! let model = Model::new(Arc::new(endpoint), "llama");
+//! # let _ = model;
+//! # Ok::<(), omni_agent::provider::ProviderError>(())
+//! ```
 
 #[expect(clippy::doc_markdown, reason = "warnings and errors are quoted as they come")]
 #[doc = include_str!("../../docs/services.md")]
@@ -27,21 +54,22 @@ pub use framing::{Framer, Limits};
 pub use key::Auth;
 pub use services::{AlibabaRegion, OpenRouter, RoutingSort};
 
-/// How long an endpoint waits for a service. Each is an error of kind
-/// [`Timeout`](super::ErrorKind::Timeout) that names itself. The limit for a whole exchange is
-/// [`Options::timeout`](super::OptionFields::timeout).
+/// How long an endpoint waits for a service.
+///
+/// If a timeout expires, the request fails with an error of kind [`Timeout`](super::ErrorKind::Timeout) that names the
+/// timeout. The limit for a whole exchange is [`Options::timeout`](super::OptionFields::timeout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// For a connection, TLS included.
+    /// The timeout for a connection, including TLS.
     pub connect: Duration,
-    /// From the beginning of the request until the head of the answer.
+    /// The timeout from the start of the request until the head of the response.
     pub first_byte: Duration,
-    /// Between two pieces of the answer. Time in which nobody asks for more does not count.
+    /// The timeout between two pieces of the response. Time during which the caller does not read does not count.
     pub between_chunks: Duration,
 }
 
 impl Default for Timeouts {
-    /// 10 seconds to connect, 5 minutes for all else: models think before they speak.
+    /// 10 seconds to connect and 5 minutes for the others, since models think before they answer.
     fn default() -> Self {
         let patient = Duration::from_mins(5);
         Self { connect: Duration::from_secs(10), first_byte: patient, between_chunks: patient }

@@ -187,11 +187,11 @@ async fn endless_answers_are_decoding_errors_in_bounded_memory() {
         ("a line", plain(), sse().piece(": ").forever(x())),
         ("a line", lines(), Reply::ndjson().piece("{\"text\":\"").forever(x())),
         ("an event", plain(), sse().forever(format!("data: {}\n", x()))),
-        ("the answer", plain(), sse().forever(format!(": {}\n\n", x()))),
-        ("the answer", plain(), sse().forever("\n".repeat(4 * KIB))),
-        ("the answer", plain(), sse().forever(events)),
-        ("the answer", lines(), Reply::ndjson().forever("{}\n".repeat(KIB))),
-        ("the answer", plain(), Reply::json(200, "[").forever(x())),
+        ("the response", plain(), sse().forever(format!(": {}\n\n", x()))),
+        ("the response", plain(), sse().forever("\n".repeat(4 * KIB))),
+        ("the response", plain(), sse().forever(events)),
+        ("the response", lines(), Reply::ndjson().forever("{}\n".repeat(KIB))),
+        ("the response", plain(), Reply::json(200, "[").forever(x())),
     ] {
         let mut server = Server::start([reply]).await;
         let error = ask(&endpoint.with_base_url(server.url()).with_limits(small())).await.error();

@@ -170,7 +170,7 @@ fn limits_exceeded_are_decoding_errors_that_name_the_limit() {
         (
             Framing::Sse,
             "data: 1\n\n:234567\n:234567\n:234567\n:234567\n:234567\n:234567\n:234567\n",
-            "the answer",
+            "the response",
         ),
     ] {
         let whole = frames(framing, &limits, &[body.as_bytes()]);

@@ -1,4 +1,4 @@
-//! The body of an answer as a stream of deltas.
+//! Reads the body of a response as a stream of deltas.
 
 mod opening;
 
@@ -26,19 +26,19 @@ use crate::provider::{
     halves::Halves,
 };
 
-/// What is read of a body after its terminal event, so that the connection can serve the next request.
+/// How much of a body is read after its terminal event, so that the connection can be reused.
 const DRAIN_BYTES: usize = 64 * 1024;
 const DRAIN_TIME: Duration = Duration::from_secs(1);
-/// The wait for what may follow a complete answer, such as usage. Some services leave the connection open instead of ending
-/// the body.
+/// How long to wait for what may follow a complete response, such as usage. Some services leave the connection open
+/// instead of ending the body.
 const REST_TIME: Duration = Duration::from_secs(5);
-/// Pieces of a body that are read at a time without finding anything to give out: in a flood of comments, the
-/// reader gets its turn in between.
+/// How many pieces of a body are read in one poll without producing a delta. This lets the reading task yield during a
+/// flood of comments.
 const PATIENCE: usize = 32;
 
-/// Reads a body, frame by frame as its reader asks for deltas: what nobody asks for stays in the socket.
+/// Reads a body frame by frame, as deltas are requested. The rest stays in the socket.
 pub(super) struct ResponseReader<S> {
-    /// Gone once it has ended, failed or told enough. Dropping it closes the connection.
+    /// The body, until it has ended, failed or become unnecessary. Dropping it closes the connection.
     body: Option<S>,
     reading: Reading,
     framer: Framer,
@@ -46,31 +46,31 @@ pub(super) struct ResponseReader<S> {
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     error_context: ErrorContext,
-    /// The service's name, until the answer is marked with it.
+    /// The service's name, until the response is marked with it.
     service: Option<String>,
-    /// Deltas not given out yet.
+    /// The deltas that were not returned yet.
     ready: VecDeque<Delta>,
-    /// The error that comes after them.
+    /// The error that follows these deltas.
     failed: Option<ProviderError>,
-    /// Whether anything of the answer's content was given out.
+    /// Whether any content of the response was returned.
     content: bool,
     whole_limit: usize,
     silence: Silence,
-    /// The wait for what may follow a complete answer.
+    /// The timeout for what may follow a complete response.
     rest: Silence,
 }
 
-/// The decoder, and what helps it.
+/// The decoder and its buffers.
 struct Decoding {
     decoder: Box<dyn Decoder>,
     halves: Halves,
-    /// What the decoder writes into; empty between frames.
+    /// The decoder's output; empty between frames.
     decoded: Vec<Delta>,
 }
 
 impl Decoding {
-    /// Decodes a frame, a second time if the first failed for halves of characters. Data with a half alone is not JSON to
-    /// the decoder, which leaves the decoder as it was.
+    /// Decodes a frame. If decoding fails because of half a character, the frame is decoded a second time. For the
+    /// decoder, data with half a character is not JSON, and the failed attempt leaves the decoder unchanged.
     fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
         let decoded = match self.decoder.decode(frame, &mut self.decoded) {
             Err(error) if error.kind == ErrorKind::Decoding && self.decoded.is_empty() => {
@@ -85,7 +85,7 @@ impl Decoding {
         decoded.map_err(|error| self.halves.resolve_error(error))
     }
 
-    /// The body has ended.
+    /// Decodes the end of the body.
     fn end(&mut self) -> Result<(), ProviderError> {
         let ended = self.decoder.end(&mut self.decoded);
         self.halves.resolve(&mut self.decoded);
@@ -93,19 +93,19 @@ impl Decoding {
     }
 }
 
-/// What the body turned out to be.
+/// How the body is being read.
 enum Reading {
     /// The first bytes do not show the shape of the body yet.
     Undecided(Opening),
-    /// Events.
+    /// As events.
     Frames,
-    /// One JSON value, from a service that does not stream.
+    /// As one JSON value, from a service that does not stream.
     Whole(Vec<u8>),
-    /// Nothing more.
+    /// Reading has ended.
     Over,
 }
 
-/// What an [`ResponseReader`] is made from.
+/// The parts of a [`ResponseReader`].
 pub(super) struct Parts {
     pub(super) dialect: Arc<dyn Dialect>,
     pub(super) decoder: Box<dyn Decoder>,
@@ -142,13 +142,13 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         }
     }
 
-    /// Decodes frames until there is something to give out. `false`: that takes more of the body.
+    /// Decodes frames until there is something to return. Returns `false` if that requires more of the body.
     fn advance(&mut self) -> Result<bool, ProviderError> {
         while matches!(self.reading, Reading::Undecided(_) | Reading::Frames) {
             let Some(frame) = self.framer.next_frame()? else {
                 return Ok(false);
             };
-            // Some services keep a connection alive with events that say nothing.
+            // Some services send empty events to keep a connection alive.
             if frame.data.is_empty() && frame.event.is_empty() {
                 continue;
             }
@@ -164,14 +164,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         Ok(!self.ready.is_empty())
     }
 
-    /// Makes what was decoded ready, all that came before an error included.
+    /// Queues the decoded deltas, including those before an error.
     fn settle(&mut self, decoded: Result<(), ProviderError>) -> Result<(), ProviderError> {
         let deltas = &mut self.decoding.decoded;
         if let Err(error) = self.hooks.iter().try_for_each(|hook| hook(deltas)) {
             deltas.clear();
             return Err(error);
         }
-        // An answer that continues is not complete yet. Comments alone do not extend the wait.
+        // A response that continues is not complete yet. Comments alone do not extend the timeout.
         self.rest.armed &= deltas.is_empty();
         self.service.take_if(|service| origin::mark(deltas, service));
         self.content = self.content || deltas.iter().any(Delta::is_content);
@@ -179,7 +179,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         decoded
     }
 
-    /// The terminal event has been seen: the connection is kept if the body ends at once, and closed if not.
+    /// Ends reading after the terminal event. The connection is reused if the body ends at once, and closed otherwise.
     fn let_go(&mut self) {
         self.reading = Reading::Over;
         if let Some(mut body) = self.body.take() {
@@ -193,7 +193,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
                         }
                     }
                 };
-                // Either way the body is dropped with this task.
+                // In both cases the body is dropped with this task.
                 _ = timeout(DRAIN_TIME, rest).await;
             });
         }
@@ -211,7 +211,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         }
         if let Reading::Whole(text) = &mut self.reading {
             if text.len() + chunk.len() > self.whole_limit {
-                let message = format!("the answer is longer than the limit of {} bytes", self.whole_limit);
+                let message = format!("the response is longer than the limit of {} bytes", self.whole_limit);
                 return Err(ProviderError::new(ErrorKind::Decoding, message));
             }
             text.extend_from_slice(&chunk);
@@ -221,7 +221,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         Ok(())
     }
 
-    /// The body has ended: decodes what is left.
+    /// Decodes the rest after the body has ended.
     fn end(&mut self) -> Result<(), ProviderError> {
         self.body = None;
         match std::mem::replace(&mut self.reading, Reading::Over) {
@@ -244,14 +244,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         self.settle(ended)
     }
 
-    /// Decodes the frame that the end of the body left open. If it is no JSON, it was cut off.
+    /// Decodes the frame that the end of the body left incomplete. If the frame is not JSON, it was cut off.
     fn end_frames(&mut self) -> Result<(), ProviderError> {
         self.framer.finish();
         while let Some(frame) = self.framer.next_frame()? {
             match self.decoding.decode(frame) {
                 Err(error) if error.kind == ErrorKind::Decoding && !is_json(frame.data) => {
                     self.decoding.decoded.clear();
-                    let message = "the answer ended in the middle of an event";
+                    let message = "the response ended in the middle of an event";
                     return Err(ProviderError::new(ErrorKind::Truncated, message).with_source(error));
                 }
                 decoded => self.settle(decoded)?,
@@ -260,7 +260,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         Ok(())
     }
 
-    /// Decodes a whole JSON value: an error, or an answer that was not streamed.
+    /// Decodes a complete JSON value: an error, or a response that was not streamed.
     fn end_whole(&mut self, text: &[u8]) -> Result<(), ProviderError> {
         #[derive(Deserialize)]
         struct Probe {
@@ -269,17 +269,17 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
 
         let bad = |error: serde_json::Error| {
             let (kind, message) = if error.is_eof() {
-                (ErrorKind::Truncated, "the answer ended in the middle of a JSON value")
+                (ErrorKind::Truncated, "the response ended in the middle of a JSON value")
             } else {
-                (ErrorKind::Decoding, "the answer is neither an event stream nor JSON")
+                (ErrorKind::Decoding, "the response is neither an event stream nor JSON")
             };
             ProviderError::new(kind, message).with_source(error)
         };
         let text = std::str::from_utf8(text).map_err(|error| {
-            ProviderError::new(ErrorKind::Decoding, "the answer is not valid UTF-8").with_source(error)
+            ProviderError::new(ErrorKind::Decoding, "the response is not valid UTF-8").with_source(error)
         })?;
         serde_json::from_str::<IgnoredAny>(text).map_err(bad)?;
-        // A list would be read as a struct without names; what it holds, the format knows.
+        // A list would be parsed as a struct without names. The wire format knows what a list contains.
         let is_object = text.trim_ascii_start().starts_with('{');
         if let (true, Ok(Probe { error: Some(error) })) = (is_object, serde_json::from_str(text))
             && is_error(&error)
@@ -289,24 +289,25 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         let decoded = self.decoding.decode(Frame { event: "", data: text });
         self.settle(decoded)?;
         match self.end_decoding() {
-            // Nothing is missing: it is something else.
+            // The value is complete, so it is something other than a response.
             Err(error) if error.kind == ErrorKind::Truncated && !self.content => {
                 let text = self.error_context.scrub(text);
                 let said = self.dialect.error(200, &text).message;
-                let message = format!("the answer is none in this format, but says: {said}");
+                let message =
+                    format!("the response is not in the endpoint's wire format; it contains: {said}");
                 Err(ProviderError::new(ErrorKind::Decoding, message).with_body(&text))
             }
             ended => ended,
         }
     }
 
-    /// What a failure of the connection means: after content, that the answer is cut off; before it, that
-    /// there was none.
+    /// Returns the error for a failed connection: the response is truncated if content has arrived, otherwise the
+    /// service did not respond.
     fn broken(&self, error: reqwest::Error) -> ProviderError {
         let (kind, what) = if self.content {
-            (ErrorKind::Truncated, "the connection broke in the middle of the answer")
+            (ErrorKind::Truncated, "the connection broke in the middle of the response")
         } else {
-            (ErrorKind::Transport, "the connection broke before the answer began")
+            (ErrorKind::Transport, "the connection broke before the response began")
         };
         super::exchange::with_cause(kind, what, error)
     }
@@ -324,7 +325,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             Poll::Ready(None) => Poll::Ready(self.end()),
             Poll::Pending if self.decoding.decoder.is_complete() => {
                 ready!(self.rest.poll(cx));
-                // An event that is still incomplete is dropped: the answer is complete without it.
+                // An incomplete event is dropped: the response is complete without it.
                 self.body = None;
                 self.reading = Reading::Over;
                 Poll::Ready(self.end_decoding())
@@ -341,7 +342,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     fn fail(&mut self, error: ProviderError) {
-        // A half that waits is a part of the text that came.
+        // A waiting half of a character belongs to the text that arrived.
         self.decoding.halves.finish(&mut self.decoding.decoded);
         _ = self.settle(Ok(()));
         self.body = None;
@@ -383,11 +384,11 @@ fn is_json(text: &str) -> bool {
     serde_json::from_str::<IgnoredAny>(text).is_ok()
 }
 
-/// A timeout that runs while somebody waits, and costs nothing while bytes are there.
+/// A timeout that runs only while the reader waits for bytes, and costs nothing while bytes are available.
 struct Silence {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
-    /// Whether `sleep` belongs to the silence that lasts now.
+    /// Whether `sleep` belongs to the current silence.
     armed: bool,
 }
 
@@ -403,7 +404,7 @@ impl Silence {
         });
         if !self.armed {
             self.armed = true;
-            // Beyond what the clock can tell there is no limit.
+            // If the deadline is beyond the range of the clock, the wait has no limit.
             match Instant::now().checked_add(self.limit) {
                 Some(deadline) => sleep.as_mut().reset(deadline),
                 None => return Poll::Pending,

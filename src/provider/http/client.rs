@@ -1,7 +1,8 @@
-//! The HTTP clients that all endpoints of a runtime share, with their connection pools.
+//! The HTTP clients, with their connection pools, that all endpoints of a runtime share.
 //!
-//! A connection is driven by a task of the runtime that opened it. Taken from the pool by another runtime, it would hang
-//! while its own is not running, and break when its own ends: so each runtime has clients of its own.
+//! A task of the runtime that opened a connection drives it. If another runtime took the connection from the pool, it
+//! would hang while the first runtime is not running, and break when that runtime ends. Each runtime therefore has its
+//! own clients.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -15,28 +16,28 @@ use tokio::runtime;
 
 use crate::provider::{ErrorKind, ProviderError, http::exchange};
 
-/// The clients in use, the latest last. A process has one or two kinds of connection, and mostly one runtime.
+/// The clients in use, the latest last. A process has one or two kinds of connection, and usually one runtime.
 static CLIENTS: Mutex<Vec<(Kind, Client)>> = Mutex::new(Vec::new());
 
-/// Clients that are kept, at most. Nobody tells when a runtime ends, and each test may have one. A client that is dropped
-/// here loses its idle connections; the answers in flight have it still.
+/// The maximum number of clients that are kept. Nothing reports the end of a runtime, and each test may have a runtime.
+/// A client that is removed here loses its idle connections; responses in flight still hold it.
 const MAX_CLIENTS: usize = 32;
 
-/// What connections differ in.
+/// The properties in which connections differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Kind {
     runtime: runtime::Id,
     connect: Duration,
-    /// To this machine: never by way of a proxy.
+    /// Whether the service is on this machine. Such a connection never uses a proxy.
     local: bool,
     tls: bool,
 }
 
-/// The client for requests to `url`, made when it is first needed.
+/// Returns the client for requests to `url`. It is created when it is first needed.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Transport`] if TLS can't be set up, say without any root certificate on the system.
+/// Returns [`ErrorKind::Transport`] if TLS can't be set up, for example because the system has no root certificate.
 pub(super) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
     let runtime = runtime::Handle::current().id();
     let kind = Kind { runtime, connect, local: is_local(url), tls: url.scheme() == "https" };
@@ -62,7 +63,7 @@ fn build(kind: Kind) -> Result<Client, ProviderError> {
         .tls_backend_preconfigured(tls)
         .user_agent(concat!("omni-agent/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(kind.connect)
-        // A redirect would carry the key to wherever it points.
+        // A redirect would send the key to the redirect's target.
         .redirect(redirect::Policy::none())
         .referer(false);
     let builder = if kind.local { builder.no_proxy() } else { builder };
@@ -72,15 +73,16 @@ fn build(kind: Kind) -> Result<Client, ProviderError> {
     })
 }
 
-/// TLS with ring and the platform's certificates, without touching the process-wide crypto provider: that
-/// is the application's to choose.
+/// Configures TLS with ring and the platform's certificates. The process-wide crypto provider stays untouched, since
+/// the application chooses it.
 fn tls(kind: Kind) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let mut config = if kind.tls {
         builder.with_safe_default_protocol_versions()?.with_platform_verifier()?.with_no_client_auth()
     } else {
-        // Never used, but the client wants one; and plain HTTP must work where there are no certificates.
+        // The configuration is never used, but the client requires one, and plain HTTP must work on systems without
+        // certificates.
         let builder = builder.with_protocol_versions(&[&TLS13])?;
         builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth()
     };

@@ -1,4 +1,4 @@
-//! What an endpoint is made of.
+//! Endpoints and their settings.
 
 mod outgoing;
 
@@ -22,15 +22,15 @@ use crate::provider::{
 
 /// Changes a request's JSON body before it is sent.
 type BodyHook = Arc<dyn Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync>;
-/// Says yes to the ids of some models.
+/// Selects models by their ids.
 type ModelFilter = Arc<dyn Fn(&str) -> bool + Send + Sync>;
-/// Changes the deltas that one event gave.
+/// Changes the deltas of one event.
 pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync>;
 
-/// A service that speaks a wire format over HTTP: where it is, how it takes its key, what is particular about
-/// it. Cheap to make; all endpoints share their connections.
+/// A service with a wire format, at an address, with authentication and switches for its deviations.
 ///
-/// A mistake in the base URL or a header shows as an error of the first request.
+/// An endpoint is cheap to create; all endpoints share their connections. A mistake in the base URL or in a header
+/// becomes an error of the first request.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -46,33 +46,33 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 ///
 /// # Errors of a stream
 ///
-/// A connection that breaks before any content is [`ErrorKind::Transport`]; one that breaks or ends after
-/// that, without the format's terminal event, is [`ErrorKind::Truncated`], as is a body that ends in the
-/// middle of an event. All of them can be retried.
+/// If a connection breaks before any content, the error is [`ErrorKind::Transport`]. If it breaks or ends after that,
+/// without the terminal event of the wire format, the error is [`ErrorKind::Truncated`]. The same applies to a body
+/// that ends in the middle of an event. All of these errors can be retried.
 ///
 /// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. After a finish
-/// reason, the answer ends when nothing more of it arrives for 5 seconds. Missing usage is then a warning, as after a
-/// stream that was cut there.
+/// reason the response therefore ends when no further part of it arrives for 5 seconds. Missing usage is then reported as
+/// a warning, as after a stream that was cut at that point.
 ///
-/// A service may refuse a large request before it has read it, with status 413 for instance. Its status is returned if the
-/// service keeps the connection open until the answer is read, as RFC 9112, section 9.6, describes. If the service
-/// closes the connection at once, the error may be [`ErrorKind::Transport`] instead: the reset can reach the writer of the
-/// request before the answer is read, and the HTTP library then drops the connection with the answer.
+/// A service may refuse a large request before it has read all of it, for instance with status 413. If the service
+/// keeps the connection open until its response is read, as RFC 9112, section 9.6, describes, the error has that status.
+/// If it closes the connection at once, the error may be [`ErrorKind::Transport`] instead: the writer of the request
+/// can see the reset before the response is read, and the HTTP library then drops the connection and the response.
 ///
-/// An empty prompt, or a history that begins with an assistant message, is [`ErrorKind::InvalidRequest`], and nothing is
-/// sent.
+/// An empty prompt, or a history that begins with an assistant message, is refused with [`ErrorKind::InvalidRequest`],
+/// and nothing is sent.
 #[derive(Clone)]
 pub struct Endpoint {
     name: String,
     base_url: String,
     version: String,
     format: Format,
-    /// What some models are spoken to in instead; the first that fits counts.
+    /// The wire formats for some models; the first match counts.
     others: Vec<(ModelFilter, Format)>,
     keys: Keys,
-    /// What this user wants; the values are secret.
+    /// The user's headers, whose values are secret.
     headers: Vec<(String, Secret)>,
-    /// What this user wants and anybody may see.
+    /// The headers whose values are not secret.
     plain: Vec<(&'static str, String)>,
     body_hooks: Vec<BodyHook>,
     delta_hooks: Vec<DeltaHook>,
@@ -88,8 +88,8 @@ struct Format {
 }
 
 impl Endpoint {
-    /// A service that speaks `dialect` below `base_url`, under `/v1`. It takes a bearer token if there is
-    /// one, and does without if there is none.
+    /// Creates an endpoint for a service with the wire format `dialect` below `base_url`, under `/v1`. A key is sent as
+    /// a bearer token; without a key, requests have none.
     pub fn custom(name: impl Into<String>, base_url: impl Into<String>, dialect: impl Dialect) -> Self {
         Self {
             name: name.into(),
@@ -107,40 +107,40 @@ impl Endpoint {
         }
     }
 
-    /// The same endpoint under another name. The name is also what tells services apart: signatures and opaque items
-    /// in a conversation go back to the endpoint of the name that they came from, and to no other.
+    /// Returns the same endpoint with another name. The name also identifies the service: signatures and opaque items
+    /// in a conversation are sent back only to an endpoint with the name from which they came.
     pub fn with_name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// The same endpoint at another address.
+    /// Returns the same endpoint at another address.
     pub fn with_base_url(mut self, base_url: impl Into<String>) -> Self {
         self.base_url = base_url.into();
         self
     }
 
-    /// Its address, as it was given.
+    /// Returns the endpoint's address, as it was given.
     pub fn base_url(&self) -> &str {
         &self.base_url
     }
 
-    /// The same endpoint with `version` between the base URL and the format's own path, instead of `/v1`. A
-    /// base URL whose last segment is a version already keeps that.
+    /// Returns the same endpoint with `version` between the base URL and the path of the wire format, instead of `/v1`.
+    /// If the last segment of the base URL is a version already, that version is kept.
     pub fn with_version(mut self, version: impl Into<String>) -> Self {
         self.version = version.into();
         self
     }
 
-    /// The same endpoint, taking its key this way.
+    /// Returns the same endpoint, where the key is sent in this way.
     pub fn with_auth(mut self, auth: Auth) -> Self {
         self.format.auth = auth;
         self
     }
 
-    /// The same endpoint, which is spoken to in `dialect`, and takes its key by `auth`, for the models whose
-    /// ids `models` says yes to. The first such format that fits a model counts; the others stay with the
-    /// endpoint's own. All else is common to all: base URL, version, key, headers, hooks.
+    /// Returns the same endpoint, which uses the wire format `dialect` and the authentication `auth` for the models
+    /// that `models` selects by their ids. If several wire formats match a model, the first one counts; other models
+    /// keep the endpoint's own. The rest is common to all models: base URL, version, key, headers, hooks.
     pub fn with_format_for(
         mut self,
         models: impl Fn(&str) -> bool + Send + Sync + 'static,
@@ -151,47 +151,47 @@ impl Endpoint {
         self
     }
 
-    /// The same endpoint with a key.
+    /// Returns the same endpoint with a key.
     pub fn with_key(mut self, key: impl Into<Secret>) -> Self {
         self.keys.own = Some(KeySource::Value(key.into()));
         self
     }
 
-    /// The same endpoint with a function that is asked for the key at each request. `None` sends on to the
-    /// environment variable. It must not block.
+    /// Returns the same endpoint with a function that is called for the key at each request. If it returns `None`, the
+    /// environment variable is used. The function must not block.
     pub fn with_key_from(mut self, key: impl Fn() -> Option<Secret> + Send + Sync + 'static) -> Self {
         self.keys.own = Some(KeySource::function(key));
         self
     }
 
-    /// The same endpoint with the environment variable that holds the key when nothing else gives one. From
-    /// now on a key is demanded.
+    /// Returns the same endpoint with an environment variable, which is read if no other source has a key. From now on
+    /// a key is required.
     pub fn with_key_variable(mut self, name: impl Into<String>) -> Self {
         self.keys.variable = Some(name.into());
         self.keys.optional = false;
         self
     }
 
-    /// The same endpoint, which may be asked without a key.
+    /// Returns the same endpoint, for which a key is optional: without a key, requests are sent without it.
     pub fn with_optional_key(mut self) -> Self {
         self.keys.optional = true;
         self
     }
 
-    /// The same endpoint with one more header. Its value is never shown.
+    /// Returns the same endpoint with one more header. Its value is never shown.
     pub fn with_header(mut self, name: impl Into<String>, value: impl Into<Secret>) -> Self {
         self.headers.push((name.into(), value.into()));
         self
     }
 
-    /// The same endpoint with one more header, whose value is no secret: errors may quote the words in it.
+    /// Returns the same endpoint with one more header, whose value is not secret: errors may quote its words.
     pub(super) fn with_plain_header(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.plain.push((name, value.into()));
         self
     }
 
-    /// The same endpoint with one more hook on the JSON body, which runs after those before it and before
-    /// [`Options::extra`](crate::provider::OptionFields::extra) is laid over it.
+    /// Returns the same endpoint with one more hook on the JSON body. The hook runs after earlier hooks, and before
+    /// [`Options::extra`](crate::provider::OptionFields::extra) is merged into the body.
     pub fn with_body_hook(
         mut self,
         hook: impl Fn(&mut Map<String, Value>, &Request) -> Result<(), ProviderError> + Send + Sync + 'static,
@@ -200,8 +200,8 @@ impl Endpoint {
         self
     }
 
-    /// The same endpoint with one more hook on deltas. It gets what one event of the answer gave, and may
-    /// change, add and remove.
+    /// Returns the same endpoint with one more hook on deltas. The hook gets the deltas of one event of the response, and
+    /// may change, add and remove deltas.
     pub fn with_delta_hook(
         mut self,
         hook: impl Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync + 'static,
@@ -210,25 +210,25 @@ impl Endpoint {
         self
     }
 
-    /// The same endpoint with other limits.
+    /// Returns the same endpoint with other limits.
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// The same endpoint with other timeouts.
+    /// Returns the same endpoint with other timeouts.
     pub fn with_timeouts(mut self, timeouts: Timeouts) -> Self {
         self.timeouts = timeouts;
         self
     }
 
-    /// The format of a request.
+    /// Returns the wire format for a request.
     fn format(&self, request: &Request) -> &Format {
         let fits = |(models, _): &&(ModelFilter, Format)| models(&request.model);
         self.others.iter().find(fits).map_or(&self.format, |(_, format)| format)
     }
 
-    /// What would be sent for a request, but for headers and keys: for looking at. Nothing is sent.
+    /// Returns what would be sent for a request, without headers and keys. Nothing is sent.
     ///
     /// ```
     /// use omni_agent::provider::{Options, Request, http::Endpoint};
@@ -244,7 +244,7 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// What [`stream`](Provider::stream) would fail with before anything is sent.
+    /// The errors that [`stream`](Provider::stream) returns before anything is sent.
     pub fn preview(&self, request: &Request) -> Result<Preview, ProviderError> {
         let dialect = &*self.format(request).dialect;
         let url = self.url(dialect, request)?.into();
@@ -253,15 +253,15 @@ impl Endpoint {
     }
 }
 
-/// What an endpoint makes of a request.
+/// The request that an endpoint would send.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Preview {
-    /// Where it goes.
+    /// The address of the request.
     pub url: String,
-    /// The JSON body.
+    /// The JSON body of the request.
     pub body: Map<String, Value>,
-    /// What was asked for and can't be honoured, or only nearly, in words.
+    /// The warnings about options that can't be honoured, or only approximately.
     pub warnings: Vec<String>,
 }
 
@@ -288,7 +288,7 @@ impl Provider for Endpoint {
         tracing::debug!(provider = self.name, model = %request.model, bytes = body.len(), "request");
         let decoder = dialect.decoder(&request);
         let dialect = Arc::clone(&format.dialect);
-        // A long history need not stay in memory twice while the model thinks.
+        // A long history should not stay in memory twice while the model thinks.
         drop(request);
         let outgoing = Outgoing { url, headers, body: body.into(), timeouts: self.timeouts };
         let parts = Parts {
@@ -306,7 +306,7 @@ impl Provider for Endpoint {
 }
 
 impl fmt::Debug for Endpoint {
-    /// Shows neither keys nor header values, nor a base URL that may hold some.
+    /// Shows neither keys nor header values, and of the base URL only the origin, since the rest may contain keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let origin = Url::parse(&self.base_url).map(|url| url.origin().ascii_serialization());
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();

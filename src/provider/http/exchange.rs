@@ -1,5 +1,4 @@
-//! One exchange: a request goes out, the head of the answer comes back, and its body becomes deltas or an
-//! error.
+//! One exchange: sends a request, reads the head of the response, and turns the body into deltas or an error.
 
 use std::{borrow::Cow, error::Error, sync::OnceLock, time::Duration};
 
@@ -17,10 +16,10 @@ use super::{
 };
 use crate::provider::{DeltaStream, ErrorKind, Extent, ProviderError, Scrubber, Secret, dialect::Dialect};
 
-/// How long the body of an error is waited for. The status is there already; the body only explains it.
+/// How long to wait for the body of an error. The status is already known; the body only explains it.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
 
-/// A request, ready to go.
+/// A request that is ready to be sent.
 pub(super) struct Outgoing {
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
@@ -31,9 +30,9 @@ pub(super) struct Outgoing {
 /// Prepares the errors of an exchange: adds the id of the request and removes secrets.
 pub(super) struct ErrorContext {
     secrets: Vec<(Secret, Extent)>,
-    /// Made for the first text, since most exchanges need none.
+    /// Created for the first text, since most exchanges need none.
     scrubber: OnceLock<Scrubber>,
-    /// As the service sent it; only scrubbed copies leave this struct.
+    /// The id as the service sent it. Only scrubbed copies leave this struct.
     request_id: Option<String>,
 }
 
@@ -59,11 +58,11 @@ impl ErrorContext {
     }
 }
 
-/// Sends a request and gives its answer's deltas.
+/// Sends a request and returns the deltas of its response.
 ///
 /// # Errors
 ///
-/// There was no answer, it was an error, or it is of a type that holds no events.
+/// The service did not respond, responded with an error, or the content type of its response can't contain events.
 pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStream, ProviderError> {
     let response = send(outgoing).await.map_err(|error| parts.error_context.error_context(error))?;
     parts.error_context.request_id = meta::request_id(response.headers());
@@ -72,7 +71,7 @@ pub(super) async fn run(outgoing: Outgoing, mut parts: Parts) -> Result<DeltaStr
     tracing::debug!(
         status,
         request_id = error_context.request_id.as_deref().map(|id| error_context.scrub(id)).as_deref(),
-        "the service answers"
+        "the service responded"
     );
     let checked = match check(&response) {
         Ok(()) if response.status().is_success() => {
@@ -104,19 +103,19 @@ async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
             Err(ProviderError::new(ErrorKind::Timeout, message))
         }
         Ok(Err(error)) => {
-            let what = if error.is_connect() { "no connection to" } else { "no answer from" };
+            let what = if error.is_connect() { "no connection to" } else { "no response from" };
             Err(with_cause(ErrorKind::Transport, &format!("{what} {host}"), error))
         }
         Err(_) => {
             let message =
-                format!("no answer from {host} within {:?}, the first-byte timeout", timeouts.first_byte);
+                format!("no response from {host} within {:?}, the first-byte timeout", timeouts.first_byte);
             Err(ProviderError::new(ErrorKind::Timeout, message))
         }
     }
 }
 
-/// An error of the connection, with its innermost cause in words: that is the part that helps, and an error
-/// that was stored has no other.
+/// Returns an error of the connection, whose message contains its innermost cause. The cause is the helpful part, and
+/// an error that was stored has only its message.
 pub(super) fn with_cause(kind: ErrorKind, what: &str, error: reqwest::Error) -> ProviderError {
     let error = error.without_url();
     let mut cause: &dyn Error = &error;
@@ -126,13 +125,13 @@ pub(super) fn with_cause(kind: ErrorKind, what: &str, error: reqwest::Error) -> 
     ProviderError::new(kind, format!("{what}: {cause}")).with_source(error)
 }
 
-/// Whether the head promises something that can be read.
+/// Checks whether the head of the response announces a body that can be read.
 fn check(response: &Response) -> Result<(), ProviderError> {
     let headers = response.headers();
     let bad = |message| Err(ProviderError::new(ErrorKind::Decoding, message));
     if response.status().is_redirection() {
         let to = meta::short(headers, LOCATION.as_str()).unwrap_or_else(|| "another address".to_owned());
-        // A query may hold anything.
+        // A query may contain secrets.
         let to = to.split('?').next().unwrap_or_default();
         let message = format!(
             "the service redirects to {to}, which is not followed, since it would take the key there; \
@@ -145,7 +144,7 @@ fn check(response: &Response) -> Result<(), ProviderError> {
     }
     if let Some(compression) = meta::compression(headers) {
         return bad(format!(
-            "the answer is compressed as {compression:?}, although the request allows no compression"
+            "the response is compressed as {compression:?}, although the request allows no compression"
         ));
     }
     let Some(full) = meta::short(headers, CONTENT_TYPE.as_str()) else {
@@ -159,10 +158,10 @@ fn check(response: &Response) -> Result<(), ProviderError> {
     if readable {
         return Ok(());
     }
-    bad(format!("the answer is {media_type:?}, which holds no events; is the base URL right?"))
+    bad(format!("the response has content type {media_type:?}, which has no events; check the base URL"))
 }
 
-/// The error that an answer with an error status means.
+/// Returns the error for a response with an error status.
 async fn refusal(
     response: Response,
     dialect: &dyn Dialect,
@@ -176,12 +175,12 @@ async fn refusal(
     let compression = meta::compression(headers);
     let body = read(response, limit).await;
     let mut error = match text(&body, compression) {
-        // Scrubbed before it is cut: a few characters of a key would not be recognised.
+        // The body is scrubbed before it is cut, because a fragment of a key would not be recognised.
         Ok(body) => dialect.error(status, &error_context.scrub(&body)),
         Err(reason) => {
-            // The status alone has to do.
+            // Only the status is left to describe the error.
             let mut error = dialect.error(status, "");
-            error.message = format!("the service's explanation can't be read: {reason}");
+            error.message = format!("the body of the error can't be read: {reason}");
             error.body = None;
             error
         }
@@ -192,27 +191,27 @@ async fn refusal(
     error
 }
 
-/// The text of an error's body, or the reason why it is no text. Bytes that are no text would only fill errors and logs.
+/// Returns the text of an error's body, or the reason why it is not text. Other bytes would only fill errors and logs.
 fn text(body: &[u8], compression: Option<String>) -> Result<Cow<'_, str>, String> {
     const MAGIC: [(&[u8], &str); 2] = [(b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd")];
     let by_magic =
         MAGIC.iter().find(|(magic, _)| body.starts_with(magic)).map(|(_, name)| (*name).to_owned());
     if let Some(compression) = compression.or(by_magic) {
         return Err(format!(
-            "its body is compressed as {compression:?}, although the request allows no compression"
+            "it is compressed as {compression:?}, although the request allows no compression"
         ));
     }
     let text = String::from_utf8_lossy(body);
-    // Text in another encoding has some characters that can't be read.
+    // Text in another encoding has some unreadable characters, but only a few.
     let unreadable = |c: &char| *c == char::REPLACEMENT_CHARACTER || (c.is_control() && !c.is_whitespace());
     let count = text.chars().filter(unreadable).count();
     if text.contains('\0') || count > text.chars().count() / 4 {
-        return Err(format!("its body of {} bytes holds no text", body.len()));
+        return Err(format!("its {} bytes contain no text", body.len()));
     }
     Ok(text)
 }
 
-/// As much of a body as the limits of bytes and time allow.
+/// Reads as much of a body as the limits of bytes and time allow.
 async fn read(mut response: Response, limit: usize) -> Vec<u8> {
     let deadline = Instant::now() + ERROR_BODY_TIME;
     let mut body = Vec::new();

@@ -1,9 +1,8 @@
-//! Framing: the bytes of an answer in, its events out. Pure, without IO.
+//! Framing: splits the bytes of a response into events. Pure, without IO.
 //!
-//! Server-sent events follow the WHATWG HTML standard, section 9.2 ("Server-sent events"), but for one point:
-//! the standard discards an event that the end of the body cuts off before its blank line, and [`Framer`]
-//! gives it out, since some services leave the last blank line away. Whoever decodes it can tell whether it
-//! is whole.
+//! Server-sent events follow the WHATWG HTML standard, section 9.2 ("Server-sent events"), with one exception. The
+//! standard discards an event that the end of the body cuts off before its blank line. [`Framer`] returns it, since
+//! some services omit the last blank line. The decoder can detect whether the event is complete.
 
 use std::ops::Range;
 
@@ -17,31 +16,31 @@ use crate::provider::{
 /// A byte order mark.
 pub(super) const BOM: &[u8] = b"\xEF\xBB\xBF";
 
-/// How much of an answer is taken in. What goes beyond is an [`ErrorKind::Decoding`] error, not memory.
+/// The limits on the size of a response. Beyond a limit, reading fails with [`ErrorKind::Decoding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes of one line, its end apart.
+    /// The maximum number of bytes of one line, without its end.
     pub line: usize,
-    /// Bytes of one event: its name and its data.
+    /// The maximum number of bytes of one event: its name and its data.
     pub event: usize,
-    /// Bytes of a whole answer.
+    /// The maximum number of bytes of a complete response.
     pub body: usize,
-    /// Bytes that are read of the body of an error. The rest is left unread.
+    /// The maximum number of bytes that are read of an error's body. The rest is left unread.
     pub error_body: usize,
 }
 
 impl Default for Limits {
-    /// 16 MiB for a line or an event, 256 MiB for an answer, 1 MiB for an error's body.
+    /// 16 MiB for a line or an event, 256 MiB for a response, 1 MiB for an error's body.
     fn default() -> Self {
         const MIB: usize = 1024 * 1024;
         Self { line: 16 * MIB, event: 16 * MIB, body: 256 * MIB, error_body: MIB }
     }
 }
 
-/// Cuts the bytes of an answer into events, however they were split on their way.
+/// Splits the bytes of a response into events, for any division of the bytes into chunks.
 ///
-/// An event that lies whole in one chunk is borrowed from it; of others, only the part that is still open is
-/// kept. Each byte is looked at once.
+/// An event that is completely in one chunk is borrowed from it. Of other events only the incomplete part is copied.
+/// Each byte is examined once.
 ///
 /// ```
 /// use omni_agent::provider::dialect::Framing;
@@ -61,38 +60,38 @@ pub struct Framer {
     line_limit: usize,
     event_limit: usize,
     body_limit: usize,
-    /// Bytes taken in, up to the limit.
+    /// The number of bytes taken so far, up to the limit.
     taken: usize,
     body: Body,
 
     chunk: Bytes,
-    /// Where the unread part of `chunk` begins.
+    /// The start of the unread part of `chunk`.
     at: usize,
-    /// The beginning of a line whose end is in no chunk yet.
+    /// The beginning of a line whose end has not arrived yet.
     line: Vec<u8>,
     before: Before,
 
     event: Field,
     data: Field,
-    /// The frame in `event` and `data` has been given out.
+    /// Whether the frame in `event` and `data` has been returned.
     dispatched: bool,
 }
 
-/// How much of the body there is.
+/// Whether the body has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Body {
     Open,
     Ended,
-    /// It goes on beyond its limit.
+    /// The body continues beyond its limit.
     Overlong,
 }
 
-/// What precedes the unread bytes.
+/// The state before the unread bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Before {
-    /// No line has ended yet: the first one may begin with a byte order mark.
+    /// No line has ended yet, so the first line may begin with a byte order mark.
     Nothing,
-    /// A line that ended in a carriage return: a line feed right after it belongs to it.
+    /// The last line ended in a carriage return. A line feed directly after it belongs to that line.
     CarriageReturn,
     Line,
 }
@@ -101,7 +100,7 @@ enum Before {
 #[derive(Debug, Default)]
 struct Field {
     place: LineSource,
-    /// Empty unless `place` says that the value is here.
+    /// The value if it was copied; empty unless `place` is [`LineSource::Own`].
     own: Vec<u8>,
 }
 
@@ -113,15 +112,15 @@ enum LineSource {
     Own,
 }
 
-/// Where a complete line is.
+/// The place of a complete line.
 enum Line {
     Chunk(Range<usize>),
-    /// In [`Framer::line`].
+    /// The line is in [`Framer::line`].
     Own,
 }
 
 impl Framer {
-    /// A framer for one answer.
+    /// Creates a framer for one response.
     pub fn new(framing: Framing, limits: &Limits) -> Self {
         Self {
             framing,
@@ -140,8 +139,8 @@ impl Framer {
         }
     }
 
-    /// Takes the body's next bytes. Call it when [`Framer::next_frame`] has nothing more to give; earlier
-    /// calls work, at the price of a copy.
+    /// Takes the next bytes of the body. Call this when [`Framer::next_frame`] returns `None`; earlier calls work, but
+    /// copy bytes.
     pub fn push(&mut self, mut chunk: Bytes) {
         let room = self.body_limit - self.taken;
         if chunk.len() > room {
@@ -150,7 +149,7 @@ impl Framer {
         }
         self.taken += chunk.len();
         self.forget_dispatched();
-        // What the open event borrows from the old chunk moves before that goes.
+        // The parts that the incomplete event borrows from the old chunk are copied before that chunk is dropped.
         self.event.spill(&self.chunk);
         self.data.spill(&self.chunk);
         if self.at < self.chunk.len() {
@@ -162,19 +161,19 @@ impl Framer {
         self.at = 0;
     }
 
-    /// Says that the body has ended. [`Framer::next_frame`] then gives what was left open as well.
+    /// Marks the end of the body. [`Framer::next_frame`] then also returns an incomplete last event.
     pub fn finish(&mut self) {
         if self.body == Body::Open {
             self.body = Body::Ended;
         }
     }
 
-    /// The next event, or `None` if that takes more bytes.
+    /// Returns the next event, or `None` if that requires more bytes.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Decoding`] if the bytes are no UTF-8 or exceed a limit; [`ErrorKind::Truncated`] if the
-    /// body ended inside of a character. The framer is of no use after that.
+    /// Returns [`ErrorKind::Decoding`] if the bytes are not UTF-8 or exceed a limit, and [`ErrorKind::Truncated`] if
+    /// the body ended inside a character. The framer can't be used after an error.
     pub fn next_frame(&mut self) -> Result<Option<Frame<'_>>, ProviderError> {
         self.forget_dispatched();
         let found = match self.framing {
@@ -203,7 +202,7 @@ impl Framer {
         Ok(self.body == Body::Ended && self.data.place != LineSource::Absent)
     }
 
-    /// Reads lines up to one that is not blank.
+    /// Reads lines up to a line that is not blank.
     fn next_json_line(&mut self) -> Result<bool, ProviderError> {
         while let Some(line) = self.next_line()? {
             match line {
@@ -229,7 +228,7 @@ impl Framer {
         Ok(false)
     }
 
-    /// Takes a field of a server-sent event in; whether the line was blank, and so ended the event.
+    /// Reads a field of a server-sent event. Returns whether the line was blank, which ends the event.
     fn take_field(&mut self, line: Line) -> Result<bool, ProviderError> {
         let bytes = match &line {
             Line::Chunk(range) => &self.chunk[range.clone()],
@@ -244,7 +243,7 @@ impl Framer {
             self.event.clear();
             (&mut self.event, value)
         } else {
-            // A comment, `id`, `retry`, or what the standard does not know.
+            // The line is a comment, `id`, `retry`, or a field that the standard does not define.
             self.text(bytes)?;
             self.line.clear();
             return Ok(false);
@@ -266,7 +265,7 @@ impl Framer {
         Ok(false)
     }
 
-    /// The next line whose end has arrived, without that end.
+    /// Returns the next line whose end has arrived, without that end.
     fn next_line(&mut self) -> Result<Option<Line>, ProviderError> {
         if self.before == Before::CarriageReturn && self.at < self.chunk.len() {
             self.before = Before::Line;
@@ -310,17 +309,17 @@ impl Framer {
         Ok(Some(line))
     }
 
-    /// Keeps what is left of the chunk for the line's continuation, or gives it as a line if there is none.
+    /// Keeps the rest of the chunk for the continuation of the line. If the body has ended, returns the rest as a line.
     fn last_line(&mut self) -> Result<Option<Line>, ProviderError> {
         self.line.extend_from_slice(&self.chunk[self.at..]);
         self.at = self.chunk.len();
         if self.body == Body::Overlong {
-            return Err(too_long("the answer", self.body_limit));
+            return Err(too_long("the response", self.body_limit));
         }
         if self.body == Body::Ended && !self.line.is_empty() {
             self.strip_own_bom();
             self.before = Before::Line;
-            // A mark alone is an empty body.
+            // A body that has only a byte order mark is empty.
             return Ok((!self.line.is_empty()).then_some(Line::Own));
         }
         Ok(None)
@@ -342,9 +341,9 @@ impl Framer {
     fn text<'a>(&self, bytes: &'a [u8]) -> Result<&'a str, ProviderError> {
         std::str::from_utf8(bytes).map_err(|error| {
             if self.body == Body::Ended && error.error_len().is_none() && self.at == self.chunk.len() {
-                ProviderError::new(ErrorKind::Truncated, "the answer ends inside of a character")
+                ProviderError::new(ErrorKind::Truncated, "the response ends inside a character")
             } else {
-                ProviderError::new(ErrorKind::Decoding, "the answer is not valid UTF-8").with_source(error)
+                ProviderError::new(ErrorKind::Decoding, "the response is not valid UTF-8").with_source(error)
             }
         })
     }
@@ -380,7 +379,7 @@ impl Field {
         }
     }
 
-    /// Appends after a line feed, which is how the standard joins the data lines of an event.
+    /// Appends a value after a line feed, which is how the standard joins the data lines of an event.
     fn append_own(&mut self, chunk: &[u8], value: &[u8]) {
         self.spill(chunk);
         if self.place == LineSource::Own {
@@ -398,7 +397,7 @@ impl Field {
     }
 }
 
-/// The value in a line of the field `name`, if it is one: what follows the colon, less one space.
+/// Returns the value in a line of the field `name`: the text after the colon, without one leading space.
 fn value_of<'a>(line: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     match line.strip_prefix(name)? {
         [] => Some(&[]),

@@ -1,4 +1,4 @@
-//! Where a key comes from and how it goes to the service.
+//! The source of a key, and how the key is sent to the service.
 
 use std::{env, fmt};
 
@@ -8,16 +8,16 @@ use crate::provider::{ErrorKind, ProviderError, Request, Secret, key::KeySource}
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Auth {
-    /// In the header `Authorization`, as a bearer token (RFC 6750, section 2.1).
+    /// The key is sent in the header `Authorization`, as a bearer token (RFC 6750, section 2.1).
     Bearer,
-    /// In a header of its own.
+    /// The key is sent in a header with this name.
     Header(String),
-    /// Not at all.
+    /// The service takes no key.
     None,
 }
 
 impl Auth {
-    /// The header that carries the key.
+    /// Returns the name of the header that carries the key.
     pub(super) fn header(&self) -> Option<&str> {
         match self {
             Self::Bearer => Some("authorization"),
@@ -26,7 +26,7 @@ impl Auth {
         }
     }
 
-    /// The header's value.
+    /// Returns the header's value.
     pub(super) fn value(&self, key: &Secret) -> Secret {
         match self {
             Self::Bearer => Secret::new(format!("Bearer {}", key.reveal())),
@@ -35,22 +35,22 @@ impl Auth {
     }
 }
 
-/// Where an endpoint finds its key, when the request brings none.
+/// The sources of an endpoint's key if the request has none.
 #[derive(Clone, Default)]
 pub(super) struct Keys {
     pub(super) own: Option<KeySource>,
     pub(super) variable: Option<String>,
-    /// The service may be asked without a key.
+    /// Whether requests may be sent without a key.
     pub(super) optional: bool,
 }
 
 impl Keys {
-    /// The key for `request`: its own or that of its registry, which is in its place by now, then the
-    /// endpoint's, then the environment's. An empty one is none.
+    /// Returns the key for `request`. The request's own key comes first (it may be the registry's, which was copied
+    /// there), then the endpoint's, then the environment variable. An empty key does not count.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Auth`] if there is none and the service named `provider` wants one.
+    /// Returns [`ErrorKind::Auth`] if the service named `provider` requires a key and has none.
     pub(super) fn find(&self, provider: &str, request: &Request) -> Result<Option<Secret>, ProviderError> {
         let given = |key: &Secret| !key.reveal().is_empty();
         let environment = || self.variable.as_ref().and_then(|name| env::var(name).ok()).map(Secret::new);
@@ -67,9 +67,7 @@ impl Keys {
             Some(name) => format!(", or set the environment variable {name}"),
             None => String::new(),
         };
-        format!(
-            "no API key for {provider:?}: give one to the request, the registry or the endpoint{variable}"
-        )
+        format!("no API key for {provider:?}: set one in the request, the registry or the endpoint{variable}")
     }
 }
 

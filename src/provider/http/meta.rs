@@ -1,14 +1,14 @@
-//! What the head of an answer says besides its status.
+//! Reads the headers of a response.
 
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{CONTENT_ENCODING, DATE, HeaderMap, RETRY_AFTER};
 
-/// Bytes of a request id or a content type that are kept.
+/// The maximum number of bytes of a request id or a content type that are kept.
 const SHORT: usize = 256;
 
-/// How long the service asks to wait: `retry-after-ms`, which the SDKs of OpenAI and Anthropic read, else
-/// `Retry-After` in seconds or as a date (RFC 9110, section 10.2.3).
+/// Returns how long the service asks to wait. `retry-after-ms`, which the SDKs of OpenAI and Anthropic read, comes
+/// first; otherwise `Retry-After` counts, in seconds or as a date (RFC 9110, section 10.2.3).
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let number = |text: &str| text.trim().parse::<f64>().ok();
     let millis = short(headers, "retry-after-ms").as_deref().and_then(number);
@@ -20,12 +20,12 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
         return Duration::try_from_secs_f64(seconds).ok();
     }
     let until = httpdate::parse_http_date(text.trim()).ok()?;
-    // By the service's own clock, where it shows it: ours may differ.
+    // The service's own clock counts, if the response has its time: it may differ from ours.
     let now = short(headers, DATE.as_str()).and_then(|date| httpdate::parse_http_date(&date).ok());
     Some(until.duration_since(now.unwrap_or_else(SystemTime::now)).unwrap_or_default())
 }
 
-/// Whether the service says that the same request can succeed, in the header that the SDKs of OpenAI and
+/// Returns whether the service declares that the same request can succeed, in the header that the SDKs of OpenAI and
 /// Anthropic obey.
 pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     match short(headers, "x-should-retry").as_deref() {
@@ -35,12 +35,12 @@ pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     }
 }
 
-/// The service's id of the request: Anthropic calls it `request-id`, all others `x-request-id`.
+/// Returns the service's id of the request. Anthropic names the header `request-id`, all others `x-request-id`.
 pub(super) fn request_id(headers: &HeaderMap) -> Option<String> {
     short(headers, "request-id").or_else(|| short(headers, "x-request-id"))
 }
 
-/// The compression of the body; `None` if the body is sent as it is.
+/// Returns the compression of the body, or `None` if the body is not compressed.
 pub(super) fn compression(headers: &HeaderMap) -> Option<String> {
     let values = headers.get_all(CONTENT_ENCODING).iter();
     let list = values.map(|value| String::from_utf8_lossy(value.as_bytes()).to_ascii_lowercase());
@@ -50,7 +50,7 @@ pub(super) fn compression(headers: &HeaderMap) -> Option<String> {
     (!codings.is_empty()).then(|| codings.chars().take(SHORT).collect())
 }
 
-/// A header's value, if it is text and of a reasonable length.
+/// Returns a header's value, if it is text and of a reasonable length.
 pub(super) fn short(headers: &HeaderMap, name: &str) -> Option<String> {
     let value = headers.get(name)?.to_str().ok()?;
     (!value.is_empty() && value.len() <= SHORT).then(|| value.to_owned())

@@ -1,8 +1,10 @@
-//! Which service wrote a message. Signatures, encrypted reasoning and opaque items are of use to the service alone
-//! that made them, and another one of the same format may refuse them. So each answer is marked with its service, and
-//! what another one wrote goes out without them; the history keeps everything.
+//! Marks which service wrote a message.
 //!
-//! A message without a mark, from a history that was stored by an earlier version say, is taken for the service's own.
+//! Only the service that made a signature, encrypted reasoning or an opaque item can use it; another service with the
+//! same wire format may reject it. Each response is therefore marked with its service, and messages of other services are
+//! sent without these parts. The history keeps everything.
+//!
+//! A message without a mark, for example from a history that an earlier version stored, counts as the service's own.
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -13,10 +15,11 @@ use crate::{
     provider::{Delta, Request},
 };
 
-/// The entry of [`Message::provider_data`] that holds the service's name.
+/// The entry of [`Message::provider_data`] that has the service's name.
 const SERVICE: &str = "service";
 
-/// Marks an answer where its format has just said what it keeps with the message: `false` if that is still to come.
+/// Marks a response, in the delta in which its wire format sets data of the message. Returns `false` if that delta is
+/// still to come.
 pub(super) fn mark(deltas: &mut [Delta], service: &str) -> bool {
     let told = deltas.iter_mut().find_map(|delta| match delta {
         Delta::Message(data) if !data.provider_data.is_empty() => Some(&mut data.provider_data),
@@ -25,7 +28,7 @@ pub(super) fn mark(deltas: &mut [Delta], service: &str) -> bool {
     told.is_some_and(|data| data.insert(SERVICE.to_owned(), service.into()).is_none())
 }
 
-/// The request as `service` may see it in this format.
+/// Returns the request without the parts that `service` can't use in this wire format.
 pub(super) fn for_service<'a>(request: &'a Request, service: &str, format: &str) -> Cow<'a, Request> {
     let is_foreign = |message: &Message| {
         message.provider_data.get(SERVICE).and_then(Value::as_str).is_some_and(|wrote| wrote != service)
@@ -48,7 +51,7 @@ pub(super) fn for_service<'a>(request: &'a Request, service: &str, format: &str)
     Cow::Owned(request)
 }
 
-/// The message as if it had been written in another format than this one, where what is private stays behind.
+/// Returns the message as if it had been written in another wire format than this one, without its private parts.
 fn of_another_format(message: &Message, format: &str) -> Message {
     let mut message = message.clone();
     message.provider_data.shift_remove(format);

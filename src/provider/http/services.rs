@@ -1,5 +1,5 @@
-//! The services that this crate knows, a file each: where it is, how it takes its key, what is particular
-//! about it. Each file begins with the documents that it was taken from.
+//! The services that this crate knows, one file per service: its address, how it takes its key, and its deviations from
+//! the wire format. Each file begins with its sources.
 
 mod alibaba;
 mod anthropic;
@@ -18,7 +18,7 @@ pub use openrouter::{OpenRouter, RoutingSort};
 use super::{Auth, Endpoint};
 
 impl Endpoint {
-    /// All services that this crate knows.
+    /// Returns the endpoints of all services that this crate knows.
     pub fn all() -> Vec<Self> {
         vec![
             Self::anthropic(),
@@ -37,7 +37,8 @@ impl Endpoint {
     }
 }
 
-/// The version in a model's id, right behind the name of its family: of `glm-` in `glm-4.5-air` or `glm-4.6v`.
+/// Returns the version in a model's id, directly after the name of its family: for `glm-`, the version in `glm-4.5-air`
+/// or `glm-4.6v`.
 fn version(model: &str, family: &str) -> Option<(u8, u8)> {
     let rest = model.split_once(family)?.1;
     let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());

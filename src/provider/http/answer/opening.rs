@@ -1,18 +1,19 @@
-//! The first bytes of a body, which show how it is read.
+//! Determines from the first bytes of a body how to read it.
 
 use bytes::Bytes;
 use serde::de::IgnoredAny;
 
 use crate::provider::{dialect::Framing, http::framing::BOM};
 
-/// Reads the first bytes of a body.
+/// Collects the first bytes of a body until they show its shape.
 pub(super) struct Opening {
     framing: Framing,
-    /// The bytes of a first line that are held at most.
+    /// The maximum number of bytes that are held of a first line.
     limit: usize,
-    /// The number of bytes so far that may begin a byte order mark. `None` once the mark has come or something else has.
+    /// The number of bytes so far that may begin a byte order mark. `None` as soon as the mark or anything else has
+    /// been read.
     mark: Option<usize>,
-    /// JSON lines only: the first line while its end is missing.
+    /// The first line while its end is missing, for JSON lines only.
     line: Vec<u8>,
 }
 
@@ -20,18 +21,18 @@ pub(super) struct Opening {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Shape {
     Frames,
-    /// One JSON value, perhaps over several lines.
+    /// One JSON value, which may span several lines.
     Whole,
 }
 
 impl Opening {
-    /// `line_limit`: the bytes of a line that are read at most.
+    /// Creates an opening. `line_limit` is the maximum number of bytes of a line that are read.
     pub(super) fn new(framing: Framing, line_limit: usize) -> Self {
         Self { framing, limit: line_limit, mark: Some(0), line: Vec::new() }
     }
 
-    /// Takes the next bytes. Returns the shape of the body if they show it, and the bytes to read now, without a byte order
-    /// mark.
+    /// Takes the next bytes. Returns the shape of the body if the bytes show it, and the bytes to read now, without a
+    /// byte order mark.
     pub(super) fn take(&mut self, chunk: Bytes) -> (Option<Shape>, Bytes) {
         let Some(chunk) = self.without_mark(chunk) else {
             return (None, Bytes::new());
@@ -41,14 +42,14 @@ impl Opening {
             return (None, chunk);
         }
         match self.framing {
-            // No field of a server-sent event begins like that.
+            // No field of a server-sent event begins with a brace or a bracket.
             Framing::Sse if text.starts_with(b"{") || text.starts_with(b"[") => (Some(Shape::Whole), chunk),
             Framing::Sse => (Some(Shape::Frames), chunk),
             Framing::NdJson => self.take_line(chunk),
         }
     }
 
-    /// The body has ended. Returns the bytes that are held.
+    /// Ends the body. Returns the bytes that are held.
     pub(super) fn end(&mut self) -> Bytes {
         match self.mark.take() {
             Some(seen) => Bytes::from_static(&BOM[..seen]),
@@ -56,7 +57,7 @@ impl Opening {
         }
     }
 
-    /// `None` while the bytes may be part of a byte order mark.
+    /// Removes a byte order mark. Returns `None` while the bytes may be a part of the mark.
     fn without_mark(&mut self, chunk: Bytes) -> Option<Bytes> {
         let Some(seen) = self.mark else {
             return Some(chunk);
@@ -74,7 +75,8 @@ impl Opening {
         })
     }
 
-    /// Reads up to the end of the first line. If that line is only the beginning of a JSON value, more lines belong to it.
+    /// Reads up to the end of the first line. If the line is only the beginning of a JSON value, the value spans
+    /// several lines.
     fn take_line(&mut self, chunk: Bytes) -> (Option<Shape>, Bytes) {
         let chunk = if self.line.is_empty() { chunk.slice_ref(chunk.trim_ascii_start()) } else { chunk };
         let end = memchr::memchr(b'\n', &chunk).map(|end| self.line.len() + end);

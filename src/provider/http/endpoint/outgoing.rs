@@ -1,4 +1,4 @@
-//! The request that an endpoint makes of what it is asked for: address, headers, body.
+//! The request that an endpoint sends: address, headers, body.
 
 use reqwest::{
     Url,
@@ -20,7 +20,7 @@ use crate::{
 };
 
 impl Endpoint {
-    /// The address of a request.
+    /// Returns the address of a request.
     pub(super) fn url(&self, dialect: &dyn Dialect, request: &Request) -> Result<Url, ProviderError> {
         let bad = |why: &str| {
             let message = format!("the base URL of {:?} {why}", self.name);
@@ -31,7 +31,7 @@ impl Endpoint {
             return Err(bad("must begin with http:// or https:// and name a host"));
         }
         if !base.username().is_empty() || base.password().is_some() {
-            return Err(bad("holds a user name or a password; send them in a header"));
+            return Err(bad("contains a user name or a password; send them in a header"));
         }
         let origin = base.origin().ascii_serialization();
         let root = base.path().trim_end_matches('/');
@@ -41,7 +41,7 @@ impl Endpoint {
         let path = dialect.path(request);
         let path = path.trim_start_matches('/');
         let mut url = Url::parse(&format!("{origin}{root}{slash}{version}/{path}"))
-            .map_err(|error| bad("gives no address together with the path").with_source(error))?;
+            .map_err(|error| bad("and the path don't form a valid address").with_source(error))?;
         if let Some(query) = base.query() {
             let query = match url.query() {
                 Some(own) => format!("{query}&{own}"),
@@ -52,7 +52,7 @@ impl Endpoint {
         Ok(url)
     }
 
-    /// The headers of a request except for those that its body demands, and the secret values among them.
+    /// Returns the headers of a request, except those that its body requires, and the secret values among them.
     pub(super) fn headers(
         &self,
         format: &Format,
@@ -64,7 +64,7 @@ impl Endpoint {
             Framing::NdJson => "application/x-ndjson, application/json",
         };
         headers.insert(ACCEPT, HeaderValue::from_static(accept));
-        // Without it, any compression would be allowed (RFC 9110, section 12.5.3).
+        // Without this header any compression would be allowed (RFC 9110, section 12.5.3).
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         for (name, value) in &self.plain {
@@ -82,14 +82,14 @@ impl Endpoint {
             return Ok((headers, secrets));
         };
         let name = header_name(name)?;
-        // Somebody who sets the header itself knows why.
+        // If the user sets this header explicitly, the key is not added.
         if headers.contains_key(&name) {
             return Ok((headers, secrets));
         }
         if let Some(key) = self.keys.find(&self.name, request)? {
             let value = header_value(name.as_str(), &format.auth.value(&key)).map_err(|_| {
                 let message = format!(
-                    "the API key for {:?} holds characters that no header can carry, a line end perhaps",
+                    "the API key for {:?} contains characters that are not allowed in a header, such as a line end",
                     self.name
                 );
                 ProviderError::new(ErrorKind::Auth, message)
@@ -100,7 +100,7 @@ impl Endpoint {
         Ok((headers, secrets))
     }
 
-    /// The JSON body of a request, and what it could not say.
+    /// Returns the JSON body of a request, with warnings about what it can't express.
     pub(super) fn encode(&self, dialect: &dyn Dialect, request: &Request) -> Result<Encoded, ProviderError> {
         check_conversation(&request.history)?;
         let request = &*origin::for_service(request, &self.name, dialect.name());
@@ -138,10 +138,10 @@ fn is_blank(block: &Content) -> bool {
     matches!(block, Content::Text(text) if text.text.trim().is_empty())
 }
 
-/// The one header of a format that is a list: what users want goes together with what the body demands.
+/// The only header of a wire format that is a list. The user's items are joined with those that the body requires.
 const LIST: &str = "anthropic-beta";
 
-/// Adds the headers that a body demands to those of its request.
+/// Adds the headers that a body requires to those of its request.
 pub(super) fn demand(
     headers: &mut HeaderMap,
     dialect: &dyn Dialect,
@@ -164,39 +164,39 @@ pub(super) fn demand(
     Ok(())
 }
 
-/// Whether a list has this item.
+/// Returns whether a list has this item.
 fn lists(list: &HeaderValue, item: &str) -> bool {
     list.as_bytes().split(|byte| *byte == b',').any(|one| one.trim_ascii() == item.as_bytes())
 }
 
-/// Whether the last segment of `path` is `version`, or looks like one.
+/// Returns whether the last segment of `path` is `version` or looks like a version.
 fn ends_in_version(path: &str, version: &str) -> bool {
     let last = path.rsplit('/').next().unwrap_or_default();
     let looks = last.strip_prefix('v').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
     looks || path.strip_suffix(version).is_some_and(|root| root.ends_with('/'))
 }
 
-/// A header's name, if it is one that may be set.
+/// Returns the header's name, if it is valid and may be set.
 fn header_name(name: &str) -> Result<HeaderName, ProviderError> {
     let refused = |why| {
         let name: String = name.chars().take(64).collect();
         ProviderError::new(ErrorKind::InvalidRequest, format!("header {name:?} {why}"))
     };
-    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| refused("is no header name"))?;
+    let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| refused("is not a valid header name"))?;
     if name == CONTENT_LENGTH || name == TRANSFER_ENCODING {
-        return Err(refused("frames the request and can't be set"));
+        return Err(refused("belongs to the framing of the request and can't be set"));
     }
     Ok(name)
 }
 
 fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError> {
     let mut header = HeaderValue::from_str(value.reveal()).map_err(|_| unfit(name))?;
-    // Keeps it out of the debug output of the HTTP stack and of header compression tables.
+    // Keeps the value out of the debug output of the HTTP stack and out of header compression tables.
     header.set_sensitive(true);
     Ok(header)
 }
 
-/// How much of a header's value is secret. Parts of a word or a URL would hide harmless text.
+/// Returns how much of a header's value is secret. Hiding parts of a word or a URL would hide harmless text.
 fn extent(name: &HeaderName) -> Extent {
     if names_credentials(name.as_str()) { Extent::Parts } else { Extent::Whole }
 }
@@ -207,19 +207,20 @@ fn names_credentials(name: &str) -> bool {
     words.iter().any(|word| name.contains(word))
 }
 
-/// The credentials in the query of an address.
+/// Returns the credentials in the query of an address.
 pub(super) fn query_secrets(url: &Url) -> Vec<(Secret, Extent)> {
     let credentials = url.query_pairs().filter(|(name, _)| names_credentials(name));
     credentials.map(|(_, value)| (Secret::new(&*value), Extent::Parts)).collect()
 }
 
-/// The error for a header with this name whose value can't be sent.
+/// Returns the error for a header with this name whose value can't be sent.
 fn unfit(name: &str) -> ProviderError {
-    let message = format!("the value of header {name:?} holds characters that no header can carry");
+    let message =
+        format!("the value of header {name:?} contains characters that are not allowed in a header");
     ProviderError::new(ErrorKind::InvalidRequest, message)
 }
 
-/// Lays `over` over `body`: objects are merged, everything else is replaced.
+/// Merges `over` into `body`: objects are merged, all other values are replaced.
 fn merge(body: &mut Map<String, Value>, over: &Map<String, Value>) {
     for (key, value) in over {
         match (body.get_mut(key), value) {

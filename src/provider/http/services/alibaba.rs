@@ -1,11 +1,11 @@
-//! <https://www.alibabacloud.com/help/en/model-studio/compatibility-of-openai-with-dashscope>,
+//! Alibaba. Sources: <https://www.alibabacloud.com/help/en/model-studio/compatibility-of-openai-with-dashscope>,
 //! <https://www.alibabacloud.com/help/en/model-studio/deep-thinking>,
 //! <https://www.alibabacloud.com/help/en/model-studio/qwen-structured-output>
 
 use super::{Endpoint, version};
 use crate::provider::dialect::{ChatCompletions, Files, OutputSupport, ThinkingField};
 
-/// Where Alibaba Cloud's Model Studio runs. Keys and models differ between regions.
+/// A region of Alibaba Cloud's Model Studio. Keys and models differ between regions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AlibabaRegion {
@@ -34,10 +34,10 @@ impl AlibabaRegion {
 impl Endpoint {
     /// Alibaba's international region, with the key from `DASHSCOPE_API_KEY`.
     ///
-    /// Only some of its models take a `json_schema`, so that an output schema is asked for as a JSON object,
-    /// with the schema in the system prompt. While the model thinks, which it can't combine with that, it is the
-    /// input of a tool, which can't be forced then; and with models that take no tools it is said in the prompt
-    /// alone.
+    /// Only some models accept a `json_schema`, so an output schema is requested as a JSON object, with the schema in
+    /// the system prompt. The service can't combine that with thinking. While the model thinks, the schema is therefore
+    /// sent as the input schema of a tool, which can't be forced then. For models without tools, the schema is only in
+    /// the system prompt.
     pub fn alibaba() -> Self {
         Self::alibaba_in(AlibabaRegion::default())
     }
@@ -65,7 +65,8 @@ fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
     })
 }
 
-/// From Qwen 3.5 on, and the open models of Qwen 3, whose ids tell a size: `qwen3-32b`.
+/// Returns whether a model thinks without being asked: since Qwen 3.5, and the open models of Qwen 3, whose ids have a
+/// size (`qwen3-32b`).
 fn thinks_unasked(model: &str) -> bool {
     let is_size = |part: &str| {
         part.strip_suffix('b').is_some_and(|size| size.starts_with(|first: char| first.is_ascii_digit()))

@@ -1,4 +1,4 @@
-//! <https://platform.claude.com/docs/en/api/overview>
+//! Anthropic. Source: <https://platform.claude.com/docs/en/api/overview>
 
 use super::{Auth, Endpoint};
 use crate::provider::dialect::AnthropicMessages;
@@ -10,13 +10,13 @@ impl Endpoint {
         with_format("anthropic", "https://api.anthropic.com", messages).with_key_variable("ANTHROPIC_API_KEY")
     }
 
-    /// A service that speaks the Messages format as Anthropic does. What a model takes is read off its id:
-    /// one that is no Claude's thinks on a token budget. It takes its key in `x-api-key`, if it is given one;
+    /// A service with the Messages wire format of Anthropic. The model's id decides what the model supports; a model
+    /// that is not a Claude thinks with a token budget. A key is sent in `x-api-key`, if there is one;
     /// [`with_auth`](Self::with_auth) changes that.
     ///
-    /// Nothing is sent that Anthropic alone understands: thinking of Claude 5.1 and later goes back as it came, and is not
-    /// said to be dropped where it no longer fits. A service that takes that word too is an endpoint of its own
-    /// ([`custom`](Self::custom)), with
+    /// Members that only Anthropic understands are not sent. Thinking of Claude 5.1 and later is sent back unchanged,
+    /// without the member that lets the service drop it where it no longer fits. If the service accepts that member
+    /// too, create it with [`custom`](Self::custom) and
     /// [`AnthropicMessages::with_block_binding`](crate::provider::dialect::AnthropicMessages::with_block_binding).
     pub fn anthropic_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         with_format(name, base_url, AnthropicMessages::default())

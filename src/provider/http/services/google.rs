@@ -1,10 +1,10 @@
-//! <https://ai.google.dev/api>
+//! Google. Source: <https://ai.google.dev/api>
 
 use super::{Auth, Endpoint};
 use crate::provider::dialect::GoogleGemini;
 
 impl Endpoint {
-    /// Google, with the key from `GEMINI_API_KEY`, which goes into a header and never into the address.
+    /// Google, with the key from `GEMINI_API_KEY`. The key is sent in a header and never in the address.
     pub fn google() -> Self {
         Self::custom("google", "https://generativelanguage.googleapis.com", GoogleGemini)
             .with_version("/v1beta")

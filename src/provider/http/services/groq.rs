@@ -1,4 +1,4 @@
-//! <https://console.groq.com/docs/openai>, <https://console.groq.com/docs/reasoning>,
+//! Groq. Sources: <https://console.groq.com/docs/openai>, <https://console.groq.com/docs/reasoning>,
 //! <https://console.groq.com/docs/structured-outputs>
 
 use super::Endpoint;
@@ -6,7 +6,7 @@ use crate::provider::dialect::{
     ChatCompletions, EffortWords, Files, MaxTokensField, OutputSupport, ThinkingField,
 };
 
-/// Qwen 3 thinks or not.
+/// Qwen 3 only supports thinking or not thinking.
 const ON_OR_OFF: EffortWords = EffortWords {
     off: Some("none"),
     minimal: "default",
@@ -19,8 +19,9 @@ const ON_OR_OFF: EffortWords = EffortWords {
 impl Endpoint {
     /// Groq, with the key from `GROQ_API_KEY`.
     ///
-    /// It takes no `response_format` for an answer that streams, as all do here: an output schema is asked for as the
-    /// input of a tool; of its compound systems, which take no tools of others, in the system prompt alone.
+    /// Groq accepts no `response_format` for responses that are streamed, and this crate streams all responses. An output
+    /// schema is therefore sent as the input schema of a tool. Groq's compound systems accept no tools, so for them the
+    /// schema is only in the system prompt.
     pub fn groq() -> Self {
         let chat = ChatCompletions::default()
             .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
@@ -34,11 +35,11 @@ impl Endpoint {
 
 fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
     if model.contains("gpt-oss") {
-        // Its reasoning comes in a member of its own by itself: it refuses `reasoning_format`.
+        // The reasoning is in a separate member without any setting. These models refuse `reasoning_format`.
         let words = EffortWords { off: None, ..EffortWords::COMMON };
         chat.with_thinking(ThinkingField::Effort(words))
     } else if model.contains("qwen3") {
-        // Without the member its reasoning is a part of the text.
+        // Without this member the reasoning is a part of the text.
         chat.with_thinking(ThinkingField::Effort(ON_OR_OFF)).with_member("reasoning_format", "parsed")
     } else if model.contains("compound") {
         chat.with_thinking(ThinkingField::None).with_output(OutputSupport::None)

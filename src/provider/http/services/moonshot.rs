@@ -1,4 +1,4 @@
-//! <https://platform.kimi.ai/docs/api/chat>, <https://platform.kimi.ai/docs/api/models-overview>,
+//! Moonshot. Sources: <https://platform.kimi.ai/docs/api/chat>, <https://platform.kimi.ai/docs/api/models-overview>,
 //! <https://platform.kimi.ai/docs/guide/use-kimi-k2-thinking-model>,
 //! <https://platform.kimi.ai/docs/guide/use-thinking-effort>
 
@@ -11,7 +11,7 @@ use crate::provider::dialect::{
 impl Endpoint {
     /// Moonshot, with the key from `MOONSHOT_API_KEY`.
     ///
-    /// Models that think refuse a conversation without their reasoning: it goes back.
+    /// Models that think reject a conversation without their reasoning, so it is sent back.
     pub fn moonshot() -> Self {
         let chat = ChatCompletions::default()
             .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
@@ -24,7 +24,7 @@ impl Endpoint {
     }
 }
 
-/// What Kimi K3 takes. It always thinks.
+/// The efforts that Kimi K3 accepts. It always thinks.
 const K3: EffortWords =
     EffortWords { off: None, minimal: "low", low: "low", medium: "high", high: "high", max: "max" };
 
@@ -34,7 +34,7 @@ fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
     } else if model.starts_with("moonshot-") || model == "kimi-k2" || model.starts_with("kimi-k2-") {
         chat.with_thinking(ThinkingField::None)
     } else {
-        // Kimi K2.5 and later: temperature and top-p are fixed. Of some, thinking can be turned off.
+        // Kimi K2.5 and later have a fixed temperature and top-p. Some of them can turn thinking off.
         let thinking = if model.starts_with("kimi-k3") {
             ThinkingField::Effort(K3)
         } else if model.starts_with("kimi-k2.7-code") {

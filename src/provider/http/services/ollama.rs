@@ -1,26 +1,25 @@
-//! <https://docs.ollama.com/api> and <https://docs.ollama.com/cloud>
+//! Ollama. Sources: <https://docs.ollama.com/api>, <https://docs.ollama.com/cloud>
 
 use std::env;
 
 use super::Endpoint;
 use crate::provider::dialect::OllamaChat;
 
-/// Where Ollama listens unless told otherwise.
+/// The port on which Ollama listens by default.
 const OLLAMA_PORT: u16 = 11434;
 /// The host of Ollama's own service.
 const OLLAMA_CLOUD: &str = "ollama.com";
 
 impl Endpoint {
-    /// An Ollama server of your own, where `OLLAMA_HOST` says, else on this machine. It is asked without a
-    /// key, unless it is given one.
+    /// An Ollama server: the one that `OLLAMA_HOST` names, otherwise the one on this machine. Requests have no key,
+    /// unless the endpoint is given one.
     pub fn ollama() -> Self {
         Self::ollama_at(&env::var("OLLAMA_HOST").unwrap_or_default())
     }
 
-    /// An Ollama server at `host`, written as Ollama itself reads it from `OLLAMA_HOST`: an address with or
-    /// without scheme, port and path, each of which has a default. An address that means every interface, as
-    /// servers are told to listen on, is taken for this machine. The key from `OLLAMA_API_KEY` goes to
-    /// Ollama's own service alone.
+    /// An Ollama server at `host`, written as Ollama itself reads it from `OLLAMA_HOST`: an address with or without
+    /// scheme, port and path, each of which has a default. An address that means every interface, as servers use it to
+    /// listen, is replaced by this machine. The key from `OLLAMA_API_KEY` is only sent to Ollama's own service.
     ///
     /// Source: `envconfig.Host` in <https://github.com/ollama/ollama>.
     pub fn ollama_at(host: &str) -> Self {
@@ -49,11 +48,11 @@ fn ollama_url(host: &str) -> String {
     };
     let (address, path) = rest.split_once('/').unwrap_or((rest, ""));
     if address.contains('@') {
-        // Refused with the first request, rather than taken apart wrongly.
+        // The first request fails with this address, which is better than parsing it wrongly.
         return format!("{scheme}://{rest}");
     }
     let (name, port) = match address.rsplit_once(':') {
-        // The colons of a bare IPv6 address are no port's.
+        // The colons of a bare IPv6 address don't separate a port.
         Some((name, given)) if !name.contains(':') || name.ends_with(']') => {
             (name, given.parse().unwrap_or(port))
         }

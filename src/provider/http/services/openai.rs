@@ -1,4 +1,4 @@
-//! <https://platform.openai.com/docs/api-reference/introduction>
+//! OpenAI. Source: <https://platform.openai.com/docs/api-reference/introduction>
 
 use super::Endpoint;
 use crate::provider::dialect::{ChatCompletions, OpenAiResponses};
@@ -7,26 +7,26 @@ const BASE_URL: &str = "https://api.openai.com";
 const KEY_VARIABLE: &str = "OPENAI_API_KEY";
 
 impl Endpoint {
-    /// OpenAI by its Chat Completions format, with the key from `OPENAI_API_KEY`.
+    /// OpenAI with the Chat Completions wire format, and the key from `OPENAI_API_KEY`.
     ///
-    /// Models since GPT-5.4 take tools in this format only while they do not reason, and some not at all:
-    /// [`openai_responses`](Self::openai_responses) has both.
+    /// In this wire format, models since GPT-5.4 accept tools only while they do not reason, and some accept none at
+    /// all. [`openai_responses`](Self::openai_responses) supports both.
     pub fn openai() -> Self {
         Self::custom("openai", BASE_URL, ChatCompletions::openai()).with_key_variable(KEY_VARIABLE)
     }
 
-    /// OpenAI by its Responses format, with the key from `OPENAI_API_KEY`.
+    /// OpenAI with the Responses wire format, and the key from `OPENAI_API_KEY`.
     pub fn openai_responses() -> Self {
         Self::custom("openai_responses", BASE_URL, OpenAiResponses::openai()).with_key_variable(KEY_VARIABLE)
     }
 
-    /// A service that speaks Chat Completions as most do, say a local model server: with the defaults of
-    /// [`ChatCompletions`], a key as a bearer token if it is given one, and no key if not.
+    /// A service with the Chat Completions wire format as most services have it, for example a local model server. It
+    /// has the defaults of [`ChatCompletions`]. A key is sent as a bearer token, if there is one.
     ///
-    /// What a service wants otherwise, and what it can't do, is said by the switches of [`ChatCompletions`]:
-    /// the output limit's member, the role of the system prompt, how thinking is asked for, how an output
-    /// schema, whether reasoning goes back, sampling, tool choices, attachments, labels, the cache, stop
-    /// sequences, and rules for single models. What they turn off is mapped to its nearest or reported.
+    /// The switches of [`ChatCompletions`] describe how a service deviates and what it can't do: the member for the
+    /// output limit, the role of the system prompt, how thinking and an output schema are requested, whether reasoning
+    /// is sent back, sampling, tool choices, attachments, labels, the cache, stop sequences, and rules for single
+    /// models. An option that is turned off is mapped to the nearest possible value or reported as a warning.
     ///
     /// ```
     /// use omni_agent::provider::{
@@ -46,9 +46,9 @@ impl Endpoint {
         Self::custom(name, base_url, ChatCompletions::default())
     }
 
-    /// A service that speaks the Responses format as OpenAI does, say a local model server: with the defaults
-    /// of [`OpenAiResponses`], a key as a bearer token if it is given one, and no key if not. What a service
-    /// wants otherwise is said by the switches of [`OpenAiResponses`], through [`custom`](Self::custom).
+    /// A service with the Responses wire format as OpenAI has it, for example a local model server. It has the defaults
+    /// of [`OpenAiResponses`]. A key is sent as a bearer token, if there is one. For a service that deviates, pass an
+    /// [`OpenAiResponses`] with other switches to [`custom`](Self::custom).
     pub fn openai_responses_compatible(name: impl Into<String>, base_url: impl Into<String>) -> Self {
         Self::custom(name, base_url, OpenAiResponses::default())
     }

@@ -1,4 +1,4 @@
-//! <https://opencode.ai/docs/zen>
+//! OpenCode Zen. Source: <https://opencode.ai/docs/zen>
 
 use super::{Auth, Endpoint};
 use crate::provider::dialect::{
@@ -8,9 +8,9 @@ use crate::provider::dialect::{
 impl Endpoint {
     /// OpenCode Zen, with the key from `OPENCODE_API_KEY`.
     ///
-    /// Each model is spoken to in the format that the service has it in: `claude-…` and `qwen3.…` in Messages,
-    /// `gpt-…`, `grok-4…`, `grok-build…` and `muse-…` in Responses, `gemini-…` in Gemini, all others in Chat Completions;
-    /// the key goes where that format has it.
+    /// The wire format depends on the model: Messages for `claude-…` and `qwen3.…`, Responses for `gpt-…`, `grok-4…`,
+    /// `grok-build…` and `muse-…`, Gemini for `gemini-…`, and Chat Completions for all others. The key is sent where
+    /// the wire format requires it.
     pub fn opencode() -> Self {
         let chat =
             ChatCompletions::default().with_files(Files::Images).with_metadata(false).with_model_rules(rules);
@@ -35,7 +35,7 @@ impl Endpoint {
     }
 }
 
-/// These models want their reasoning back, at their own services and so here.
+/// These models expect their reasoning back, at their own services and therefore here.
 fn rules(model: &str, chat: ChatCompletions) -> ChatCompletions {
     if model.starts_with("kimi-") || model.starts_with("deepseek-") {
         chat.with_reasoning(ReasoningReturn::ContentWithCalls)

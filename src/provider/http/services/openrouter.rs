@@ -1,6 +1,5 @@
-//! <https://openrouter.ai/docs/api-reference/overview>,
-//! <https://openrouter.ai/docs/features/provider-routing>,
-//! <https://openrouter.ai/docs/use-cases/reasoning-tokens>,
+//! OpenRouter. Sources: <https://openrouter.ai/docs/api-reference/overview>,
+//! <https://openrouter.ai/docs/features/provider-routing>, <https://openrouter.ai/docs/use-cases/reasoning-tokens>,
 //! <https://openrouter.ai/docs/features/prompt-caching>, <https://openrouter.ai/docs/app-attribution>
 
 use serde::Serialize;
@@ -11,11 +10,11 @@ use crate::provider::dialect::{
     CacheField, ChatCompletions, EffortWords, Files, ReasoningReturn, ThinkingField,
 };
 
-/// How OpenRouter is to be used: who may serve the requests, what stands in for a model that fails, and for
-/// which application.
+/// Settings of OpenRouter: which providers may serve the requests, which models replace a model that fails, and the
+/// application's name.
 ///
-/// What it leaves out of the service's options goes through
-/// [`Options::extra`](crate::provider::OptionFields::extra), which also overrides it for single requests.
+/// Options of the service that are missing here can be sent with
+/// [`Options::extra`](crate::provider::OptionFields::extra), which also overrides these settings for single requests.
 ///
 /// ```
 /// use omni_agent::provider::http::{Endpoint, OpenRouter, RoutingSort};
@@ -43,7 +42,7 @@ pub struct OpenRouter {
     app: Option<(String, String)>,
 }
 
-/// Who may serve a request.
+/// The providers that may serve a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 struct Routing {
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -68,23 +67,23 @@ struct Routing {
     max_price: Option<MaxPrice>,
 }
 
-/// In US dollars per million tokens.
+/// The highest price, in US dollars per million tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct MaxPrice {
     prompt: f64,
     completion: f64,
 }
 
-/// What those who serve a model are sorted by.
+/// The order of the providers that serve a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RoutingSort {
-    /// The cheapest first.
+    /// The cheapest provider first.
     Price,
-    /// The most tokens a second first.
+    /// The provider with the most tokens per second first.
     Throughput,
-    /// The shortest time to the first token first.
+    /// The provider with the shortest time to the first token first.
     Latency,
 }
 
@@ -99,95 +98,95 @@ fn texts(texts: impl IntoIterator<Item = impl Into<String>>) -> Vec<String> {
 }
 
 impl OpenRouter {
-    /// The same settings, trying these providers first, in this order.
+    /// Returns the same settings, where these providers are tried first, in this order.
     pub fn with_order(mut self, providers: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.provider.order = texts(providers);
         self
     }
 
-    /// The same settings with these providers alone.
+    /// Returns the same settings, where only these providers are used.
     pub fn with_only(mut self, providers: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.provider.only = texts(providers);
         self
     }
 
-    /// The same settings without these providers.
+    /// Returns the same settings, where these providers are not used.
     pub fn with_ignored(mut self, providers: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.provider.ignore = texts(providers);
         self
     }
 
-    /// The same settings, letting other providers stand in for those asked for, or not. They do by default.
+    /// Returns the same settings, and sets whether other providers may replace the requested ones. By default they may.
     pub fn with_fallbacks(mut self, allowed: bool) -> Self {
         self.provider.allow_fallbacks = Some(allowed);
         self
     }
 
-    /// The same settings, with only those providers that know everything in the request, or with all, who
-    /// overlook what they don't know. All is the default.
+    /// Returns the same settings, and sets whether a provider must support every parameter of the request. By default
+    /// it need not: providers ignore parameters that they don't know.
     pub fn with_required_parameters(mut self, required: bool) -> Self {
         self.provider.require_parameters = Some(required);
         self
     }
 
-    /// The same settings, with providers that may keep and use what is sent, or without. With them by
-    /// default.
+    /// Returns the same settings, and sets whether providers may be used that store and use the prompts. By default
+    /// they may.
     pub fn with_data_collection(mut self, allowed: bool) -> Self {
         self.provider.data_collection = Some(if allowed { "allow" } else { "deny" });
         self
     }
 
-    /// The same settings, with only those providers that retain nothing, or with all.
+    /// Returns the same settings, and sets whether providers must retain no data.
     pub fn with_zero_data_retention(mut self, required: bool) -> Self {
         self.provider.zdr = Some(required);
         self
     }
 
-    /// The same settings with models of these quantizations alone, say `fp8`.
+    /// Returns the same settings, where only models with these quantizations are used, for example `fp8`.
     pub fn with_quantizations(mut self, levels: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.provider.quantizations = texts(levels);
         self
     }
 
-    /// The same settings with providers in this order, instead of balanced over them.
+    /// Returns the same settings, where providers are tried in this order instead of being balanced.
     pub fn with_sort(mut self, sort: RoutingSort) -> Self {
         self.provider.sort = Some(sort);
         self
     }
 
-    /// The same settings, with only those providers that ask no more than this, in US dollars per million
-    /// tokens of the prompt and of the answer.
+    /// Returns the same settings, where only providers are used whose prices are at most these, in US dollars per
+    /// million tokens of the prompt and of the response.
     pub fn with_max_price(mut self, prompt: f64, completion: f64) -> Self {
         self.provider.max_price = Some(MaxPrice { prompt, completion });
         self
     }
 
-    /// The same settings with models that are tried in this order if the one asked for fails.
+    /// Returns the same settings, where these models are tried in order if the requested model fails.
     pub fn with_fallback_models(mut self, models: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.models = texts(models);
         self
     }
 
-    /// The same settings with the service's `route`, say `fallback`.
+    /// Returns the same settings with this `route` of the service, for example `fallback`.
     pub fn with_route(mut self, route: impl Into<String>) -> Self {
         self.route = Some(route.into());
         self
     }
 
-    /// The same settings with these `transforms` of the prompt, say `middle-out`, which shortens what does
-    /// not fit; an empty list forbids those that are done by default.
+    /// Returns the same settings with these `transforms` of the prompt, for example `middle-out`, which shortens a
+    /// prompt that is too long. An empty list disables the default transforms.
     pub fn with_transforms(mut self, transforms: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.transforms = Some(texts(transforms));
         self
     }
 
-    /// The same settings in the name of an application, which the service shows in its rankings.
+    /// Returns the same settings with the name of an application, which the service shows in its rankings.
     pub fn with_app(mut self, url: impl Into<String>, title: impl Into<String>) -> Self {
         self.app = Some((url.into(), title.into()));
         self
     }
 
-    /// The members of the body.
+    /// Returns the members to add to the body.
     fn members(&self) -> Map<String, Value> {
         match serde_json::to_value(self) {
             Ok(Value::Object(members)) => members,
@@ -199,8 +198,9 @@ impl OpenRouter {
 impl Endpoint {
     /// OpenRouter, with the key from `OPENROUTER_API_KEY`.
     ///
-    /// Reasoning goes back as it came (`reasoning_details`). The price that it tells is in the usage. A hint
-    /// for the cache marks what models of Anthropic are to keep; other models keep prompts by themselves.
+    /// Reasoning is sent back unchanged (`reasoning_details`). The usage contains the price that the service reports. A
+    /// cache hint marks the parts of a prompt that models of Anthropic should cache; other models cache prompts without
+    /// it.
     pub fn openrouter() -> Self {
         Self::openrouter_with(OpenRouter::default())
     }

@@ -1,4 +1,4 @@
-//! <https://docs.z.ai/api-reference/llm/chat-completion>,
+//! Z.ai. Sources: <https://docs.z.ai/api-reference/llm/chat-completion>,
 //! <https://docs.z.ai/guides/capabilities/thinking-mode>
 
 use serde_json::{Map, Value};
@@ -11,15 +11,15 @@ use crate::provider::{
     },
 };
 
-/// From GLM 5.2 on. `minimal` would turn thinking off.
+/// The words for efforts since GLM 5.2. `minimal` would turn thinking off.
 const WORDS: EffortWords = EffortWords { off: None, max: "max", ..EffortWords::COMMON };
 
 impl Endpoint {
     /// Z.ai, with the key from `ZAI_API_KEY`.
     ///
-    /// Models that think want their reasoning back in a loop of tool calls: it goes back. Arguments of tool
-    /// calls are asked for as a stream (`tool_stream`) where the model has it: the service would be silent
-    /// for long otherwise.
+    /// Models that think expect their reasoning in a loop of tool calls, so it is sent back. If the model supports it,
+    /// the arguments of tool calls are requested as a stream (`tool_stream`), since the service would otherwise send
+    /// nothing for a long time.
     pub fn zai() -> Self {
         let chat = ChatCompletions::default()
             .with_output(OutputSupport::Object)

@@ -1,4 +1,5 @@
-//! Leave to send requests: when the agent asks for it, how long it holds it, and what leaves the queue.
+//! Admission of requests: when the agent asks for a permit, how long it holds one, and how a waiting run leaves the
+//! queue.
 
 use std::{
     future::{Future, pending},
@@ -31,7 +32,7 @@ use crate::{
 
 type Admitting = Pin<Box<dyn Future<Output = Permit> + Send>>;
 
-/// Admits as many at once as there are places, first come, first served.
+/// An admission with a limited number of permits, granted in the order of the requests.
 struct Turnstile {
     places: Arc<Semaphore>,
     all: usize,
@@ -39,7 +40,7 @@ struct Turnstile {
     waiting: Arc<AtomicUsize>,
 }
 
-/// Counts somebody who waits.
+/// Counts one waiting request for as long as it exists.
 struct Waits(Arc<AtomicUsize>);
 
 impl Drop for Waits {
@@ -59,12 +60,12 @@ impl Turnstile {
         })
     }
 
-    /// How often leave was asked for.
+    /// The number of times that a permit was requested.
     fn asked(&self) -> usize {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// How many hold a permit, and how many wait for one.
+    /// The number of permits held, and the number of requests that wait for one.
     fn now(&self) -> (usize, usize) {
         (self.all - self.places.available_permits(), self.waiting.load(Ordering::SeqCst))
     }
@@ -83,7 +84,7 @@ impl Admission for Turnstile {
     }
 }
 
-/// An admission made of a closure.
+/// An admission that calls a closure.
 struct Admit<F>(F);
 
 impl<F> Admission for Admit<F>
@@ -107,7 +108,7 @@ fn refused() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }
 
-/// Lets everything happen that takes no time.
+/// Runs everything that can happen without time passing.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -142,7 +143,7 @@ async fn request_ends_tools_retries_and_callbacks_run_without_a_permit() {
     let mut agent = watched(builder.tool(tool).callbacks(hooks), &turnstile).await;
     assert_eq!((turnstile.asked(), turnstile.now()), (0, (0, 0)));
     agent.run("Go").await;
-    assert_eq!(turnstile.asked(), 4, "each request asks");
+    assert_eq!(turnstile.asked(), 4, "each request asks for a permit");
     assert_eq!(held.all(), [("tool", (0, 0)), ("error", (0, 0))]);
     assert_eq!(turnstile.now(), (0, 0));
     agent.run("Again").await;
@@ -150,7 +151,7 @@ async fn request_ends_tools_retries_and_callbacks_run_without_a_permit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_takes_over_asks_before_its_request() {
+async fn staged_prompt_starts_its_turn_asks_before_its_request() {
     let turnstile = Turnstile::new(1);
     let gate = Gate::new();
     let (provider, builder) =
@@ -159,7 +160,7 @@ async fn staged_prompt_takes_over_asks_before_its_request() {
     agent.agent.prompt("First").await.unwrap();
     reached(&gate).await;
     agent.agent.prompt("Second").await.unwrap();
-    // Another run has waited longer.
+    // Another run asked for the permit earlier.
     let places = Arc::clone(&turnstile.places);
     let other = tokio::spawn(async move { places.acquire_owned().await.unwrap() });
     settle().await;
@@ -172,7 +173,7 @@ async fn staged_prompt_takes_over_asks_before_its_request() {
     assert_eq!((turnstile.now(), provider.requests().len()), ((0, 0), 2));
 }
 
-/// A run whose tool is done and whose next request waits for leave, since another holds the only place.
+/// A run whose tool has finished and whose next request waits for the only permit, which the test holds.
 async fn waits_again_after_a_tool(builder: AgentBuilder, turnstile: &Arc<Turnstile>) -> (Watched, Permit) {
     let gate = Gate::new();
     let passed = gate.clone();
@@ -200,7 +201,7 @@ fn with_a_tool() -> (ScriptedProvider, AgentBuilder) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tools_are_done_and_the_place_is_taken_run_waits_for_its_next_request() {
+async fn next_request_after_tools_without_a_free_permit_waits() {
     let turnstile = Turnstile::new(1);
     let (provider, builder) = with_a_tool();
     let (mut agent, other) = waits_again_after_a_tool(builder, &turnstile).await;
@@ -246,7 +247,7 @@ async fn run_that_waits_again_is_stopped_ends_at_once_and_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_that_waits_again_has_a_time_limit_its_clock_stands_still() {
+async fn run_that_waits_again_with_a_time_limit_pauses_its_clock() {
     let turnstile = Turnstile::new(1);
     let (_, builder) = scripted([
         Step::new().wait(seconds(4)).then_tool_use("t1", "look", json!({})).stop(),
@@ -264,7 +265,7 @@ async fn run_that_waits_again_has_a_time_limit_its_clock_stands_still() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_run_is_busy_sends_nothing_and_answers() {
+async fn waiting_run_is_busy_sends_nothing_and_answers_queries() {
     let turnstile = Turnstile::new(0);
     let (provider, builder) = scripted([Step::text("Hello!")]);
     let mut agent = watched(builder, &turnstile).await;
@@ -299,7 +300,7 @@ async fn waiting_runs_are_admitted_in_order() {
     }
 }
 
-/// Does something to a run that waits; it must leave the queue, and what comes after it find the place free.
+/// Ends a waiting run with `end`. Checks that the run leaves the queue and sends no request.
 async fn leaves_the_queue(end: impl AsyncFnOnce(Agent)) {
     let turnstile = Turnstile::new(0);
     let (provider, builder) = scripted([Step::text("Hello!")]);
@@ -309,18 +310,18 @@ async fn leaves_the_queue(end: impl AsyncFnOnce(Agent)) {
     assert_eq!(turnstile.now(), (0, 1));
     end(agent.clone()).await;
     settle().await;
-    assert_eq!(turnstile.now(), (0, 0), "it still waits");
+    assert_eq!(turnstile.now(), (0, 0), "the run still waits");
     assert!(provider.requests().is_empty());
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_run_is_cut_off_leaves_the_queue() {
+async fn waiting_run_is_ended_early_leaves_the_queue() {
     leaves_the_queue(async |agent| agent.cancel().await.unwrap()).await;
     leaves_the_queue(async |agent| agent.interrupt().await.unwrap()).await;
     leaves_the_queue(async |agent| agent.stop(seconds(1)).await.unwrap()).await;
     leaves_the_queue(async |agent| {
         agent.cancel().await.unwrap();
-        // The next one waits anew, and can be cancelled too.
+        // The next run waits too, and can be cancelled as well.
         agent.prompt("Again").await.unwrap();
         settle().await;
         agent.cancel().await.unwrap();
@@ -329,7 +330,7 @@ async fn waiting_run_is_cut_off_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_run_loses_its_last_handle_leaves_the_queue() {
+async fn waiting_run_last_handle_dropped_leaves_the_queue() {
     let turnstile = Turnstile::new(0);
     let (_, builder) = scripted([Step::text("Hello!")]);
     let agent = builder.admission(Arc::clone(&turnstile) as _).start().await.unwrap();
@@ -340,7 +341,7 @@ async fn waiting_run_loses_its_last_handle_leaves_the_queue() {
     assert_eq!(turnstile.now(), (0, 0));
 }
 
-/// Does something to a run in mid-stream; it must give its place back.
+/// Ends a streaming run with `end`. Checks that its permit is returned.
 async fn gives_back(step: Step, end: impl AsyncFnOnce(Agent)) {
     let turnstile = Turnstile::new(1);
     let (_, builder) = scripted([step]);
@@ -349,11 +350,11 @@ async fn gives_back(step: Step, end: impl AsyncFnOnce(Agent)) {
     settle().await;
     end(agent.clone()).await;
     settle().await;
-    assert_eq!(turnstile.now(), (0, 0), "the permit is kept");
+    assert_eq!(turnstile.now(), (0, 0), "the permit was not returned");
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_ends_in_any_way_gives_its_place_back() {
+async fn run_ends_in_any_way_returns_its_permit() {
     let half = || Step::new().then_text(["Half"]).hang();
     gives_back(half(), async |agent| agent.cancel().await.unwrap()).await;
     gives_back(half(), async |agent| agent.interrupt().await.unwrap()).await;
@@ -363,8 +364,8 @@ async fn run_ends_in_any_way_gives_its_place_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_ends_and_an_event_is_handled_gives_its_place_back_first() {
-    // `handle_event` belongs to no run: what it begins asks anew.
+async fn run_ends_before_an_event_is_handled_returns_its_permit_first() {
+    // `handle_event` is not part of a run: a run that it starts asks for a new permit.
     let turnstile = Turnstile::new(1);
     let (gate, gauge) = (Gate::new(), Arc::clone(&turnstile));
     let (_, builder) = scripted([Step::new().gate(&gate).then_text(["One."]).stop(), Step::text("Two.")]);
@@ -386,7 +387,7 @@ async fn run_ends_and_an_event_is_handled_gives_its_place_back_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn paused_run_gives_its_place_back_and_asks_before_the_next_request() {
+async fn paused_run_returns_its_permit_and_asks_before_the_next_request() {
     let turnstile = Turnstile::new(1);
     let steps = [Step::tool_use("t1", "echo", json!({})), Step::text("Done.")];
     let hooks = Hooks::new().deciding([("echo", ToolDecision::Pause(Value::Null))]);
@@ -395,7 +396,7 @@ async fn paused_run_gives_its_place_back_and_asks_before_the_next_request() {
     agent.until("pause").await;
     settle().await;
     assert_eq!((turnstile.asked(), turnstile.now()), (1, (0, 0)));
-    // Meanwhile somebody else takes the place.
+    // Meanwhile another run takes the permit.
     let other = turnstile.places.clone().acquire_owned().await.unwrap();
     agent.agent.resume("t1", Decision::Execute).await.unwrap();
     agent.until("message(user)").await;
@@ -407,7 +408,7 @@ async fn paused_run_gives_its_place_back_and_asks_before_the_next_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn paused_run_is_cut_off_leaves_nothing_behind() {
+async fn paused_run_is_ended_early_holds_no_permit() {
     for interrupt in [false, true] {
         let turnstile = Turnstile::new(1);
         let steps = [Step::tool_use("t1", "echo", json!({})), Step::text("Again.")];
@@ -428,7 +429,7 @@ async fn paused_run_is_cut_off_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn question_in_mid_stream_pauses_gives_the_place_back_and_the_stream_goes_on() {
+async fn question_in_mid_stream_pauses_returns_the_permit_and_the_stream_continues() {
     let turnstile = Turnstile::new(1);
     let question = ToolUse::new("q", "shell", json!({}));
     let step = Step::new().then_text(["Let me see."]).decide(question).stop();
@@ -441,7 +442,7 @@ async fn question_in_mid_stream_pauses_gives_the_place_back_and_the_stream_goes_
     assert_eq!(turnstile.now(), (0, 0));
     let other = turnstile.places.clone().acquire_owned().await.unwrap();
     agent.agent.resume("q", Decision::Execute).await.unwrap();
-    // The open stream needs no leave; the next request does.
+    // The open stream needs no permit; the next request does.
     agent.until("turn(continue)").await;
     settle().await;
     assert_eq!((turnstile.asked(), turnstile.now(), provider.requests().len()), (2, (1, 1), 1));
@@ -451,7 +452,7 @@ async fn question_in_mid_stream_pauses_gives_the_place_back_and_the_stream_goes_
 }
 
 #[tokio::test(start_paused = true)]
-async fn clock_of_the_turn_stands_still_while_it_waits() {
+async fn time_limit_of_the_turn_is_paused_while_it_waits() {
     let turnstile = Turnstile::new(0);
     let (_, builder) = scripted([Step::new().then_text(["Half"]).hang()]);
     let mut agent = watched(builder.turn_timeout(seconds(10)), &turnstile).await;
@@ -466,7 +467,7 @@ async fn clock_of_the_turn_stands_still_while_it_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clock_of_the_turn_goes_on_from_where_it_was_after_a_pause_and_a_wait() {
+async fn time_limit_of_the_turn_resumes_after_a_pause_and_a_wait() {
     let turnstile = Turnstile::new(1);
     let steps = [
         Step::new().wait(seconds(4)).then_tool_use("t1", "echo", json!({})).stop(),
@@ -489,7 +490,7 @@ async fn clock_of_the_turn_goes_on_from_where_it_was_after_a_pause_and_a_wait() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn admission_panics_run_goes_on_without() {
+async fn admission_panics_run_continues_without_a_permit() {
     let panics: [fn() -> Admitting; 2] =
         [|| panic!("when asked"), || Box::pin(async { panic!("while it waits") })];
     for admit in panics {
@@ -501,8 +502,8 @@ async fn admission_panics_run_goes_on_without() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn admission_panics_when_dropped_agent_lives_on() {
-    // The wait itself, and the permit.
+async fn admission_panics_when_dropped_agent_survives() {
+    // The first admission panics when the wait is dropped, the second when the permit is dropped.
     let waits: [fn() -> Admitting; 2] = [
         || {
             let spite = Spiteful;
@@ -527,8 +528,8 @@ async fn admission_panics_when_dropped_agent_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn permit_is_dropped_before_the_runs_end_is_told() {
-    // Whoever acts on the end finds the place free.
+async fn permit_is_dropped_before_the_end_of_the_run_is_emitted() {
+    // Code that reacts to the end of the run finds the permit free.
     let turnstile = Turnstile::new(1);
     let (_, builder) = scripted([Step::text("One.")]);
     let mut agent = watched(builder, &turnstile).await;

@@ -30,7 +30,7 @@ async fn ask_resolves_with_the_turns_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_while_busy_or_paused_is_an_error_and_disturbs_nothing() {
+async fn ask_while_busy_or_paused_is_an_error_and_does_not_affect_the_run() {
     let gate = Gate::new();
     let asks = Step::new().gate(&gate).then_tool_use("a", "look", json!({})).stop();
     let (_, builder) = scripted([asks, Step::text("Done")]);
@@ -52,7 +52,7 @@ async fn ask_while_busy_or_paused_is_an_error_and_disturbs_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_with_continuations_gathers_their_messages_and_usage() {
+async fn ask_with_continuations_collects_their_messages_and_usage() {
     let step = |n, text: &str| Step::new().usage(tokens(n)).then_text([text]).stop();
     let (_, builder) = scripted([step(10, "One"), step(5, "Two"), step(1, "Three")]);
     let agent = builder.callbacks(Hooks::new().continuing(["More", "And more"])).start().await.unwrap();
@@ -66,7 +66,7 @@ async fn ask_with_continuations_gathers_their_messages_and_usage() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_resolves_before_a_staged_prompt_takes_over() {
+async fn ask_resolves_before_a_staged_prompt_starts_its_turn() {
     let (first, second) = (Gate::new(), Gate::new());
     let (_, builder) = scripted([
         Step::new().gate(&first).then_text(["Mine"]).stop(),
@@ -88,7 +88,7 @@ async fn ask_resolves_before_a_staged_prompt_takes_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_cancelled_is_an_error_with_what_was_discarded() {
+async fn ask_cancelled_is_an_error_with_the_discarded_messages() {
     let gate = Gate::new();
     let step = Step::new().usage(tokens(3)).then_text(["Well"]).gate(&gate).hang();
     let (_, builder) = scripted([step]);
@@ -104,7 +104,7 @@ async fn ask_cancelled_is_an_error_with_what_was_discarded() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_interrupted_gives_what_was_kept() {
+async fn ask_interrupted_returns_the_kept_messages() {
     let gate = Gate::new();
     let (_, builder) = scripted([Step::new().then_text(["Well"]).gate(&gate).hang()]);
     let agent = builder.start().await.unwrap();
@@ -117,7 +117,7 @@ async fn ask_interrupted_gives_what_was_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_interrupted_with_nothing_new_to_keep_gives_the_turns_before() {
+async fn ask_interrupted_with_nothing_new_to_keep_returns_the_earlier_turns() {
     let gate = Gate::new();
     let first = Step::new().usage(tokens(10)).then_text(["One"]).stop();
     let (_, builder) = scripted([first, Step::new().gate(&gate).hang()]);
@@ -212,7 +212,7 @@ async fn ask_as_invalid_answer_is_an_error_with_the_response() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_as_value_that_the_schema_allows_and_the_type_does_not_is_an_error() {
+async fn ask_as_value_fits_the_schema_but_not_the_type_is_an_error() {
     #[derive(Debug, Deserialize, JsonSchema)]
     #[serde(try_from = "u32")]
     struct Even(#[expect(dead_code)] u32);
@@ -230,7 +230,7 @@ async fn ask_as_value_that_the_schema_allows_and_the_type_does_not_is_an_error()
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_as_turn_that_ends_before_an_answer_is_an_error_that_says_so() {
+async fn ask_as_turn_ends_before_an_answer_is_an_error_naming_that_cause() {
     let (_, builder) = scripted([Step::tool_use("a", "ask_user", json!({}))]);
     let agent = builder.tool(declared("ask_user")).start().await.unwrap();
     let error = agent.ask_as::<City>("A city?").await.unwrap_err();

@@ -1,4 +1,4 @@
-//! The commit channel: every event, in order, and the agent serves commands while it has no room.
+//! The commit channel receives every event, in order. While it is full, the agent still serves commands.
 
 use std::{
     pin::Pin,
@@ -28,13 +28,13 @@ use crate::{
     support::{ends_run, name, names, run_events},
 };
 
-/// An agent with room for one event, and its receiver.
+/// Returns an agent whose commit channel holds one event, and the channel's receiver.
 async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<Delivery>) {
     let (sender, receiver) = mpsc::channel(1);
     (echoing(steps).commit_channel(PollSender::new(sender)).start().await.unwrap(), receiver)
 }
 
-/// Receives all events up to the one numbered `last`, and checks that none is missing.
+/// Receives all events up to number `last`, and checks that the numbers have no gap.
 async fn receive(receiver: &mut mpsc::Receiver<Delivery>, from: u64, last: u64) -> Vec<Arc<Event>> {
     let mut events = Vec::new();
     for number in from..=last {
@@ -68,7 +68,7 @@ async fn run_no_room_agent_waits() {
     agent.prompt("Hi").await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let snapshot = answered(agent.snapshot()).await.unwrap();
-    // The prompt's two events were made at once; nothing went on from there.
+    // The prompt emitted two events immediately; the agent went no further.
     assert_eq!((snapshot.last.number, snapshot.status), (2, Status::Busy));
     unanswered(agent.wait_until_idle()).await;
     let mut events = Vec::new();
@@ -79,7 +79,7 @@ async fn run_no_room_agent_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_state_and_prompt_no_room_done_and_told_in_order() {
+async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
     let (agent, mut receiver) = cramped([Step::text("Hello!")]).await;
     for n in 0..5 {
         let set = agent.set_state(move |draft| {
@@ -99,7 +99,7 @@ async fn set_state_and_prompt_no_room_done_and_told_in_order() {
         let delivery = answered(receiver.recv()).await.unwrap();
         match &*delivery.event.event {
             Event::State(state) => {
-                // Each delivery has the configuration that was in force then.
+                // Each delivery carries the configuration in force at that event.
                 assert_eq!(state.system, delivery.config.system);
                 systems.push(state.system.as_deref().unwrap().to_owned());
             }
@@ -121,7 +121,7 @@ async fn prompt_and_cancel_storm_no_room_bounded_and_lossless() {
         }
         answered(agent.prompt("staged")).await.unwrap();
         answered(agent.cancel()).await.unwrap();
-        assert!(runs < 10_000, "the events that wait are not bounded");
+        assert!(runs < 10_000, "the number of waiting events is not bounded");
     };
     let AgentError::CommitBehind(waiting) = behind else { panic!("{behind:?}") };
     assert!((1000..1100).contains(&waiting), "{waiting}");
@@ -141,7 +141,7 @@ async fn prompt_and_cancel_storm_no_room_bounded_and_lossless() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_receiver_dropped_agent_goes_on_without_it() {
+async fn run_receiver_dropped_agent_continues_without_it() {
     for before in [true, false] {
         let (agent, receiver) = cramped([Step::text("Hello!")]).await;
         if before {
@@ -157,8 +157,7 @@ async fn run_receiver_dropped_agent_goes_on_without_it() {
     }
 }
 
-/// Edits the configuration when the turn is complete.
-/// A commit channel that breaks when this is called.
+/// A commit channel that panics in the named method.
 struct Broken(&'static str);
 
 impl Broken {
@@ -191,7 +190,7 @@ impl Sink<Delivery> for Broken {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_channel_panics_agent_goes_on_without_it() {
+async fn run_channel_panics_agent_continues_without_it() {
     for call in ["ready", "send", "flush"] {
         let agent = echoing([Step::text("One")]).commit_channel(Broken(call)).start().await.unwrap();
         let response = answered(agent.ask("Hi")).await.unwrap();
@@ -240,7 +239,7 @@ impl AgentCallbacks for Terminating {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_outbox_never_drains_terminate_runs_and_deadline_told() {
+async fn stop_outbox_never_drains_terminate_runs_and_deadline_reported() {
     let (sender, receiver) = mpsc::channel(1);
     let terminating = Terminating::default();
     let builder = echoing([Step::text("Hello!")])

@@ -1,4 +1,4 @@
-//! A provider's instance hears which turns became history.
+//! A provider's instance is notified of the turns that were committed.
 
 use std::sync::{Arc, Mutex};
 
@@ -12,7 +12,7 @@ use omni_agent::{
 
 type Heard = Arc<Mutex<Vec<Vec<String>>>>;
 
-/// Answers from a script, and notes what was committed.
+/// Answers from a script, and records the committed messages.
 struct Listening {
     script: ScriptedProvider,
     heard: Heard,
@@ -40,7 +40,7 @@ impl Provider for Listening {
     }
 }
 
-/// Panics over the answer `Two.`.
+/// Panics when the answer is `Two.`.
 struct Fragile;
 
 #[async_trait]
@@ -64,11 +64,11 @@ async fn heard(panics: bool) -> Vec<Vec<String>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn committed_turns_are_told_and_discarded_ones_are_not() {
+async fn committed_turns_are_reported_and_discarded_turns_are_not() {
     assert_eq!(heard(false).await, [["1", "One."], ["3", "Three."]]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn committed_that_panics_ends_nothing() {
+async fn committed_panics_agent_continues() {
     assert_eq!(heard(true).await.len(), 2);
 }

@@ -1,4 +1,4 @@
-//! What callbacks change in the configuration applies when they return, from the next request on.
+//! Edits of the configuration by callbacks apply when the callback returns, from the next request on.
 
 use std::sync::Arc;
 
@@ -69,11 +69,11 @@ async fn callbacks_edit_configuration_next_request_has_it_and_no_state_event() {
     assert_eq!(
         systems,
         ["event ", "event prepare use result ", "event prepare use result prepare turn "],
-        "a request is made before prepare_step sees it"
+        "a request is built before prepare_step sees it"
     );
 }
 
-/// Turns to another model in `prepare_step`, once.
+/// Switches to another model in `prepare_step`, once.
 struct Turncoat(Option<omni_agent::provider::Model>);
 
 #[async_trait]
@@ -86,7 +86,7 @@ impl AgentCallbacks for Turncoat {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prepare_step_changes_model_request_goes_to_the_model_it_was_made_for() {
+async fn prepare_step_changes_model_request_goes_to_the_model_it_was_built_for() {
     let old = ScriptedProvider::new([Step::text("Old.")]);
     let new = ScriptedProvider::new([Step::text("New.")]);
     let model = |provider: &ScriptedProvider, id: &str| {
@@ -127,7 +127,7 @@ async fn set_state_while_handle_event_runs_wins_over_its_edits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_callback_had_edited_edits_void() {
+async fn cancel_callback_has_edited_edits_are_void() {
     for at in At::ALL {
         let (agent, _events) = stuck_in(at).await;
         answered(agent.cancel()).await.unwrap();
@@ -136,7 +136,7 @@ async fn cancel_callback_had_edited_edits_void() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_state_any_state_event_with_what_is_set() {
+async fn set_state_any_state_event_carries_the_new_state() {
     let agent = echoing([]).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent

@@ -1,4 +1,4 @@
-//! What runs cost, where the price is known.
+//! The cost of runs, for models with a known price.
 
 use omni_agent::{
     agent::{AgentCallbacks, Event, State, TurnOutcome},
@@ -24,9 +24,9 @@ fn priced(provider: &ScriptedProvider) -> Model {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_tells_the_cost_of_all_its_steps() {
+async fn turn_reports_the_cost_of_all_its_steps() {
     let looks = Step::new().usage(input(1)).then_tool_use("a", "look", json!({})).stop();
-    // The second answer's service tells the cost itself.
+    // For the second answer the service reports the cost itself.
     let told = Usage { cost: Some(0.5), ..input(10) };
     let (provider, builder) = scripted([looks, Step::new().usage(told).then_text(["A cat."]).stop()]);
     let agent = builder.model(priced(&provider)).tool(noting("look", &Log::default())).start().await.unwrap();
@@ -46,7 +46,7 @@ async fn turn_tells_the_cost_of_all_its_steps() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelled_run_tells_the_cost_of_what_was_used() {
+async fn cancelled_run_reports_the_cost_of_its_usage() {
     let gate = Gate::new();
     let step = Step::new().usage(input(3)).then_text(["Well"]).gate(&gate).hang();
     let (provider, builder) = scripted([step]);
@@ -79,7 +79,7 @@ impl AgentCallbacks for Reroutes {
 }
 
 #[tokio::test(start_paused = true)]
-async fn request_for_another_model_has_that_ones_price_and_the_registrys_key() {
+async fn request_for_another_model_has_its_price_and_the_key_of_the_registry() {
     let provider = ScriptedProvider::new([Step::new().usage(input(1)).then_text(["Hi"]).stop()]);
     let mut catalogue = Catalogue::empty();
     catalogue.insert("test", ModelInfo::new("small").with_price(Price::new(1.0, 1.0)));
@@ -92,11 +92,15 @@ async fn request_for_another_model_has_that_ones_price_and_the_registrys_key() {
     let request = provider.last_request().unwrap();
     assert_eq!(request.options.api_key, Some(Secret::new("of-registry")));
     assert_eq!(request.model_info.unwrap().id, "large");
-    assert_eq!(agent.state().await.unwrap().config().options.api_key, None, "the key is not kept");
+    assert_eq!(
+        agent.state().await.unwrap().config().options.api_key,
+        None,
+        "the key is not stored in the configuration"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn key_function_that_panics_is_an_error_and_the_agent_lives() {
+async fn key_function_panics_is_an_error_and_the_agent_survives() {
     let provider = ScriptedProvider::new([Step::text("Hi")]);
     let broken = std::sync::atomic::AtomicBool::new(true);
     let registry = Registry::empty().with(provider).with_key_from("test", move || {

@@ -1,4 +1,4 @@
-//! Cancel and interrupt, phase by phase.
+//! Cancel and interrupt in each phase of a run.
 
 use std::{
     sync::{
@@ -27,7 +27,7 @@ use crate::{
     support::{names, next, run_events, scripted},
 };
 
-/// A run's last event, as its outcome's response.
+/// The response in the last event of the run.
 async fn outcome(events: &mut AgentSubscription) -> Arc<Response> {
     match &**run_events(events).await.last().unwrap() {
         Event::Turn(TurnOutcome::Stop { response, .. }) | Event::Cancelled { response, .. } => {
@@ -38,7 +38,7 @@ async fn outcome(events: &mut AgentSubscription) -> Arc<Response> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_streaming_or_opening_exchange_dropped() {
+async fn cancel_streaming_or_opening_request_dropped() {
     for deed in [Deed::Hang, Deed::HangInOpen] {
         let provider = Rogue::new(&[deed]);
         let agent = Agent::builder().model(provider.model()).start().await.unwrap();
@@ -51,7 +51,7 @@ async fn cancel_streaming_or_opening_exchange_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_streaming_event_carries_what_was_pending_with_its_usage() {
+async fn cancel_streaming_event_carries_the_pending_messages_and_their_usage() {
     let mut scene = Amid::Stream.agent().await;
     scene.agent.cancel().await.unwrap();
     let response = outcome(&mut scene.events).await;
@@ -74,8 +74,8 @@ async fn cancel_second_turn_first_stays_committed() {
     assert!(agent.state().await.unwrap().history().same(before.history()));
 }
 
-/// An agent whose two tools run: one has finished, one hangs. The flags tell of the hanging one's end, and of
-/// its context's.
+/// Returns an agent with two tools, of which one has finished and one hangs. The flag is set when the hanging tool is
+/// dropped; the gate is reached when its context is cancelled.
 async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
     let (reached, told) = (Gate::new(), Gate::new());
     let dropped = Arc::new(AtomicBool::new(false));
@@ -84,7 +84,7 @@ async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
         tool_fn("slow", "Hangs.", move |_: Value, context: ToolContext| {
             let (reached, told, flag) = (reached.clone(), told.clone(), Flag(Arc::clone(&dropped)));
             async move {
-                // Work elsewhere, which has to learn that the call is over.
+                // Work in another task, which must learn that the call is over.
                 tokio::spawn(async move {
                     context.cancelled().await;
                     told.pass().await;
@@ -110,7 +110,7 @@ async fn amid_tools() -> (Agent, AgentSubscription, Arc<AtomicBool>, Gate) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_tools_run_aborted_and_told() {
+async fn cancel_tools_run_aborted_and_contexts_cancelled() {
     let (agent, mut events, dropped, told) = amid_tools().await;
     assert!(!dropped.load(Ordering::SeqCst));
     answered(agent.cancel()).await.unwrap();
@@ -140,7 +140,7 @@ async fn interrupt_tools_run_finished_result_kept_others_aborted() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_tool_done_work_that_it_started_elsewhere_is_not_cancelled() {
+async fn run_tool_done_work_that_it_spawned_is_not_cancelled() {
     let told = Arc::new(AtomicBool::new(false));
     let tool = {
         let told = Arc::clone(&told);
@@ -159,7 +159,7 @@ async fn run_tool_done_work_that_it_started_elsewhere_is_not_cancelled() {
     let agent = scripted(script).1.tool(tool).start().await.unwrap();
     agent.ask("Hi").await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert!(!told.load(Ordering::SeqCst), "its call was neither cancelled nor dropped");
+    assert!(!told.load(Ordering::SeqCst), "the call was neither cancelled nor dropped");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -190,7 +190,7 @@ async fn cancel_tool_never_awaits_sees_it_in_its_context() {
     assert!(told.await.unwrap());
 }
 
-/// Runs a step that stays open, interrupts it, and gives the message that was kept of it.
+/// Runs a step that stays open and interrupts it. Returns the agent, the kept response and the names of the events.
 async fn interrupted(step: Step) -> (Agent, Arc<Response>, Vec<String>) {
     let gate = Gate::new();
     let agent = echoing([step.gate(&gate), Step::text("Again.")]).start().await.unwrap();
@@ -263,7 +263,7 @@ async fn interrupt_complete_tool_use_answered_incomplete_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_nothing_worth_keeping_is_a_cancel() {
+async fn interrupt_nothing_to_keep_is_a_cancel() {
     for step in [
         Step::new(),
         Step::new().usage(tokens(1)),
@@ -278,7 +278,7 @@ async fn interrupt_nothing_worth_keeping_is_a_cancel() {
     }
 }
 
-/// Counts its calls, beside `prepare_step`.
+/// Counts the calls of all callbacks except `prepare_step`.
 #[derive(Clone, Default)]
 struct Counting(Arc<AtomicUsize>);
 
@@ -306,7 +306,7 @@ impl AgentCallbacks for Counting {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_any_no_callback_runs() {
+async fn interrupt_in_any_phase_no_callback_runs() {
     let gate = Gate::new();
     let counting = Counting::default();
     let builder =
@@ -368,14 +368,14 @@ async fn interrupt_paused_all_tool_uses_answered_as_interrupted() {
     );
     assert_eq!(agent.state().await.unwrap().history().len(), 3);
     provider.push(Step::text("Fine."));
-    // The continuation that handle_turn wants is cut off, so that this ends.
+    // `handle_turn` always continues, so the limit must end the run.
     agent.prompt(omni_agent::agent::Prompt::new("Go on").with_max_steps(1)).await.unwrap();
     run_events(&mut events).await;
     provider.requests()[1].history.check_sendable().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn snapshot_paused_says_what_it_waits_for_and_why() {
+async fn snapshot_paused_has_the_tool_use_and_the_reason() {
     let (agent, _, _) = paused().await;
     let snapshot = agent.snapshot().await.unwrap();
     assert_eq!(snapshot.status, Status::Paused);
@@ -384,12 +384,12 @@ async fn snapshot_paused_says_what_it_waits_for_and_why() {
     assert_eq!(pause.tool_use.input, json!({ "q": 1 }));
     let joined = agent.subscribe().await.unwrap();
     assert_eq!(joined.snapshot().unwrap().pause.as_ref().unwrap().tool_use.id, "t2".into());
-    // Paused is not idle.
+    // A paused agent is not idle.
     crate::rig::unanswered(agent.wait_until_idle()).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_asked_resolves_with_what_was_kept() {
+async fn interrupt_while_asked_resolves_with_the_kept_messages() {
     let gate = Gate::new();
     let agent = echoing([Step::new().then_text(["Half"]).gate(&gate)]).start().await.unwrap();
     let (asked, ()) = tokio::join!(agent.ask("Hi"), async {
@@ -401,7 +401,7 @@ async fn interrupt_asked_resolves_with_what_was_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_asked_resolves_with_what_was_discarded() {
+async fn cancel_while_asked_resolves_with_the_discarded_messages() {
     let gate = Gate::new();
     let agent = echoing([Step::new().then_text(["Half"]).gate(&gate)]).start().await.unwrap();
     let (asked, ()) = tokio::join!(agent.ask("Hi"), async {
@@ -427,7 +427,7 @@ async fn cancel_and_interrupt_idle_error_and_no_event() {
     assert_eq!(ready_events(&mut events).await, []);
 }
 
-/// Asks the service's question to the user.
+/// Asks the user the service's question.
 struct Deferring;
 
 #[async_trait]
@@ -438,7 +438,7 @@ impl AgentCallbacks for Deferring {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cut_short_providers_question_paused_ends_and_keeps_the_text() {
+async fn interrupt_or_cancel_while_paused_on_a_providers_question_ends_the_run() {
     for interrupt in [false, true] {
         let question = ToolUse::new("q1", "shell", json!({ "cmd": "ls" }));
         let step = Step::new().then_text(["Let me see."]).decide(question).stop();
@@ -495,7 +495,7 @@ async fn cancel_between_two_turns_second_discarded_first_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_void_partial_of_failed_step_kept_while_handle_error_runs() {
+async fn interrupt_while_handle_error_runs_partial_answer_of_the_failed_step_kept() {
     let error = omni_agent::provider::ProviderError::new(
         omni_agent::provider::ErrorKind::InvalidRequest,
         "broken off",
@@ -517,7 +517,7 @@ async fn interrupt_void_partial_of_failed_step_kept_while_handle_error_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_late_results_of_aborted_tools_do_not_come_back() {
+async fn cancel_late_results_of_aborted_tools_are_ignored() {
     let (first, second) = (Gate::new(), Gate::new());
     let gates = std::sync::Mutex::new(vec![second.clone(), first.clone()]);
     let tool = tool_fn("hang", "Waits.", move |_: Value, _: ToolContext| {

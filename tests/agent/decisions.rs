@@ -1,4 +1,4 @@
-//! What becomes of tool uses: `handle_tool_use`, pause and `resume`, `handle_tool_result`.
+//! Decisions on tool uses: `handle_tool_use`, pause and `resume`, `handle_tool_result`.
 
 use omni_agent::{
     agent::{AgentError, Event, Pause, Status, ToolDecision},
@@ -19,7 +19,7 @@ fn use_of(names: &[&str]) -> Step {
         .stop()
 }
 
-/// An agent whose tools note their calls, and a model that uses them in one step and then says "Done.".
+/// Returns an agent whose tools log their calls. Its model uses all of them in one step and then answers "Done.".
 async fn agent_with(
     tools: &[&'static str],
     hooks: Hooks,
@@ -84,7 +84,7 @@ async fn handle_tool_use_reject_gives_the_model_an_error_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_tool_use_provide_gives_the_model_that_result_for_this_use() {
+async fn handle_tool_use_provide_gives_the_model_the_provided_result() {
     let stranger = ToolUse::new("other", "other", json!({}));
     let ready = ToolResult::ok(&stranger, Text::new("From the cache"));
     let hooks = Hooks::new().deciding([("look", ToolDecision::Provide(ready))]);
@@ -100,7 +100,7 @@ async fn handle_tool_use_provide_gives_the_model_that_result_for_this_use() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_tool_use_pause_makes_the_rest_wait_and_tells_what_for() {
+async fn handle_tool_use_pause_holds_the_other_uses_and_reports_the_reason() {
     let asked = Log::<String>::default();
     let noted = asked.clone();
     let hooks = Hooks::new().on_tool_use(move |tool_use, _| {
@@ -132,7 +132,11 @@ async fn handle_tool_use_pause_makes_the_rest_wait_and_tells_what_for() {
         order[..5],
         ["status(busy)", "tool_result(0)", "tool_result(1)", "tool_result(2)", "message(user)"]
     );
-    assert_eq!(asked.all(), ["a", "b", "c"], "a decision of resume is not asked for again");
+    assert_eq!(
+        asked.all(),
+        ["a", "b", "c"],
+        "handle_tool_use is not called again for a use that resume decided"
+    );
     assert_eq!(log.all().len(), 3);
 }
 
@@ -201,7 +205,7 @@ async fn resume_of_a_tool_without_a_handler_gives_the_model_the_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_when_nothing_waits_is_an_error() {
+async fn resume_when_not_paused_is_an_error() {
     let gate = Gate::new();
     let asks = Step::new().gate(&gate).then_tool_use("0", "look", json!({})).stop();
     let (_, builder) = scripted([asks, Step::text("Done.")]);
@@ -244,7 +248,7 @@ async fn resume_repeated_is_stale_although_the_model_uses_the_id_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_tool_result_sees_executed_rejected_and_provided_ones_in_order() {
+async fn handle_tool_result_sees_executed_rejected_and_provided_results_in_order() {
     let seen = Log::<String>::default();
     let noted = seen.clone();
     let ready = ToolResult::ok(&ToolUse::new("1", "b", json!({})), "Provided.");

@@ -1,4 +1,4 @@
-//! How an agent ends: stopped, or with its last handle; in order, and within a deadline.
+//! How an agent ends: by `stop` or with its last handle, in order and within a deadline.
 
 use std::{
     sync::{
@@ -25,7 +25,7 @@ use crate::{
     support::{run_events, scripted},
 };
 
-/// Records how it was terminated, and stands at a gate then if it has one.
+/// Records the calls of `terminate`, and waits there at the gate, if it has one.
 #[derive(Clone, Default)]
 struct Terminating {
     calls: Arc<Mutex<Vec<(EndReason, Status, usize)>>>,
@@ -68,7 +68,7 @@ async fn last_handle_dropped_mid_turn_interrupted_and_terminated() {
         panic!("{run:?}")
     };
     assert_eq!((response.messages[0].text().as_str(), response.text().as_str()), ("Two", "Half"));
-    assert!(staged.is_some(), "what was staged is carried back");
+    assert!(staged.is_some(), "the staged prompt is carried back");
     let (reason, snapshot) = closed(&mut events).await;
     assert_eq!(reason, EndReason::HandlesDropped);
     assert_eq!(snapshot.unwrap().state.history.len(), 4);
@@ -78,7 +78,7 @@ async fn last_handle_dropped_mid_turn_interrupted_and_terminated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_handle_dropped_terminate_hangs_cut_off() {
+async fn last_handle_dropped_terminate_hangs_is_ended_by_the_deadline() {
     let terminating = Terminating { gate: Some(Gate::new()), ..Terminating::default() };
     let limit = Duration::from_secs(3);
     let builder = echoing([]).callbacks(terminating.clone()).terminate_timeout(limit);
@@ -93,7 +93,7 @@ async fn last_handle_dropped_terminate_hangs_cut_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_terminate_hangs_deadline_told_and_provider_closed() {
+async fn stop_terminate_hangs_deadline_reported_and_provider_closed() {
     let provider = Rogue::new(&[]);
     let terminating = Terminating { gate: Some(Gate::new()), ..Terminating::default() };
     let builder = Agent::builder().model(provider.model()).callbacks(terminating.clone());
@@ -110,13 +110,13 @@ async fn stop_terminate_hangs_deadline_told_and_provider_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_no_time_at_all_ended_all_the_same() {
+async fn stop_zero_deadline_agent_still_ends() {
     let terminating = Terminating { gate: Some(Gate::new()), ..Terminating::default() };
     let agent = echoing([]).callbacks(terminating.clone()).start().await.unwrap();
     assert!(matches!(answered(agent.stop(Duration::ZERO)).await, Err(AgentError::Deadline { .. })));
     assert_eq!(terminating.calls().len(), 1);
 
-    // What needs no time is done even so.
+    // Work that needs no time is still done.
     let terminating = Terminating::default();
     let agent = echoing([]).callbacks(terminating.clone()).start().await.unwrap();
     answered(agent.stop(Duration::ZERO)).await.unwrap();
@@ -137,7 +137,7 @@ async fn stop_unlimited_waits_for_terminate() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_twice_at_once_both_told_and_terminated_once() {
+async fn stop_twice_at_once_both_return_and_terminate_runs_once() {
     let gate = Gate::new();
     let terminating = Terminating { gate: Some(gate.clone()), ..Terminating::default() };
     let agent = echoing([]).callbacks(terminating.clone()).start().await.unwrap();
@@ -152,7 +152,7 @@ async fn stop_twice_at_once_both_told_and_terminated_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_again_with_a_nearer_deadline_nearer_counts() {
+async fn stop_again_with_an_earlier_deadline_the_earlier_one_applies() {
     let terminating = Terminating { gate: Some(Gate::new()), ..Terminating::default() };
     let agent = echoing([]).callbacks(terminating).start().await.unwrap();
     let patient = tokio::spawn({
@@ -255,7 +255,7 @@ async fn stop_from_a_tool_agent_ends_and_tool_dropped() {
     assert!(dropped.load(Ordering::SeqCst));
 }
 
-/// Uses its agent from within: what `init` finds, and whether the agent can be asked from a callback.
+/// Uses its agent from callbacks: records whether `init` finds the agent, and whether a callback can query it.
 #[derive(Clone, Default)]
 struct Inward {
     init: Arc<AtomicBool>,
@@ -302,7 +302,7 @@ async fn weak_handle_upgrades_from_the_start_until_the_last_handle_is_gone() {
     assert!(!inward.terminate.load(Ordering::SeqCst));
 }
 
-/// A provider whose instance never closes, or breaks when it does.
+/// A provider whose instance never closes, or panics when it does.
 struct Clinging(bool);
 
 #[async_trait]
@@ -330,7 +330,7 @@ impl Provider for Clinging {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_provider_close_hangs_deadline_and_panic_does_not() {
+async fn stop_provider_close_hangs_is_a_deadline_error_and_a_panic_is_not() {
     for breaks in [false, true] {
         let terminating = Terminating::default();
         let model = Model::new(Arc::new(Clinging(breaks)), "m");
@@ -383,7 +383,7 @@ async fn wait_until_idle_idle_at_once_and_after_a_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ended_waits_for_the_end_and_gives_its_reason_and_snapshot() {
+async fn ended_waits_for_the_end_and_returns_its_reason_and_snapshot() {
     let (_, builder) = scripted([Step::text("One")]);
     let agent = builder.start().await.unwrap();
     agent.ask("Hi").await.unwrap();
@@ -395,7 +395,7 @@ async fn ended_waits_for_the_end_and_gives_its_reason_and_snapshot() {
     let end = ended.await.unwrap();
     assert_eq!(end.reason, EndReason::Stopped);
     assert_eq!(end.snapshot.unwrap().state.history.len(), 2);
-    assert_eq!(agent.ended().await.reason, EndReason::Stopped, "one that has ended is not waited for");
+    assert_eq!(agent.ended().await.reason, EndReason::Stopped, "an agent that has ended is not waited for");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,4 +1,4 @@
-//! Steps that fail: `handle_error`, retries, and a turn's time limit.
+//! Failing steps: `handle_error`, retries, and the time limit of a turn.
 
 use std::{future::pending, time::Duration};
 
@@ -29,7 +29,7 @@ fn seconds(count: u64) -> Duration {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_error_stop_ends_the_run_and_carries_what_was_discarded() {
+async fn handle_error_stop_ends_the_run_and_carries_the_discarded_messages() {
     let step = Step::new().usage(tokens(10)).then_tool_use("a", "look", json!({})).stop();
     let broken = Step::new().usage(tokens(3)).then_text(["A c"]).fail(down());
     let (_, builder) = scripted([step, broken, Step::text("Hello")]);
@@ -62,7 +62,7 @@ async fn handle_error_default_stops() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_error_is_not_called_for_what_the_provider_repeats_unseen() {
+async fn handle_error_is_not_called_for_retries_of_the_provider() {
     let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
     let (_, builder) = scripted([busy(), busy(), busy(), Step::text("Finally")]);
     let seen = Log::<Failure>::default();
@@ -96,7 +96,7 @@ async fn handle_error_retry_repeats_the_step_and_voids_its_output() {
         ["text_start", "text_delta", "text_end", "message(assistant)", "step", "status(idle)", "turn(stop)"]
     );
     let requests = provider.requests();
-    assert_eq!(requests[1].history, requests[2].history, "with the history it had");
+    assert_eq!(requests[1].history, requests[2].history, "the retry has the same history");
     let response = stopped(&events);
     assert_eq!((response.usage, response.step, response.messages.len()), (tokens(15), 3, 4));
     assert_eq!(
@@ -106,7 +106,7 @@ async fn handle_error_retry_repeats_the_step_and_voids_its_output() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_error_retry_counts_what_the_void_output_used_once() {
+async fn handle_error_retry_counts_the_usage_of_the_void_output_once() {
     let broken = Step::new().usage(tokens(2)).then_text(["A d"]).usage(tokens(3)).fail(down());
     let cat = Step::new().usage(tokens(5)).then_text(["A cat"]).stop();
     let (_, builder) = scripted([broken, cat]);
@@ -134,7 +134,7 @@ async fn handle_error_retry_after_waits_that_long() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_error_edits_hold_for_the_retry() {
+async fn handle_error_edits_apply_to_the_retry() {
     let broken =
         Step::new().then_text(["A d"]).fail(ProviderError::new(ErrorKind::ContextTooLong, "too long"));
     let (provider, builder) = scripted([broken, Step::text("A cat")]);
@@ -175,7 +175,7 @@ async fn error_event_carries_the_staged_prompt_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn missing_key_is_an_error_that_names_it() {
+async fn missing_key_is_an_error_that_names_the_key() {
     #[cfg(feature = "http")]
     {
         use omni_agent::{
@@ -191,14 +191,14 @@ async fn missing_key_is_an_error_that_names_it() {
         let Failure::Provider { error } = failure else { panic!("{failure:?}") };
         assert_eq!(error.kind, ErrorKind::Auth);
         assert!(error.message.contains("A_KEY_THAT_NOBODY_SET"), "{error}");
-        assert_eq!(response.messages[0].text(), "Hi", "what was said is given back");
+        assert_eq!(response.messages[0].text(), "Hi", "the staged prompt is carried back");
     }
 }
 
 // ---- the time limit ----
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_ends_the_turn_as_an_error_of_its_own_kind() {
+async fn turn_timeout_ends_the_turn_with_a_time_limit_error() {
     let (_, builder) = scripted([Step::new().usage(tokens(4)).then_text(["Well"]).hang()]);
     let seen = Log::<Failure>::default();
     let noted = seen.clone();
@@ -216,7 +216,7 @@ async fn turn_timeout_ends_the_turn_as_an_error_of_its_own_kind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_retry_starts_the_clock_anew() {
+async fn turn_timeout_retry_restarts_the_time() {
     let slow = Step::new().wait(seconds(8)).then_text(["Done"]).stop();
     let (provider, builder) = scripted([Step::new().then_text(["We"]).hang(), slow]);
     let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Retry);
@@ -260,7 +260,7 @@ async fn turn_timeout_while_tools_run_retries_the_step_before_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_stands_still_while_paused() {
+async fn turn_timeout_is_paused_while_the_run_is_paused() {
     let (_, builder) = scripted([
         Step::tool_use("a", "look", json!({})),
         Step::new().wait(seconds(8)).then_text(["Done"]).stop(),
@@ -276,7 +276,7 @@ async fn turn_timeout_stands_still_while_paused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_goes_on_after_a_pause_with_what_was_left() {
+async fn turn_timeout_resumes_after_a_pause_with_the_remaining_time() {
     let asks = Step::new().wait(seconds(6)).then_tool_use("a", "look", json!({})).stop();
     let (_, builder) = scripted([asks, Step::new().then_text(["We"]).hang()]);
     let hooks = Hooks::new().deciding([("look", ToolDecision::Pause(Value::Null))]);
@@ -290,7 +290,7 @@ async fn turn_timeout_goes_on_after_a_pause_with_what_was_left() {
     assert_eq!((failure, resumed.elapsed().as_secs()), (Failure::TimeLimit { limit: seconds(10) }, 4));
 }
 
-/// Callbacks that never return once a turn ends or a step fails.
+/// Callbacks that never return when a turn ends or a step fails.
 struct Stuck;
 
 #[async_trait]
@@ -305,7 +305,7 @@ impl AgentCallbacks for Stuck {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_holds_for_each_turn_anew_and_for_callbacks() {
+async fn turn_timeout_restarts_with_each_turn_and_includes_callbacks() {
     let slow = || Step::new().wait(seconds(8)).then_text(["Done"]).stop();
     let (_, builder) = scripted([slow(), slow()]);
     let builder = builder.turn_timeout(seconds(10)).callbacks(Hooks::new().continuing(["More"]));
@@ -317,7 +317,7 @@ async fn turn_timeout_holds_for_each_turn_anew_and_for_callbacks() {
     let start = Instant::now();
     let (failure, _) = failed(&agent.run("Hi").await);
     assert_eq!(failure, Failure::TimeLimit { limit: seconds(10) });
-    assert_eq!(start.elapsed().as_secs(), 20, "handle_error hangs as well, and gets as long again");
+    assert_eq!(start.elapsed().as_secs(), 20, "handle_error hangs as well, and has the same time");
 }
 
 #[tokio::test(start_paused = true)]
@@ -342,7 +342,7 @@ async fn turn_timeout_counts_the_delay_before_a_retry() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_of_a_prompt_takes_the_place_of_the_agents() {
+async fn turn_timeout_of_a_prompt_replaces_the_one_of_the_agent() {
     let slow = || Step::new().wait(seconds(20)).then_text(["Done"]).stop();
     let (_, builder) = scripted([slow(), slow()]);
     let mut agent = Watched::start(builder.turn_timeout(seconds(10))).await;

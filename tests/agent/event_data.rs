@@ -1,4 +1,4 @@
-//! Events as data: written and read again without loss.
+//! Events are serialized and read again without loss.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ fn tool_use() -> ToolUse {
     ToolUse { malformed: Some("{".into()), signature: Some("s".into()), ..ToolUse::new("t1", "echo", input) }
 }
 
-/// Every event but those that a run gives; with awkward values.
+/// Events with awkward values that are built without a run.
 fn awkward_events() -> Vec<Event> {
     let thinking = Thinking { text: "t".into(), signature: Some("s".into()), redacted: Some("r".into()) };
     let attachment = Attachment::base64("image/png", "AAAA").named("a.png");
@@ -134,7 +134,7 @@ async fn serialise_events_and_snapshots_of_runs_lossless() {
     assert_lossless(&Event::Turn(TurnOutcome::Continue { response }));
 }
 
-/// A response with everything that a run seldom gives.
+/// A response whose fields hold values that runs rarely produce.
 fn odd_response() -> Arc<omni_agent::agent::Response> {
     let json = json!({
         "model": "m", "messages": [], "stop_reason": { "other": "odd" },

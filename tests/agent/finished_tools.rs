@@ -1,4 +1,4 @@
-//! What an interrupt keeps of tools: the results of those that had finished.
+//! An interrupt keeps the results of the tools that had finished.
 
 use std::{
     sync::{Arc, Mutex},
@@ -20,7 +20,7 @@ use crate::{
     support::{next, run_events, scripted},
 };
 
-/// The turn that an interrupt kept, and the `tool_result` events before it.
+/// Returns the turn that an interrupt kept, and the `tool_result` events before it.
 async fn kept(events: &mut AgentSubscription) -> (Arc<Response>, Vec<(ToolResult, Option<Value>)>) {
     let run = run_events(events).await;
     let Event::Turn(TurnOutcome::Stop { response, .. }) = &**run.last().unwrap() else { panic!("{run:?}") };
@@ -31,7 +31,7 @@ async fn kept(events: &mut AgentSubscription) -> (Arc<Response>, Vec<(ToolResult
     (Arc::clone(response), told.collect())
 }
 
-/// The results of the turn's last message, each with its text and whether it is an error.
+/// The results in the last message of the turn: the text of each, and whether it is an error.
 fn results(response: &Response) -> Vec<(String, bool)> {
     let last = response.messages.last().unwrap();
     last.tool_results().map(|result| (result.text(), result.is_error)).collect()
@@ -50,7 +50,7 @@ async fn begun(agent: &Agent) -> AgentSubscription {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_while_a_tool_runs_result_of_a_finished_one_reaches_the_model() {
+async fn interrupt_while_a_tool_runs_result_of_a_finished_tool_reaches_the_model() {
     let gate = Gate::new();
     let (provider, builder) = scripted([two("slow"), Step::text("Again.")]);
     let hooks = Hooks::new().deciding([("echo", ToolDecision::ExecuteWith(json!({ "n": 2 })))]);
@@ -81,7 +81,7 @@ async fn interrupt_at_the_moment_a_tool_finishes_result_kept() {
     let agent = builder.tool_limits(no_timeout()).tool(hanging("slow", &gate)).start().await.unwrap();
     let mut events = begun(&agent).await;
     answered(gate.reached()).await;
-    // The tool is done before the agent gets the interrupt, and the agent has not looked at the tool since.
+    // The tool finishes before the agent receives the interrupt. The agent has not polled the tool since.
     let ((), interrupted) = tokio::join!(async { gate.open() }, agent.interrupt());
     interrupted.unwrap();
     let (response, _) = kept(&mut events).await;

@@ -1,4 +1,4 @@
-//! A flood of deltas, and a reader that keeps up.
+//! A flood of deltas, and a reader that keeps up with it.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 const CHUNKS: usize = 200;
 const DELTAS_IN_A_CHUNK: usize = 50;
 
-/// Answers as an endpoint does whose connection is a task of its own: chunk by chunk, each with many deltas.
+/// Answers like an endpoint whose connection runs in its own task: chunk by chunk, with many deltas per chunk.
 struct Chunked;
 
 #[async_trait]
@@ -47,7 +47,7 @@ impl Provider for Chunked {
     }
 }
 
-/// The runtime blocks on the reader, which it polls less often than tasks that keep each other going.
+/// The runtime blocks on the reader. It polls the reader less often than tasks that wake each other.
 #[tokio::test]
 async fn stream_in_chunks_from_another_task_does_not_overrun_a_prompt_reader() {
     let model = Model::new(Arc::new(Chunked), "any");
@@ -62,7 +62,7 @@ async fn stream_in_chunks_from_another_task_does_not_overrun_a_prompt_reader() {
                 Event::Turn(_) => break,
                 _ => {}
             },
-            Some(Update::Resync(_)) => panic!("overrun after {deltas} deltas"),
+            Some(Update::Resync(_)) => panic!("the reader fell behind after {deltas} deltas"),
             other => panic!("expected an event, got {other:?}"),
         }
     }

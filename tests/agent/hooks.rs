@@ -1,4 +1,4 @@
-//! Callbacks made of closures, and an agent whose events are checked on their way.
+//! Callbacks built from closures, and an agent whose events are checked as they arrive.
 
 use std::{
     error::Error,
@@ -28,7 +28,7 @@ type TurnHook = dyn FnMut(&Response, &mut State) -> TurnDecision + Send;
 type ErrorHook = dyn FnMut(&Failure, &mut State) -> ErrorDecision + Send;
 type EventHook = dyn FnMut(AppEvent, &mut State) -> Option<Prompt> + Send;
 
-/// Callbacks made of closures; what has none does as callbacks do that are not written.
+/// Callbacks built from closures. A callback without a closure does what the trait's default does.
 #[derive(Default)]
 pub(crate) struct Hooks {
     init: Option<Box<InitHook>>,
@@ -66,14 +66,14 @@ impl Hooks {
         Self::default()
     }
 
-    /// Continues with these texts, one a turn, then stops.
+    /// Continues with these texts, one per turn, and then stops.
     pub(crate) fn continuing(self, texts: impl IntoIterator<Item = &'static str>) -> Self {
         let mut texts: Vec<_> = texts.into_iter().collect();
         texts.reverse();
         self.on_turn(move |_, _| texts.pop().map_or(TurnDecision::Stop, TurnDecision::continue_with))
     }
 
-    /// Decides by the tool's name; executes what is not named.
+    /// Decides by the tool's name. Tools that are not listed are executed.
     pub(crate) fn deciding(self, decisions: impl IntoIterator<Item = (&'static str, ToolDecision)>) -> Self {
         let decisions: Vec<_> = decisions.into_iter().collect();
         self.on_tool_use(move |tool_use, _| {
@@ -123,7 +123,7 @@ impl AgentCallbacks for Hooks {
     }
 }
 
-/// What callbacks and tools note down for a test to look at.
+/// A log that callbacks and tools write to and tests read.
 #[derive(Clone, Debug)]
 pub(crate) struct Log<T>(Arc<Mutex<Vec<T>>>);
 
@@ -143,8 +143,8 @@ impl<T: Clone> Log<T> {
     }
 }
 
-/// An agent and a view of it that is built of events alone. Each event must survive serialisation, a status
-/// must be news, and when a run is over the view must be what the agent says of itself.
+/// An agent and a view of it that is built from its events alone. It checks that each event survives serialization,
+/// that each status event changes the status, and that the view equals the agent's snapshot when a run is over.
 pub(crate) struct Watched {
     pub(crate) agent: Agent,
     events: AgentSubscription,
@@ -167,16 +167,16 @@ impl Watched {
         let json = serde_json::to_string(&*event).unwrap();
         assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), *event, "{json}");
         if let Event::Status { status } = &*event {
-            assert_ne!(*status, self.view.status, "a status that is no news");
+            assert_ne!(*status, self.view.status, "a status event without a change");
         }
         if ends_run(&event) {
-            assert_eq!(self.view.status, Status::Idle, "the status comes before the run's end");
+            assert_eq!(self.view.status, Status::Idle, "the idle status comes before the end of the run");
         }
         self.view.apply(&event);
         event
     }
 
-    /// The events up to the first of this name, included.
+    /// Returns the events up to and including the first with this name.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
         loop {
@@ -190,7 +190,8 @@ impl Watched {
         }
     }
 
-    /// The events up to the end of the run, included; then the agent must be idle and look as they say.
+    /// Returns the events up to and including the end of the run. Then checks that the view equals the agent's
+    /// snapshot.
     pub(crate) async fn end(&mut self) -> Vec<Arc<Event>> {
         let mut seen = Vec::new();
         while !seen.last().is_some_and(|event: &Arc<Event>| ends_run(event)) {
@@ -200,13 +201,13 @@ impl Watched {
         seen
     }
 
-    /// Sends a prompt to the idle agent and sees its run through.
+    /// Sends a prompt to the idle agent and returns the events of its run.
     pub(crate) async fn run(&mut self, prompt: impl Into<Prompt>) -> Vec<Arc<Event>> {
         self.agent.prompt(prompt).await.unwrap();
         self.end().await
     }
 
-    /// The view must be the truth.
+    /// Checks that the view equals the agent's snapshot.
     pub(crate) async fn check(&self) {
         let truth = self.agent.snapshot().await.unwrap();
         truth.state.history.check().unwrap();
@@ -217,18 +218,18 @@ impl Watched {
         assert_eq!((view.pause, view.staged), (truth.pause, truth.staged));
     }
 
-    /// The texts of the committed history, results and uses by their ids.
+    /// The committed history in short: texts, and the ids of tool uses and results.
     pub(crate) async fn history(&self) -> Vec<String> {
         self.agent.state().await.unwrap().history().iter().map(|message| brief(message)).collect()
     }
 }
 
-/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+/// Awaits `future`, and fails the test if that takes longer than an hour of paused time.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(std::time::Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// Waits until somebody stands at the gate.
+/// Waits until the gate is reached.
 pub(crate) async fn reached(gate: &Gate) {
     in_time(gate.reached()).await;
 }
@@ -244,12 +245,12 @@ pub(crate) fn brief(message: &Message) -> String {
     format!("{}: {}", message.role, blocks.collect::<Vec<_>>().join(", "))
 }
 
-/// A request's messages in short.
+/// The messages of a request in short.
 pub(crate) fn sent(request: &Request) -> Vec<String> {
     request.history.iter().map(|message| brief(message)).collect()
 }
 
-/// The responses of the turns among these events.
+/// The responses of the turns in these events.
 pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     let turn = |event: &Arc<Event>| match &**event {
         Event::Turn(turn) => Some(Arc::clone(turn.response())),
@@ -258,7 +259,7 @@ pub(crate) fn turns(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     events.iter().filter_map(turn).collect()
 }
 
-/// The response of the last turn, which must have stopped.
+/// The response of the last turn, which must be a `turn(stop)`.
 pub(crate) fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
     match events.last().map(|event| &**event) {
         Some(Event::Turn(TurnOutcome::Stop { response, .. })) => Arc::clone(response),
@@ -266,7 +267,7 @@ pub(crate) fn stopped(events: &[Arc<Event>]) -> Arc<Response> {
     }
 }
 
-/// How the run failed, and what was discarded.
+/// The failure of the run, and the discarded messages.
 pub(crate) fn failed(events: &[Arc<Event>]) -> (Failure, Arc<Response>) {
     match events.last().map(|event| &**event) {
         Some(Event::Error { failure, response, .. }) => (failure.clone(), Arc::clone(response)),
@@ -274,7 +275,7 @@ pub(crate) fn failed(events: &[Arc<Event>]) -> (Failure, Arc<Response>) {
     }
 }
 
-/// The responses of the steps among these events.
+/// The responses of the steps in these events.
 pub(crate) fn steps(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     let step = |event: &Arc<Event>| match &**event {
         Event::Step(response) => Some(Arc::clone(response)),
@@ -283,7 +284,7 @@ pub(crate) fn steps(events: &[Arc<Event>]) -> Vec<Arc<Response>> {
     events.iter().filter_map(step).collect()
 }
 
-/// The results among these events, with what the tool was run with.
+/// The tool results in these events, each with the input that the tool ran with.
 pub(crate) fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_json::Value>)> {
     let result = |event: &Arc<Event>| match &**event {
         Event::ToolResult { result, input } => Some((result.clone(), input.clone())),
@@ -292,12 +293,12 @@ pub(crate) fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_js
     events.iter().filter_map(result).collect()
 }
 
-/// So many tokens in, and as many out.
+/// A usage of `count` input tokens and `count` output tokens.
 pub(crate) fn tokens(count: u64) -> Usage {
     Usage { input: count, output: count, ..Usage::default() }
 }
 
-/// A tool that notes its calls as `name input` and answers `name done`.
+/// A tool that logs its calls as `name input` and answers `name done`.
 pub(crate) fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
     let log = log.clone();
     tool_fn(name, "Notes its call.", move |input: serde_json::Value, _: ToolContext| {
@@ -309,7 +310,7 @@ pub(crate) fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
     })
 }
 
-/// A tool that is only declared.
+/// A tool without a handler.
 pub(crate) fn declared(name: &str) -> SchemaTool {
     SchemaTool::of::<serde_json::Value>(name, "The application answers.")
 }

@@ -1,4 +1,4 @@
-//! A snapshot and the events after it are the truth, at any moment of joining.
+//! A snapshot with the later events applied to it equals the agent's state, whenever the reader joins.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,7 +21,7 @@ use crate::{
     support::{ends_run, run_events, scripted},
 };
 
-/// Pauses on the tool `ask`, repeats what failed once, continues once, and takes a while over everything.
+/// Pauses on the tool `ask`, retries one failure, continues once, and delays every callback.
 struct Rich {
     continued: bool,
 }
@@ -60,7 +60,7 @@ impl AgentCallbacks for Rich {
     }
 }
 
-/// All kinds of blocks, slowly, and all that can happen to a step.
+/// A script with all kinds of blocks, streamed slowly, and all that can happen to a step.
 fn rich_script() -> Vec<Step> {
     let slow = Duration::from_millis(5);
     let item = |n: u32| ProviderItem::new("scripted", json!({ "n": n }));
@@ -136,7 +136,7 @@ async fn rich_agent() -> (Agent, ScriptedProvider) {
     (agent, provider)
 }
 
-/// Follows a run to its end as a user would: decides what is asked for, and stages a prompt late.
+/// Acts as a user until the run ends: decides on paused tool uses, and stages a prompt late.
 async fn play(agent: Agent) {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
@@ -158,7 +158,7 @@ async fn play(agent: Agent) {
     }
 }
 
-/// A snapshot without what fires no event, to compare with one that events were applied to.
+/// The snapshot without the fields whose changes emit no event, for comparison with a snapshot built from events.
 fn comparable(snapshot: &Snapshot) -> Snapshot {
     let mut snapshot = snapshot.clone();
     snapshot.staged = None;
@@ -195,7 +195,7 @@ async fn apply_every_event_of_a_rich_run_equals_later_snapshots() {
             let events = agent.subscribe().await.unwrap();
             joined.push(((**events.snapshot().unwrap()).clone(), events));
         }
-        // Shorter than anything in the script, so that every lasting moment is seen.
+        // Shorter than any delay in the script, so that every lasting state is seen.
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     playing.await.unwrap();
@@ -211,7 +211,7 @@ async fn apply_every_event_of_a_rich_run_equals_later_snapshots() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn apply_staged_prompt_taken_snapshot_shows_none() {
+async fn apply_staged_prompt_taken_snapshot_has_no_staged_prompt() {
     let gate = Gate::new();
     let script = [Step::text("One.").gate(&gate), Step::text("Two.")];
     let agent = scripted(script).1.start().await.unwrap();
@@ -229,7 +229,7 @@ async fn apply_staged_prompt_taken_snapshot_shows_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn subscribe_mid_stream_message_reconstructed_exactly() {
+async fn subscribe_in_mid_stream_message_is_rebuilt_exactly() {
     let gate = Gate::new();
     let step = Step::new()
         .then_thinking("Hm.", "sig")
@@ -259,7 +259,7 @@ async fn subscribe_mid_stream_message_reconstructed_exactly() {
                 && message.role == Role::Assistant
                 && rebuilt.is_none()
             {
-                // What was rebuilt from the events before the message itself.
+                // The partial answer, built from the events before the message event.
                 let blocks: Vec<_> = truth.partial.iter().map(|block| block.content.clone()).collect();
                 assert_eq!(blocks, message.content);
                 rebuilt = Some(Arc::clone(message));
@@ -272,7 +272,7 @@ async fn subscribe_mid_stream_message_reconstructed_exactly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_events_any_run_only_on_change() {
+async fn status_events_in_any_run_are_emitted_only_on_change() {
     let (agent, _) = rich_agent().await;
     let mut events = agent.subscribe().await.unwrap();
     let playing = tokio::spawn(play(agent.clone()));
@@ -290,12 +290,12 @@ async fn status_events_any_run_only_on_change() {
         }
     }
     playing.await.unwrap();
-    // Busy, two pauses with their ends, idle.
+    // Busy, two pauses with their ends, and idle.
     assert_eq!((changes, status), (6, omni_agent::agent::Status::Idle));
 }
 
 #[tokio::test(start_paused = true)]
-async fn pause_at_the_limit_step_says_max_steps() {
+async fn pause_at_the_limit_step_reports_max_steps() {
     let script = [Step::new().then_text(["Long"]).stop_with(StopReason::Pause)];
     let agent = scripted(script).1.start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();

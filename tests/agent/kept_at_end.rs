@@ -1,4 +1,5 @@
-//! The turn in flight when its agent ends: its completed steps are kept, unless the caller discards them by name.
+//! The turn in flight when its agent ends: its completed steps are kept, unless the caller uses the method that
+//! discards them.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +19,7 @@ use crate::{
 
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// An agent that has run one tool, and is paused before the next.
+/// Returns an agent that has run one tool and is paused before the next.
 async fn paused_after_a_step() -> (Agent, AgentSubscription) {
     let steps = [Step::tool_use("t1", "echo", json!({ "n": 1 })), Step::tool_use("t2", "write", json!({}))];
     let hooks = Hooks::new().deciding([("write", ToolDecision::Pause(json!("may I?")))]);
@@ -29,7 +30,7 @@ async fn paused_after_a_step() -> (Agent, AgentSubscription) {
     (agent, events)
 }
 
-/// The response that the run ended with.
+/// The response in the last event of the run.
 async fn last_response(events: &mut AgentSubscription) -> Arc<Response> {
     let run = run_events(events).await;
     match &**run.last().unwrap() {
@@ -40,7 +41,7 @@ async fn last_response(events: &mut AgentSubscription) -> Arc<Response> {
     }
 }
 
-/// How many messages the agent's last snapshot has in its history.
+/// The number of messages in the history of the agent's last snapshot.
 async fn left(events: &mut AgentSubscription) -> usize {
     let (_, snapshot) = closed(events).await;
     let snapshot = snapshot.unwrap();
@@ -67,7 +68,7 @@ async fn stop_or_last_handle_dropped_while_paused_executed_steps_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_discarding_while_paused_history_as_before() {
+async fn stop_discarding_while_paused_history_is_unchanged() {
     let (agent, mut events) = paused_after_a_step().await;
     answered(agent.stop_discarding(DEADLINE)).await.unwrap();
     let response = last_response(&mut events).await;
@@ -83,7 +84,7 @@ async fn stop_at_the_moment_a_tool_finishes_result_kept() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     answered(gate.reached()).await;
-    // The tool is done before the agent gets the command, and the agent has not looked at the tool since.
+    // The tool finishes before the agent receives the command. The agent has not polled the tool since.
     let ((), stopped) = tokio::join!(async { gate.open() }, agent.stop(DEADLINE));
     stopped.unwrap();
     let response = last_response(&mut events).await;
@@ -92,7 +93,7 @@ async fn stop_at_the_moment_a_tool_finishes_result_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_while_asked_resolves_with_what_was_kept() {
+async fn stop_while_asked_resolves_with_the_kept_messages() {
     for discards in [false, true] {
         let gate = Gate::new();
         let agent = scripted([Step::new().then_text(["Half"]).gate(&gate)]).1.start().await.unwrap();

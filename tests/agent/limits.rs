@@ -1,4 +1,4 @@
-//! `max_steps` in its corners.
+//! Edge cases of `max_steps`.
 
 use omni_agent::{
     agent::{AgentError, Failure, Prompt, ToolDecision, TurnDecision},
@@ -17,7 +17,7 @@ fn look(id: &str) -> Step {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_on_a_tool_step_runs_no_tool_and_says_why() {
+async fn limit_on_a_tool_step_runs_no_tool_and_gives_the_reason() {
     let (provider, builder) = scripted([look("a"), look("b")]);
     let (log, asked, ended) = (Log::default(), Log::<String>::default(), Log::<StopReason>::default());
     let (noted, noted_end) = (asked.clone(), ended.clone());
@@ -83,7 +83,7 @@ async fn limit_and_stop_keeps_the_stop_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_does_not_hold_up_a_staged_prompt() {
+async fn limit_does_not_delay_a_staged_prompt() {
     let gate = Gate::new();
     let first = Step::new().gate(&gate).then_tool_use("a", "look", json!({})).stop();
     let (provider, builder) = scripted([first, Step::text("Steered.")]);
@@ -118,7 +118,7 @@ async fn limit_counts_retries() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_does_not_count_what_the_provider_repeats_unseen() {
+async fn limit_does_not_count_retries_of_the_provider() {
     let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
     let (provider, builder) = scripted([busy(), busy(), Step::text("Finally")]);
     let mut agent = Watched::start(builder.max_steps(1)).await;
@@ -137,7 +137,7 @@ async fn limit_counts_the_continuations_of_a_paused_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_of_a_prompt_holds_for_it_alone() {
+async fn limit_of_a_prompt_applies_to_it_alone() {
     let (provider, builder) = scripted([look("a"), look("b"), Step::text("Done"), look("c")]);
     let mut agent = Watched::start(builder.max_steps(1).tool(noting("look", &Log::default()))).await;
     let events = agent.run(Prompt::new("Go").with_max_steps(5)).await;
@@ -167,7 +167,7 @@ async fn limit_of_zero_is_refused_by_prompt_and_ask_and_nothing_is_lost() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_of_zero_left_by_a_callback_fails_the_run() {
+async fn limit_of_zero_set_by_a_callback_fails_the_run() {
     let (_, builder) = scripted([Step::text("Hello"), Step::text("Hello")]);
     let mut once = true;
     let hooks = Hooks::new().on_turn(move |_, state| {
@@ -186,7 +186,7 @@ async fn limit_of_zero_left_by_a_callback_fails_the_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_lowered_by_a_callback_holds_from_the_next_request_on() {
+async fn limit_lowered_by_a_callback_applies_from_the_next_request_on() {
     let (provider, builder) = scripted([look("a"), look("b"), look("c")]);
     let log = Log::default();
     let hooks = Hooks::new().on_tool_use(|tool_use, state| {
@@ -196,7 +196,7 @@ async fn limit_lowered_by_a_callback_holds_from_the_next_request_on() {
     let mut agent = Watched::start(builder.tool(noting("look", &log)).callbacks(hooks)).await;
     let response = stopped(&agent.run("Go").await);
     assert_eq!((&response.stop_reason, response.step), (&StopReason::MaxSteps, 2));
-    assert_eq!(log.all().len(), 2, "what was decided before it is run");
+    assert_eq!(log.all().len(), 2, "a decided use is run in spite of the lower limit");
     assert_eq!((agent.history().await.pop().unwrap().as_str(), provider.steps_left()), ("user: result b", 1));
 }
 
@@ -225,7 +225,7 @@ async fn limit_of_a_prompt_is_not_changed_by_callbacks() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_lowered_between_two_turns_lets_the_announced_one_happen() {
+async fn limit_lowered_between_two_turns_does_not_stop_the_announced_turn() {
     let gate = Gate::new();
     let first = Step::new().gate(&gate).then_text(["One"]).stop();
     let (provider, builder) = scripted([first, Step::text("Two"), Step::text("Three")]);

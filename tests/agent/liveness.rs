@@ -1,4 +1,4 @@
-//! The agent's loop: nobody waits for ever, and nobody is starved.
+//! The agent's loop serves everyone: no operation waits for ever, and no task is starved.
 
 use std::{
     sync::{
@@ -27,14 +27,14 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn status_hundreds_at_once_all_answered() {
+async fn status_called_hundreds_of_times_at_once_all_answered() {
     let agent = echoing([]).start().await.unwrap();
     let answers = answered(join_all((0..500).map(|_| agent.status()))).await;
     assert!(answers.iter().all(Result::is_ok));
 }
 
 #[tokio::test(start_paused = true)]
-async fn status_hundreds_at_once_without_room_all_answered() {
+async fn status_called_hundreds_of_times_without_room_all_answered() {
     let (sender, _receiver) = mpsc::channel(1);
     let agent =
         echoing([Step::text("Hello!")]).commit_channel(PollSender::new(sender)).start().await.unwrap();
@@ -43,7 +43,7 @@ async fn status_hundreds_at_once_without_room_all_answered() {
     assert!(answers.iter().all(Result::is_ok));
 }
 
-/// Streams deltas that are all ready, without end.
+/// Streams deltas without end, each of them ready immediately.
 struct Endless;
 
 #[async_trait]
@@ -71,7 +71,7 @@ async fn cancel_stream_always_ready_done() {
     }
 }
 
-/// Continues up to a limit that no test should reach, and counts.
+/// Continues up to a limit that no test should reach, and counts the turns.
 struct Continuing(Arc<AtomicUsize>);
 
 #[async_trait]
@@ -85,7 +85,7 @@ impl AgentCallbacks for Continuing {
     }
 }
 
-/// Answers at once, with the stop reason alone.
+/// Answers immediately with only a stop reason.
 struct Instant;
 
 #[async_trait]
@@ -115,7 +115,7 @@ async fn run_nothing_ever_waits_other_tasks_run_and_cancel_works() {
     tokio::task::yield_now().await;
     agent.cancel().await.unwrap();
     let turns = turns.load(Ordering::SeqCst);
-    assert!(turns < 1000, "the agent kept the runtime for itself for {turns} turns");
+    assert!(turns < 1000, "the agent blocked the runtime for {turns} turns");
 }
 
 #[tokio::test]
@@ -141,7 +141,7 @@ async fn run_nothing_ever_waits_prompt_reader_sees_every_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stream_flood_of_status_goes_on() {
+async fn stream_during_a_flood_of_status_queries_continues() {
     let step = Step::new().then_text((0..100).map(|_| "x")).wait(Duration::from_millis(5)).stop();
     let agent = scripted([step]).1.start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
@@ -159,7 +159,7 @@ async fn stream_flood_of_status_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_flood_of_status_fires() {
+async fn turn_timeout_during_a_flood_of_status_queries_fires() {
     let agent =
         scripted([Step::new().hang()]).1.turn_timeout(Duration::from_millis(20)).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
@@ -176,7 +176,7 @@ async fn turn_timeout_flood_of_status_fires() {
     flood.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// Keeps the numbers that come in as events.
+/// Records the numbers that arrive as events.
 struct Listener(Arc<Mutex<Vec<u32>>>);
 
 #[async_trait]
@@ -191,7 +191,7 @@ impl AgentCallbacks for Listener {
 async fn notify_after_a_cancel_before_handle_event_began_both_handled_in_order() {
     let heard = Arc::<Mutex<Vec<u32>>>::default();
     let agent = echoing([]).callbacks(Listener(Arc::clone(&heard))).start().await.unwrap();
-    // Both commands are there when the agent runs, so that the cancel comes before the callback begins.
+    // Both commands are queued before the agent runs, so the cancel is handled before the callback begins.
     let (noted, cancelled) = tokio::join!(agent.notify(1_u32), agent.cancel());
     noted.unwrap();
     assert!(matches!(cancelled, Err(AgentError::Idle)), "{cancelled:?}");
@@ -201,7 +201,7 @@ async fn notify_after_a_cancel_before_handle_event_began_both_handled_in_order()
 }
 
 #[tokio::test(start_paused = true)]
-async fn wait_until_idle_abandoned_often_agent_goes_on() {
+async fn wait_until_idle_abandoned_often_agent_continues() {
     let gate = omni_agent::testing::Gate::new();
     let agent = scripted([Step::new().gate(&gate).then_text(["Hi"]).stop()]).1.start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();

@@ -1,4 +1,4 @@
-//! Models named at run time: in `set_state`, in `init` and in callbacks.
+//! Models set by name at run time: in `set_state`, in `init` and in callbacks.
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ async fn set_state_registry_error_of_the_closure_is_a_model_error() {
     };
     let error = agent.set_state(edit).await.unwrap_err();
     assert!(matches!(error, AgentError::Model(_)), "{error:?}");
-    // Another agent's error is not taken for one of this agent.
+    // An error of another agent is not mistaken for an error of this agent.
     let stopped = |_: &mut StateEdit| Err(AgentError::Stopped(EndReason::Stopped).into());
     let error = agent.set_state(stopped).await.unwrap_err();
     assert!(matches!(error, AgentError::Refused(_)), "{error:?}");

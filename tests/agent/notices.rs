@@ -13,7 +13,7 @@ use crate::{
     support::{names, scripted},
 };
 
-/// Notes numbers; texts become prompts.
+/// Logs numbers, and returns texts as prompts.
 fn note_or_prompt(log: &Log<u32>) -> Hooks {
     let log = log.clone();
     Hooks::new().on_event(move |event, _| match event.downcast::<u32>() {
@@ -83,7 +83,7 @@ async fn notify_paused_agent_waits_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_event_between_two_turns_of_a_run_lets_it_go_on() {
+async fn handle_event_between_two_turns_of_a_run_does_not_end_it() {
     let gate = Gate::new();
     let first = Step::new().gate(&gate).then_text(["One"]).stop();
     let (provider, builder) = scripted([first, Step::text("Two")]);
@@ -102,7 +102,7 @@ async fn handle_event_between_two_turns_of_a_run_lets_it_go_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_event_prompt_between_two_turns_takes_over_the_next() {
+async fn handle_event_prompt_between_two_turns_starts_the_next_turn() {
     let gate = Gate::new();
     let first = Step::new().gate(&gate).then_text(["One"]).stop();
     let (_, builder) = scripted([first, Step::text("Two")]);
@@ -122,12 +122,12 @@ async fn handle_event_prompt_between_two_turns_takes_over_the_next() {
     gate.open();
     let events = agent.end().await;
     assert_eq!(turns(&events).len(), 2);
-    assert_eq!(turns(&events)[1].step, 1, "it brings a count of its own");
+    assert_eq!(turns(&events)[1].step, 1, "the prompt starts a new step count");
     let history = agent.history().await;
     assert_eq!(history, ["user: Hi", "assistant: One", "user: Mail for you.", "assistant: Two"]);
 }
 
-/// Notes each event when it comes in, and holds it at a gate.
+/// Logs each event, then waits at the gate.
 struct Held(Gate, Log<&'static str>);
 
 #[async_trait]
@@ -141,7 +141,7 @@ impl AgentCallbacks for Held {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_while_handle_event_runs_is_taken_at_once_and_goes_on_after_it() {
+async fn prompt_while_handle_event_runs_is_accepted_at_once_and_runs_after_it() {
     let (provider, builder) = scripted([Step::text("One"), Step::text("Two")]);
     let gate = Gate::new();
     let mut agent = Watched::start(builder.callbacks(Held(gate.clone(), Log::default()))).await;
@@ -158,7 +158,7 @@ async fn prompt_while_handle_event_runs_is_taken_at_once_and_goes_on_after_it() 
     assert_eq!(history, ["user: Hi", "assistant: One", "user: !Mail", "assistant: Two"]);
 }
 
-/// An agent whose `handle_event` returns a prompt while a run is on and another prompt is staged.
+/// Returns an agent whose `handle_event` returns a prompt while a run is active and another prompt is staged.
 async fn crowded(steps: impl IntoIterator<Item = Step>) -> Watched {
     let (_, builder) = scripted(steps);
     let gate = Gate::new();
@@ -172,7 +172,7 @@ async fn crowded(steps: impl IntoIterator<Item = Step>) -> Watched {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_event_prompt_while_another_is_staged_goes_after_it() {
+async fn handle_event_prompt_while_another_is_staged_runs_after_it() {
     let mut agent = crowded([Step::text("One"), Step::text("Two"), Step::text("Three")]).await;
     let events = agent.end().await;
     assert_eq!(turns(&events).len(), 3);
@@ -182,7 +182,7 @@ async fn handle_event_prompt_while_another_is_staged_goes_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_event_prompt_behind_a_staged_one_is_carried_back_with_it() {
+async fn handle_event_prompt_behind_a_staged_prompt_is_carried_back_with_it() {
     let gate = Gate::new();
     let mut agent = crowded([Step::new().gate(&gate).hang()]).await;
     reached(&gate).await;
@@ -219,7 +219,7 @@ async fn cancel_or_interrupt_before_handle_event_begins_is_refused_and_the_event
     for interrupt in [false, true] {
         let log = Log::default();
         let agent = Watched::start(scripted([]).1.callbacks(note_or_prompt(&log))).await;
-        // The agent gets both commands at once, so that it has not polled `handle_event` in between.
+        // The agent receives both commands at the same time, so it has not polled `handle_event` in between.
         let (noted, stopped) = tokio::join!(agent.agent.notify(1_u32), async {
             if interrupt { agent.agent.interrupt().await } else { agent.agent.cancel().await }
         });
@@ -247,7 +247,7 @@ async fn cancel_of_a_run_before_handle_event_begins_event_handled_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_while_the_commit_channel_has_no_room_event_handled_when_there_is() {
+async fn cancel_while_the_commit_channel_is_full_event_handled_later() {
     let (sender, mut receiver) = tokio::sync::mpsc::channel(1);
     let log = Log::default();
     let builder = scripted([]).1.callbacks(note_or_prompt(&log));
@@ -257,7 +257,7 @@ async fn cancel_while_the_commit_channel_has_no_room_event_handled_when_there_is
     }
     agent.notify(1_u32).await.unwrap();
     assert!(matches!(agent.cancel().await, Err(AgentError::Idle)));
-    assert!(log.all().is_empty(), "it waits for room");
+    assert!(log.all().is_empty(), "the event waits for room");
     while log.all().is_empty() {
         receiver.recv().await.unwrap();
         tokio::task::yield_now().await;
@@ -266,7 +266,7 @@ async fn cancel_while_the_commit_channel_has_no_room_event_handled_when_there_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_event_unusable_prompt_is_an_error_event_and_the_agent_lives_on() {
+async fn handle_event_unusable_prompt_is_an_error_event_and_the_agent_survives() {
     let (_, builder) = scripted([Step::text("Hello")]);
     let mut agent = Watched::start(builder.callbacks(note_or_prompt(&Log::default()))).await;
     agent.agent.notify(" ").await.unwrap();
@@ -290,12 +290,12 @@ async fn handle_event_edits_the_configuration() {
     agent.agent.notify(()).await.unwrap();
     agent.agent.wait_until_idle().await.unwrap();
     let events = agent.run("Hi").await;
-    assert_eq!(names(&events)[0], "status(busy)", "and fires no event");
+    assert_eq!(names(&events)[0], "status(busy)", "and emits no event");
     assert_eq!(provider.requests()[0].system.as_deref(), Some("Be kind."));
 }
 
 #[tokio::test(start_paused = true)]
-async fn notify_beyond_what_is_kept_is_an_error() {
+async fn notify_with_a_full_queue_is_an_error() {
     let (_, builder) = scripted([]);
     let (gate, log) = (Gate::new(), Log::default());
     let agent = Watched::start(builder.callbacks(Held(gate.clone(), log.clone()))).await;
@@ -310,7 +310,7 @@ async fn notify_beyond_what_is_kept_is_an_error() {
     };
     (0..=limit).for_each(|_| gate.open());
     agent.agent.wait_until_idle().await.unwrap();
-    assert_eq!(log.all().len(), limit + 1, "none of those it took is lost");
+    assert_eq!(log.all().len(), limit + 1, "no accepted event is lost");
 }
 
 #[tokio::test(start_paused = true)]

@@ -63,7 +63,7 @@ async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn declared_tool_decided_otherwise_does_not_stop_the_turn() {
+async fn declared_tool_with_a_decision_does_not_stop_the_turn() {
     let ready = ToolResult::ok(&ToolUse::new("", "", json!({})), "Yes.");
     for decision in [ToolDecision::Provide(ready), ToolDecision::Reject("Yes.".into())] {
         let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Done")]);
@@ -87,7 +87,7 @@ async fn prompt_answers_open_tool_uses_in_their_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_leaving_out_open_tool_uses_fills_them_in_as_errors() {
+async fn prompt_without_results_of_open_tool_uses_answers_them_with_errors() {
     let (provider, builder) = scripted([use_of(&[("a", "ask_user"), ("b", "ask_user")]), Step::text("Done")]);
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     agent.run("Go").await;
@@ -104,7 +104,8 @@ async fn prompt_leaving_out_open_tool_uses_fills_them_in_as_errors() {
     assert_eq!(agent.history().await[2], "user: result a, Never mind");
 }
 
-/// An agent whose turn has stopped for a tool without a handler (`a`), with a result provided (`b`) and one rejected (`c`).
+/// Returns an agent whose turn has stopped at a tool without a handler (`a`). `b` has a provided result and `c` is
+/// rejected.
 async fn with_decided_results(after: impl IntoIterator<Item = Step>) -> (ScriptedProvider, Watched) {
     let asks = use_of(&[("a", "ask_user"), ("b", "cached"), ("c", "skip")]);
     let (provider, builder) = scripted([asks].into_iter().chain(after));
@@ -119,7 +120,7 @@ async fn with_decided_results(after: impl IntoIterator<Item = Step>) -> (Scripte
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_leaving_out_decided_results_sends_them() {
+async fn prompt_without_decided_results_sends_the_decided_results() {
     let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
     agent.run(answer("a", "Yes")).await;
     let expected = ["a false Yes", "b false From the cache.", "c true No."];
@@ -133,14 +134,14 @@ async fn prompt_leaving_out_decided_results_sends_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_with_another_result_than_the_decided_one_wins() {
+async fn prompt_with_a_different_result_overrides_the_decided_result() {
     let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
     agent.run(vec![answer("a", "Yes"), answer("b", "Fresh.")]).await;
     assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b false Fresh.", "c true No."]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn decided_results_survive_in_the_history_that_is_written_down() {
+async fn decided_results_survive_in_the_serialized_history() {
     let (_, agent) = with_decided_results([]).await;
     let history = agent.agent.state().await.unwrap().history().clone();
     let decided: Vec<_> = history.open_tool_uses().map(|tool_use| tool_use.decided.is_some()).collect();
@@ -209,7 +210,7 @@ impl omni_agent::agent::AgentCallbacks for Rejecting {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_with_results_that_answer_nothing_is_refused_and_nothing_is_lost() {
+async fn prompt_with_results_for_no_open_use_is_refused_and_nothing_is_lost() {
     let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Done")]);
     let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
     let orphan = |error: AgentError, id: &str| match error {
@@ -244,7 +245,7 @@ async fn prompt_with_results_while_busy_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_after_a_declared_tool_fills_its_use_in() {
+async fn staged_prompt_after_a_declared_tool_answers_its_use_with_an_error() {
     let gate = Gate::new();
     let asks = Step::new().gate(&gate).then_tool_use("a", "ask_user", json!({})).stop();
     let (provider, builder) = scripted([asks, Step::text("Done")]);

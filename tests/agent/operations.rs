@@ -1,4 +1,4 @@
-//! Every operation is answered at all times.
+//! Every operation is answered in every phase.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn queries_whatever_goes_on_answered() {
+async fn queries_in_any_phase_answered() {
     for amid in Amid::ALL {
         let scene = amid.agent().await;
         let agent = &scene.agent;
@@ -36,7 +36,7 @@ async fn queries_whatever_goes_on_answered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_whatever_goes_on_staged_and_replacement_told() {
+async fn prompt_in_any_phase_staged_and_replacement_reported() {
     for amid in Amid::ALL {
         let scene = amid.agent().await;
         let agent = &scene.agent;
@@ -53,7 +53,7 @@ async fn prompt_whatever_goes_on_staged_and_replacement_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_only_operations_whatever_goes_on_refused() {
+async fn idle_only_operations_in_any_other_phase_refused() {
     for amid in Amid::ALL {
         let scene = amid.agent().await;
         let agent = &scene.agent;
@@ -68,7 +68,7 @@ async fn idle_only_operations_whatever_goes_on_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_whatever_goes_on_discards_and_agent_lives_on() {
+async fn cancel_in_any_phase_discards_and_agent_survives() {
     for amid in Amid::ALL {
         let mut scene = amid.agent().await;
         let agent = &scene.agent;
@@ -92,7 +92,7 @@ async fn cancel_whatever_goes_on_discards_and_agent_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_whatever_goes_on_ends_the_run_and_agent_lives_on() {
+async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
     for amid in Amid::ALL {
         let mut scene = amid.agent().await;
         let agent = &scene.agent;
@@ -100,7 +100,7 @@ async fn interrupt_whatever_goes_on_ends_the_run_and_agent_lives_on() {
         answered(agent.interrupt()).await.unwrap();
         assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "{amid:?}");
         let end = run_events(&mut scene.events).await.pop().unwrap();
-        // Only these have more than the prompt to keep.
+        // Only in these phases is there more than the prompt to keep.
         let keeps = matches!(
             amid,
             Amid::Stream
@@ -129,7 +129,7 @@ async fn interrupt_whatever_goes_on_ends_the_run_and_agent_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_whatever_goes_on_ends_the_run_and_closes() {
+async fn stop_in_any_phase_ends_the_run_and_closes() {
     for (amid, discards) in Amid::ALL.into_iter().flat_map(|amid| [(amid, false), (amid, true)]) {
         let mut scene = amid.agent().await;
         let (agent, limit) = (&scene.agent, Duration::from_millis(100));
@@ -157,7 +157,7 @@ async fn stop_whatever_goes_on_ends_the_run_and_closes() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wait_until_idle_whatever_goes_on_waits_for_its_end() {
+async fn wait_until_idle_in_any_phase_waits_for_the_end_of_the_run() {
     for amid in Amid::ALL {
         let scene = amid.agent().await;
         let agent = &scene.agent;
@@ -168,7 +168,7 @@ async fn wait_until_idle_whatever_goes_on_waits_for_its_end() {
         });
         answered(agent.cancel()).await.unwrap();
         if amid == Amid::NoRoom {
-            // What is not delivered still waits.
+            // Undelivered events still keep the agent from being idle.
             unanswered(agent.wait_until_idle()).await;
             drop(scene.kept);
         }
@@ -177,9 +177,9 @@ async fn wait_until_idle_whatever_goes_on_waits_for_its_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn every_operation_handle_event_never_returns_answered() {
+async fn every_operation_while_handle_event_never_returns_answered() {
     let (agent, mut events) = stuck_in(At::HandleEvent).await;
-    assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "no run is on");
+    assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "no run is active");
     answered(agent.state()).await.unwrap();
     answered(agent.snapshot()).await.unwrap();
     drop(answered(agent.subscribe()).await.unwrap());
@@ -197,31 +197,31 @@ async fn every_operation_handle_event_never_returns_answered() {
     assert!(matches!(&*next(&mut events).await, Event::State(_)));
     unanswered(agent.wait_until_idle()).await;
 
-    // A run begins, but its first callback has to wait.
+    // A run begins, but its first callback has to wait for `handle_event`.
     assert_eq!(answered(agent.prompt("Hi")).await.unwrap(), Accepted::Started);
     assert_eq!(answered(agent.status()).await.unwrap(), Status::Busy);
     assert!(matches!(answered(agent.ask("Hello?")).await, Err(AgentError::Busy(_))));
     answered(agent.interrupt()).await.unwrap();
     while !ends_run(&*next(&mut events).await) {}
 
-    // That dropped the callback; the second event is handled, and the agent goes on.
+    // The interrupt dropped `handle_event`. The second event is handled, and the agent continues.
     answered(agent.wait_until_idle()).await.unwrap();
     answered(agent.ask("Hello?")).await.unwrap();
     assert_eq!(answered(agent.state()).await.unwrap().config().system.as_deref(), Some("set"));
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_handle_event_never_returns_next_event_handled() {
+async fn cancel_while_handle_event_never_returns_next_event_handled() {
     let (agent, mut events) = stuck_in(At::HandleEvent).await;
     answered(agent.cancel()).await.unwrap();
     answered(agent.wait_until_idle()).await.unwrap();
     answered(agent.ask("Hello?")).await.unwrap();
     let first = next(&mut events).await;
-    assert_eq!(*first, Event::Status { status: Status::Busy }, "the cancel of no run fires no event");
+    assert_eq!(*first, Event::Status { status: Status::Busy }, "a cancel without a run emits no event");
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_and_ask_handle_event_never_returns_answered() {
+async fn stop_and_ask_while_handle_event_never_returns_answered() {
     let (agent, _events) = stuck_in(At::HandleEvent).await;
     let asking = tokio::spawn({
         let agent = agent.clone();
@@ -282,7 +282,7 @@ async fn operations_waiting_for_the_agent_when_it_ends_stopped_with_its_reason()
 }
 
 #[tokio::test(start_paused = true)]
-async fn operations_dropped_unanswered_agent_goes_on() {
+async fn operations_dropped_before_their_answer_agent_continues() {
     let (agent, mut events) = stuck_in(At::PrepareStep).await;
     for _ in 0..100 {
         drop(futures_util::FutureExt::now_or_never(agent.snapshot()));

@@ -1,4 +1,4 @@
-//! Answers under an output schema: one that does not fit is asked for again, outside the history.
+//! Answers under an output schema. If an answer does not fit, the model is asked again outside the history.
 
 use omni_agent::{
     agent::{Accepted, AgentError, ErrorDecision, Event, Failure, Prompt, Status},
@@ -83,7 +83,7 @@ async fn answer_that_does_not_fit_is_asked_for_again_outside_the_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_that_never_fits_ends_the_turn_as_it_is_at_the_limit() {
+async fn answer_that_never_fits_is_returned_unchanged_at_the_limit() {
     for (limit, requests) in [(None, 4), (Some(1), 2), (Some(0), 1)] {
         let (provider, builder) = scripted((0..4).map(|n| Step::text(format!("No {n}"))));
         let mut options = Options::default();
@@ -114,7 +114,7 @@ async fn answer_cut_or_refused_is_not_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn max_steps_bounds_what_is_asked_again() {
+async fn max_steps_includes_the_repeated_requests() {
     let (provider, builder) = scripted([Step::text("No"), Step::text("Never"), Step::text(OSLO)]);
     let agent = builder.max_steps(2).start().await.unwrap();
     let error = agent.ask_as::<City>("A city?").await.unwrap_err();
@@ -133,13 +133,13 @@ async fn only_the_final_answer_has_to_fit() {
     let agent = builder.tool(noting("look", &Log::default())).start().await.unwrap();
     assert_eq!(agent.ask_as::<City>("A city?").await.unwrap(), oslo());
     let lengths: Vec<usize> = provider.requests().iter().map(|request| request.history.len()).collect();
-    // The corrections are gone when the model takes to its tools again.
+    // The corrections are dropped when the model uses its tools again.
     assert_eq!(lengths, [1, 3, 5, 5]);
     assert_eq!(agent.state().await.unwrap().history().len(), 6);
 }
 
 #[tokio::test(start_paused = true)]
-async fn value_among_words_counts_only_where_the_service_does_not_enforce_the_schema() {
+async fn value_among_words_is_accepted_only_if_the_service_does_not_enforce_the_schema() {
     let fenced = format!("Here it is:\n```json\n{OSLO}\n```\nAnything else?");
     let among = format!("I thought of {{}} first. It is {OSLO}, I think.");
     for words in [fenced, among] {
@@ -157,7 +157,7 @@ async fn value_among_words_counts_only_where_the_service_does_not_enforce_the_sc
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_while_an_answer_is_given_again_leaves_nothing_and_keeps_the_staged_prompt() {
+async fn cancel_while_an_answer_is_repeated_keeps_only_the_staged_prompt() {
     let gate = Gate::new();
     let again = Step::new().usage(tokens(4)).then_text(["{"]).gate(&gate).hang();
     let (_, builder) = scripted([answering("No", 3), again]);
@@ -174,13 +174,13 @@ async fn cancel_while_an_answer_is_given_again_leaves_nothing_and_keeps_the_stag
     assert_eq!((response.usage, response.step), (tokens(7), 2));
     assert_eq!(staged.as_deref(), Some(&Prompt::new("Another?")));
     let messages: Vec<_> = response.messages.iter().map(|message| brief(message)).collect();
-    assert_eq!(messages, ["user: A city?", "assistant: {"], "what was asked for again is void");
+    assert_eq!(messages, ["user: A city?", "assistant: {"], "the rejected answer is void");
     assert!(agent.history().await.is_empty());
     assert_eq!(agent.agent.status().await.unwrap(), Status::Idle);
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_while_an_answer_is_given_again_keeps_what_came_of_it() {
+async fn interrupt_while_an_answer_is_repeated_keeps_the_partial_answer() {
     let gate = Gate::new();
     let again = Step::new().then_text([r#"{"name""#]).gate(&gate).hang();
     let (_, builder) = scripted([Step::text("No"), again]);
@@ -196,7 +196,7 @@ async fn interrupt_while_an_answer_is_given_again_keeps_what_came_of_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_follows_an_answer_that_was_given_again() {
+async fn staged_prompt_follows_a_repeated_answer() {
     let gate = Gate::new();
     let first = Step::new().gate(&gate).then_text(["No"]).stop();
     let (_, builder) = scripted([first, Step::text(OSLO), Step::text("And Rome.")]);
@@ -219,7 +219,7 @@ async fn staged_prompt_follows_an_answer_that_was_given_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn failure_while_an_answer_is_given_again_is_retried_with_what_was_wrong() {
+async fn failure_while_an_answer_is_repeated_is_retried_with_the_correction() {
     let down = ProviderError::new(ErrorKind::InvalidRequest, "down");
     let (provider, builder) = scripted([Step::text("No"), Step::error(down), Step::text(OSLO)]);
     let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Retry);
@@ -230,7 +230,7 @@ async fn failure_while_an_answer_is_given_again_is_retried_with_what_was_wrong()
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_that_the_service_paused_is_read_when_it_is_whole() {
+async fn answer_paused_by_the_service_is_parsed_when_complete() {
     let paused = || Step::new().then_text(["I search."]).stop_with(StopReason::Pause);
     let (_, builder) = scripted([paused(), Step::text(OSLO)]);
     let mut agent = Watched::start(builder.options(with_schema())).await;
@@ -245,7 +245,7 @@ async fn answer_that_the_service_paused_is_read_when_it_is_whole() {
     assert_eq!(told, [(StopReason::Pause, false, false), (StopReason::Stop, true, false)]);
     assert!(crate::hooks::stopped(&events).output.is_some());
 
-    // Without a request left it is all there is.
+    // With no request left, the incomplete answer is final.
     let (_, builder) = scripted([paused()]);
     let agent = builder.options(with_schema()).max_steps(1).start().await.unwrap();
     let response = agent.ask("A city?").await.unwrap();
@@ -253,7 +253,7 @@ async fn answer_that_the_service_paused_is_read_when_it_is_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn continuation_has_its_own_limit() {
+async fn continuation_has_a_separate_limit() {
     let steps = [Step::text("No"), Step::text(OSLO), Step::text("No"), Step::text(OSLO)];
     let (provider, builder) = scripted(steps);
     let options = with_schema().with_output_retries(1);
@@ -265,7 +265,7 @@ async fn continuation_has_its_own_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn value_around_which_a_service_put_an_object_is_taken_out() {
+async fn value_wrapped_in_an_object_by_the_service_is_unwrapped() {
     let schema = Schema::new(json!({ "type": "array", "items": { "type": "integer" } })).unwrap();
     let options = Options::default().with_output(OutputSchema::new("numbers", schema));
     let (_, builder) = scripted([Step::text(r#"{"value": [1, 2]}"#)]);
@@ -274,7 +274,7 @@ async fn value_around_which_a_service_put_an_object_is_taken_out() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn null_for_what_may_be_absent_is_taken_off() {
+async fn null_for_an_optional_field_is_removed() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -298,7 +298,7 @@ async fn null_for_what_may_be_absent_is_taken_off() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn schema_set_while_a_request_is_prepared_is_for_those_after_it() {
+async fn schema_set_while_a_request_is_prepared_applies_to_later_requests() {
     let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO)]);
     let hooks = Hooks::new().on_prepare(|_, state| state.config_mut().options = with_schema());
     let agent = builder.callbacks(hooks).start().await.unwrap();
@@ -309,7 +309,7 @@ async fn schema_set_while_a_request_is_prepared_is_for_those_after_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_is_judged_by_the_schema_that_its_request_carried() {
+async fn answer_is_checked_against_the_schema_of_its_request() {
     let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO)]);
     let hooks = Hooks::new().on_prepare(|request, _| request.options.output = None);
     let agent = builder.options(with_schema()).callbacks(hooks).start().await.unwrap();

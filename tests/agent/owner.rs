@@ -1,4 +1,4 @@
-//! An agent whose history has an owner: setting it, and runs on other histories.
+//! An agent whose history has an owner: setting the history, and running on another history.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
     support::{name, names, scripted},
 };
 
-/// The history that agents begin with.
+/// The history with which the agents begin.
 const BEFORE: [&str; 2] = ["user: Old", "assistant: Known"];
 /// Another history.
 const BASE: [&str; 2] = ["user: Root", "assistant: Trunk"];
@@ -36,7 +36,7 @@ fn base() -> History {
     History::from_iter([Message::user("Root"), Message::assistant("Trunk")])
 }
 
-/// A history whose last message leaves a tool use open.
+/// A history whose last message has an open tool use.
 fn open_ended() -> History {
     let tool_use = ToolUse::new("open", "look", json!({}));
     History::from_iter([Message::user("Look"), Message::assistant(tool_use)])
@@ -51,7 +51,7 @@ async fn owned(builder: AgentBuilder) -> (Watched, HistoryOwner) {
     (Watched::of(agent).await, owner)
 }
 
-/// Sees the run end as `end` says, and the history of before come back right after it.
+/// Checks that the run ends with `end` and that the next event restores the previous history.
 async fn rolled_back(agent: &mut Watched, end: &str) {
     let mut seen = Vec::new();
     while seen.last().is_none_or(|event: &Arc<Event>| !crate::support::ends_run(event)) {
@@ -71,10 +71,10 @@ async fn numbered(events: &mut AgentSubscription) -> (EventId, Arc<Event>) {
     }
 }
 
-// ---- how a run on another history goes ----
+// ---- runs on another history ----
 
 #[tokio::test(start_paused = true)]
-async fn prompt_on_base_state_told_first_under_the_given_id() {
+async fn prompt_on_base_state_event_first_with_the_returned_id() {
     let (provider, builder) = scripted([Step::text("Leaf")]);
     let (mut agent, owner) = owned(builder).await;
     let mut events = agent.agent.subscribe().await.unwrap();
@@ -91,7 +91,7 @@ async fn prompt_on_base_state_told_first_under_the_given_id() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_on_base_brings_its_options_and_limits() {
+async fn prompt_on_base_applies_its_options_and_limits() {
     let (provider, builder) = scripted([Step::tool_use("t1", "echo", json!({}))]);
     let (mut agent, owner) = owned(builder.tool(echo())).await;
     owner.prompt(None, base(), Prompt::new("Hi").with_max_steps(1)).await.unwrap();
@@ -117,7 +117,7 @@ async fn prompt_on_base_with_open_tool_uses_answers_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_message_taken_as_it_is() {
+async fn answer_message_is_sent_unchanged() {
     let (provider, builder) = scripted([Step::text("Anew")]);
     let (mut agent, owner) = owned(builder).await;
     let message = Arc::clone(before().first().unwrap());
@@ -144,7 +144,7 @@ async fn answer_message_with_results_for_open_tool_uses_sends_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_cancelled_history_of_before_is_back() {
+async fn answer_cancelled_previous_history_restored() {
     let (_, builder) = scripted([Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
     owner.answer(None, History::new(), Arc::new(Message::user("Old"))).await.unwrap();
@@ -153,12 +153,12 @@ async fn answer_cancelled_history_of_before_is_back() {
     agent.check().await;
 }
 
-// ---- before the first commit, everything is taken back ----
+// ---- before the first commit, everything is rolled back ----
 
 const IN_A_RUN: [At; 5] =
     [At::PrepareStep, At::HandleToolUse, At::HandleToolResult, At::HandleTurn, At::HandleError];
 
-/// A run on another history that comes to the callback `at`, which misbehaves.
+/// Starts a run on another history that reaches the callback `at`, which misbehaves.
 async fn misbehaving(at: At, act: Act) -> (Watched, HistoryOwner, Gate) {
     let gate = Gate::new();
     let callbacks = Misbehaving { at, act, gate: gate.clone(), done: false };
@@ -169,14 +169,14 @@ async fn misbehaving(at: At, act: Act) -> (Watched, HistoryOwner, Gate) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_before_the_first_commit_history_of_before_is_back() {
+async fn cancel_before_the_first_commit_previous_history_restored() {
     for at in IN_A_RUN {
         let (mut agent, _owner, gate) = misbehaving(at, Act::Hang).await;
         reached(&gate).await;
         let view = answered(agent.agent.snapshot()).await.unwrap();
         assert_eq!(briefs(&view.state.history), BASE, "{at:?}");
         answered(agent.agent.cancel()).await.unwrap();
-        assert_eq!(agent.history().await, BEFORE, "{at:?}: at once");
+        assert_eq!(agent.history().await, BEFORE, "{at:?}: immediately");
         rolled_back(&mut agent, "cancelled").await;
         agent.check().await;
         agent.agent.prompt("And now").await.unwrap();
@@ -186,7 +186,7 @@ async fn cancel_before_the_first_commit_history_of_before_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn callback_panics_before_the_first_commit_history_of_before_is_back() {
+async fn callback_panics_before_the_first_commit_previous_history_restored() {
     for at in IN_A_RUN {
         for act in [Act::Panic, Act::Spoil] {
             let (mut agent, _owner, _) = misbehaving(at, act).await;
@@ -197,7 +197,7 @@ async fn callback_panics_before_the_first_commit_history_of_before_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_discarding_before_the_first_commit_last_snapshot_has_the_history_of_before() {
+async fn stop_discarding_before_the_first_commit_last_snapshot_has_the_previous_history() {
     for at in IN_A_RUN {
         let (mut agent, owner, gate) = misbehaving(at, Act::Hang).await;
         reached(&gate).await;
@@ -212,7 +212,7 @@ async fn stop_discarding_before_the_first_commit_last_snapshot_has_the_history_o
 }
 
 #[tokio::test(start_paused = true)]
-async fn failure_before_the_first_commit_history_of_before_is_back() {
+async fn failure_before_the_first_commit_previous_history_restored() {
     let refused = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"));
     let broken = Step::new().then_text(["Half"]).panic("broke");
     for step in [refused, broken, Step::new().then_text(["Half"]).hang()] {
@@ -226,7 +226,7 @@ async fn failure_before_the_first_commit_history_of_before_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn interrupt_nothing_to_keep_history_of_before_is_back() {
+async fn interrupt_nothing_to_keep_previous_history_restored() {
     let (_, builder) = scripted([Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
     owner.prompt(None, base(), "Hi").await.unwrap();
@@ -235,7 +235,7 @@ async fn interrupt_nothing_to_keep_history_of_before_is_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_staged_prompt_carried_back_and_not_begun_on_either_history() {
+async fn cancel_staged_prompt_carried_back_and_started_on_neither_history() {
     let (_, builder) = scripted([Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
     owner.prompt(None, base(), "Hi").await.unwrap();
@@ -253,7 +253,7 @@ async fn cancel_staged_prompt_carried_back_and_not_begun_on_either_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn notify_waiting_when_the_run_is_cancelled_sees_the_history_of_before() {
+async fn notify_waiting_when_the_run_is_cancelled_sees_the_previous_history() {
     let seen = Log::<Vec<String>>::default();
     let log = seen.clone();
     let hooks = Hooks::new().on_event(move |_, state| {
@@ -274,7 +274,7 @@ async fn notify_waiting_when_the_run_is_cancelled_sees_the_history_of_before() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_run_begun_while_handle_event_hangs_history_of_before_is_back() {
+async fn cancel_run_begun_while_handle_event_hangs_previous_history_restored() {
     let gate = Gate::new();
     let callbacks = Misbehaving { at: At::HandleEvent, act: Act::Hang, gate: gate.clone(), done: false };
     let (mut agent, owner) = owned(echoing([Step::text("Again.")]).callbacks(callbacks)).await;
@@ -287,7 +287,7 @@ async fn cancel_run_begun_while_handle_event_hangs_history_of_before_is_back() {
     agent.check().await;
 }
 
-// ---- after it, nothing is ----
+// ---- after the first commit, nothing is rolled back ----
 
 #[tokio::test(start_paused = true)]
 async fn interrupt_with_something_to_keep_commits_on_the_base() {
@@ -302,14 +302,14 @@ async fn interrupt_with_something_to_keep_commits_on_the_base() {
     assert_eq!(owner.moment().await.unwrap().last, last, "no state event follows");
 }
 
-/// Whether a turn that follows the first is cut short by a cancel, or fails.
+/// How a turn after the first is ended early.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Cut {
     Cancelled,
     Failed,
 }
 
-/// Cuts the second turn of a run short, and checks that the first one stays.
+/// Ends the second turn of a run early, and checks that the first turn stays.
 async fn cut_second(staged: bool, cut: Cut) {
     let gate = Gate::new();
     let second = match cut {
@@ -337,7 +337,7 @@ async fn cut_second(staged: bool, cut: Cut) {
     let subscription = agent.agent.subscribe().await.unwrap();
     let now = owner.moment().await.unwrap();
     assert_eq!((now.last, now.status), (subscription.last_id(), Status::Idle));
-    // The next event is that of the next operation: no state event came in between.
+    // The next event belongs to the next operation: no state event was emitted in between.
     let id = owner.set(None, before()).await.unwrap();
     assert_eq!(name(&*agent.next().await), "state", "{staged} {cut:?}");
     assert_eq!(id.number, now.last.number + 1);
@@ -356,7 +356,7 @@ async fn cancel_or_failure_in_a_staged_prompts_turn_first_turn_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_of_an_ordinary_run_after_one_on_a_base_takes_nothing_back() {
+async fn cancel_of_an_ordinary_run_after_one_on_a_base_rolls_nothing_back() {
     let (_, builder) = scripted([Step::text("Leaf"), Step::new().hang()]);
     let (mut agent, owner) = owned(builder).await;
     owner.prompt(None, base(), "Hi").await.unwrap();
@@ -367,10 +367,10 @@ async fn cancel_of_an_ordinary_run_after_one_on_a_base_takes_nothing_back() {
     assert_eq!(agent.history().await, ["user: Root", "assistant: Trunk", "user: Hi", "assistant: Leaf"]);
 }
 
-// ---- setting, and what is refused ----
+// ---- setting the history, and refused operations ----
 
 #[tokio::test(start_paused = true)]
-async fn set_idle_agent_replaced_and_told_under_the_given_id() {
+async fn set_idle_agent_replaced_and_emitted_with_the_returned_id() {
     let (_, builder) = scripted([]);
     let (mut agent, owner) = owned(builder).await;
     let mut events = agent.agent.subscribe().await.unwrap();
@@ -382,7 +382,7 @@ async fn set_idle_agent_replaced_and_told_under_the_given_id() {
     assert_eq!(agent.history().await, BASE);
 }
 
-/// Asserts that the owner is refused everything, and that nothing comes of it.
+/// Asserts that every operation of the owner is refused and changes nothing.
 async fn assert_busy(agent: &Watched, owner: &HistoryOwner, status: Status) {
     let snapshot = answered(agent.agent.snapshot()).await.unwrap();
     let message = Arc::new(Message::user("Hi"));
@@ -403,7 +403,7 @@ async fn assert_moment(agent: &Watched, owner: &HistoryOwner, status: Status) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn owner_while_a_run_is_on_refused_and_moment_told() {
+async fn owner_while_a_run_is_active_refused_and_moment_returned() {
     for at in IN_A_RUN {
         let (agent, owner, gate) = misbehaving(at, Act::Hang).await;
         reached(&gate).await;
@@ -413,7 +413,7 @@ async fn owner_while_a_run_is_on_refused_and_moment_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn owner_while_the_agent_streams_or_is_paused_refused_and_moment_told() {
+async fn owner_while_the_agent_streams_or_is_paused_refused_and_moment_returned() {
     let hooks = Hooks::new().deciding([("echo", ToolDecision::Pause(Value::Null))]);
     let gate = Gate::new();
     let step =
@@ -434,7 +434,7 @@ async fn owner_while_the_agent_streams_or_is_paused_refused_and_moment_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn owner_no_room_in_the_commit_channel_answered_and_told_in_order() {
+async fn owner_no_room_in_the_commit_channel_answered_and_delivered_in_order() {
     let (sender, mut receiver) = mpsc::channel(1);
     let builder = scripted([Step::text("Leaf")]).1.history(before()).commit_channel(PollSender::new(sender));
     let (agent, owner) = builder.start_owned().await.unwrap();
@@ -476,7 +476,7 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
             Ok(id) => set = id.number,
             Err(error) => break error,
         }
-        assert!(set < 10_000, "the events that wait are not bounded");
+        assert!(set < 10_000, "the number of waiting events is not bounded");
     };
     assert!(matches!(refused, AgentError::CommitBehind(_)), "{refused:?}");
     let refused = answered(owner.prompt(None, base(), "Hi")).await;
@@ -488,11 +488,11 @@ async fn owner_far_behind_in_the_commit_channel_refused_until_it_is_read() {
     answered(owner.set(None, before())).await.unwrap();
 }
 
-/// Whether `done` failed for this reason.
+/// Whether an operation failed for this reason.
 type Reason = fn(&AgentError) -> bool;
 
 #[tokio::test(start_paused = true)]
-async fn prompt_or_base_invalid_refused_and_nothing_told() {
+async fn prompt_or_base_invalid_refused_and_no_event_emitted() {
     let (provider, builder) = scripted([]);
     let (agent, owner) = owned(builder).await;
     let unlawful = || History::from_iter([Message::user("Hi")]);
@@ -546,7 +546,7 @@ async fn init_changes_an_owned_history_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_state_changes_an_owned_history_refused_and_nothing_else_changed_either() {
+async fn set_state_changes_an_owned_history_refused_and_nothing_changed() {
     let (_, builder) = scripted([]);
     let (agent, owner) = owned(builder).await;
     let set = agent.agent.set_state(|draft| {
@@ -568,7 +568,7 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
     let own = agent.agent.state().await.unwrap().history().clone();
     let set = agent.agent.set_state(|draft| {
         draft.config.system = Some("changed".into());
-        // Equal, of other messages.
+        // An equal history, built of copies of the messages.
         draft.history = draft.history.iter().map(|message| Message::clone(message)).collect();
         Ok(())
     });
@@ -579,7 +579,7 @@ async fn set_state_leaves_an_owned_history_configuration_changed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn owner_kept_agent_dropped_ends_and_tells_why() {
+async fn owner_kept_agent_dropped_ends_and_reports_why() {
     let (agent, owner) = scripted([]).1.start_owned().await.unwrap();
     drop(agent);
     let moment = answered(owner.moment()).await;
@@ -589,7 +589,7 @@ async fn owner_kept_agent_dropped_ends_and_tells_why() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn snapshot_in_a_run_on_a_base_and_the_events_after_it_give_the_truth() {
+async fn snapshot_in_a_run_on_a_base_and_the_later_events_match_the_agent() {
     let (_, builder) = scripted([Step::new().then_text(["Half"]).hang()]);
     let (mut agent, owner) = owned(builder).await;
     owner.prompt(None, base(), "Hi").await.unwrap();

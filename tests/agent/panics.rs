@@ -1,4 +1,4 @@
-//! The application's code breaks; the agent does not.
+//! Panics in the application's code do not stop the agent.
 
 use std::{
     borrow::Cow,
@@ -24,12 +24,12 @@ use crate::{
     support::{names, run_events, scripted},
 };
 
-/// A run whose callback `at` does `act`, and what comes after it.
+/// Runs a prompt whose callback `at` misbehaves as `act`, and checks the state afterwards.
 async fn run_misbehaving(at: At, act: Act) {
     let callbacks = Misbehaving { at, act, gate: Gate::new(), done: false };
     let again = Step::text("Again.");
     let agent = echoing([Step::text("First."), at.step(), again]).callbacks(callbacks);
-    // The first run is to be all right, but for the callback that every run comes by.
+    // The first run must succeed, so skip it for callbacks that are called in every run.
     let first = !matches!(at, At::PrepareStep | At::HandleTurn);
     let agent = agent.start().await.unwrap();
     if first {
@@ -55,21 +55,21 @@ async fn run_misbehaving(at: At, act: Act) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_callback_panics_error_event_and_agent_lives_on() {
+async fn run_callback_panics_error_event_and_agent_survives() {
     for at in At::ALL {
         run_misbehaving(at, Act::Panic).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_callback_leaves_invalid_configuration_error_event_and_agent_lives_on() {
+async fn run_callback_leaves_invalid_configuration_error_event_and_agent_survives() {
     for at in At::ALL {
         run_misbehaving(at, Act::Spoil).await;
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_event_panics_at_rest_no_status_and_no_turn_told() {
+async fn handle_event_panics_while_idle_only_an_error_event() {
     let callbacks = Misbehaving { at: At::HandleEvent, act: Act::Panic, gate: Gate::new(), done: false };
     let agent = echoing([]).callbacks(callbacks).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
@@ -77,7 +77,7 @@ async fn handle_event_panics_at_rest_no_status_and_no_turn_told() {
     assert_eq!(names(&run_events(&mut events).await), ["error"]);
 }
 
-/// Records the failures that `handle_error` is told, and stops.
+/// Records the failures passed to `handle_error`, and stops.
 struct Failures(Arc<Mutex<Vec<Failure>>>);
 
 #[async_trait]
@@ -89,7 +89,7 @@ impl AgentCallbacks for Failures {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_provider_fails_handle_error_is_told_and_agent_lives_on() {
+async fn run_provider_fails_handle_error_called_and_agent_survives() {
     for (deed, words) in [
         (Deed::PanicInOpen, "open broke"),
         (Deed::PanicInStream, "stream broke"),
@@ -112,7 +112,11 @@ async fn run_provider_fails_handle_error_is_told_and_agent_lives_on() {
             other => panic!("{deed:?}: {other:?}"),
         }
         if deed == Deed::PanicInMidStream {
-            assert_eq!(response.message.as_ref().unwrap().text(), "Half", "the event says what is void");
+            assert_eq!(
+                response.message.as_ref().unwrap().text(),
+                "Half",
+                "the error event carries the void output"
+            );
             assert_eq!(response.usage.output, 3);
         }
         assert_eq!(*told.lock().unwrap(), std::slice::from_ref(failure), "{deed:?}");
@@ -122,7 +126,7 @@ async fn run_provider_fails_handle_error_is_told_and_agent_lives_on() {
     }
 }
 
-/// A provider whose name breaks, once armed.
+/// A provider whose `name` panics, once armed.
 #[derive(Default)]
 struct Nameless(AtomicBool);
 
@@ -139,7 +143,7 @@ impl Provider for Nameless {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_providers_name_panics_error_event_and_agent_lives_on() {
+async fn run_name_of_the_provider_panics_error_event_and_agent_survives() {
     let provider = Arc::new(Nameless::default());
     let model = Model::new(Arc::<Nameless>::clone(&provider), "model");
     let agent = Agent::builder().model(model).start().await.unwrap();
@@ -152,7 +156,7 @@ async fn run_providers_name_panics_error_event_and_agent_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_provider_panics_when_dropped_cancelled_and_agent_lives_on() {
+async fn cancel_provider_panics_when_dropped_cancelled_and_agent_survives() {
     for deed in [Deed::PanicOnDrop, Deed::PanicOnDropOfOpen] {
         let provider = Rogue::new(&[deed]);
         let agent = Agent::builder().model(provider.model()).start().await.unwrap();
@@ -166,7 +170,7 @@ async fn cancel_provider_panics_when_dropped_cancelled_and_agent_lives_on() {
     }
 }
 
-/// A tool that breaks wherever it is told to, once it is told to.
+/// A tool that panics in the given method, once armed.
 struct Brittle {
     part: &'static str,
     armed: Arc<AtomicBool>,
@@ -209,7 +213,7 @@ impl Tool for Brittle {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_tool_panics_anywhere_error_result_and_run_goes_on() {
+async fn run_tool_panics_in_any_method_error_result_and_run_continues() {
     for part in ["name", "schema", "has_handler", "call", "drop"] {
         let armed = Arc::new(AtomicBool::new(false));
         let schema = Schema::new(json!({ "type": "object" })).unwrap();
@@ -298,7 +302,7 @@ fn spiteful_tool() -> SpitefulTool {
     SpitefulTool(Schema::new(json!({ "type": "object" })).unwrap(), Spiteful)
 }
 
-/// Takes a tool whose drop panics into the configuration, or out of it.
+/// Adds a tool whose drop panics to the configuration, or removes it.
 struct Tooling {
     calls: usize,
 }
@@ -316,10 +320,11 @@ impl AgentCallbacks for Tooling {
 }
 
 #[tokio::test(start_paused = true)]
-async fn values_of_the_application_panic_when_dropped_agent_lives_on() {
+async fn values_of_the_application_panic_when_dropped_agent_survives() {
     let script = (0..4).map(|_| Step::text("Hello!"));
     let agent = echoing(script).callbacks(Tooling { calls: 0 }).start().await.unwrap();
-    // An event that nobody takes, one that is refused with its closure, and a tool that comes and goes.
+    // An event that no callback takes, a value that is refused with its closure, and a tool that is added and
+    // removed.
     answered(agent.notify(Spiteful)).await.unwrap();
     answered(agent.wait_until_idle()).await.unwrap();
     for _ in 0..3 {
@@ -338,7 +343,7 @@ async fn values_of_the_application_panic_when_dropped_agent_lives_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_state_refused_closure_panics_when_dropped_agent_lives_on() {
+async fn set_state_refused_closure_panics_when_dropped_agent_survives() {
     let scene = crate::predicament::Amid::Stream.agent().await;
     let spite = Spiteful;
     let set = answered(scene.agent.set_state(move |_| {
@@ -365,7 +370,7 @@ impl AgentCallbacks for Grudging {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancel_callback_panics_when_dropped_agent_lives_on() {
+async fn cancel_callback_panics_when_dropped_agent_survives() {
     let gate = Gate::new();
     let agent = echoing([Step::text("Hello!")]).callbacks(Grudging(gate.clone())).start().await.unwrap();
     agent.prompt("Hi").await.unwrap();
@@ -374,7 +379,7 @@ async fn cancel_callback_panics_when_dropped_agent_lives_on() {
     answered(agent.ask("Hello?")).await.unwrap();
 }
 
-/// Callbacks written by hand, whose methods panic before there is a future.
+/// Hand-written callbacks that panic before they return a future.
 struct Eager(Arc<AtomicUsize>);
 
 impl AgentCallbacks for Eager {
@@ -392,7 +397,7 @@ impl AgentCallbacks for Eager {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_terminate_panics_before_its_future_in_order() {
+async fn stop_terminate_panics_before_its_future_agent_ends_normally() {
     let calls = Arc::new(AtomicUsize::new(0));
     let agent = echoing([]).callbacks(Eager(Arc::clone(&calls))).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
@@ -401,7 +406,7 @@ async fn stop_terminate_panics_before_its_future_in_order() {
     assert_eq!(closed(&mut events).await.0, EndReason::Stopped);
 }
 
-/// Breaks in `init`.
+/// Panics in `init`.
 struct Stillborn;
 
 #[async_trait]

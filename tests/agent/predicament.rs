@@ -1,4 +1,4 @@
-//! Agents in the midst of something that does not end by itself.
+//! Agents in the middle of work that does not end by itself.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -18,19 +18,19 @@ use crate::{
     support::{next, scripted},
 };
 
-/// What a run is in the midst of.
+/// The phase in which a run is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amid {
     Callback(At),
-    /// The provider makes an instance.
+    /// The provider opens an instance.
     Open,
-    /// The model streams: half a text, and the usage so far.
+    /// The model streams: half of a text and the usage so far have arrived.
     Stream,
     /// A tool runs.
     Tools,
-    /// A retry is waited for.
+    /// The agent waits before a retry.
     Delay,
-    /// The commit channel has no room.
+    /// The commit channel is full.
     NoRoom,
 }
 
@@ -48,7 +48,7 @@ impl Amid {
         Self::NoRoom,
     ];
 
-    /// An agent with a run in the midst of this, subscribed to before the run.
+    /// Starts an agent and subscribes to it. Then starts a run and holds it in this phase.
     pub async fn agent(self) -> Scene {
         let mut kept: Box<dyn Any + Send> = Box::new(());
         let (agent, events) = match self {
@@ -117,11 +117,11 @@ async fn started(agent: Agent) -> (Agent, AgentSubscription) {
 pub struct Scene {
     pub agent: Agent,
     pub events: AgentSubscription,
-    /// The provider or receiver that the scene is about.
+    /// The provider or the receiver of the scene, which must stay alive.
     pub kept: Box<dyn Any + Send>,
 }
 
-/// A tool that stands at the gate, and then answers "done".
+/// A tool that waits at the gate, and then answers "done".
 pub fn hanging(name: &str, gate: &Gate) -> impl omni_agent::tool::Tool {
     let gate = gate.clone();
     tool_fn(name, "Waits.", move |_: Value, _: ToolContext| {
@@ -137,7 +137,7 @@ pub fn no_timeout() -> ToolLimits {
     ToolLimits { timeout: ToolTimeout::ByName(Arc::new(|_| None)), ..ToolLimits::default() }
 }
 
-/// Waits for long before it repeats what failed.
+/// Waits for a long time before each retry.
 pub struct Patient;
 
 #[async_trait]

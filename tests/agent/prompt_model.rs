@@ -1,4 +1,4 @@
-//! A prompt with a model of its own.
+//! Prompts with their own model.
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, ErrorDecision, Prompt, RunOutcome},
@@ -27,7 +27,7 @@ fn keys(provider: &ScriptedProvider) -> Vec<Option<String>> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_with_a_model_asks_it_in_every_step_of_its_run_alone() {
+async fn prompt_with_a_model_uses_it_for_every_step_of_its_run_only() {
     let (first, builder) = provider("first", [Step::text("1"), Step::text("2")]);
     let asks = Step::tool_use("t", "echo", json!({}));
     let (second, _) = provider("second", [asks, Step::text("Other"), Step::text("Third")]);
@@ -44,7 +44,7 @@ async fn prompt_with_a_model_asks_it_in_every_step_of_its_run_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_with_a_model_goes_without_the_key_of_another_provider() {
+async fn prompt_with_a_model_does_not_send_the_key_of_another_provider() {
     let (_, builder) = provider("first", []);
     let (second, _) = provider("second", [Step::text("Hello")]);
     let agent = builder.options(Options::default().with_api_key("of-first")).start().await.unwrap();
@@ -53,7 +53,7 @@ async fn prompt_with_a_model_goes_without_the_key_of_another_provider() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_with_a_model_asks_it_when_it_is_taken() {
+async fn staged_prompt_with_a_model_uses_it_when_its_turn_starts() {
     let gate = Gate::new();
     let (first, builder) = provider("first", [Step::new().gate(&gate).then_text(["1"]).stop()]);
     let (second, _) = provider("second", [Step::text("Other")]);
@@ -69,7 +69,7 @@ async fn staged_prompt_with_a_model_asks_it_when_it_is_taken() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn model_set_by_handle_error_takes_the_place_of_the_prompts() {
+async fn model_set_by_handle_error_replaces_the_model_of_the_prompt() {
     let (_, builder) = provider("first", []);
     let down = Step::error(ProviderError::new(ErrorKind::InvalidRequest, "down"));
     let (second, _) = provider("second", [down]);

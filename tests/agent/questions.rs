@@ -1,4 +1,4 @@
-//! Questions of a provider in mid-stream.
+//! Questions that a provider asks in mid-stream.
 
 use std::{sync::Arc, time::Duration};
 
@@ -99,7 +99,7 @@ async fn question_paused_waits_for_resume_while_the_stream_stays_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn question_paused_lets_a_prompt_be_staged_and_a_cancel_through() {
+async fn question_paused_accepts_a_staged_prompt_and_a_cancel() {
     let hooks = Hooks::new().on_tool_use(|_, _| ToolDecision::Pause(Value::Null));
     let (mut agent, provider) = agent_with(&["q"], hooks).await;
     agent.agent.prompt("Go").await.unwrap();
@@ -127,7 +127,7 @@ async fn question_paused_stops_the_turns_clock() {
     stopped(&agent.end().await);
 }
 
-/// Asks, and takes the question back after a while.
+/// Asks a question, and withdraws it after a while.
 struct Impatient;
 
 #[async_trait]
@@ -149,7 +149,7 @@ impl Provider for Impatient {
 }
 
 #[tokio::test(start_paused = true)]
-async fn question_withdrawn_while_paused_goes_on_without_a_decision() {
+async fn question_withdrawn_while_paused_continues_without_a_decision() {
     let hooks = Hooks::new().on_tool_use(|_, _| ToolDecision::Pause(Value::Null));
     let builder = Agent::builder().model(Model::new(Arc::new(Impatient), "i")).callbacks(hooks);
     let mut agent = Watched::start(builder).await;
@@ -162,7 +162,7 @@ async fn question_withdrawn_while_paused_goes_on_without_a_decision() {
     assert!(matches!(late, AgentError::NotPaused(Status::Idle)), "{late:?}");
 }
 
-/// Notes that it was asked, and never decides.
+/// Logs each tool use, and never decides.
 struct Undecided(Log<String>);
 
 #[async_trait]
@@ -188,8 +188,8 @@ async fn question_withdrawn_while_handle_tool_use_runs_drops_the_callback() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn question_does_not_hold_up_the_stream() {
-    // The provider goes on while it waits for the decision.
+async fn question_does_not_block_the_stream() {
+    // The provider continues streaming while it waits for the decision.
     struct Talkative;
     #[async_trait]
     impl Provider for Talkative {

@@ -1,4 +1,4 @@
-//! Many hands on one agent at once.
+//! Concurrent operations on one agent.
 
 use std::time::Duration;
 
@@ -28,8 +28,7 @@ impl AgentCallbacks for Pausing {
     }
 }
 
-/// Follows an agent's events, applies them to a snapshot, and notes each prompt that began a turn or was
-/// carried back.
+/// Applies an agent's events to a snapshot, and records each prompt that began a turn or was carried back.
 async fn follow(mut events: AgentSubscription, last: oneshot::Receiver<EventId>) -> (Snapshot, Vec<String>) {
     let mut truth = (**events.snapshot().unwrap()).clone();
     let mut places = Vec::new();
@@ -134,7 +133,7 @@ async fn race(round: u32) {
         other => panic!("{other:?}"),
     }
 
-    // Whatever is left comes to its end.
+    // Runs until the agent is idle.
     let finish = async {
         loop {
             match agent.status().await.unwrap() {
@@ -158,8 +157,8 @@ async fn race(round: u32) {
     truth.state.history.check().unwrap();
     places.extend(replaced);
     places.sort();
-    // A prompt that began a turn, and one that was staged, each went to one place.
-    assert_eq!(places, ["one", "two"], "a prompt was lost, or taken twice");
+    // Each prompt either began a turn or was carried back or replaced, and only once.
+    assert_eq!(places, ["one", "two"], "a prompt was lost or used twice");
     agent.stop(Duration::from_secs(5)).await.unwrap();
 }
 
@@ -192,7 +191,7 @@ async fn handles_dropped_and_stopped_while_in_use_every_operation_answered() {
                     };
                     match answer {
                         Ok(()) | Err(AgentError::Busy(_) | AgentError::Cancelled(_)) => {}
-                        // Never "killed": the reason is awaited if it is not there yet.
+                        // The reason is never "killed": the handle waits for it if it is not known yet.
                         Err(AgentError::Stopped(reason)) => {
                             assert_eq!(reason, omni_agent::subscription::EndReason::Stopped);
                         }

@@ -1,4 +1,4 @@
-//! What requests are made of: `prepare_step`, the configuration, and options of one prompt.
+//! The content of requests: `prepare_step`, the configuration, and the options of one prompt.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ async fn prepare_step_changes_the_request_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prepare_step_tools_of_the_request_are_those_that_run() {
+async fn prepare_step_tools_of_the_request_are_the_tools_that_run() {
     let (_, builder) = scripted([Step::tool_use("a", "extra", json!({})), Step::text("Done")]);
     let log = Log::default();
     let tool = noting("extra", &log);
@@ -56,12 +56,12 @@ async fn prepare_step_tools_of_the_request_are_those_that_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prepare_step_trimming_that_breaks_the_law_is_repaired() {
+async fn prepare_step_trimming_to_an_invalid_history_is_repaired() {
     let (provider, builder) = scripted([
         Step::new().then_tool_use("a", "look", json!({})).then_tool_use("b", "look", json!({})).stop(),
         Step::text("Done"),
     ]);
-    // Keeps the last message only: results without their tool uses.
+    // Keeps only the last message: results without their tool uses.
     let hooks = Hooks::new().on_prepare(|request, _| {
         request.history = request.history.iter().rev().take(1).cloned().collect();
         request.history.push(Message::user("Go on."));
@@ -105,7 +105,7 @@ async fn prepare_step_runs_before_every_request_retries_included() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn callback_edits_apply_from_the_next_request_on_and_fire_no_state_event() {
+async fn callback_edits_apply_from_the_next_request_on_and_emit_no_state_event() {
     let look = |id| Step::tool_use(id, "look", json!({}));
     let (provider, builder) = scripted([look("a"), Step::text("One"), Step::text("Two")]);
     let set =
@@ -116,7 +116,7 @@ async fn callback_edits_apply_from_the_next_request_on_and_fire_no_state_event()
             set(state, &format!("{} p{}", before.as_deref().unwrap_or("-"), state.step()));
         })
         .on_tool_use(move |_, state| {
-            assert_eq!(state.config().system.as_deref(), Some("- p1"), "what prepare_step left");
+            assert_eq!(state.config().system.as_deref(), Some("- p1"), "the model that prepare_step set");
             set(state, "tool_use");
             ToolDecision::Execute
         })
@@ -158,7 +158,7 @@ async fn callback_edit_of_the_model_applies_from_the_next_request_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prepare_step_edit_of_the_model_leaves_the_request_to_the_one_it_was_made_for() {
+async fn prepare_step_edit_of_the_model_does_not_redirect_the_current_request() {
     let other = ScriptedProvider::new([Step::text("From the other")]);
     let (provider, builder) = scripted([Step::text("From the first")]);
     let model = omni_agent::provider::Model::new(other.model().provider().clone(), "other-id");
@@ -172,7 +172,7 @@ async fn prepare_step_edit_of_the_model_leaves_the_request_to_the_one_it_was_mad
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_state_idle_changes_all_and_fires_a_state_event() {
+async fn set_state_idle_changes_all_and_emits_a_state_event() {
     let (provider, builder) = scripted([Step::text("One")]);
     let mut agent = Watched::start(builder).await;
     agent
@@ -240,7 +240,7 @@ async fn set_state_busy_or_paused_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_options_lie_over_the_agents_for_that_prompt_only() {
+async fn prompt_options_override_those_of_the_agent_for_that_prompt_only() {
     let (provider, builder) = scripted([
         Step::tool_use("a", "look", json!({})),
         Step::text("One"),
@@ -297,7 +297,7 @@ async fn output_schema_of_the_agent_parses_every_final_answer() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_message_roles_alternate_with_what_was_sent() {
+async fn response_message_roles_alternate_with_those_of_the_request() {
     let (provider, builder) = scripted([Step::from_fn(|request| {
         let last = request.history.last().unwrap();
         assert_eq!(last.role, Role::User);

@@ -1,4 +1,4 @@
-//! Taking up a configuration that was saved earlier.
+//! Restoring a configuration that was saved earlier.
 
 use std::time::Duration;
 
@@ -49,7 +49,7 @@ async fn restore_before_the_model_is_given_saved_model_wins_too() {
 }
 
 #[tokio::test]
-async fn restore_saved_model_unknown_or_none_given_one_stays() {
+async fn restore_saved_model_unknown_or_missing_given_model_stays() {
     for name in [None, Some("gone:saved"), Some("no name")] {
         let builder = Agent::builder().model(given()).restore(saved(name));
         assert_eq!(config(builder).await.model.name(), "given:scripted", "{name:?}");
@@ -75,7 +75,7 @@ async fn restore_no_model_at_all_start_fails() {
 }
 
 #[tokio::test]
-async fn restore_system_and_options_apply_where_none_are_given() {
+async fn restore_system_and_options_apply_if_none_are_given() {
     let builder = || Agent::builder().model(given());
     let restored = config(builder().restore(cool_saved())).await;
     assert_eq!((restored.system.as_deref(), restored.options), (Some("saved"), cool()));
@@ -96,7 +96,7 @@ async fn restore_system_and_options_apply_where_none_are_given() {
 }
 
 #[tokio::test]
-async fn restore_what_a_configuration_saved_gives_it_back_without_secrets() {
+async fn restore_saved_configuration_equals_the_original_without_secrets() {
     let secret = cool().with_api_key("key").with_header("X-Tenant", "acme");
     let builder = Agent::builder().model(given()).system("given").options(secret);
     let first = config(builder.max_steps(3).turn_timeout(Duration::from_secs(9))).await;
@@ -110,7 +110,7 @@ async fn restore_what_a_configuration_saved_gives_it_back_without_secrets() {
 }
 
 #[tokio::test]
-async fn restore_saved_model_unknown_its_name_is_saved_until_another_is_chosen() {
+async fn restore_saved_model_unknown_its_name_stays_saved_until_another_is_chosen() {
     let first = config(Agent::builder().model("known:given").restore(saved(Some("gone:saved")))).await;
     assert_eq!(first.model.fallback_for(), Some("gone:saved"));
     assert_eq!(first.saved().model.as_deref(), Some("gone:saved"));
@@ -131,7 +131,7 @@ async fn restore_saved_model_unknown_its_name_is_saved_until_another_is_chosen()
 }
 
 #[test]
-fn given_history_is_what_the_builder_was_given() {
+fn given_history_is_the_history_passed_to_the_builder() {
     assert!(Agent::builder().given_history().is_empty());
     let history = History::from_iter([Message::user("Hi"), Message::assistant("Hello")]);
     let builder = Agent::builder().history(history.clone());

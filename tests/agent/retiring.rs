@@ -1,4 +1,4 @@
-//! The owner of an agent's history ends the agent when it has nothing to do.
+//! The owner of an agent's history ends the agent when it is idle.
 
 use omni_agent::{
     agent::{AgentBuilder, AgentError, HistoryOwner},
@@ -18,7 +18,7 @@ async fn retirable(builder: AgentBuilder) -> (Watched, HistoryOwner) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retire_ends_an_agent_that_has_nothing_to_do() {
+async fn retire_ends_an_idle_agent() {
     let (agent, owner) = retirable(scripted([]).1).await;
     assert!(answered(owner.retire(None)).await.unwrap());
     let error = answered(agent.agent.status()).await.unwrap_err();
@@ -28,7 +28,7 @@ async fn retire_ends_an_agent_that_has_nothing_to_do() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retire_after_more_was_told_is_refused() {
+async fn retire_after_newer_events_is_refused() {
     let (mut agent, owner) = retirable(scripted([Step::text("Hello!")]).1).await;
     let seen = owner.moment().await.unwrap().last;
     agent.run("Hi").await;
@@ -38,7 +38,7 @@ async fn retire_after_more_was_told_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn retire_while_something_goes_on_is_refused() {
+async fn retire_while_a_run_is_active_is_refused() {
     let gate = Gate::new();
     let (mut agent, owner) =
         retirable(scripted([Step::new().gate(&gate).then_text(["Hello!"]).stop()]).1).await;

@@ -1,4 +1,4 @@
-//! Agents in a given predicament: a callback that never returns or panics, a provider that misbehaves.
+//! Agents in a given phase: a callback that never returns or panics, or a provider that misbehaves.
 
 use std::{
     future::Future,
@@ -29,12 +29,12 @@ use serde_json::{Value, json};
 
 use crate::support::scripted;
 
-/// The answer of an operation, which must come within a second of paused time.
+/// The result of an operation, which must arrive within a second of paused time.
 pub async fn answered<T>(operation: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(1), operation).await.expect("the operation was not answered")
 }
 
-/// Asserts that an operation is not done in an hour of paused time.
+/// Asserts that an operation does not finish within an hour of paused time.
 pub async fn unanswered<T>(operation: impl Future<Output = T>) {
     let hour = Duration::from_hours(1);
     assert!(tokio::time::timeout(hour, operation).await.is_err(), "the operation should have waited");
@@ -72,7 +72,7 @@ impl At {
         }
     }
 
-    /// An answer of the model that leads to this callback.
+    /// A step of the model that leads to this callback.
     pub fn step(self) -> Step {
         match self {
             Self::HandleToolUse | Self::HandleToolResult => {
@@ -84,16 +84,16 @@ impl At {
     }
 }
 
-/// What a callback does, after it has edited the configuration.
+/// How a callback misbehaves after it has edited the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     Hang,
     Panic,
-    /// Leaves a configuration that can't be used.
+    /// Leaves an invalid configuration.
     Spoil,
 }
 
-/// Callbacks one of which misbehaves, once.
+/// Callbacks of which one misbehaves, once.
 pub struct Misbehaving {
     pub at: At,
     pub act: Act,
@@ -147,7 +147,7 @@ impl AgentCallbacks for Misbehaving {
     }
 }
 
-/// An agent with an `echo` tool, which takes a script's steps.
+/// An agent with an `echo` tool and a scripted model.
 pub fn echoing(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     scripted(steps).1.tool(echo())
 }
@@ -156,7 +156,7 @@ pub fn echo() -> impl Tool {
     tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) })
 }
 
-/// An agent inside the callback `at`, which never returns; subscribed to before the run.
+/// Returns an agent inside the callback `at`, which never returns. The subscription began before the run.
 pub async fn stuck_in(at: At) -> (Agent, AgentSubscription) {
     let gate = Gate::new();
     let callbacks = Misbehaving { at, act: Act::Hang, gate: gate.clone(), done: false };
@@ -168,7 +168,7 @@ pub async fn stuck_in(at: At) -> (Agent, AgentSubscription) {
     (agent, events)
 }
 
-/// Does what leads to the callback `at`.
+/// Starts the operation that leads to the callback `at`.
 pub async fn set_out(agent: &Agent, at: At) {
     if at == At::HandleEvent {
         agent.notify("an event").await.unwrap();
@@ -199,12 +199,12 @@ impl Drop for Spiteful {
     }
 }
 
-/// What a [`Rogue`] provider does with its next request.
+/// How a [`Rogue`] provider handles its next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
     /// Answers with a text.
     Answer,
-    /// Streams half a text and hangs; sets the flag when it is dropped.
+    /// Streams half of a text and hangs; sets the flag when it is dropped.
     Hang,
     PanicInOpen,
     FailInOpen,
@@ -217,13 +217,13 @@ pub enum Deed {
     PanicOnDrop,
 }
 
-/// A provider with instances, of bad character.
+/// A provider with instances that misbehaves as the test chooses.
 #[derive(Clone)]
 pub struct Rogue(Arc<Inner>);
 
 struct Inner {
     deeds: Mutex<Vec<Deed>>,
-    /// Whether the exchange that hangs was dropped.
+    /// Whether the request that hangs was dropped.
     dropped: Arc<AtomicBool>,
     reached: Gate,
     pub requests: AtomicUsize,
@@ -231,7 +231,7 @@ struct Inner {
 }
 
 impl Rogue {
-    /// A provider that does these deeds, a request each, and answers after that.
+    /// A provider that handles one request with each of these deeds, and answers normally afterwards.
     pub fn new(deeds: &[Deed]) -> Self {
         Self(Arc::new(Inner {
             deeds: Mutex::new(deeds.iter().rev().copied().collect()),
@@ -246,7 +246,7 @@ impl Rogue {
         Model::new(Arc::new(self.clone()), "rogue")
     }
 
-    /// Waits until it hangs.
+    /// Waits until a request hangs.
     pub async fn reached(&self) {
         answered(self.0.reached.reached()).await;
     }
@@ -259,7 +259,7 @@ impl Rogue {
         self.0.requests.load(Ordering::SeqCst)
     }
 
-    /// How many instances were closed.
+    /// The number of closed instances.
     pub fn closed(&self) -> usize {
         self.0.closed.load(Ordering::SeqCst)
     }
@@ -341,12 +341,12 @@ impl Provider for Rogue {
     }
 }
 
-/// How the agent ended, and what it left, as the subscription tells; the updates before are skipped.
+/// The reason and the snapshot with which the subscription closes. Earlier updates are skipped.
 pub async fn closed(events: &mut AgentSubscription) -> (EndReason, Option<Arc<Snapshot>>) {
     loop {
         match answered(events.next()).await {
             Some(Update::Closed(end)) => {
-                assert!(answered(events.next()).await.is_none(), "nothing follows the end");
+                assert!(answered(events.next()).await.is_none(), "nothing follows the closing update");
                 return (end.reason, end.snapshot);
             }
             Some(_) => {}
@@ -355,7 +355,7 @@ pub async fn closed(events: &mut AgentSubscription) -> (EndReason, Option<Arc<Sn
     }
 }
 
-/// The events that are there already, up to a moment without any.
+/// The events that are ready; returns at the first millisecond without an event.
 pub async fn ready_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
     let mut ready = Vec::new();
     while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), events.next()).await {

@@ -1,4 +1,4 @@
-//! Keys and headers stay with the provider that they were given for.
+//! Keys and headers stay with the provider for which they were set.
 
 use omni_agent::{
     agent::{Agent, AgentBuilder, ErrorDecision, Prompt, ToolDecision},
@@ -29,7 +29,7 @@ fn sent(request: &Request) -> (Option<&str>, bool) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fallback_to_another_provider_goes_without_the_key_of_the_first() {
+async fn fallback_to_another_provider_does_not_send_the_key_of_the_first() {
     let (first, builder) = provider("first", [down()]);
     let (second, _) = provider("second", [Step::text("Hello"), Step::text("Again")]);
     let other = second.model();
@@ -44,14 +44,14 @@ async fn fallback_to_another_provider_goes_without_the_key_of_the_first() {
     assert_eq!(sent(&first.requests()[0]), (Some("of-prompt"), true));
     let requests = second.requests();
     assert_eq!((sent(&requests[0]), sent(&requests[1])), ((None, false), (None, false)));
-    assert_eq!(requests[0].options.max_tokens, Some(7), "what is no secret stays");
+    assert_eq!(requests[0].options.max_tokens, Some(7), "options that are not secret stay");
     let options = agent.state().await.unwrap().config().options.clone();
-    assert_eq!(options, secret("of-first"), "the configuration is as it was");
+    assert_eq!(options, secret("of-first"), "the configuration is unchanged");
 }
 
-/// Both are OpenAI's, and they are two providers all the same.
+/// Both providers belong to OpenAI, but they are two providers for secrets.
 #[tokio::test(start_paused = true)]
-async fn change_from_openai_to_openai_responses_goes_without_the_key_of_the_first() {
+async fn change_from_openai_to_openai_responses_does_not_send_the_key_of_the_first() {
     let (_, builder) = provider("openai", [Step::text("1")]);
     let (second, _) = provider("openai_responses", [Step::text("2"), Step::text("3")]);
     let credentials = Credentials::new("openai").with_api_key("of-openai");
@@ -75,7 +75,7 @@ async fn change_from_openai_to_openai_responses_goes_without_the_key_of_the_firs
 }
 
 #[tokio::test(start_paused = true)]
-async fn change_of_the_model_keeps_the_key_from_another_provider_until_it_is_given_one() {
+async fn change_of_the_model_withholds_the_key_from_another_provider_until_it_has_one() {
     let (first, builder) = provider("first", [Step::text("1"), Step::text("2"), Step::text("5")]);
     let (second, _) = provider("second", [Step::text("3"), Step::text("4")]);
     let agent = builder.options(secret("of-first")).start().await.unwrap();
@@ -107,7 +107,7 @@ async fn change_of_the_model_keeps_the_key_from_another_provider_until_it_is_giv
 }
 
 #[tokio::test(start_paused = true)]
-async fn callback_that_gives_model_and_key_gives_the_key_to_that_model() {
+async fn callback_sets_model_and_key_key_is_used_for_that_model() {
     let (_, builder) = provider("first", [Step::tool_use("a", "look", json!({}))]);
     let (second, _) = provider("second", [Step::text("Seen")]);
     let other = second.model();
@@ -124,7 +124,7 @@ async fn callback_that_gives_model_and_key_gives_the_key_to_that_model() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn credentials_go_to_their_provider_alone_whenever_its_model_is_in_use() {
+async fn credentials_are_sent_only_to_their_provider_whenever_its_model_is_in_use() {
     let (first, builder) = provider("first", [Step::text("1"), Step::text("2"), Step::text("4")]);
     let (second, _) = provider("second", [Step::text("3")]);
     let credentials = Credentials::new("first").with_api_key("of-first").with_header("X-Tenant", "acme");

@@ -13,7 +13,7 @@ use crate::{
     support::{names, scripted},
 };
 
-/// An agent that streams its first answer and waits at the gate.
+/// Returns an agent that streams its first answer and waits at the gate.
 async fn busy(hooks: Hooks, rest: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider, Gate) {
     let gate = Gate::new();
     let first = Step::new().usage(tokens(10)).gate(&gate).then_text(["One"]).stop();
@@ -65,7 +65,7 @@ async fn staged_prompt_begins_the_next_turn_of_the_same_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_goes_before_a_continuation() {
+async fn staged_prompt_takes_precedence_over_a_continuation() {
     let hooks = Hooks::new().continuing(["Continue"]);
     let (mut agent, _, gate) = busy(hooks, [Step::text("Two")]).await;
     agent.agent.prompt("And now").await.unwrap();
@@ -75,7 +75,7 @@ async fn staged_prompt_goes_before_a_continuation() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_brings_its_options_and_a_fresh_count() {
+async fn staged_prompt_applies_its_options_and_a_fresh_step_count() {
     let look = || Step::tool_use("a", "look", json!({}));
     let gate = Gate::new();
     let first = Step::new().gate(&gate).then_text(["One"]).stop();
@@ -100,7 +100,7 @@ async fn staged_prompt_brings_its_options_and_a_fresh_count() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_replaced_is_given_back() {
+async fn staged_prompt_replaced_is_returned() {
     let (mut agent, _, gate) = busy(Hooks::new(), [Step::text("Two")]).await;
     agent.agent.prompt(Prompt::new("Older").with_max_steps(2)).await.unwrap();
     let accepted = agent.agent.prompt("Newer").await.unwrap();
@@ -152,7 +152,7 @@ async fn staged_prompt_in_a_later_turn_of_the_run_is_taken_too() {
     first.open();
     reached(&second).await;
     let accepted = agent.agent.prompt("3").await.unwrap();
-    assert_eq!(accepted, Accepted::Staged { replaced: None }, "the other one is taken already");
+    assert_eq!(accepted, Accepted::Staged { replaced: None }, "the other prompt has already started");
     second.open();
     let events = agent.end().await;
     let ends: Vec<_> = events

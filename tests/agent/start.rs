@@ -1,4 +1,4 @@
-//! Starting an agent: `init`, the history it begins with, and what is refused.
+//! Starting an agent: `init`, the initial history, and refused configurations.
 
 use std::error::Error;
 
@@ -28,7 +28,7 @@ fn assistant(content: impl Into<Blocks>) -> Message {
     Message::assistant(content)
 }
 
-/// A history of each end that may be committed.
+/// Valid histories, each with a different kind of last message.
 fn lawful() -> Vec<History> {
     let closed = ToolResult::ok(&tool_use("a"), "seen");
     vec![
@@ -39,7 +39,7 @@ fn lawful() -> Vec<History> {
     ]
 }
 
-/// Histories that break the law, at the end and before it.
+/// Invalid histories: some are invalid at the end, some before it.
 fn unlawful() -> Vec<(History, HistoryError)> {
     let orphan = ToolResult::ok(&tool_use("b"), "seen");
     vec![
@@ -66,7 +66,7 @@ fn with_init_history(builder: AgentBuilder, history: History) -> AgentBuilder {
     }))
 }
 
-/// The agent answers a prompt, and sends a lawful history for it.
+/// Checks that the agent answers a prompt, and that the history it sends is valid.
 async fn assert_goes_on(agent: Agent, provider: &ScriptedProvider, history: &History) {
     let mut agent = Watched::of(agent).await;
     assert_eq!(agent.view.state.history, *history);
@@ -77,7 +77,7 @@ async fn assert_goes_on(agent: Agent, provider: &ScriptedProvider, history: &His
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_lawful_history_accepts_all_ends() {
+async fn start_valid_history_accepts_every_last_message() {
     for history in lawful() {
         let (provider, builder) = scripted([Step::text("Fine.")]);
         let agent = builder.history(history.clone()).start().await.unwrap();
@@ -86,7 +86,7 @@ async fn start_lawful_history_accepts_all_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn init_lawful_history_accepts_all_ends() {
+async fn init_valid_history_accepts_every_last_message() {
     for history in lawful() {
         let (provider, builder) = scripted([Step::text("Fine.")]);
         let agent = with_init_history(builder, history.clone()).start().await.unwrap();
@@ -95,7 +95,7 @@ async fn init_lawful_history_accepts_all_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_state_lawful_history_accepts_all_ends() {
+async fn set_state_valid_history_accepts_every_last_message() {
     for history in lawful() {
         let (provider, builder) = scripted([Step::text("Fine.")]);
         let agent = builder.start().await.unwrap();
@@ -119,7 +119,7 @@ fn breach(error: AgentError) -> HistoryError {
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_unlawful_history_is_refused_with_its_place() {
+async fn start_invalid_history_is_refused_with_the_position() {
     for (history, expected) in unlawful() {
         let (_, builder) = scripted([]);
         assert_eq!(breach(builder.history(history.clone()).start().await.unwrap_err()), expected);
@@ -129,7 +129,7 @@ async fn start_unlawful_history_is_refused_with_its_place() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn set_state_unlawful_history_changes_nothing() {
+async fn set_state_invalid_history_changes_nothing() {
     for (history, expected) in unlawful() {
         let (provider, builder) = scripted([Step::text("Fine.")]);
         let before = lawful().swap_remove(1);
@@ -169,7 +169,7 @@ async fn init_edits_configuration_and_history() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn init_error_refuses_the_start_with_its_words() {
+async fn init_error_refuses_the_start_with_its_message() {
     let (_, builder) = scripted([]);
     let hooks = Hooks::new().on_init(|_, _| Err("no licence".into()));
     let error = builder.callbacks(hooks).start().await.unwrap_err();
@@ -244,7 +244,7 @@ async fn start_with_duplicate_tool_names_is_an_error() {
     let error = builder.tool(declared("look")).tool(declared("look")).start().await.unwrap_err();
     let AgentError::InvalidTools(ToolSetError::Duplicate(name)) = error else { panic!("{error:?}") };
     assert_eq!(name, "look");
-    // Nor does a good one afterwards hide it; a new set does.
+    // A valid tool added later does not hide the error; a new tool set does.
     let (_, builder) = scripted([]);
     let builder = builder.tool(declared("look")).tool(declared("look")).tool(declared("listen"));
     assert!(builder.start().await.is_err());
@@ -254,7 +254,7 @@ async fn start_with_duplicate_tool_names_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn start_with_a_tool_whose_schema_is_none_is_an_error() {
+async fn start_with_an_invalid_tool_schema_is_an_error() {
     assert!(Schema::new(json!({ "type": 12 })).is_err());
     let schema = Schema::new(json!({ "type": "string" })).unwrap();
     let tool = FnTool::with_schema("shout", "Shouts.", schema, |text: Value, _| async move { Ok(text) });
@@ -268,7 +268,7 @@ async fn start_with_a_tool_whose_schema_is_none_is_an_error() {
     assert!(matches!(error, AgentError::InvalidTools(ToolSetError::BadName(_))), "{error:?}");
 }
 
-/// A type whose schema is none.
+/// A type whose schema is invalid.
 #[derive(Debug, serde::Deserialize)]
 struct Odd;
 
@@ -283,7 +283,7 @@ impl schemars::JsonSchema for Odd {
 }
 
 #[tokio::test(start_paused = true)]
-async fn output_schema_that_is_none_is_refused_before_anything_is_sent() {
+async fn output_schema_invalid_is_refused_before_a_request_is_sent() {
     use omni_agent::provider::{Options, OutputSchema};
 
     let odd = || Options::default().with_output(OutputSchema::of::<Odd>());

@@ -1,4 +1,4 @@
-//! Tools that do not await when they are aborted: the end waits for them, or reports them.
+//! Aborted tools that never await: the agent waits for them when it ends, or reports them.
 
 use std::{
     pin::pin,
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use crate::{predicament::no_timeout, support::scripted};
 
-/// A tool that blocks its thread until the test lets it go.
+/// A tool that blocks its thread until the test releases it.
 struct Stubborn {
     begun: Gate,
     release: Sender<()>,
@@ -41,7 +41,7 @@ fn blocking(blocked: Receiver<()>, begun: &Gate, done: &Arc<AtomicBool>) -> impl
     })
 }
 
-/// An agent whose tool blocks.
+/// Returns an agent whose tool blocks.
 async fn blocked() -> (Agent, Stubborn) {
     let (release, receiver) = channel();
     let (begun, done) = (Gate::new(), Arc::new(AtomicBool::new(false)));
@@ -52,10 +52,10 @@ async fn blocked() -> (Agent, Stubborn) {
     (agent, Stubborn { begun, release, done })
 }
 
-/// Polls often, while the other threads run; panics if the future is done.
+/// Polls the future often while the other threads run, and panics if it finishes.
 async fn stays_pending<F: Future>(mut future: std::pin::Pin<&mut F>) {
     for _ in 0..2000 {
-        assert!(future.as_mut().now_or_never().is_none(), "it should have waited for the tool");
+        assert!(future.as_mut().now_or_never().is_none(), "the future should have waited for the tool");
         tokio::task::yield_now().await;
     }
 }
@@ -69,7 +69,7 @@ async fn stop_while_a_tool_blocks_waits_for_it() {
         }
         let mut stop = pin!(agent.stop(Duration::from_mins(1)));
         while agent.end().is_none() {
-            assert!(stop.as_mut().now_or_never().is_none(), "it should have waited for the tool");
+            assert!(stop.as_mut().now_or_never().is_none(), "the future should have waited for the tool");
             tokio::task::yield_now().await;
         }
         stays_pending(stop.as_mut()).await;
@@ -94,7 +94,7 @@ async fn stop_deadline_passes_while_a_tool_blocks_error_names_the_tool() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn last_handle_dropped_while_a_tool_blocks_closed_when_it_is_gone() {
+async fn last_handle_dropped_while_a_tool_blocks_closed_when_the_tool_returns() {
     let (agent, tool) = blocked().await;
     let mut events = agent.subscribe().await.unwrap();
     drop(agent);
@@ -104,7 +104,7 @@ async fn last_handle_dropped_while_a_tool_blocks_closed_when_it_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_without_time_tool_that_awaits_is_gone() {
+async fn stop_zero_deadline_tool_that_awaits_is_dropped() {
     let gate = Gate::new();
     let builder = scripted([Step::tool_use("t1", "slow", json!({}))]).1.tool_limits(no_timeout());
     let agent = builder.tool(crate::predicament::hanging("slow", &gate)).start().await.unwrap();

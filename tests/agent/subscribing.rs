@@ -1,4 +1,4 @@
-//! Subscriptions: resumed, too slow, flooded, closed.
+//! Subscriptions that are resumed, fall behind, are flooded, or close.
 
 use std::{
     sync::{Arc, Weak},
@@ -20,7 +20,7 @@ use crate::{
     support::{ends_run, run_events, scripted},
 };
 
-/// The numbers of the events that are there already, and how often there was a resync.
+/// The numbers of the events that are ready, and the number of resyncs.
 async fn ready_numbers(events: &mut AgentSubscription) -> (Vec<u64>, usize) {
     let (mut numbers, mut resyncs) = (Vec::new(), 0);
     while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), events.next()).await {
@@ -41,7 +41,7 @@ fn deltas(count: usize) -> Step {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_from_every_number_gets_exactly_what_was_missed() {
+async fn resume_from_every_number_gets_exactly_the_missed_events() {
     let agent = echoing([deltas(20)]).start().await.unwrap();
     let first = agent.subscribe().await.unwrap().last_id();
     agent.ask("Hi").await.unwrap();
@@ -72,7 +72,7 @@ async fn resume_mid_run_backlog_then_live_without_gap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_from_what_is_gone_or_foreign_one_resync_then_events() {
+async fn resume_from_an_evicted_or_foreign_id_one_resync_then_events() {
     let limits = FeedLimits { replay: 300, ..FeedLimits::default() };
     let agent = echoing([deltas(400), deltas(1)]).feed_limits(limits).start().await.unwrap();
     let first = agent.subscribe().await.unwrap().last_id();
@@ -96,7 +96,7 @@ async fn resume_from_what_is_gone_or_foreign_one_resync_then_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_nobody_subscribed_numbers_advance_all_the_same() {
+async fn events_without_a_subscriber_still_advance_the_numbers() {
     let count = {
         let agent = echoing([deltas(3)]).start().await.unwrap();
         let mut events = agent.subscribe().await.unwrap();
@@ -112,22 +112,22 @@ async fn events_nobody_subscribed_numbers_advance_all_the_same() {
     agent.ask("Hi").await.unwrap();
     let (numbers, resyncs) = ready_numbers(&mut events).await;
     assert_eq!((numbers, resyncs), ((count + 1..=2 * count).collect(), 0));
-    // Nobody had subscribed to the first run's events, so they were never made.
+    // Without a subscriber, the events of the first run were never built.
     let mut resumed = agent.resume_from(before).await.unwrap();
     assert!(matches!(answered(resumed.next()).await, Some(Update::Resync(_))));
-    // But whoever has seen the last of them has missed nothing.
+    // A reader that has seen the last event has missed nothing.
     let id = EventId { number: count, ..before };
     let mut resumed = agent.resume_from(id).await.unwrap();
     assert_eq!(ready_numbers(&mut resumed).await.0.len() as u64, count);
 }
 
 #[tokio::test(start_paused = true)]
-async fn subscriber_stalled_exactly_one_resync_then_goes_on() {
+async fn subscriber_stalled_exactly_one_resync_then_events() {
     let agent = echoing([deltas(5000), deltas(3)]).start().await.unwrap();
     let mut stalled = agent.subscribe().await.unwrap();
     let mut prompt = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    // Slows nobody: the prompt reader sees it all.
+    // A stalled subscriber slows no other: the prompt reader sees every event.
     assert_eq!(run_events(&mut prompt).await.len() as u64, prompt.last_id().number);
     let Some(Update::Resync(snapshot)) = answered(stalled.next()).await else { panic!("no resync") };
     assert_eq!(*snapshot, agent.snapshot().await.unwrap());
@@ -137,7 +137,7 @@ async fn subscriber_stalled_exactly_one_resync_then_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn subscriber_behind_within_the_lag_no_resync() {
+async fn subscriber_behind_within_the_limit_no_resync() {
     let agent = echoing([deltas(200)]).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     agent.ask("Hi").await.unwrap();
@@ -176,7 +176,7 @@ async fn read_flood(events: &mut AgentSubscription) {
 #[tokio::test]
 async fn flood_of_ready_deltas_prompt_reader_sees_every_event() {
     let agent = scripted([deltas(10_000)]).1.start().await.unwrap();
-    // One reader is what the runtime blocks on, others are tasks.
+    // The runtime blocks on one reader; the others are tasks.
     let mut events = agent.subscribe().await.unwrap();
     let mut tasks = Vec::new();
     for _ in 0..3 {
@@ -200,7 +200,8 @@ async fn flood_of_large_deltas_prompt_reader_sees_every_event() {
     let mut events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
     read_flood(&mut events).await;
-    // What was sent before the channel was replaced is still there, or it is a resync; never a gap.
+    // The stalled subscriber reads the updates sent before the channel was replaced, or a resync. It never sees a
+    // gap.
     let mut last = 0;
     while let Ok(update) = tokio::time::timeout(Duration::from_millis(20), stalled.next()).await {
         match update.unwrap() {
@@ -215,7 +216,7 @@ async fn flood_of_large_deltas_prompt_reader_sees_every_event() {
     assert_eq!(last, events.last_id().number);
 }
 
-/// The bytes of text deltas that somebody still holds.
+/// The bytes of text deltas that are still held by anyone.
 fn held(events: &[(Weak<Event>, usize)]) -> usize {
     events.iter().filter(|(event, _)| event.strong_count() > 0).map(|(_, bytes)| bytes).sum()
 }
@@ -232,7 +233,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
         let agent = builder.start().await.unwrap();
         let mut stalled = agent.subscribe().await.unwrap();
         agent.prompt("Hi").await.unwrap();
-        // The commit channel's receiver sees every event, and keeps none.
+        // The receiver of the commit channel sees every event and keeps none.
         let mut events = Vec::new();
         let mut most = 0;
         loop {
@@ -248,8 +249,9 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
             }
         }
         assert_eq!(events.len(), 500);
-        // The feed's own, and what the stalled subscriber keeps to itself; and the few on their way.
-        assert!(most <= 2 * LIMIT + 12 * 10_000, "{most} bytes were held");
+        // The sum of the bytes held by the feed, the bytes queued for the stalled subscriber, and a few events in
+        // flight.
+        assert!(most <= 2 * LIMIT + 12 * 10_000, "{most} bytes were held at most");
         assert!(held(&events) > 0, "the replay ring holds some");
         let mut resyncs = 0;
         while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), stalled.next()).await {
@@ -318,12 +320,12 @@ async fn stop_prompt_and_lagging_subscribers_closed_with_final_snapshot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_handle_dropped_lagging_subscriber_told_the_true_reason() {
+async fn last_handle_dropped_lagging_subscriber_receives_the_true_reason() {
     let agent = echoing([deltas(1000)]).start().await.unwrap();
     let mut lagging = agent.subscribe().await.unwrap();
     agent.ask("Hi").await.unwrap();
     drop(agent);
-    // Before the agent itself has noticed.
+    // The subscription closes before the agent itself has noticed the drop.
     let (reason, snapshot) = closed(&mut lagging).await;
     assert_eq!(reason, EndReason::HandlesDropped);
     assert_eq!(snapshot.unwrap().state.history.len(), 2);
@@ -344,7 +346,7 @@ async fn last_handle_dropped_subscriptions_keep_nothing_alive() {
 }
 
 #[test]
-fn runtime_shut_down_subscribers_and_handles_told_killed() {
+fn runtime_shut_down_subscribers_and_handles_report_killed() {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (agent, mut events): (Agent, AgentSubscription) = runtime.block_on(async {
@@ -363,7 +365,7 @@ fn runtime_shut_down_subscribers_and_handles_told_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn into_stream_any_same_updates() {
+async fn into_stream_yields_the_same_updates() {
     use futures_util::StreamExt;
 
     let agent = echoing([deltas(2)]).start().await.unwrap();
@@ -383,7 +385,7 @@ async fn into_stream_any_same_updates() {
 }
 
 #[test]
-fn event_id_text_form_round_trip() {
+fn event_id_text_form_round_trips() {
     for id in [
         EventId { incarnation: 0, number: 0 },
         EventId { incarnation: 0x1f0a, number: 42 },
@@ -402,7 +404,7 @@ fn event_id_text_form_round_trip() {
 }
 
 #[test]
-fn numbered_event_has_an_id_of_its_own_lossless() {
+fn numbered_event_with_its_id_is_serialized_without_loss() {
     let event = Event::ToolUseStart { index: 0, id: "t1".into(), name: "echo".into() };
     let numbered = Numbered { id: EventId { incarnation: 1, number: 2 }, event: Arc::new(event) };
     let json = serde_json::to_string(&numbered).unwrap();
@@ -410,7 +412,7 @@ fn numbered_event_has_an_id_of_its_own_lossless() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn text_deltas_any_arrive_one_by_one() {
+async fn text_deltas_arrive_one_by_one() {
     let gate = Gate::new();
     let step = Step::new().then_text(["a"]).gate(&gate).more(Part::Text("b".into())).stop();
     let agent = echoing([step]).start().await.unwrap();

@@ -1,4 +1,4 @@
-//! What the agent's tests share.
+//! Helpers for the agent's tests.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,14 +8,14 @@ use omni_agent::{
     testing::{ScriptedProvider, Step},
 };
 
-/// A provider with a script, and a builder of an agent on it.
+/// A provider with a script, and a builder of an agent that uses it.
 pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, AgentBuilder) {
     let provider = ScriptedProvider::new(steps);
     let builder = Agent::builder().model(provider.model());
     (provider, builder)
 }
 
-/// The next event; the test fails if none comes within an hour of paused time.
+/// The next event; the test fails if none arrives within an hour of paused time.
 pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
     match tokio::time::timeout(Duration::from_hours(1), events.next()).await {
         Ok(Some(Update::Event(numbered))) => numbered.event,
@@ -23,7 +23,7 @@ pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
     }
 }
 
-/// The events up to the one that ends the run, included.
+/// The events up to and including the one that ends the run.
 pub(crate) async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
     let mut seen = Vec::new();
     loop {
@@ -36,13 +36,13 @@ pub(crate) async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>
     }
 }
 
-/// Whether the event is the one that every run ends in.
+/// Whether the event is the last of a run.
 pub(crate) fn ends_run(event: &Event) -> bool {
     use omni_agent::agent::TurnOutcome;
     matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
 }
 
-/// Events in short, for comparing orders: the type, and what tells one from another.
+/// Events in short, for comparing their order: the type and the distinguishing detail.
 pub(crate) fn names(events: &[Arc<Event>]) -> Vec<String> {
     events.iter().map(|event| name(event)).collect()
 }

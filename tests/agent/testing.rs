@@ -64,7 +64,7 @@ async fn provider_from_fn_answers_without_end_and_after_what_was_pushed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn provider_named_stands_in_a_registry_beside_others() {
+async fn provider_named_is_registered_together_with_others() {
     let (big, small) =
         (ScriptedProvider::new([Step::text("Big")]), ScriptedProvider::new([Step::text("Small")]));
     let mut registry = Registry::empty();
@@ -101,7 +101,7 @@ async fn step_streams_every_kind_of_block() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn step_ends_as_it_says() {
+async fn step_ends_with_its_stop_reason() {
     let reason = |step: Step| async move {
         let provider = ScriptedProvider::new([step]);
         provider.model().generate(Request::prompt("Hi")).await.unwrap().stop_reason
@@ -112,7 +112,7 @@ async fn step_ends_as_it_says() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn step_tells_usage_and_data() {
+async fn step_reports_usage_and_data() {
     let usage = Usage { input: 3, output: 4, ..Usage::default() };
     let data = MessageDelta { model: Some("m-1".into()), ..MessageDelta::default() };
     let provider = ScriptedProvider::new([Step::new().data(data).then_text(["Hi"]).usage(usage).stop()]);
@@ -208,23 +208,23 @@ async fn streaming_counts_answers_until_they_end_or_are_dropped() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn gate_lets_one_through_per_opening_and_shows_each_once() {
+async fn gate_passes_one_task_per_opening_and_reports_each_once() {
     let gate = Gate::new();
     gate.open();
     gate.pass().await;
     gate.reached().await;
     let blocked = tokio::time::timeout(Duration::from_secs(1), gate.pass()).await;
-    assert!(blocked.is_err(), "one opening lets one through");
+    assert!(blocked.is_err(), "one opening lets one task pass");
     gate.reached().await;
     let again = tokio::time::timeout(Duration::from_secs(1), gate.reached()).await;
-    assert!(again.is_err(), "each who came is seen once");
-    // Who gave up waiting has used up nothing.
+    assert!(again.is_err(), "each arrival is reported once");
+    // The abandoned wait has not used up the opening.
     gate.open();
     gate.pass().await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn step_delta_streams_what_it_is_given() {
+async fn step_delta_streams_the_given_deltas() {
     let provider = ScriptedProvider::new([Step::text("Hi")]);
     let deltas: Vec<Delta> =
         provider.model().stream(Request::prompt("Hi")).map(Result::unwrap).collect().await;

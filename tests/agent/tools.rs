@@ -1,4 +1,4 @@
-//! What a tool gets from its agent: context, extensions, progress, time.
+//! The agent provides its tools with context, extensions, progress reports and time limits.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn idempotency_keys_differ_between_all_calls() {
             noted.push((context.tool_use_id().to_string(), context.idempotency_key().to_owned()));
             async move {
                 let key = context.idempotency_key().to_owned();
-                // The same wherever the call asks.
+                // The key is the same wherever the call asks for it.
                 assert_eq!(key, context.clone().idempotency_key());
                 Ok(key)
             }
@@ -42,7 +42,7 @@ async fn idempotency_keys_differ_between_all_calls() {
     assert_eq!(seen.len(), 12);
     seen.sort();
     seen.dedup();
-    assert_eq!(seen.len(), 12, "the model repeats its ids, the keys do not repeat");
+    assert_eq!(seen.len(), 12, "the model repeats its ids, but the keys do not repeat");
     assert!(seen.iter().all(|key| key.len() > 16));
 }
 
@@ -138,7 +138,7 @@ async fn tool_progress_shows_as_events_before_the_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_flooding_progress_loses_none() {
+async fn tool_reports_progress_rapidly_loses_none() {
     let (_, builder) = scripted([Step::tool_use("a", "work", json!({})), Step::text("Done")]);
     let work = tool_fn("work", "Reports.", |_: Value, context: ToolContext| async move {
         for n in 0..1000 {
@@ -152,7 +152,7 @@ async fn tool_flooding_progress_loses_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_timeout_becomes_an_error_result_and_spares_the_others() {
+async fn tool_timeout_becomes_an_error_result_and_does_not_affect_the_others() {
     let step = Step::new()
         .then_tool_use("a", "nap", json!({ "seconds": 3 }))
         .then_tool_use("b", "sleep", json!({ "seconds": 30 }))
@@ -176,7 +176,7 @@ async fn tool_timeout_becomes_an_error_result_and_spares_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_timeout_cancels_its_context_alone() {
+async fn tool_timeout_cancels_only_its_context() {
     let step =
         Step::new().then_tool_use("a", "stall", json!({})).then_tool_use("b", "wait", json!({})).stop();
     let (_, builder) = scripted([step, Step::text("Done")]);
@@ -202,7 +202,7 @@ async fn tool_timeout_cancels_its_context_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_output_is_capped_as_the_agent_says() {
+async fn tool_output_is_capped_by_the_limit_of_the_agent() {
     let (provider, builder) = scripted([Step::tool_use("a", "long", json!({})), Step::text("Done")]);
     let long = tool_fn("long", "Long.", |_: Value, _| async move { Ok("x".repeat(100_000)) });
     let limits = ToolLimits { max_output: 1000, ..ToolLimits::default() };
@@ -252,8 +252,8 @@ async fn cancel_while_tools_run_cancels_their_contexts() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_added_by_a_tool_is_there_for_the_next_request() {
-    // State that a tool's description depends on is asked for at every request.
+async fn tool_added_by_a_tool_is_in_the_next_request() {
+    // The description depends on state, and is read again for every request.
     struct Counter(std::sync::atomic::AtomicU32, omni_agent::tool::Schema);
     #[async_trait::async_trait]
     impl omni_agent::tool::Tool for Counter {

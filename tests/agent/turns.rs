@@ -1,4 +1,4 @@
-//! A run from its prompt to its end: events and their order, and what responses carry.
+//! A run from its prompt to its end: the order of its events, and the content of its responses.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ async fn prompt_simple_answer_events_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_event_seen_history_contains_its_messages() {
+async fn turn_event_received_history_contains_its_messages() {
     let (_, builder) = scripted([Step::text("One"), Step::text("Two")]);
     let mut agent = Watched::start(builder.callbacks(Hooks::new().continuing(["More"]))).await;
     agent.agent.prompt("Hi").await.unwrap();
@@ -142,7 +142,7 @@ async fn parallel_tools_results_come_in_the_order_of_their_uses() {
     let opener = gate.clone();
     let quick = noting("quick", &log);
     let fails = tool_fn("fails", "Fails.", move |_: Value, _: ToolContext| {
-        // The slow one goes on only because this one runs beside it.
+        // The slow tool can finish only because this tool runs concurrently.
         opener.open();
         async move { Err::<String, _>(ToolError::new("broken")) }
     });
@@ -176,7 +176,7 @@ async fn parallel_tools_take_as_long_as_the_longest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unknown_tool_gets_an_error_result_and_the_turn_goes_on() {
+async fn unknown_tool_gets_an_error_result_and_the_turn_continues() {
     let (_, builder) = scripted([Step::tool_use("a", "fly", json!({})), Step::text("Sorry.")]);
     let mut agent = Watched::start(builder.tool(noting("walk", &Log::default()))).await;
     let events = agent.run("Go").await;
@@ -187,7 +187,7 @@ async fn unknown_tool_gets_an_error_result_and_the_turn_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn malformed_and_invalid_input_get_error_results_and_the_turn_goes_on() {
+async fn malformed_and_invalid_input_get_error_results_and_the_turn_continues() {
     #[derive(serde::Deserialize, schemars::JsonSchema)]
     struct City {
         city: String,
@@ -301,8 +301,8 @@ async fn continuation_events_in_order_each_turn_with_its_own_messages_and_usage(
 }
 
 #[tokio::test(start_paused = true)]
-async fn usage_told_in_parts_is_counted_once() {
-    // Services tell the usage so far, more than once.
+async fn usage_reported_in_parts_is_counted_once() {
+    // Services may report the usage so far more than once.
     let step = Step::new().usage(tokens(10)).then_text(["One"]).usage(tokens(12)).stop();
     let (_, builder) = scripted([step]);
     let mut agent = Watched::start(builder).await;
@@ -320,12 +320,12 @@ async fn handle_turn_blank_continuation_fails_the_run() {
     let Failure::Callback { callback, .. } = failure else { panic!("{failure:?}") };
     assert_eq!(callback, "handle_turn");
     assert_eq!(discarded.text(), "One");
-    assert!(agent.history().await.is_empty(), "the history is as before the turn");
+    assert!(agent.history().await.is_empty(), "the history is unchanged");
     assert_eq!(provider.requests().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_turn_continuation_that_breaks_the_law_fails_the_run() {
+async fn handle_turn_continuation_to_an_invalid_history_fails_the_run() {
     let (_, builder) = scripted([Step::text("One")]);
     let stray = ToolResult::ok(&ToolUse::new("x", "look", json!({})), "seen");
     let hooks = Hooks::new().on_turn(move |_, _| TurnDecision::continue_with(stray.clone()));
@@ -353,7 +353,7 @@ async fn refusal_is_a_stop_reason_and_is_committed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refusal_with_tool_uses_runs_none_and_leaves_a_lawful_history() {
+async fn refusal_with_tool_uses_runs_none_and_leaves_a_valid_history() {
     let step = Step::new().then_tool_use("a", "look", json!({})).stop_with(StopReason::Refusal);
     let (_, builder) = scripted([step]);
     let log = Log::default();
@@ -381,7 +381,7 @@ async fn stop_reasons_reach_the_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn pause_stop_reason_sends_the_answer_back_and_goes_on() {
+async fn pause_stop_reason_sends_the_answer_back_and_continues() {
     let (provider, builder) = scripted([
         Step::new().then_text(["Half"]).stop_with(StopReason::Pause),
         Step::new().then_text(["Whole"]).stop(),
@@ -398,7 +398,7 @@ async fn pause_stop_reason_sends_the_answer_back_and_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn response_names_the_model_as_the_service_does_and_its_warnings() {
+async fn response_has_the_model_name_of_the_service_and_its_warnings() {
     let told = |model: &str, warning: &str| {
         let data = MessageDelta {
             model: Some(model.into()),
@@ -425,7 +425,7 @@ async fn response_names_the_model_as_the_service_does_and_its_warnings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn message_events_tell_their_step() {
+async fn message_events_carry_their_step() {
     let (_, builder) =
         scripted([Step::tool_use("a", "look", json!({})), Step::text("One"), Step::text("Two")]);
     let hooks = Hooks::new().continuing(["More"]);
@@ -439,7 +439,7 @@ async fn message_events_tell_their_step() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn empty_answer_is_committed_as_it_is() {
+async fn empty_answer_is_committed_unchanged() {
     let (_, builder) = scripted([Step::new().stop(), Step::text("Hello")]);
     let mut agent = Watched::start(builder).await;
     let events = agent.run("Hi").await;
@@ -448,7 +448,7 @@ async fn empty_answer_is_committed_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn signature_shows_in_the_blocks_end() {
+async fn signature_is_in_the_end_of_the_block() {
     let step = Step::new().then_text(["Hi"]).more(Part::Signature("sig".into())).stop();
     let (_, builder) = scripted([step]);
     let mut agent = Watched::start(builder).await;

@@ -100,7 +100,10 @@ fn encode_request_with_everything_sends_every_option() {
             "metadata": {"user": "u-1", "n": "7"},
         })
     );
-    assert_eq!(encoded.warnings, ["cache: it can't be said here how long to keep the prompt"]);
+    assert_eq!(
+        encoded.warnings,
+        ["`cache` is not extended: there is no setting here for how long the prompt is kept"]
+    );
 }
 
 #[test]
@@ -227,8 +230,11 @@ fn encode_options_switched_off_for_the_service_are_reported() {
         (&json!(1.0), &json!("auto"), &json!(7))
     );
     assert!(body["messages"][0]["content"].as_str().unwrap().contains("JSON Schema"));
-    let about: Vec<_> = encoded.warnings.iter().filter_map(|text| text.split(':').next()).collect();
-    assert_eq!(about, ["cache", "tool_choice", "thinking", "temperature", "output", "metadata"]);
+    let about = encoded.warnings.iter().map(|text| text.split('`').nth(1).unwrap_or_default());
+    assert_eq!(
+        about.collect::<Vec<_>>(),
+        ["cache", "tool_choice", "thinking", "temperature", "output", "metadata"]
+    );
 }
 
 #[test]

@@ -83,8 +83,8 @@ fn encode_sampling_for_a_model_without_it_is_omitted_with_a_warning() {
         assert_eq!(
             encoded.warnings,
             [
-                "temperature: this model does not take it, left out",
-                "top_p: this model does not take it, left out"
+                "`temperature` is ignored: this model does not support it",
+                "`top_p` is ignored: this model does not support it"
             ]
         );
     }

@@ -64,7 +64,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
             "tool_choice": {"type": "function", "function": {"name": "place"}},
         })
     );
-    assert_eq!(warnings, ["metadata: not taken here, left out"]);
+    assert_eq!(warnings, ["`metadata` is ignored: this service does not support it"]);
 
     // With other tools, the output tool is added to them.
     let request = request.with_tools(tools(&[("weather", "Tells the weather.", json!({"type": "object"}))]));
@@ -73,7 +73,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
     assert_eq!(sent["messages"][0], json!({"role": "system", "content": said_tool()}));
     assert_eq!(sent["tools"][0]["function"]["name"], "weather");
     assert_eq!(sent["tools"][1]["function"], output_tool());
-    assert_eq!(warnings, ["metadata: not taken here, left out"]);
+    assert_eq!(warnings, ["`metadata` is ignored: this service does not support it"]);
 
     // Groq's compound systems run only their own tools.
     let request = Request::prompt("Hallo").with_options(Options::default().with_output(schema()));

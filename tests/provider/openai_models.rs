@@ -24,7 +24,7 @@ fn look() -> ToolSet {
 /// Returns the body, and the option that each warning is about.
 fn said(format: &dyn Dialect, request: &Request) -> (Value, Vec<String>) {
     let encoded = format.encode(request).unwrap();
-    let about = encoded.warnings.iter().map(|text| text.split(':').next().unwrap_or_default().to_owned());
+    let about = encoded.warnings.iter().map(|text| text.split('`').nth(1).unwrap_or_default().to_owned());
     let about = about.collect();
     (Value::Object(encoded.body), about)
 }

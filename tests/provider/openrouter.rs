@@ -151,7 +151,10 @@ async fn thinking_with_a_forced_tool_is_reported_if_the_model_drops_it() {
     let required = || ToolChoice::Required;
     let (choice, reasoning, warnings) = asked(CLAUDE, Effort::High.into(), required()).await;
     assert_eq!((choice, reasoning), (json!("required"), json!({"effort": "high"})));
-    assert_eq!(warnings, ["thinking: models of Anthropic do not think here while a tool is demanded"]);
+    assert_eq!(
+        warnings,
+        ["`thinking` has no effect: Anthropic's models do not think here while a tool is forced"]
+    );
     for (model, mode, choice) in [
         (CLAUDE, ThinkingMode::Off, required()),
         (CLAUDE, Effort::High.into(), ToolChoice::Auto),
@@ -252,7 +255,7 @@ async fn error_inside_a_started_answer_is_an_error() {
     let silent = r#"data: {"choices":[{"index":0,"delta":{"content":""},"finish_reason":"error"}]}"#
         .to_owned()
         + "\n\n";
-    for (end, says) in [(failed, "upstream went away"), (&*silent, "did not say which")] {
+    for (end, says) in [(failed, "upstream went away"), (&*silent, "an unspecified error")] {
         let reply = Reply::sse().piece(format!("{begun}{end}data: [DONE]\n\n"));
         let (_, answer) = exchange(&Endpoint::openrouter(), CLAUDE, Request::prompt("Hallo"), reply).await;
         let error = answer.unwrap_err();

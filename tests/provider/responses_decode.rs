@@ -265,7 +265,7 @@ fn decode_call_without_an_id_uses_the_item_id_and_without_a_name_fails() {
     assert_eq!(calls(&answer(&[completed(json!([only]))]))[0].0, "fc_1");
     let error = decode(&[args("fc_1", "{}"), completed(json!([]))]).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Decoding);
-    assert!(error.message.contains("without a name"), "{error}");
+    assert!(error.message.contains("has no name"), "{error}");
 }
 
 #[test]

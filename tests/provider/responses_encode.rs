@@ -207,20 +207,20 @@ fn encode_options_without_an_equivalent_are_reported() {
     let openai = OpenAiResponses::openai();
     let report = |options: Options| warnings(&openai, options).join("; ");
     let long = Options::default().with_cache(CacheHint::Long);
-    assert!(warnings(&OpenAiResponses::default(), long.clone()).join("; ").starts_with("cache"));
+    assert!(warnings(&OpenAiResponses::default(), long.clone()).join("; ").starts_with("`cache`"));
     assert_eq!(report(long), "");
     let only_said =
         warnings(&openai.clone().with_output(OutputSupport::None), Options::default().with_output(schema()));
-    assert!(only_said.join("; ").starts_with("output"), "{only_said:?}");
-    assert!(report(Options::default().with_stop_sequences(["END"])).starts_with("stop_sequences"));
+    assert!(only_said.join("; ").starts_with("`output`"), "{only_said:?}");
+    assert!(report(Options::default().with_stop_sequences(["END"])).starts_with("`stop_sequences`"));
     assert_eq!(report(Options::default().with_stop_sequences([""])), "");
-    assert!(report(Options::default().with_temperature(f64::NAN)).starts_with("temperature"));
-    assert!(report(Options::default().with_tool_choice(ToolChoice::Required)).starts_with("tool_choice"));
+    assert!(report(Options::default().with_temperature(f64::NAN)).starts_with("`temperature`"));
+    assert!(report(Options::default().with_tool_choice(ToolChoice::Required)).starts_with("`tool_choice`"));
     assert_eq!(report(Options::default().with_tool_choice(ToolChoice::None)), "");
 
     let few = Options::default().with_max_tokens(3);
     assert_eq!(encode(&openai, &with(few.clone()))["max_output_tokens"], 16);
-    assert!(report(few.clone()).contains("3 became 16"));
+    assert!(report(few.clone()).contains("from 3 to 16"));
     assert_eq!(encode(&OpenAiResponses::default(), &with(few))["max_output_tokens"], 3);
 }
 
@@ -229,7 +229,7 @@ fn encode_metadata_above_the_limits_is_omitted_and_reported() {
     let options = Options::default().with_metadata((0..20).map(|n| (format!("k{n}"), n)));
     let body = encode(&OpenAiResponses::default(), &with(options.clone()));
     assert_eq!(body["metadata"].as_object().map(serde_json::Map::len), Some(16));
-    assert!(warnings(&OpenAiResponses::default(), options.clone())[0].contains("4 left out"));
+    assert!(warnings(&OpenAiResponses::default(), options.clone())[0].contains("by 4 labels"));
     let without = OpenAiResponses::default().with_metadata(false);
     assert_eq!(encode(&without, &with(options.clone())).get("metadata"), None);
     assert_eq!(warnings(&without, options).len(), 1);

@@ -6,7 +6,7 @@ use omni_agent::provider::{ErrorKind, StopReason};
 
 use crate::wires::Wire;
 
-const MANY: &str = "the service sent several answers to one request: only the first one is read";
+const MANY: &str = "the service sent several alternative responses to one request: only the first is used";
 
 #[tokio::test]
 async fn answer_with_unrelated_events_is_read_in_every_format() {

@@ -26,7 +26,7 @@ fn body(wire: Wire, usage: &str) -> String {
 
 fn warning(member: &str) -> Vec<String> {
     vec![format!(
-        "usage is incomplete: the service reports `{member}` in a form that can't be read as a number"
+        "usage is incomplete: the service reports `{member}` in a form that cannot be read as a number"
     )]
 }
 

@@ -113,7 +113,7 @@ async fn files_are_sent_by_url() {
         omni_agent::provider::Model::new(std::sync::Arc::new(chat), "glm-4.6v").generate(request).await;
     let error = error.unwrap_err();
     assert_eq!(error.kind, ErrorKind::Unsupported);
-    assert!(error.message.contains("give the URL"), "{error}");
+    assert!(error.message.contains("send the URL"), "{error}");
 }
 
 /// Returns the stop reason of a streamed answer with this finish reason.

@@ -1,23 +1,24 @@
 use super::lenient::Count;
 use crate::provider::{Delta, MessageDelta};
 
-/// Picks the one answer that is asked for, where the format has room for several.
+/// Picks one of several alternative responses, if a service sends more than the one that was requested.
 #[derive(Debug, Default)]
 pub(super) struct Alternatives {
-    /// The index of the answer that is read: the first one that came.
+    /// The index of the response that is read: the first that arrived.
     index: Option<u64>,
     warned: bool,
 }
 
 impl Alternatives {
-    /// The part of the answer among the parts of an event. The first part of another answer makes a warning.
+    /// Picks the part of the chosen response from the parts of an event. The first part of another response causes a
+    /// warning.
     pub(super) fn pick<T>(
         &mut self,
         parts: Vec<Option<T>>,
         index: impl Fn(&T) -> Count,
         deltas: &mut Vec<Delta>,
     ) -> Option<T> {
-        // Several at once need not come in order.
+        // Several alternatives in one event may be in any order.
         if self.index.is_none() {
             self.index = parts.iter().flatten().map(|part| index(part).or_zero()).min();
         }
@@ -26,7 +27,8 @@ impl Alternatives {
             if picked.is_none() && self.index == Some(index(&part).or_zero()) {
                 picked = Some(part);
             } else if !std::mem::replace(&mut self.warned, true) {
-                let warning = "the service sent several answers to one request: only the first one is read";
+                let warning =
+                    "the service sent several alternative responses to one request: only the first is used";
                 let warnings = vec![warning.to_owned()];
                 deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
             }

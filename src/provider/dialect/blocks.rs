@@ -1,27 +1,27 @@
-//! The blocks of an answer whose format does not name them.
+//! The blocks of a response whose wire format does not name them.
 
 use crate::provider::{BlockStart, Delta};
 
-/// Kinds of blocks that grow without being named.
+/// The kinds of blocks that grow without a name.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     Text,
     Thinking,
 }
 
-/// The blocks of the answer so far.
+/// The blocks of the response so far.
 #[derive(Default)]
 pub(super) struct Blocks {
     pub(super) count: usize,
-    /// The block that grows.
+    /// The kind of the block that is growing.
     open: Option<Kind>,
     text: Option<usize>,
     thinking: Option<usize>,
 }
 
 impl Blocks {
-    /// Beyond this number, text and thinking go on in their last blocks instead of making ever new ones: a
-    /// service that alternates with each token would run into the limit of a message.
+    /// The number of blocks from which on text and thinking extend their last blocks instead of starting new ones. A
+    /// service that alternates between both with each token would otherwise exceed the limit of a message.
     const MANY: usize = 256;
 
     pub(super) fn of(&mut self, kind: Kind, deltas: &mut Vec<Delta>) -> usize {
@@ -42,13 +42,13 @@ impl Blocks {
         }
     }
 
-    /// The place of a block that comes whole and stands beside what grows, which goes on.
+    /// Returns the index for a complete block. The growing block stays open.
     pub(super) fn aside(&mut self) -> usize {
         self.count += 1;
         self.count - 1
     }
 
-    /// The place of a block that comes whole or by name. What grows behind it makes a block of its own.
+    /// Returns the index for a block that arrives complete or has a name. Text or thinking after it starts a new block.
     pub(super) fn item(&mut self) -> usize {
         self.open = None;
         self.count += 1;

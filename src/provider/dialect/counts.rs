@@ -6,27 +6,27 @@ use crate::{
     provider::{Delta, MessageDelta},
 };
 
-/// The counts in a service's report of usage. A count that can't be read is left out and makes a warning: usage never
-/// costs an answer.
+/// The counts in a service's usage report. An unreadable count is ignored with a warning: unreadable usage never fails
+/// a response.
 pub(super) struct Counts<'v> {
     members: Option<&'v Map<String, Value>>,
-    /// The first member that can't be read.
+    /// The first member that cannot be read.
     unreadable: Option<String>,
 }
 
 impl<'v> Counts<'v> {
-    /// The counts in the report, which the answer has at the member `name`.
+    /// Reads the report that the response has at the member `name`.
     pub(super) fn of(name: &str, report: &'v Value) -> Self {
         let unreadable = !report.is_null() && !report.is_object();
         Self { members: report.as_object(), unreadable: unreadable.then(|| name.to_owned()) }
     }
 
-    /// Whether there is no report.
+    /// Returns whether the report is missing.
     pub(super) fn is_empty(&self) -> bool {
         self.members.is_none()
     }
 
-    /// The count at this path, if the service reports it.
+    /// Returns the count at this path, if the service reports it.
     pub(super) fn count(&mut self, path: &[&str]) -> Option<u64> {
         self.read(path, |value| match value {
             Value::Number(number) => number.as_u64().or_else(|| whole(number.as_f64()?)),
@@ -35,7 +35,7 @@ impl<'v> Counts<'v> {
         })
     }
 
-    /// The amount of money at this path, if the service reports it.
+    /// Returns the amount of money at this path, if the service reports it.
     pub(super) fn amount(&mut self, path: &[&str]) -> Option<f64> {
         let amount = |value: &Value| match value {
             Value::Number(number) => number.as_f64(),
@@ -66,21 +66,21 @@ impl<'v> Counts<'v> {
         None
     }
 
-    /// Adds a warning if a count could not be read. `warned` makes it one warning per answer.
+    /// Emits a warning if a count could not be read. `warned` limits it to one warning per response.
     pub(super) fn warn(self, warned: &mut bool, deltas: &mut Vec<Delta>) {
         warn(self.unreadable.as_deref(), warned, deltas);
     }
 }
 
-/// Reads a report of usage that was parsed into a struct, as formats do that have one in each event.
+/// Reads a usage report that was parsed into a struct, for wire formats that have a report in each event.
 #[derive(Debug, Default)]
 pub(super) struct TypedCounts {
-    /// The first member that can't be read.
+    /// The first member that cannot be read.
     unreadable: Option<&'static str>,
 }
 
 impl TypedCounts {
-    /// The value of this member, if the service reports it.
+    /// Returns the value of this member, if the service reports it.
     pub(super) fn read<T>(&mut self, member: &'static str, told: Told<T>) -> Option<T> {
         match told {
             Told::Nothing => None,
@@ -93,23 +93,23 @@ impl TypedCounts {
     }
 }
 
-/// The usage of one answer, for formats that report it again and again. The last report counts.
+/// The usage of one response, for wire formats that report it repeatedly. The last report counts.
 #[derive(Debug, Default)]
 pub(super) struct LatestUsage {
     /// Whether the request asks for usage.
     expected: bool,
     usage: Option<Usage>,
-    /// Whether the warning about unreadable usage was sent.
+    /// Whether the warning about unreadable usage was emitted.
     warned: bool,
 }
 
 impl LatestUsage {
-    /// No usage so far. `expected`: the request asks for it.
+    /// Returns a state without usage. `expected` indicates whether the request asks for usage.
     pub(super) fn new(expected: bool) -> Self {
         Self { expected, ..Self::default() }
     }
 
-    /// Takes the usage that a report holds, and its counts that can't be read.
+    /// Records the usage in a report, and warns about its unreadable counts.
     pub(super) fn report(&mut self, usage: Option<Usage>, counts: &TypedCounts, deltas: &mut Vec<Delta>) {
         warn(counts.unreadable, &mut self.warned, deltas);
         if usage.is_some() && self.usage != usage {
@@ -118,12 +118,12 @@ impl LatestUsage {
         }
     }
 
-    /// The answer is whole: its usage is not reported in another event.
+    /// Records that the response is complete: its usage is not reported in another event.
     pub(super) fn is_settled(&mut self) {
         self.expected = false;
     }
 
-    /// The stream has ended early. Adds a warning if a report was still to come.
+    /// Ends a stream that ended early. Emits a warning if a report was still expected.
     pub(super) fn end(&self, deltas: &mut Vec<Delta>) {
         if self.expected && self.usage.is_none() && !self.warned {
             let warning = "usage is unknown: the stream ended before the service reported it";
@@ -138,14 +138,14 @@ fn warn(unreadable: Option<&str>, warned: &mut bool, deltas: &mut Vec<Delta>) {
         && !std::mem::replace(warned, true)
     {
         let warning = format!(
-            "usage is incomplete: the service reports `{member}` in a form that can't be read as a number"
+            "usage is incomplete: the service reports `{member}` in a form that cannot be read as a number"
         );
         let warnings = vec![warning];
         deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
     }
 }
 
-/// The number as a count, if it is one. Counts stay far below the numbers that a float can't hold.
+/// Converts the number to a count, if it is one. Counts stay far below the integers that a float cannot represent.
 pub(super) fn whole(number: f64) -> Option<u64> {
     let fits = (0.0..=f64::from(u32::MAX)).contains(&number) && number.fract() == 0.0;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "checked above")]

@@ -4,16 +4,20 @@ use crate::provider::Effort;
 
 /// The words that a service uses for reasoning efforts, in `reasoning_effort` and similar members.
 ///
-/// Two efforts may share a word. A request with an effort that has no word of its own gets a warning.
+/// Two efforts may share a word. A request whose effort is sent as the word of another effort gets a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(missing_docs, reason = "the names say it")]
 pub struct EffortWords {
     /// The word for no reasoning. `None` if reasoning cannot be turned off.
     pub off: Option<&'static str>,
+    /// The word for [`Effort::Minimal`].
     pub minimal: &'static str,
+    /// The word for [`Effort::Low`].
     pub low: &'static str,
+    /// The word for [`Effort::Medium`].
     pub medium: &'static str,
+    /// The word for [`Effort::High`].
     pub high: &'static str,
+    /// The word for [`Effort::Max`].
     pub max: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What a service's error means, whichever of the usual shapes it comes in.
+//! Interpretation of a service's errors, in all of their usual shapes.
 
 use std::{borrow::Cow, time::Duration};
 
@@ -6,10 +6,10 @@ use serde_json::{Map, Value};
 
 use crate::provider::{ErrorKind, ProviderError, halves};
 
-/// Bytes of a service's own words that a message keeps.
+/// The number of bytes of a service's text that an error message keeps.
 const MESSAGE_LIMIT: usize = 1000;
 
-/// The error that an answer with this status and body means.
+/// Returns the error for an HTTP response with this status and body.
 pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
     let report = match halves::read(body) {
         Ok(value) if value.is_object() || value.is_array() => ErrorBody::read(&value, 0),
@@ -19,9 +19,9 @@ pub(crate) fn from_body(status: u16, body: &str) -> ProviderError {
     report.into_error(Some(status)).with_status(status).with_body(body)
 }
 
-/// The error that an error object inside an answer means: the object itself or its envelope.
+/// Returns the error for an error object inside a response: the object itself or its envelope.
 ///
-/// The answer's own status said that all was well; the one that the object names, if any, takes its place.
+/// The HTTP status of the response reported success. The status in the error object, if there is one, is used instead.
 pub(crate) fn from_value(error: &Value) -> ProviderError {
     let report = match error {
         Value::String(text) => ErrorBody::plain(text),
@@ -36,13 +36,13 @@ pub(crate) fn from_value(error: &Value) -> ProviderError {
     }
 }
 
-/// The error that an event reports: the error object, its envelope, or a text.
+/// Returns the error that an event reports: the error object, its envelope, or a text.
 pub(crate) fn from_event(data: &str) -> ProviderError {
     let error = halves::read(data).unwrap_or_else(|_| Value::from(data));
     from_value(&error).with_body(data)
 }
 
-/// Servers also send an `error` that says that there is none.
+/// Returns whether an `error` member reports an error. Servers also send the member with a value that means success.
 pub(crate) fn is_error(error: &Value) -> bool {
     match error {
         Value::Null | Value::Bool(false) => false,
@@ -53,18 +53,18 @@ pub(crate) fn is_error(error: &Value) -> bool {
     }
 }
 
-/// What a body says, out of its envelope.
+/// The content of an error body, without its envelope.
 #[derive(Default)]
 struct ErrorBody {
     message: String,
-    /// Types, codes and statuses in words, lower-case letters and digits only: services write the same word as
-    /// `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
+    /// The types, codes and statuses that are words, reduced to lower-case letters and digits. Services write the same
+    /// word as `rate_limit_exceeded`, `RateLimitExceeded` and `RATE_LIMIT_EXCEEDED`.
     words: Vec<String>,
     /// A number that can be an HTTP status.
     code: Option<u16>,
     request_id: Option<String>,
     retry_after: Option<Duration>,
-    /// The service says that the prompt was held back by a content check.
+    /// Whether the prompt was rejected by a content check.
     flagged: bool,
 }
 
@@ -73,10 +73,10 @@ impl ErrorBody {
         Self { message: readable(text), ..Self::default() }
     }
 
-    /// Reads an envelope, or what is inside of one. `depth` counts the errors that this one quotes.
+    /// Reads an envelope, or the content of one. `depth` counts the errors that quote this one.
     fn read(value: &Value, depth: usize) -> Self {
         let outer = match value {
-            // Google's compatible endpoint wraps the envelope into a list.
+            // Google's compatible endpoint wraps the envelope in a list.
             Value::Array(items) => items.iter().find_map(Value::as_object),
             value => value.as_object(),
         };
@@ -89,7 +89,7 @@ impl ErrorBody {
             Some(Value::Object(inner)) => report.read_object(inner, depth),
             Some(Value::String(text)) => {
                 report.read_object(outer, depth);
-                // `{"error": "Bad Request", "message": "…"}`: the longer text is beside the short one.
+                // In `{"error": "Bad Request", "message": "…"}`, `message` has the longer text.
                 report.add_word(text);
                 if report.message.is_empty() {
                     report.message = readable(text);
@@ -146,7 +146,7 @@ impl ErrorBody {
         self.code = self.code.or(status.filter(|status| (400..600).contains(status)));
     }
 
-    /// `google.rpc.RetryInfo` and `google.rpc.ErrorInfo`.
+    /// Reads `google.rpc.RetryInfo` and `google.rpc.ErrorInfo`.
     fn read_detail(&mut self, detail: &Value) {
         if let Some(reason) = detail.get("reason").and_then(Value::as_str) {
             self.add_word(reason);
@@ -156,7 +156,8 @@ impl ErrorBody {
         self.retry_after = self.retry_after.or(seconds.and_then(|s| Duration::try_from_secs_f64(s).ok()));
     }
 
-    /// OpenRouter quotes the error of the service behind it: <https://openrouter.ai/docs/api-reference/errors>.
+    /// Reads the error that OpenRouter quotes from the underlying service:
+    /// <https://openrouter.ai/docs/api-reference/errors>.
     fn read_metadata(&mut self, metadata: &Map<String, Value>, depth: usize) {
         self.flagged |= metadata.contains_key("flagged_input");
         let raw = match metadata.get("raw") {
@@ -185,7 +186,7 @@ impl ErrorBody {
         let kind = self.kind(status, &message);
         let text = if self.message.is_empty() { "the service gave no reason" } else { &self.message };
         let mut error = ProviderError::new(kind, text).with_retry_after(self.retry_after);
-        // What is above the limit alone stays above it, however long one waits.
+        // A request that exceeds the limit by itself would exceed it again after any wait.
         if kind == ErrorKind::RateLimit && message.contains("request too large") {
             error.retryable = false;
         }
@@ -201,7 +202,7 @@ impl ErrorBody {
             let hit = |part: &str| self.words.iter().any(|word| word.contains(part));
             rules.iter().find(|(part, _)| hit(part)).map(|(_, kind)| *kind)
         };
-        // OpenCode's word, with a 401, for a model that it does not have, or not in this format.
+        // OpenCode's word, with status 401, for a model that it does not have, or not in this wire format.
         let refused = status.is_none_or(|status| status < 500);
         if refused && self.words.iter().any(|word| word == "modelerror") {
             return ErrorKind::InvalidRequest;
@@ -210,19 +211,19 @@ impl ErrorBody {
         by_word(TELLING_WORDS)
             .or_else(|| find(PHRASES, message))
             .or_else(|| if may_be_request { find(TOO_LONG, message) } else { None })
-            // Many services call whatever they refuse an invalid request: the status knows better.
+            // Many services call every rejected request invalid. The status is more precise.
             .or_else(|| status.filter(|status| (400..500).contains(status)).map(|s| by_status(s, message)))
             .or_else(|| by_word(VAGUE_WORDS))
             .unwrap_or_else(|| by_status(status.or(self.code).unwrap_or(500), message))
     }
 }
 
-/// Words that settle the matter, whatever the status says. The first that fits counts.
+/// Words that determine the kind regardless of the status. The first match counts.
 const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("contextlength", ErrorKind::ContextTooLong),
     ("contextwindow", ErrorKind::ContextTooLong),
     ("contextsize", ErrorKind::ContextTooLong),
-    // Before the words on quotas: Alibaba's Throttling.RateQuota is a rate.
+    // Before the words for quotas, because Alibaba's `Throttling.RateQuota` is a rate limit.
     ("throttl", ErrorKind::RateLimit),
     ("resourceexhausted", ErrorKind::RateLimit),
     ("overloaded", ErrorKind::Overloaded),
@@ -235,7 +236,7 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("currentquota", ErrorKind::Quota),
     ("quotaexceeded", ErrorKind::Quota),
     ("billing", ErrorKind::Quota),
-    // OpenCode's, with a 401.
+    // OpenCode's words, with status 401.
     ("creditserror", ErrorKind::Quota),
     ("monthlylimiterror", ErrorKind::Quota),
     ("userlimiterror", ErrorKind::Quota),
@@ -251,14 +252,14 @@ const TELLING_WORDS: &[(&str, ErrorKind)] = &[
     ("accessdenied", ErrorKind::Auth),
     ("timeout", ErrorKind::Timeout),
     ("deadlineexceeded", ErrorKind::Timeout),
-    // A limit on bytes, at Anthropic as in HTTP: the conversation may well fit the model.
+    // A limit on bytes, at Anthropic as in HTTP. The conversation may still fit the model's context.
     ("requesttoolarge", ErrorKind::InvalidRequest),
     ("notsupportederror", ErrorKind::Unsupported),
     ("unimplemented", ErrorKind::Unsupported),
     ("unavailable", ErrorKind::Overloaded),
 ];
 
-/// Words that services also use where the status tells more.
+/// Words that services also use when the status is more precise.
 const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
     ("invalid", ErrorKind::InvalidRequest),
     ("badrequest", ErrorKind::InvalidRequest),
@@ -267,12 +268,12 @@ const VAGUE_WORDS: &[(&str, ErrorKind)] = &[
     ("outofrange", ErrorKind::InvalidRequest),
     ("unprocessable", ErrorKind::InvalidRequest),
     ("unsupported", ErrorKind::InvalidRequest),
-    // OpenAI says so inside an answer: image_too_large, failed_to_download_image.
+    // OpenAI uses these inside a response: `image_too_large`, `failed_to_download_image`.
     ("image", ErrorKind::InvalidRequest),
     ("policy", ErrorKind::InvalidRequest),
 ];
 
-/// Parts of messages of services that leave the matter to prose.
+/// Parts of messages of services that report the reason only as text.
 const PHRASES: &[(&str, ErrorKind)] = &[
     ("check your plan and billing", ErrorKind::Quota),
     ("credit balance", ErrorKind::Quota),
@@ -284,7 +285,7 @@ const PHRASES: &[(&str, ErrorKind)] = &[
     ("incorrect api key", ErrorKind::Auth),
 ];
 
-/// What services say of a prompt that does not fit the model.
+/// Parts of messages about a prompt that does not fit the model's context.
 const TOO_LONG: &[(&str, ErrorKind)] = &[
     ("maximum context length", ErrorKind::ContextTooLong),
     ("maximum prompt length", ErrorKind::ContextTooLong),
@@ -309,18 +310,18 @@ fn find(rules: &[(&str, ErrorKind)], message: &str) -> Option<ErrorKind> {
 
 fn by_status(status: u16, message: &str) -> ErrorKind {
     match status {
-        // 403 is also what OpenRouter answers when a prompt fails moderation.
+        // OpenRouter also sends 403 when a prompt fails moderation.
         403 if message.contains("flagged") => ErrorKind::InvalidRequest,
         401 | 403 | 407 => ErrorKind::Auth,
         402 => ErrorKind::Quota,
-        // 522 and 524 are Cloudflare's: the service behind it did not answer in time.
+        // 522 and 524 are from Cloudflare: the service behind it did not respond in time.
         408 | 504 | 522 | 524 => ErrorKind::Timeout,
         429 => ErrorKind::RateLimit,
         529 => ErrorKind::Overloaded,
         500..=503 if message.contains("overloaded") => ErrorKind::Overloaded,
         503 if message.contains("capacity") => ErrorKind::Overloaded,
         501 | 505 => ErrorKind::Unsupported,
-        // The official SDKs repeat a request that met a lock.
+        // The official SDKs retry a request that failed because of a lock.
         409 | 425 => ErrorKind::Service,
         300..=499 => ErrorKind::InvalidRequest,
         _ => ErrorKind::Service,
@@ -331,7 +332,7 @@ fn text_at(object: &Map<String, Value>, key: &str) -> Option<String> {
     object.get(key).and_then(Value::as_str).filter(|text| !text.is_empty()).map(ToOwned::to_owned)
 }
 
-/// The words in a message: a text, or the list of complaints that a validating server makes.
+/// Returns the text of a message, which is a string or the list of problems that a validating server sends.
 fn words_of(message: &Value) -> String {
     match message {
         Value::Null => String::new(),
@@ -351,13 +352,13 @@ fn words_of(message: &Value) -> String {
     }
 }
 
-/// A text fit for a message: the title of an HTML page in place of the page.
+/// Makes a text readable in a message: an HTML page is replaced by its title.
 fn readable(text: &str) -> String {
     let text = text.trim();
     if !text.starts_with('<') {
         return cap(text);
     }
-    // Titles stand at the head of a page.
+    // The title is at the head of a page.
     let head = cut(text, 4096).to_ascii_lowercase();
     let title = head.find("<title").and_then(|at| {
         let start = at + head[at..].find('>')? + 1;
@@ -366,7 +367,7 @@ fn readable(text: &str) -> String {
     });
     match title.map(str::trim).filter(|title| !title.is_empty()) {
         Some(title) => cap(&title.split_whitespace().collect::<Vec<_>>().join(" ")),
-        None => "the service answered with a page of markup".to_owned(),
+        None => "the service sent a page of markup".to_owned(),
     }
 }
 
@@ -378,7 +379,7 @@ fn cap(text: &str) -> String {
     format!("{}…", cut(text, MESSAGE_LIMIT))
 }
 
-/// The longest beginning of up to `limit` bytes.
+/// Returns the longest beginning of up to `limit` bytes.
 fn cut(text: &str, limit: usize) -> &str {
     let end = (0..=limit.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]

@@ -1,13 +1,13 @@
-//! Ids of tool calls, for services that give none.
+//! Ids of tool calls, for services that send none.
 
 use std::collections::HashSet;
 
 use crate::provider::{ErrorKind, ProviderError};
 
-/// Calls that one answer may make; more are a broken server.
+/// The largest number of calls in one response. Only a broken server makes more.
 pub(super) const MAX_CALLS: usize = 1024;
 
-/// The ids of the calls of one answer, for formats in which calls come whole.
+/// The ids of the calls of one response, for wire formats in which calls arrive complete.
 #[derive(Debug, Default)]
 pub(super) struct CallIds {
     taken: HashSet<String>,
@@ -15,19 +15,19 @@ pub(super) struct CallIds {
 }
 
 impl CallIds {
-    /// Whether the answer has made no call yet.
+    /// Returns whether the response has made no call yet.
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// The [id](Self::at) of the next call.
+    /// Returns the [id](Self::at) of the next call.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Decoding`] if the answer makes more calls than anybody would.
+    /// [`ErrorKind::Decoding`] if the response makes more than [`MAX_CALLS`] calls.
     pub(super) fn next(&mut self, given: &str, answer: &str) -> Result<String, ProviderError> {
         if self.count >= MAX_CALLS {
-            let message = format!("more than {MAX_CALLS} tool calls in one answer");
+            let message = format!("more than {MAX_CALLS} tool calls in one response");
             return Err(ProviderError::new(ErrorKind::Decoding, message));
         }
         let at = self.count;
@@ -35,8 +35,9 @@ impl CallIds {
         Ok(self.at(at, given, answer))
     }
 
-    /// The id of the call at this place: the one `given` by the service, else one made from what is particular about
-    /// the `answer` and the place. The same answer gives the same ids, each once.
+    /// Returns the id of the call at this position. It is the id `given` by the service, or else an id made from the
+    /// position and from `answer`, a text that identifies the response. The same response gives the same ids, and each
+    /// id is unique.
     pub(super) fn at(&mut self, at: usize, given: &str, answer: &str) -> String {
         let wanted = match given {
             "" if answer.is_empty() => format!("call_{at}"),
@@ -53,7 +54,7 @@ impl CallIds {
     }
 }
 
-/// FNV-1a: stable for ever, since it ends up in stored conversations.
+/// The FNV-1a hash. It must never change, because it becomes part of stored conversations.
 pub(super) fn hash(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,5 +1,5 @@
-//! Scalars as services write them: members left out, set to null or to another type. What can't be understood
-//! counts as absent.
+//! Lenient reading of scalars. Services omit members, set them to null or send another type. A value that cannot be
+//! understood counts as absent.
 
 use std::{borrow::Cow, fmt, marker::PhantomData};
 
@@ -12,17 +12,17 @@ use serde_json::{Value, value::RawValue};
 use super::counts::whole;
 use crate::provider::halves;
 
-/// A text, borrowed where it has no escapes. Numbers are taken for their digits, all else for nothing.
+/// A text, borrowed if it has no escapes. A number is read as its digits; everything else is ignored.
 #[derive(Default)]
 pub(super) struct Text<'a>(Option<Cow<'a, str>>);
 
 impl<'a> Text<'a> {
-    /// The text; empty if there is none.
+    /// Returns the text, or an empty string if it is absent.
     pub(super) fn as_str(&self) -> &str {
         self.0.as_deref().unwrap_or_default()
     }
 
-    /// The text, unless it is empty.
+    /// Returns the text, unless it is empty.
     pub(super) fn into_text(self) -> Option<Cow<'a, str>> {
         self.0.filter(|text| !text.is_empty())
     }
@@ -48,7 +48,7 @@ impl<'a> Arguments<'a> {
     }
 }
 
-/// JSON text. Anything but a text or null is an error.
+/// JSON text. Any value other than a string or null is an error.
 #[derive(Default)]
 pub(super) struct JsonText<'a>(Text<'a>);
 
@@ -58,7 +58,7 @@ impl<'a> JsonText<'a> {
     }
 }
 
-/// A number that counts.
+/// A number of things, or an index.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Count(pub(super) Option<u64>);
 
@@ -68,7 +68,7 @@ impl Count {
     }
 }
 
-/// A value in a report, which may be in a form that can't be read.
+/// A value in a report. It may be unreadable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Told<T> {
     #[default]
@@ -78,27 +78,27 @@ pub(super) enum Told<T> {
 }
 
 impl<T> Told<T> {
-    /// This, or the other one if this is nothing.
+    /// Returns this value, or `other` if it is absent.
     pub(super) fn or(self, other: Self) -> Self {
         if matches!(self, Self::Nothing) { other } else { self }
     }
 }
 
 impl<T> From<Option<T>> for Told<T> {
-    /// The value, or `Unreadable` for `None`.
+    /// Returns the value, or `Unreadable` for `None`.
     fn from(value: Option<T>) -> Self {
         value.map_or(Self::Unreadable, Self::Value)
     }
 }
 
-/// What a value of unexpected type is read as.
+/// The form in which a value of unexpected type is read.
 pub(super) enum Scalar<'a> {
     None,
     Text(Cow<'a, str>),
     Whole(u64),
     Real(f64),
     Structure(Value),
-    /// A truth value or a negative number.
+    /// A boolean or a negative number.
     Other,
 }
 
@@ -156,7 +156,7 @@ impl<'de: 'a, 'a> Visitor<'de> for ScalarVisitor<'a> {
     }
 }
 
-/// Reads text and nulls, the only things on the hot path, and passes over structures without building them.
+/// Reads strings and null, the only cases on the hot path, and skips structures without building them.
 struct TextVisitor<'a>(PhantomData<&'a str>);
 
 impl<'de: 'a, 'a> Visitor<'de> for TextVisitor<'a> {
@@ -216,7 +216,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for Arguments<'a> {
-    /// Takes the JSON as it stands, with repeated keys and at any depth: a call that can't be run does not cost the answer.
+    /// Keeps the JSON unchanged, with repeated keys and at any depth. A call that cannot be run does not fail the
+    /// response.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let json = <&RawValue>::deserialize(deserializer)?.get();
         let text = match json.as_bytes() {

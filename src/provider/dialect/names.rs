@@ -1,6 +1,7 @@
-//! Names of tools as services take them: those that are declared, and those in a conversation. A model may have called what
-//! nobody declared, by a name that no tool could have: the call and its error stay in the history, and each request
-//! after that would be refused.
+//! The names of tools as services accept them, for declared tools and for tool uses in a conversation.
+//!
+//! A model may have called a tool that was never declared, by a name that no tool could have. The call and its error
+//! stay in the history, and the service would reject each request after that.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -9,13 +10,15 @@ use crate::provider::{
     dialect::{Decoder, Frame, ids::hash},
 };
 
-/// The names of a request's tools, in letters, digits, `_`, `-` and what is `also` taken, at most `limit` of them, the first
-/// a letter or `_`. No two tools that the request declares have the same. What was called and is not declared may share
-/// one: calls and results are matched by their ids.
+/// The names of a request's tools on the wire.
+///
+/// A name consists of letters, digits, `_`, `-` and the characters in `also`. It has at most `limit` characters and
+/// begins with a letter or `_`. Names of declared tools are distinct. Tools that are called but not declared may share
+/// a name, because calls and results are matched by their ids.
 pub(super) struct ToolNames<'a> {
     limit: usize,
     also: &'static str,
-    /// Names of declared tools that would become one with others.
+    /// Distinct names for declared tools that would otherwise share a name.
     apart: HashMap<&'a str, String>,
 }
 
@@ -38,7 +41,7 @@ impl<'a> ToolNames<'a> {
         Self { limit, also, apart: apart.collect() }
     }
 
-    /// What the service knows this tool by.
+    /// Returns the name of this tool on the wire.
     pub(super) fn get<'n>(&self, name: &'n str) -> Cow<'n, str> {
         match self.apart.get(name) {
             Some(distinct) => distinct.clone().into(),
@@ -64,14 +67,14 @@ fn cleaned<'a>(name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {
     Cow::Owned(clean)
 }
 
-/// A decoder that gives tools the names again by which they are declared.
+/// A decoder that gives tools their declared names again.
 pub(super) struct ToolNameDecoder<D> {
     inner: D,
-    /// By the names that the service knows them by, where these are others.
+    /// The declared names by the names on the wire, if the two differ.
     declared: HashMap<String, String>,
 }
 
-/// The decoder `inner` of an answer to `request`, whose tools are named to the service as by [`ToolNames`].
+/// Wraps the decoder `inner` of the response to `request`, whose tools have the names of [`ToolNames`] on the wire.
 pub(super) fn named<D: Decoder>(
     inner: D,
     request: &Request,

@@ -1,4 +1,4 @@
-//! What OpenAI's two formats say in the same words.
+//! The common parts of OpenAI's two wire formats.
 
 mod models;
 
@@ -16,10 +16,11 @@ use super::{
 };
 use crate::provider::{Effort, Options, OutputSchema, Request, ThinkingMode};
 
-/// Characters of a schema's name, and of a tool's: <https://platform.openai.com/docs/api-reference/chat/create>.
+/// The largest number of characters in the name of a schema or a tool:
+/// <https://platform.openai.com/docs/api-reference/chat/create>.
 pub(super) const NAME_LIMIT: usize = 64;
 
-/// The word for how much to reason, and a warning where it is not quite what was asked for.
+/// Returns the word for the reasoning effort, and warns if it is not exactly the requested effort.
 pub(super) fn effort(
     words: EffortWords,
     mode: ThinkingMode,
@@ -28,27 +29,31 @@ pub(super) fn effort(
     match mode {
         ThinkingMode::Off | ThinkingMode::Budget(0) => {
             if words.off.is_none() {
-                warnings.push("thinking: it can't be turned off".to_owned());
+                warnings.push("`thinking` stays on: it cannot be turned off for this model".to_owned());
             }
             words.off
         }
         ThinkingMode::Effort(effort) => {
             let (asked, word) = (name(effort), words.word(effort));
-            // `xhigh` is OpenAI's word for the most.
+            // `xhigh` is OpenAI's word for the highest effort.
             if word != asked && !(effort == Effort::Max && word == "xhigh") {
-                warnings.push(format!("thinking: {asked} became {word}"));
+                warnings.push(format!(
+                    "`thinking` is changed from effort {asked} to {word}: {asked} is not available here"
+                ));
             }
             Some(word)
         }
         ThinkingMode::Budget(budget) => {
             let word = words.word(nearest(budget));
-            warnings.push(format!("thinking: a budget can't be said, {budget} tokens became effort {word}"));
+            warnings.push(format!(
+                "`thinking` is changed from a budget of {budget} tokens to effort {word}: budgets are not available here"
+            ));
             Some(word)
         }
     }
 }
 
-/// Temperature and top-p; `taken` says whether the model takes other values than the default.
+/// Encodes temperature and top-p. `taken` indicates whether the model accepts values other than the default.
 pub(super) fn sampling(
     options: &Options,
     taken: bool,
@@ -58,19 +63,19 @@ pub(super) fn sampling(
     for (key, value) in [("temperature", options.temperature), ("top_p", options.top_p)] {
         match value.map(Number::from_f64) {
             None => {}
-            // The default may be said.
+            // The default value is always accepted.
             Some(Some(number)) if !taken && number.as_f64() != Some(1.0) => {
-                warnings.push(format!("{key}: the model takes none here, left out"));
+                warnings.push(format!("`{key}` is ignored: this model does not support it here"));
             }
             Some(Some(number)) => {
                 body.insert(key.to_owned(), Value::Number(number));
             }
-            Some(None) => warnings.push(format!("{key}: not a number that JSON has, left out")),
+            Some(None) => warnings.push(format!("`{key}` is ignored: it is not a finite number")),
         }
     }
 }
 
-/// The application's labels; their values have to be strings.
+/// Returns the application's labels. Their values have to be strings.
 pub(super) fn labels(metadata: &Map<String, Value>) -> Map<String, Value> {
     let labels = metadata.iter().map(|(key, value)| {
         let text = value.as_str().map_or_else(|| value.to_string(), ToOwned::to_owned);
@@ -79,7 +84,7 @@ pub(super) fn labels(metadata: &Map<String, Value>) -> Map<String, Value> {
     labels.collect()
 }
 
-/// A schema's name in the letters that are allowed.
+/// Returns the name of a schema, reduced to the allowed characters.
 pub(super) fn schema_name(output: &OutputSchema) -> String {
     let allowed = |c: char| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' };
     let mut name: String = output.name.chars().map(allowed).take(NAME_LIMIT).collect();
@@ -89,15 +94,15 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
     name
 }
 
-/// How an answer's JSON is asked for.
+/// How JSON is requested.
 pub(super) enum Format {
     /// As any object.
     Object,
-    /// As what fits this schema, strictly or not.
+    /// As a value that fits this schema, strictly or not.
     Schema(Value, bool),
 }
 
-/// How an output schema is said to the request's model, where it is said this way to others.
+/// Returns how an output schema is sent to the request's model, if the service generally accepts it as `support`.
 pub(super) fn supported(support: OutputSupport, request: &Request) -> OutputSupport {
     let support = match support {
         OutputSupport::Strict | OutputSupport::Schema if output_tool::is_needed(request) => {
@@ -111,7 +116,7 @@ pub(super) fn supported(support: OutputSupport, request: &Request) -> OutputSupp
     }
 }
 
-/// How the request's output schema is said, if it has one.
+/// Returns how the request's output schema is sent, if it has one.
 pub(super) fn format(
     support: OutputSupport,
     output: Option<&OutputSchema>,
@@ -128,18 +133,20 @@ pub(super) fn format(
             if let Some(strict) = strict(schema) {
                 Format::Schema(strict.schema, true)
             } else {
-                warnings.push("output: strict mode can't say this schema, sent without `strict`".to_owned());
-                // The root has to be an object's here too.
+                warnings.push(
+                    "`output` is sent without `strict`: strict mode cannot express the schema".to_owned(),
+                );
+                // The root has to be an object here too.
                 Format::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
-        // The tool stands in its place, but for a schema that can't be a tool's.
+        // The output tool replaces the schema, unless the schema cannot be the schema of a tool.
         OutputSupport::Schema | OutputSupport::Tool => Format::Schema(schema.clone(), false),
     })
 }
 
-/// How the answer to a request is read whose output schema is said this way. `enforced` says whether the service holds
-/// answers to a strict schema.
+/// Returns how the response to a request is decoded whose output schema is sent this way. `enforced` indicates whether the
+/// service guarantees that responses fit a strict schema.
 pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> Reading {
     let Some(output) = &request.options.output else {
         return Reading::default();
@@ -158,7 +165,7 @@ pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request)
     }
 }
 
-/// A file's bytes as a URL.
+/// Returns a file's bytes as a data URL.
 pub(super) fn data_url(media_type: &str, data: &str) -> String {
     format!("data:{media_type};base64,{data}")
 }

@@ -1,23 +1,23 @@
-//! Answers under an output schema, as decoders tell them: whatever a format makes of the schema, what comes out is a
-//! text of exactly the JSON that was asked for.
+//! Decoding of responses under an output schema. However a wire format requests the schema, the decoded response is a
+//! text that contains exactly the requested JSON.
 
 use crate::provider::{
     BlockStart, Delta, MessageDelta, Part, ProviderError, StopReason,
     dialect::{Decoder, Frame, wrapping::Unwrapper},
 };
 
-/// How the answer to a request is to be read.
+/// How the response to a request is decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Reading {
-    /// The tool whose input is the answer.
+    /// The tool whose input is the value.
     pub(super) tool: Option<String>,
-    /// Whether the value is asked for as the one member of an object.
+    /// Whether the value is requested as the only member of an object.
     pub(super) wrapped: bool,
-    /// Whether the service holds the answer to the schema.
+    /// Whether the service guarantees that the response fits the schema.
     pub(super) enforced: bool,
 }
 
-/// The decoder `inner`, read this way.
+/// Returns a decoder that applies `reading` to the deltas of `inner`.
 pub(super) fn read(inner: impl Decoder + 'static, reading: Reading) -> Box<dyn Decoder> {
     if reading == Reading::default() {
         return Box::new(inner);
@@ -28,20 +28,20 @@ pub(super) fn read(inner: impl Decoder + 'static, reading: Reading) -> Box<dyn D
 struct OutputDecoder<D> {
     inner: D,
     reading: Reading,
-    /// What becomes of each block.
+    /// How each block is translated.
     blocks: Vec<Block>,
-    /// Whether the answer uses tools of the application.
+    /// Whether the response uses tools of the application.
     uses_tools: bool,
-    /// What the decoder told last; empty between two frames.
+    /// The deltas that `inner` just emitted. Empty between two frames.
     fresh: Vec<Delta>,
 }
 
 enum Block {
-    /// It stays what it is.
+    /// A block that is passed on unchanged.
     Other,
-    /// A text that may have to be taken out of its object.
+    /// A text, which is unwrapped from its object if there is an unwrapper.
     Text(Option<Unwrapper>),
-    /// A use of the output tool, as a text.
+    /// A use of the output tool, which becomes a text.
     Output { unwrapper: Option<Unwrapper>, empty: bool, ended: bool },
 }
 
@@ -87,7 +87,7 @@ impl<D: Decoder> OutputDecoder<D> {
                 *empty &= json.is_empty();
                 Part::Text(unwrapped(unwrapper.as_mut(), json))
             }
-            // It signs a tool use, which this is none any more.
+            // A signature belongs to a tool use, and this block is a text now.
             (Some(Block::Output { .. }), _) => return,
             (Some(Block::Text(Some(unwrapper))), Part::Text(text)) => {
                 Part::Text(unwrapped(Some(unwrapper), text))
@@ -101,7 +101,7 @@ impl<D: Decoder> OutputDecoder<D> {
 
     fn end_block(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         match self.blocks.get_mut(index) {
-            // Whether no input is an empty one, the stop reason tells.
+            // The stop reason decides whether a missing input means an empty object.
             Some(Block::Output { empty: true, ended, .. }) => {
                 *ended = true;
                 return;

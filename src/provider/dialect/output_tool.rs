@@ -1,9 +1,9 @@
-//! The output tool: where a service has no word for an output schema, a tool is declared whose input is the answer,
-//! and its use is demanded.
+//! The output tool: if a service does not support output schemas, an additional tool is declared whose input is the
+//! value, and the request forces that tool.
 //!
-//! If the model may use other tools too, the use of some tool is demanded: it calls those first, and the output tool
-//! last. An answer that uses both goes on with the application's tools; what it gave as output stays in it as
-//! text, and is asked for again in the next step.
+//! If the model may use other tools too, the request forces any tool: the model calls the others first, and the output
+//! tool last. If a response uses both, the turn continues with the application's tools. The value stays in that
+//! response as a text, and the next step asks for it again.
 
 use std::borrow::Cow;
 
@@ -17,14 +17,16 @@ use crate::{
 
 const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
 
-/// The request as it is asked for: where the output tool stands in for the output schema, `tool` says whether the service
-/// can be told to have a tool used.
+/// Returns the request as it is sent. If the output tool replaces the output schema, `tool` is set and indicates whether
+/// the service can be asked to force a tool.
 pub(super) fn asked(request: &Request, tool: Option<bool>) -> Cow<'_, Request> {
     tool.and_then(|forced| with_tool(request, forced)).map_or(Cow::Borrowed(request), Cow::Owned)
 }
 
-/// The request with the output tool in place of its output schema. `forced` says whether the service can be told to
-/// have a tool used. Where no tools may be used, the output tool is the only one. `None` without an output schema, and where that can't be a tool's.
+/// Returns the request with the output tool in place of its output schema. `forced` indicates whether the service can be
+/// asked to force a tool. If the request allows no tools, the output tool is the only one.
+///
+/// Returns `None` if the request has no output schema, or if the schema cannot be the schema of a tool.
 fn with_tool(request: &Request, forced: bool) -> Option<Request> {
     let output = request.options.output.as_ref()?;
     let (name, schema) = (name(request, output), schema(output)?);
@@ -56,17 +58,17 @@ fn with_tool(request: &Request, forced: bool) -> Option<Request> {
     Some(request)
 }
 
-/// Whether the catalogue knows that answers of the request's model can't be held to a schema.
+/// Returns whether the catalogue knows that the request's model cannot guarantee an output schema.
 pub(super) fn is_needed(request: &Request) -> bool {
     request.model_info.as_ref().is_some_and(|info| info.structured_output == Some(false))
 }
 
-/// Whether the request's model may use tools, as far as the catalogue knows.
+/// Returns whether the request's model may use tools, as far as the catalogue knows.
 pub(super) fn is_possible(request: &Request) -> bool {
     request.model_info.as_ref().is_none_or(|info| info.tools != Some(false))
 }
 
-/// How an answer that the output tool gives is read.
+/// Returns how a response is decoded that gives the value through the output tool.
 pub(super) fn reading(request: &Request) -> Reading {
     let Some(output) = request.options.output.as_ref().filter(|output| schema(output).is_some()) else {
         return Reading::default();
@@ -75,7 +77,7 @@ pub(super) fn reading(request: &Request) -> Reading {
     Reading { tool: Some(name(request, output)), wrapped, enforced: false }
 }
 
-/// A name that no other tool has.
+/// Returns a name that no other tool has.
 fn name(request: &Request, output: &OutputSchema) -> String {
     let stem = schema_name(output);
     let is_free = |name: &String| request.tools.get(name).is_none();

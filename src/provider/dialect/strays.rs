@@ -1,5 +1,6 @@
-//! Events that are not part of an answer: keep-alives, prices, events of other formats, reports of failures. All formats
-//! treat them alike. A report is an error, anything else is skipped.
+//! Stray events: events that are not part of a response, such as keep-alives, prices, events of other wire formats, and
+//! failure reports. All wire formats treat them alike. A failure report is an error; all other stray events are
+//! skipped.
 
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
@@ -7,20 +8,21 @@ use serde_json::{Map, Value};
 use super::error::{self, is_error};
 use crate::provider::{ErrorKind, ProviderError, dialect::Frame, halves};
 
-/// Bytes of a stray event that an error's message quotes.
+/// The number of bytes of a stray event that an error message quotes.
 const QUOTE: usize = 200;
 
-/// The stray events of one answer.
+/// The stray events of one response.
 #[derive(Debug, Default)]
 pub(super) struct Strays {
-    /// The first event with members but without a name for its kind. A gateway may send such an object in place of an answer.
+    /// The first event that has members but does not name its kind. A gateway may send such an object instead of a
+    /// response.
     said: Option<Box<str>>,
     /// The number of events, up to 2.
     count: u8,
 }
 
 impl Strays {
-    /// Skips an event, a JSON object, that has no member of an answer.
+    /// Skips an event, a JSON object, that has no member of a response.
     ///
     /// # Errors
     ///
@@ -40,13 +42,14 @@ impl Strays {
         Ok(())
     }
 
-    /// The error for an answer that ended without its end; `begun` if any event was part of an answer.
+    /// Returns the error for a stream that ended before the response was complete. `begun` indicates whether any event was
+    /// part of a response.
     pub(super) fn truncated(&self, begun: bool, message: &str) -> ProviderError {
         match &self.said {
-            // Nothing is missing: this is something else.
+            // The only event was not part of a response, so nothing was cut off.
             Some(said) if self.count == 1 && !begun => {
                 let quote = &said[..said.floor_char_boundary(QUOTE)];
-                let message = format!("the service sent something else than an answer: {quote}");
+                let message = format!("the service sent something other than a response: {quote}");
                 ProviderError::new(ErrorKind::Decoding, message).with_body(said)
             }
             Some(said) => ProviderError::new(ErrorKind::Truncated, message).with_body(said),
@@ -55,11 +58,11 @@ impl Strays {
     }
 }
 
-/// Skips data that can't be read as an event, if the format does not know the event's name.
+/// Skips data that cannot be parsed as an event, if the wire format does not know the event's name.
 ///
 /// # Errors
 ///
-/// The event may be a part of the answer, and `what` is the error's message; or it reports a failure.
+/// The event may be part of the response (`what` is the message of the error), or it reports a failure.
 pub(super) fn skip_unreadable(
     frame: Frame<'_>,
     what: &str,
@@ -81,8 +84,8 @@ pub(super) fn skip_unreadable(
     Ok(())
 }
 
-/// Whether data that can't be read, under a name that the format does not know, may still be a part of the answer: JSON
-/// of another shape, with half a character, or cut off.
+/// Returns whether unparsable data, under a name that the wire format does not know, may still be part of the response:
+/// JSON of another shape, with half of a surrogate pair, or truncated.
 pub(super) fn may_be_own(data: &str) -> bool {
     match serde_json::from_str::<IgnoredAny>(data) {
         Ok(_) => data.starts_with('{'),
@@ -90,13 +93,13 @@ pub(super) fn may_be_own(data: &str) -> bool {
     }
 }
 
-/// Whether an event without any member of an answer reports a failure.
+/// Returns whether an event without any member of a response reports a failure.
 fn is_report(event: &Map<String, Value>) -> bool {
     let speaks = || ["message", "msg"].iter().any(|key| !text_at(event, key).is_empty());
     is_named_report(event) || name_of(event).is_none() && speaks()
 }
 
-/// Whether the members of an event name a failure.
+/// Returns whether the members of an event name a failure.
 fn is_named_report(event: &Map<String, Value>) -> bool {
     let has_errors = event.get("errors").and_then(Value::as_array).is_some_and(|errors| !errors.is_empty());
     has_errors
@@ -104,7 +107,7 @@ fn is_named_report(event: &Map<String, Value>) -> bool {
         || name_of(event).is_some_and(|name| name.to_ascii_lowercase().ends_with("error"))
 }
 
-/// The event's own name for its kind.
+/// Returns the name that the event gives its own kind.
 fn name_of(event: &Map<String, Value>) -> Option<&str> {
     ["type", "object", "event"].iter().map(|key| text_at(event, key)).find(|name| !name.is_empty())
 }

@@ -1,4 +1,4 @@
-//! Output schemas for services that guarantee an answer's shape.
+//! Output schemas for services that guarantee the shape of a response.
 
 use std::cell::Cell;
 
@@ -7,24 +7,29 @@ use serde_json::{Map, Value, json};
 use super::wrapping::wrapped;
 use crate::provider::output::takes_null;
 
-/// A schema in the subset of JSON Schema that OpenAI's strict mode takes.
+/// A schema in the subset of JSON Schema that OpenAI's strict mode accepts.
 pub(super) struct Strict {
     pub(super) schema: Value,
-    /// Whether the value is asked for as the one member of an object.
+    /// Whether the value is requested as the only member of an object.
     pub(super) wrapped: bool,
 }
 
-/// Rewrites a schema to that subset: objects are closed and demand every property, those that may be absent may be null
-/// instead, keywords that are refused are left out, and a value that is no object is put into one. Every value that
-/// fits the rewritten schema fits the original one as far as those keywords allow, once nulls and wrapping are
-/// taken off; and for every value of the original schema, without what only an open object allows, there is one of the
-/// rewritten.
+/// Rewrites a schema to the strict subset:
 ///
-/// `None` if the subset can't say it: a map with free keys, a schema that allows anything, a combination other than
-/// alternatives, or alternatives beside properties: closed, each excludes what the other demands.
+/// - Objects are closed and require every property. An optional property may be null instead of absent.
+/// - Keywords that the service rejects are removed.
+/// - A value that is not an object is wrapped in one.
 ///
-/// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and
-/// `to_strict_json_schema` of OpenAI's Python SDK.
+/// Every value that fits the rewritten schema fits the original schema after nulls and the wrapping object are removed,
+/// except for the removed keywords. For every value of the original schema, without the members that only an open
+/// object allows, there is a value of the rewritten schema.
+///
+/// Returns `None` if the subset cannot express the schema: a map with free keys, a schema that allows anything, a
+/// combination other than alternatives, or alternatives next to properties. If those are closed, each excludes what the
+/// other requires.
+///
+/// Source: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas> and `to_strict_json_schema`
+/// of OpenAI's Python SDK.
 pub(super) fn strict(schema: &Value) -> Option<Strict> {
     let object = wrapped(schema);
     let wrapped = object.is_some();
@@ -35,22 +40,23 @@ pub(super) fn strict(schema: &Value) -> Option<Strict> {
 
 struct Rewriter<'a> {
     root: &'a Value,
-    /// References that may still be replaced by what they name.
+    /// The number of references that may still be replaced by their targets.
     inlinings: Cell<usize>,
 }
 
-/// How many references of one schema are replaced by what they name, at most: with words beside each, a few types
-/// that name each other would grow without end. Beyond it a reference goes without the words.
+/// The largest number of references in one schema that are replaced by their targets. If references carry annotations,
+/// a few types that refer to each other would otherwise grow without end. Beyond this number, a reference loses its
+/// annotations.
 pub(super) const MAX_INLININGS: usize = 500;
 
-/// Takes one of the replacements that are left, if any is.
+/// Uses one of the remaining replacements, and returns whether there was one.
 pub(super) fn may_inline(left: &Cell<usize>) -> bool {
     let next = left.get().checked_sub(1);
     left.set(next.unwrap_or_default());
     next.is_some()
 }
 
-/// Keywords without which an answer still has its shape.
+/// Keywords that can be removed while a response keeps its shape.
 const DROPPED: &[&str] = &[
     "$schema",
     "$id",
@@ -96,14 +102,14 @@ const FORMATS: &[&str] =
     &["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
 impl Rewriter<'_> {
-    /// `inlined` are the references that the schema was reached through.
+    /// Rewrites a schema. `inlined` are the references that led to it.
     fn schema(&self, schema: &Value, inlined: &mut Vec<String>) -> Option<Value> {
         let schema = schema.as_object()?;
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
             return self.reference(reference, schema, inlined);
         }
         if let Some(Value::Array(all)) = schema.get("allOf") {
-            // One part alone is an idiom for adding words to a reference.
+            // An `allOf` with a single part is an idiom for adding annotations to a reference.
             let [part] = all.as_slice() else { return None };
             let merged = merged(part.as_object()?, without(schema, "allOf"))?;
             return self.schema(&Value::Object(merged), inlined);
@@ -167,7 +173,8 @@ impl Rewriter<'_> {
         schemas.map(|(name, schema)| Some((name.clone(), self.schema(schema, inlined)?))).collect()
     }
 
-    /// A reference may have no keywords beside it: with some, what it names goes in its place.
+    /// Rewrites a reference. No other keywords may accompany a reference, so a reference with keywords is replaced by
+    /// its target.
     fn reference(
         &self,
         reference: &str,
@@ -191,7 +198,7 @@ impl Rewriter<'_> {
     }
 }
 
-/// The schema with null as one more alternative.
+/// Returns the schema with null as an additional alternative.
 fn nullable(mut schema: Value) -> Value {
     let closed = schema.get("enum").is_some() || schema.get("const").is_some();
     let nothing = json!({"type": "null"});
@@ -210,12 +217,13 @@ fn nullable(mut schema: Value) -> Value {
     json!({"anyOf": [schema, nothing]})
 }
 
-/// What describes a value and does not restrict it.
+/// Returns whether a keyword describes a value without restricting it.
 fn is_words(key: &str) -> bool {
     matches!(key, "title" | "description") || DROPPED.contains(&key)
 }
 
-/// The schema with more members, whose words go before its own. `None` if both restrict a value by the same keyword.
+/// Returns the schema with more members, which replace its own annotations. `None` if both restrict a value by the same
+/// keyword in different ways.
 fn merged(
     schema: &Map<String, Value>,
     more: impl IntoIterator<Item = (String, Value)>,
@@ -230,7 +238,7 @@ fn merged(
     Some(merged)
 }
 
-/// The members but for one.
+/// Returns all members except one.
 pub(super) fn without<'a>(
     schema: &'a Map<String, Value>,
     key: &'a str,

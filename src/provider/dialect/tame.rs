@@ -1,5 +1,5 @@
-//! Events that a strict reader refuses, or reads with a loss, for the sake of a member that must not cost the answer:
-//! the arguments of a call, and usage.
+//! Rewriting of events that a strict parser rejects or reads with a loss, because of members that must not fail the
+//! response: the arguments of a call, and usage.
 
 use std::{collections::HashMap, fmt};
 
@@ -9,11 +9,11 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// Levels of an event above the arguments of a call, at most.
+/// The greatest depth of an event at which arguments of a call are found.
 const MAX_DEPTH: usize = 16;
 
-/// The event with arguments that are JSON themselves as a text, and unreadable usage as a text. Arguments keep their
-/// repeated keys that way, and any depth. Of other repeated keys, the last one counts. `None` if the event is not JSON.
+/// Rewrites the event: arguments that are JSON themselves and unreadable usage become strings. Arguments thereby keep
+/// repeated keys, and any depth. Of other repeated keys, the last counts. Returns `None` if the event is not JSON.
 pub(super) fn tamed(json: &str) -> Option<String> {
     let mut tame = String::with_capacity(json.len() + 64);
     write(serde_json::from_str(json).ok()?, 0, &mut tame)?;
@@ -54,23 +54,23 @@ fn write(value: &RawValue, depth: usize, to: &mut String) -> Option<()> {
     Some(())
 }
 
-/// Whether this member of an object of this type goes into the event as a text.
+/// Returns whether this member, in an object of this type, becomes a string.
 fn is_text(key: &str, kind: Option<&str>, json: &str) -> bool {
     match key {
         "arguments" | "args" => matches!(kind, None | Some("function_call")) && is_bare(json),
-        // The calls of a service's own tools have inputs too, which go back as they are.
+        // The calls of a service's own tools have inputs too, which are sent back unchanged.
         "input" => kind == Some("tool_use") && is_bare(json) && !is_empty(json),
         "usage" | "usageMetadata" => serde_json::from_str::<serde_json::Value>(json).is_err(),
         _ => false,
     }
 }
 
-/// Whether these arguments are JSON themselves, not a text or null.
+/// Returns whether these arguments are JSON themselves, and not a string or null.
 fn is_bare(json: &str) -> bool {
     !json.starts_with(['"', 'n'])
 }
 
-/// Whether this is an empty object, the usual placeholder for an input to come.
+/// Returns whether this is an empty object, the usual placeholder for an input that follows.
 fn is_empty(json: &str) -> bool {
     json.strip_prefix('{').is_some_and(|rest| rest.trim_start() == "}")
 }

@@ -1,15 +1,15 @@
-//! Texts that several formats need in the same words or treat alike.
+//! Texts that several wire formats share, and their common treatment of texts.
 
-/// Types beside `text/*` whose bytes are text.
+/// The media types, other than `text/*`, whose content is text.
 const TEXTS: [&str; 5] =
     ["application/json", "application/xml", "application/yaml", "application/toml", "application/javascript"];
 
-/// Whether a file of this media type, in lower case and without parameters, is text.
+/// Returns whether a file of this media type is text. The media type is in lower case and has no parameters.
 pub(super) fn is_text(media_type: &str) -> bool {
     media_type.starts_with("text/") || TEXTS.contains(&media_type)
 }
 
-/// A tool result's text, for formats without a flag for failure. Services refuse a blank one.
+/// Returns the text of a tool result, for wire formats without a flag for failure. Services reject a blank text.
 pub(super) fn of_result(text: String, is_error: bool) -> String {
     match (is_error, text.trim().is_empty()) {
         (true, true) => "Error: the tool failed without saying why.".to_owned(),

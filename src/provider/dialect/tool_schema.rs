@@ -1,6 +1,7 @@
-//! Schemas of tools' inputs as services take them: an object, with all its properties at the top. With alternatives there,
-//! or a reference, OpenAI and Anthropic refuse every request that offers the tool, and servers of open models show
-//! their models nothing of it.
+//! Tool input schemas as services accept them: an object with all properties at the top level.
+//!
+//! If the top level has alternatives or a reference, OpenAI and Anthropic reject every request with the tool, and
+//! servers of open models do not show the schema to their models.
 
 use std::fmt::Write as _;
 
@@ -9,15 +10,18 @@ use serde_json::{Map, Value, json};
 use super::unions::{Members, constant};
 use crate::tool::{Schema, resolve_reference as target};
 
-/// Keywords that can't be at the top. `properties`, `required` and the description say what is to be said of them.
+/// Keywords that are not allowed at the top level. `properties`, `required` and the description express them instead.
 const REFUSED: [&str; 7] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "const", "not"];
 
-/// Bytes of words on alternatives, about.
+/// The approximate largest number of bytes that describe alternatives.
 const MAX_WORDS: usize = 4000;
 
-/// The schema with the properties of its alternatives side by side at the top, and demanded where all demand them. Every
-/// input that fits the schema fits this one; the description says what belongs together, and what does not is found
-/// when the input is checked. A schema that is so already stays as it is, to the byte.
+/// Returns the schema with the properties of its alternatives side by side at the top level. A property is required if
+/// all alternatives require it.
+///
+/// Every input that fits the original schema fits this one. The description states which properties belong together,
+/// and validation of the input finds violations. A schema that already has this form is returned unchanged, to the
+/// byte.
 pub(super) fn tool_schema(schema: &Schema) -> &Value {
     schema.offered(as_object)
 }
@@ -34,7 +38,7 @@ fn as_object(schema: &Value) -> Option<Value> {
     }
 }
 
-/// `None` where a reference leads nowhere: what it stands for can't be gathered.
+/// Returns `None` if a reference leads nowhere, because its target cannot be included.
 fn flat(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
     let members = members(root, root).unwrap_or_default();
     let mut out = resolved(root, map)?;
@@ -55,7 +59,7 @@ fn flat(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
     Some(with_targets(root, out))
 }
 
-/// The schema, or what its reference leads to with what stands beside that.
+/// Returns the schema, or the target of its reference together with the keywords next to the reference.
 fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>> {
     let mut out = map.clone();
     while let Some(Value::String(reference)) = out.shift_remove("$ref") {
@@ -67,8 +71,8 @@ fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>
     Some(out)
 }
 
-/// What a schema says of an object's members; `None` if no object fits it. A reference never leads to what it stands in,
-/// and a schema has few parts that apply to one value: [`Schema::new`] refuses others.
+/// Returns the members that a schema defines for an object. `None` if no object fits it. A reference never leads back
+/// to a schema that contains it, and few parts of a schema apply to one value: [`Schema::new`] rejects other schemas.
 fn members(root: &Value, schema: &Value) -> Option<Members> {
     let map = match schema {
         Value::Object(map) => map,
@@ -101,7 +105,8 @@ fn parts<'a>(schema: &'a Map<String, Value>, key: &str) -> &'a [Value] {
     schema.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }
 
-/// What can't stand at the top, in words: nothing else says what belongs together.
+/// A description of the keywords that are not allowed at the top level. Only this text states which properties belong
+/// together.
 #[derive(Default)]
 struct Words {
     text: String,
@@ -115,7 +120,7 @@ impl Words {
         words.text
     }
 
-    /// Takes the alternatives of a schema and of its parts, and what it forbids.
+    /// Describes the alternatives of a schema and of its parts, and the schemas that it forbids.
     fn add(&mut self, root: &Value, schema: &Map<String, Value>) {
         for (key, head) in [("oneOf", "Exactly one of these:"), ("anyOf", "At least one of these:")] {
             let said = |part| Some(line(&members(root, part)?, description(root, part)));
@@ -156,7 +161,7 @@ impl Words {
     }
 }
 
-/// An alternative: its members, with a mark on those that may be absent and the value of those that have but one.
+/// Describes an alternative by its members. Optional members are marked, and constant members have their value.
 fn line(members: &Members, description: Option<&str>) -> String {
     let mut line = String::from("\n- {");
     let unsaid = members.required.iter().filter(|name| !members.properties.contains_key(*name));
@@ -176,7 +181,7 @@ fn line(members: &Members, description: Option<&str>) -> String {
     line
 }
 
-/// What a schema is called: its own words, or those of what it refers to.
+/// Returns the description or title of a schema or of its reference's target.
 fn description<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a str> {
     let mut schema = schema;
     loop {
@@ -188,7 +193,7 @@ fn description<'a>(root: &'a Value, schema: &'a Value) -> Option<&'a str> {
     }
 }
 
-/// Lets references that led into what is gone find it in a copy among the definitions.
+/// Redirects references whose targets were removed to a copy of the schema among the definitions.
 fn with_targets(root: &Value, out: Map<String, Value>) -> Map<String, Value> {
     let out = Value::Object(out);
     let is_lost = |reference: &str| target(&out, reference).is_none() && target(root, reference).is_some();
@@ -196,7 +201,7 @@ fn with_targets(root: &Value, out: Map<String, Value>) -> Map<String, Value> {
     if refers(&out, &is_lost) {
         let mut copy = root.clone();
         if let Value::Object(copy) = &mut copy {
-            // What it is called by is understood at the top alone.
+            // These keywords have a meaning only at the top level.
             copy.retain(|key, _| !["$defs", "definitions", "$id", "id", "$schema"].contains(&key.as_str()));
         }
         let mut name = "original".to_owned();
@@ -219,7 +224,7 @@ fn with_targets(root: &Value, out: Map<String, Value>) -> Map<String, Value> {
     }
 }
 
-/// Whether any reference is of this kind.
+/// Returns whether any reference is of this kind.
 fn refers(schema: &Value, kind: &impl Fn(&str) -> bool) -> bool {
     match schema {
         Value::Array(items) => items.iter().any(|item| refers(item, kind)),
@@ -231,7 +236,7 @@ fn refers(schema: &Value, kind: &impl Fn(&str) -> bool) -> bool {
     }
 }
 
-/// Gives each reference to `moved`, which says where it leads now if elsewhere.
+/// Passes each reference to `moved`, and replaces those for which it returns a new target.
 fn repoint(schema: &mut Value, moved: &impl Fn(&str) -> Option<String>) {
     match schema {
         Value::Array(items) => items.iter_mut().for_each(|item| repoint(item, moved)),

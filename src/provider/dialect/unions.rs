@@ -1,20 +1,20 @@
-//! Several schemas as one that takes whatever any of them does.
+//! Unions of several schemas: one schema that accepts every value that any of them accepts.
 
 use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-/// What schemas say of an object's members.
+/// The members that schemas define for an object.
 #[derive(Default)]
 pub(super) struct Members {
     pub(super) properties: Map<String, Value>,
     pub(super) required: Vec<String>,
-    /// The same, for looking up: there may be very many.
+    /// The required names as a set, because there may be very many of them.
     demanded: HashSet<String>,
 }
 
 impl Members {
-    /// What a schema itself says, without its parts.
+    /// Returns the members that a schema itself defines, without its parts.
     pub(super) fn of(schema: &Map<String, Value>) -> Self {
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();
         let required: Vec<String> = required.filter_map(Value::as_str).map(ToOwned::to_owned).collect();
@@ -25,12 +25,12 @@ impl Members {
         }
     }
 
-    /// Whether an object must have this member.
+    /// Returns whether an object must have this member.
     pub(super) fn demands(&self, name: &str) -> bool {
         self.demanded.contains(name)
     }
 
-    /// Takes what another schema says of the same object.
+    /// Adds the members that another schema defines for the same object.
     pub(super) fn and(&mut self, other: Self) {
         for (name, schema) in other.properties {
             let both = match self.properties.get_mut(&name) {
@@ -46,7 +46,7 @@ impl Members {
         }
     }
 
-    /// What one of two schemas says. It may be either.
+    /// Combines the members of two schemas of which either may apply.
     pub(super) fn or(mut self, other: Self) -> Self {
         for (name, schema) in other.properties {
             let either = match self.properties.get_mut(&name) {
@@ -61,7 +61,7 @@ impl Members {
     }
 }
 
-/// The one value that a schema takes.
+/// Returns the only value that a schema accepts.
 pub(super) fn constant(schema: &Value) -> Option<&Value> {
     match (schema.get("const"), schema.get("enum").and_then(Value::as_array).map(Vec::as_slice)) {
         (Some(value), _) | (None, Some([value])) => Some(value),
@@ -69,7 +69,8 @@ pub(super) fn constant(schema: &Value) -> Option<&Value> {
     }
 }
 
-/// A schema for what fits both; where both restrict by the same keyword, for what fits either.
+/// Returns a schema for values that fit both. If both use the same keyword with different values, returns a schema for
+/// values that fit either.
 fn both(mut first: Value, second: Value) -> Value {
     let (Value::Object(own), Value::Object(more)) = (&mut first, &second) else {
         return if first.is_object() { first } else { second };
@@ -85,7 +86,7 @@ fn both(mut first: Value, second: Value) -> Value {
     first
 }
 
-/// A schema for what fits either.
+/// Returns a schema for values that fit either.
 fn either(first: Value, second: Value) -> Value {
     let mut parts = alternatives(first);
     for other in alternatives(second) {
@@ -106,7 +107,7 @@ fn either(first: Value, second: Value) -> Value {
     }
 }
 
-/// The schemas that one stands for that has nothing but alternatives.
+/// Returns the alternatives of a schema that has nothing but alternatives.
 fn alternatives(mut schema: Value) -> Vec<Value> {
     match schema.as_object_mut() {
         Some(map) if map.len() == 1 => match map.get_mut("anyOf").map(Value::take) {
@@ -118,7 +119,8 @@ fn alternatives(mut schema: Value) -> Vec<Value> {
     }
 }
 
-/// Two schemas as one without alternatives: they differ in words alone, or are lists of values of one type.
+/// Joins two schemas into one without alternatives, if they differ only in annotations, or are lists of values of one
+/// type.
 fn join(first: &Value, second: &Value) -> Option<Value> {
     if first == second {
         return Some(first.clone());

@@ -1,16 +1,17 @@
-//! What a format has no member for and can only be said to the model.
+//! Words for the system prompt and for warnings, used where a service has no setting for an option.
 
 use super::wrapping::wrapped;
 use crate::provider::OutputSchema;
 
-/// The warning where a schema is only said.
-pub(super) const UNENFORCED: &str = "output: the schema is said in the system prompt, and not enforced";
+/// The warning for a schema that is only part of the system prompt.
+pub(super) const UNENFORCED: &str = "`output` is not enforced: the schema is only part of the system prompt";
 
-/// The warning where a cache can't be told how long to last.
-pub(super) const NO_LONG_CACHE: &str = "cache: it can't be said here how long to keep the prompt";
+/// The warning for a cache hint whose time cannot be expressed.
+pub(super) const NO_LONG_CACHE: &str =
+    "`cache` is not extended: there is no setting here for how long the prompt is kept";
 
-/// The system prompt with the demand for an answer of this shape. One that is no object is asked for within one:
-/// services that hold an answer to JSON hold it to an object.
+/// Returns the system prompt with an instruction to answer in the shape of the schema. If the value is not an object,
+/// it is requested within one: services that guarantee JSON guarantee an object.
 pub(super) fn with_schema(system: &str, output: &OutputSchema) -> String {
     let mut text = system.to_owned();
     if !text.is_empty() {

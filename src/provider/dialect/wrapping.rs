@@ -1,10 +1,11 @@
-//! Values that are no object, asked for as the one member of an object, where a service takes nothing else.
+//! Wrapping of values that are not objects: they are requested as the only member of an object if a service accepts
+//! nothing else.
 
 use serde_json::{Value, json};
 
 use crate::provider::output::WRAPPER;
 
-/// The schema of an object that holds the value; `None` if the value is an object already.
+/// Returns the schema of an object that holds the value. `None` if the value is already an object.
 pub(super) fn wrapped(schema: &Value) -> Option<Value> {
     if is_object(schema) {
         return None;
@@ -26,18 +27,18 @@ pub(super) fn wrapped(schema: &Value) -> Option<Value> {
     Some(out)
 }
 
-/// Whether the schema takes objects and nothing else.
+/// Returns whether the schema accepts objects and nothing else.
 pub(super) fn is_object(schema: &Value) -> bool {
     schema.get("type").is_some_and(|kind| kind == "object")
 }
 
-/// Lets references into the schema find it where it has moved to. Shared definitions stay at the top.
+/// Adjusts references into the schema to its new place. Shared definitions stay at the top.
 fn repoint(schema: &mut Value) {
     match schema {
         Value::Array(items) => items.iter_mut().for_each(repoint),
         Value::Object(map) => map.iter_mut().for_each(|(key, value)| match (key.as_str(), value) {
             ("$ref", Value::String(reference)) => *reference = moved(reference),
-            // Not schemas.
+            // These are values, not schemas.
             ("const" | "enum" | "default" | "examples", _) => {}
             (_, value) => repoint(value),
         }),
@@ -54,34 +55,34 @@ fn moved(reference: &str) -> String {
     }
 }
 
-/// The value's JSON text out of the object around it, as it streams in. A text that is no such object passes as it
-/// is.
+/// Extracts a value's JSON text from the object around it while the text streams in. A text that is not such an object
+/// passes unchanged.
 #[derive(Debug, Default)]
 pub(super) struct Unwrapper {
     state: State,
-    /// What can't be told yet.
+    /// The text whose meaning is not known yet.
     held: String,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
 enum State {
-    /// The object's beginning may still come.
+    /// The beginning of the object may still follow.
     #[default]
     Before,
-    /// Within the value, or behind it.
+    /// The text is within the value, or after it.
     Inside,
-    /// It is no such object, or it is over.
+    /// The text is not such an object, or it has ended.
     Outside,
 }
 
-/// The member's name as JSON text.
+/// The name of the member as JSON text.
 const WRAPPER_TEXT: &str = "\"value\"";
 
-/// Bytes that are held back, at most: of an object's beginning or end.
+/// The largest number of bytes that are held back, of the object's beginning or end.
 const MAX_HELD: usize = 1024;
 
 impl Unwrapper {
-    /// More text, and what is known by it to be the value's.
+    /// Adds text, and returns the text that is now known to belong to the value.
     pub(super) fn push(&mut self, text: &str) -> String {
         self.held.push_str(text);
         if self.state == State::Before {
@@ -107,7 +108,7 @@ impl Unwrapper {
         }
     }
 
-    /// The text is over: what is left of it. Only the closing brace is not the value's.
+    /// Ends the text and returns its rest. Only the closing brace does not belong to the value.
     pub(super) fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
         match std::mem::replace(&mut self.state, State::Outside) {
@@ -119,11 +120,11 @@ impl Unwrapper {
 
 /// How a text begins.
 enum Beginning {
-    /// As the object does, whose value is at this place.
+    /// The text begins like the object. Its value starts at this position.
     Object(usize),
-    /// As the object may.
+    /// The text is too short to decide.
     Open,
-    /// Otherwise.
+    /// The text begins differently.
     Other,
 }
 
@@ -136,6 +137,6 @@ fn beginning(text: &str) -> Beginning {
             None => return Beginning::Other,
         }
     }
-    // White space before the value may still come.
+    // White space before the value may still follow.
     if rest.is_empty() { Beginning::Open } else { Beginning::Object(text.len() - rest.len()) }
 }

@@ -1,4 +1,4 @@
-//! A history as the format's messages. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
+//! Encoding of a history as messages. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
 
 use std::collections::{HashMap, HashSet};
 
@@ -22,10 +22,10 @@ use crate::{
 
 type Object = Map<String, Value>;
 
-/// Images that the service takes.
+/// The image types that the service supports.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
 
-/// The standard alphabet, padded or not: whoever gives a file need not know which.
+/// The standard alphabet, with or without padding: an application need not know which of them its file uses.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
     GeneralPurposeConfig::new()
@@ -33,13 +33,13 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
         .with_decode_allow_trailing_bits(true),
 );
 
-/// Said in place of a failed tool's empty output, which the service refuses.
+/// The text that replaces the empty output of a failed tool, which the service rejects.
 const SILENT_FAILURE: &str = "The tool failed without a message.";
 
-/// Characters of a tool's name that the service takes.
+/// The largest number of characters in a tool's name.
 pub(super) const NAME_LIMIT: usize = 128;
 
-/// One message on the wire.
+/// A message on the wire.
 struct Turn {
     role: Role,
     blocks: Vec<Block>,
@@ -56,21 +56,21 @@ enum Kind {
     Plain,
     ToolResult,
     Thinking,
-    /// Another's text, not to be touched.
+    /// Data of the service, which must not be changed.
     Opaque,
 }
 
-/// Which of a conversation's thinking goes back.
+/// The thinking of a conversation that is sent back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kept {
     All,
-    /// That of the turn that is open, where tools were used.
+    /// The thinking of the turn in flight, in which tools were used.
     Open,
     None,
 }
 
 impl Kept {
-    /// The first message whose thinking goes back.
+    /// Returns the index of the first message whose thinking is sent back.
     fn start(self, history: &History) -> usize {
         let is_prompt = |message: &Message| {
             let is_result = |content: &Content| matches!(content, Content::ToolResult(_));
@@ -84,7 +84,8 @@ impl Kept {
     }
 }
 
-/// The messages, with the thinking in them that is kept; `cache` marks the last block that may carry a cache breakpoint.
+/// Encodes the messages with the thinking that is `kept`. `cache` marks the last block that may carry a cache
+/// breakpoint.
 pub(super) fn messages(
     request: &Request,
     names: &ToolNames<'_>,
@@ -104,14 +105,14 @@ pub(super) fn messages(
         }
     }
     drop_unanswered(&mut turns);
-    // An assistant's message can't end in thinking. Where it does, the answer was cut off there.
+    // An assistant message must not end in thinking. If it does, the response was cut off there.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
         while turn.blocks.last().is_some_and(|block| block.kind == Kind::Thinking) {
             turn.blocks.pop();
         }
     }
     turns.retain(|turn| !turn.blocks.is_empty());
-    // What went may have stood between two messages of one role.
+    // A removed message may have separated two messages of the same role.
     turns.dedup_by(|next, turn| {
         let same = next.role == turn.role;
         if same {
@@ -119,7 +120,7 @@ pub(super) fn messages(
         }
         same
     });
-    // Results come first in their message, or the service misses them. The sort is stable.
+    // Results come first in their message; otherwise the service does not find them. The sort is stable.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
         turn.blocks.sort_by_key(|block| block.kind != Kind::ToolResult);
     }
@@ -146,7 +147,8 @@ impl Turn {
     }
 }
 
-/// Takes the white space off the end of a last answer that the model is to go on with: the service refuses it.
+/// Removes the white space at the end of a last assistant message that the model is to continue: the service rejects
+/// it.
 fn trim_end(blocks: &mut [Block]) {
     if let Some(Block { kind: Kind::Plain, value }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
@@ -155,9 +157,9 @@ fn trim_end(blocks: &mut [Block]) {
     }
 }
 
-/// Takes out uses of the service's own tools whose results never came, since an answer was cut off there: the service
-/// refuses a conversation that goes on behind one. It goes on itself with those of the last message, and with code
-/// that waits for a tool of the application.
+/// Removes uses of the service's own tools that have no results, because the response was cut off there. The service
+/// rejects a conversation that continues after such a use. It continues by itself the uses in the last message, and
+/// code that waits for a tool of the application.
 fn drop_unanswered(turns: &mut [Turn]) {
     let Some((_, earlier)) = turns.split_last() else {
         return;
@@ -245,7 +247,7 @@ impl Encoder<'_> {
         let input = match &tool_use.input {
             input @ Value::Object(_) => input.clone(),
             Value::Null => json!({}),
-            // The service takes objects alone.
+            // The service accepts only objects.
             other => json!({"value": other}),
         };
         let id = self.ids.assign(&tool_use.id);
@@ -281,12 +283,12 @@ impl Encoder<'_> {
         Ok(value)
     }
 
-    /// An image, a PDF or a text as the service takes it, else what goes in its place.
+    /// Encodes an image, a PDF or a text file as the service supports it, or else its replacement.
     fn attachment(&self, role: Role, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = full.split(';').next().unwrap_or_default().trim();
         let refused = if role == Role::Assistant {
-            "the Messages format takes no files from an assistant"
+            "the Messages wire format does not support files in assistant messages"
         } else if media_type == "image/jpg" || IMAGES.contains(&media_type) {
             let media_type = if media_type == "image/jpg" { "image/jpeg" } else { media_type };
             let value = json!({"type": "image", "source": source(&attachment.source, media_type)});
@@ -303,15 +305,15 @@ impl Encoder<'_> {
                 Err(why) => why,
             }
         } else if attachment.is_image() {
-            "the Messages format takes JPEG, PNG, GIF and WebP images"
+            "the Messages wire format supports only JPEG, PNG, GIF and WebP images"
         } else {
-            "the Messages format takes images, PDF and text"
+            "the Messages wire format supports only images, PDF and text"
         };
         placeholder(self.request, attachment, refused).map(|text| text_block(&text))
     }
 }
 
-/// A text block, unless the text is blank: the service refuses that.
+/// Encodes a text block. A blank text gives none, because the service rejects it.
 fn text_block(text: &str) -> Option<Object> {
     (!text.trim().is_empty()).then(|| object(json!({"type": "text", "text": text})))
 }
@@ -331,12 +333,12 @@ fn document(attachment: &Attachment, source: &Value) -> Object {
     value
 }
 
-/// The text of a text file, or why there is none.
+/// Returns the text of a text file, or the reason why it has none.
 fn text(source: &Source) -> Result<String, &'static str> {
     let Source::Base64 { data } = source else {
-        return Err("the Messages format takes only images and PDF by URL");
+        return Err("the Messages wire format supports only images and PDF by URL");
     };
-    let bytes = BASE64.decode(data).map_err(|_| "its base64 is broken")?;
+    let bytes = BASE64.decode(data).map_err(|_| "its base64 is invalid")?;
     match String::from_utf8(bytes) {
         Ok(text) if text.trim().is_empty() => Err("it is empty"),
         Ok(text) => Ok(text),
@@ -344,21 +346,23 @@ fn text(source: &Source) -> Result<String, &'static str> {
     }
 }
 
-/// The citations that the decoder put into a text's signature, one JSON object a line.
+/// Returns the citations that the decoder put into a text's signature, one JSON object per line.
 fn citations(signature: &str) -> Option<Value> {
     let lines = signature.lines().map(serde_json::from_str::<Object>);
     let citations: Vec<Value> = lines.map(|line| line.map(Value::Object)).collect::<Result<_, _>>().ok()?;
     (!citations.is_empty()).then_some(Value::Array(citations))
 }
 
-/// Ids of tool uses on the wire: in the letters that the service takes, and each once in a conversation.
-/// What came earlier decides, so that a conversation's beginning stays the same as it grows.
+/// The ids of tool uses on the wire. They consist of characters that the service supports, and each id is unique in a
+/// conversation. Earlier tool uses determine the ids of later ones, so that the beginning of a conversation stays the
+/// same as it grows.
 #[derive(Default)]
 struct ToolUseIds {
     taken: HashSet<String>,
-    /// How often a stem was wanted.
+    /// How often each stem was requested.
     stems: HashMap<String, usize>,
-    /// What an id was last sent as. Results come right after their uses, so they mean the last.
+    /// The id on the wire by the id of the tool use. If an id occurs again, the last use counts, because results follow
+    /// directly after their uses.
     sent: HashMap<ToolUseId, String>,
 }
 
@@ -385,7 +389,7 @@ impl ToolUseIds {
     }
 }
 
-/// The text in letters, digits, `_` and `-`.
+/// Replaces all characters other than letters, digits, `_` and `-`.
 fn clean(text: &str) -> String {
     if text.is_empty() {
         return "tool_use".to_owned();

@@ -1,5 +1,5 @@
-//! The format's stream. Source of the rules: <https://platform.claude.com/docs/en/build-with-claude/streaming>,
-//! and the event types of Anthropic's own clients.
+//! Decoding of the stream. Source of the rules: <https://platform.claude.com/docs/en/build-with-claude/streaming>, and
+//! the event types of Anthropic's own clients.
 
 mod item;
 mod start;
@@ -18,27 +18,27 @@ use crate::{
     },
 };
 
-/// Characters of a bad event that an error's message quotes.
+/// The number of characters of an invalid event that an error message quotes.
 const QUOTE: usize = 200;
 
 type Decoded = Result<(), ProviderError>;
 
-/// Decodes one answer: a stream of events, or the whole as one object.
+/// Decodes one response: a stream of events, or one object.
 ///
-/// Unknown events and unknown kinds of delta pass. Everything else has to fit: an event that comes at the
-/// wrong time, or for a block that it can't belong to, is an error.
+/// Unknown events and unknown kinds of delta are skipped. All other events have to be valid: an event at the wrong
+/// time, or for a block of another kind, is an error.
 #[derive(Debug, Default)]
 pub(super) struct MessagesDecoder {
     phase: Phase,
-    /// The blocks so far; a block's place here is its index in the message.
+    /// The blocks so far. The position of a block is its index in the message.
     blocks: Vec<Block>,
     usage: Usage,
-    /// Whether the warning about unreadable usage was sent.
+    /// Whether the warning about unreadable usage was emitted.
     usage_warned: bool,
-    /// What goes into the message's provider data; told as a whole each time.
+    /// The provider data of the message. Emitted as a whole each time.
     data: Map<String, Value>,
     has_stop_reason: bool,
-    /// Bytes gathered for opaque items.
+    /// The number of bytes collected for provider items.
     gathered: usize,
 }
 
@@ -52,7 +52,8 @@ enum Phase {
 
 #[derive(Debug)]
 struct Block {
-    /// Its index on the wire, where there may be gaps; none if it came whole with the message's start.
+    /// The index of the block on the wire, which may have gaps. `None` if the block arrived complete in the start of
+    /// the message.
     wire: Option<u64>,
     open: bool,
     kind: Kind,
@@ -61,19 +62,19 @@ struct Block {
 #[derive(Debug)]
 enum Kind {
     Text,
-    /// With the signature that its start brought, which counts unless deltas bring one.
+    /// Thinking, with the signature in its start, which counts unless a delta has one.
     Thinking(Option<String>),
     Redacted,
-    /// With the input that its start brought, which counts unless deltas bring some.
+    /// A tool use, with the input in its start, which counts unless a delta has some.
     ToolUse(Option<String>),
-    /// What only the service understands, with all that its deltas brought.
+    /// Data that only the service understands, with everything that its deltas added.
     Item(Box<Item>),
 }
 
 impl Decoder for MessagesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another format; some services that speak both send it here too.
+        // `[DONE]` ends the streams of another wire format. Some services that implement both send it here too.
         if self.is_done() || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
@@ -104,7 +105,8 @@ impl Decoder for MessagesDecoder {
 }
 
 impl MessagesDecoder {
-    /// An event of a known shape. The data says what it is; the event's name counts only where they do not.
+    /// Decodes an event of a known shape. Its data names its kind; the name of the event counts only if the data does
+    /// not.
     fn event(&mut self, name: &str, event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let kind = if event.kind.is_empty() { name } else { &*event.kind };
         let has_error = event.error.as_ref().is_some_and(error::is_error);
@@ -123,22 +125,22 @@ impl MessagesDecoder {
             "message_stop" => self.message_stop(data, deltas),
             "ping" => Ok(()),
             "error" => Err(service_error(data)),
-            // Some servers name the event so and send the bare error, whose type is a word of their own.
+            // Some servers name the event `error` and send the bare error, whose type is their own word.
             _ if name == "error" || has_error => Err(service_error(data)),
             "message" if self.phase == Phase::Before => self.whole(data, deltas),
-            // Others send the bare error in place of an answer, without a name.
+            // Other servers send the bare error instead of a response, without a name.
             _ if self.is_bare_error(kind) => Err(service_error(data)),
             _ => Ok(()),
         }
     }
 
-    /// An event that is no JSON or has another shape: an error, or none of ours.
+    /// Decodes an event that is not JSON or has another shape: an error, or an event of another wire format.
     fn odd(&mut self, name: &str, data: &str) -> Decoded {
         let Ok(Value::Object(event)) = serde_json::from_str(data) else {
             return match name {
                 "error" => Err(service_error(data)),
                 name if name.is_empty() || wire::is_known(name) || strays::may_be_own(data) => {
-                    Err(bad("an event is no JSON object", data))
+                    Err(bad("an event is not a JSON object", data))
                 }
                 _ => Ok(()),
             };
@@ -176,7 +178,7 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Keeps what is told of the answer's end, and of what belongs to the message.
+    /// Stores the data about the end of the response, and the data that belongs to the message.
     fn ending(&mut self, word: &str, told: [(&str, &Option<Value>); 2]) -> Option<StopReason> {
         for (key, value) in told {
             self.data.extend(value.clone().map(|value| (key.to_owned(), value)));
@@ -191,7 +193,7 @@ impl MessagesDecoder {
             self.complete(index, deltas);
         }
         if !self.has_stop_reason {
-            // The answer is whole, for its last event is here; services that say no more mean no more.
+            // The response is complete, because this is its last event. Some services send no stop reason.
             let uses_tools = self.blocks.iter().any(|block| matches!(block.kind, Kind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
@@ -234,14 +236,15 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// A delta of an unknown kind, or for a block of one: an opaque item gathers it, other blocks pass it.
+    /// Handles a delta of an unknown kind, or for a block of an unknown kind. A provider item collects it; other blocks
+    /// ignore it.
     fn unknown_delta(&mut self, index: usize, data: &str) -> Decoded {
         if !matches!(self.blocks[index].kind, Kind::Item(_)) {
             return Ok(());
         }
         self.gather(data.len(), data)?;
         let mut event: Map<String, Value> = serde_json::from_str(data)
-            .map_err(|cause| bad("an event is no JSON object", data).with_source(cause))?;
+            .map_err(|cause| bad("an event is not a JSON object", data).with_source(cause))?;
         if let (Kind::Item(item), Some(Value::Object(delta))) =
             (&mut self.blocks[index].kind, event.remove("delta"))
         {
@@ -250,7 +253,7 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// Tells what a block has kept back until its end.
+    /// Emits the data that a block holds back until its end.
     fn complete(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         let part = match &mut self.blocks[index].kind {
             Kind::Thinking(whole) => whole.take().map(Part::Signature),
@@ -261,7 +264,7 @@ impl MessagesDecoder {
         deltas.extend(part.map(|part| Delta::Extend { index, part }));
     }
 
-    /// Whether an event of this unknown kind is an error without its envelope, in place of an answer.
+    /// Returns whether an event of this unknown kind is an error without its envelope, sent instead of a response.
     fn is_bare_error(&self, kind: &str) -> bool {
         self.phase == Phase::Before && kind.ends_with("error")
     }
@@ -273,10 +276,10 @@ impl MessagesDecoder {
         }
     }
 
-    /// The place of the open block with this index on the wire.
+    /// Returns the position of the open block with this index on the wire.
     fn open_block(&self, wire: Option<u64>, data: &str) -> Result<usize, ProviderError> {
         self.must_be_open(data)?;
-        // The last block is the one that grows, nearly always.
+        // The growing block is nearly always the last.
         match self.blocks.iter().rposition(|block| wire.is_some() && block.wire == wire) {
             Some(index) if self.blocks[index].open => Ok(index),
             Some(_) => Err(bad("an event for a block that has ended", data)),
@@ -284,16 +287,16 @@ impl MessagesDecoder {
         }
     }
 
-    /// Counts what is kept for opaque items: an endless one is an error, not memory.
+    /// Counts the bytes kept for provider items, so that an endless item causes an error and does not exhaust memory.
     fn gather(&mut self, bytes: usize, data: &str) -> Decoded {
         self.gathered = self.gathered.saturating_add(bytes);
         if self.gathered > Fold::LIMIT {
-            return Err(bad("the answer is longer than the limit", data));
+            return Err(bad("the response exceeds the size limit", data));
         }
         Ok(())
     }
 
-    /// Counts are totals. A count that a report leaves out stays as it was.
+    /// Reads a usage report. Its counts are totals. A count that the report omits stays the same.
     fn count(&mut self, report: &Value, deltas: &mut Vec<Delta>) -> Option<Usage> {
         let mut counts = Counts::of("usage", report);
         let Usage { input, cache_read, cache_write, output, reasoning, .. } = &mut self.usage;
@@ -317,7 +320,7 @@ impl MessagesDecoder {
     }
 }
 
-/// A citation as it travels in a text's signature: one JSON value a line.
+/// Encodes a citation for the signature of its text: one JSON value per line.
 fn citation(citation: &Value) -> Part {
     Part::Signature(format!("{citation}\n"))
 }

@@ -1,4 +1,4 @@
-//! Requests as the format's JSON bodies. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
+//! Encoding of requests as JSON bodies. Source of the rules: <https://platform.claude.com/docs/en/api/messages>.
 
 use serde_json::{Map, Value, json};
 
@@ -17,13 +17,14 @@ use crate::provider::{
     },
 };
 
-/// The format demands a limit; this one goes for none. It comes on top of a thinking budget.
+/// The output limit of requests without one, because the wire format requires a limit. A thinking budget is added to
+/// it.
 const MAX_TOKENS: u32 = 4096;
 
-/// The smallest thinking budget that the service takes.
+/// The smallest thinking budget that the service accepts.
 const MIN_BUDGET: u32 = 1024;
 
-/// `block_binding`: whether the service knows that word.
+/// Encodes a request. `block_binding` indicates whether the service supports the member of that name.
 pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, ProviderError> {
     let options = &request.options;
     let cache = options.cache.map(|hint| match hint {
@@ -59,17 +60,17 @@ struct Encoder<'a> {
     options: &'a Options,
     names: &'a ToolNames<'a>,
     traits: Traits,
-    /// The most that the model can give, where that is known.
+    /// The largest output of the model, if it is known.
     output_limit: Option<u32>,
     cache: Option<&'a Value>,
     body: Map<String, Value>,
     warnings: Vec<String>,
 }
 
-/// What was decided about thinking.
+/// The decisions about thinking.
 #[derive(Default)]
 struct Decided {
-    /// Whether the request turns it on.
+    /// Whether the request turns thinking on.
     on: bool,
     effort: Option<&'static str>,
 }
@@ -96,11 +97,11 @@ impl Encoder<'_> {
                 Off::BetweenTools => self.set("thinking", json!({"type": "between_tools"})),
                 Off::Never => {
                     decided.effort = Some("low");
-                    self.warn("this model always thinks; its effort is set to low instead");
+                    self.warn("`thinking` is set to effort low: this model cannot turn thinking off");
                 }
             },
             Some(_) if thinking == Thinking::Unsupported => {
-                self.warn("this model does not think; the thinking option is left out");
+                self.warn("`thinking` is ignored: this model does not think");
             }
             Some(ThinkingMode::Effort(effort)) if thinking == Thinking::Budget => {
                 budget = Some(budget_of(effort));
@@ -110,14 +111,14 @@ impl Encoder<'_> {
                 let effort = nearest(tokens);
                 let effort = word(effort);
                 self.warn(format!(
-                    "this model takes no thinking budget; its effort is set to {effort} instead"
+                    "`thinking` is set to effort {effort}: this model does not support a budget"
                 ));
                 decided.effort = Some(effort);
             }
             Some(ThinkingMode::Budget(tokens)) => {
                 if tokens < MIN_BUDGET {
                     self.warn(format!(
-                        "the thinking budget is raised to {MIN_BUDGET}, the smallest there is"
+                        "`thinking` is raised to {MIN_BUDGET} tokens, the smallest possible budget"
                     ));
                 }
                 budget = Some(tokens.max(MIN_BUDGET));
@@ -135,17 +136,17 @@ impl Encoder<'_> {
         decided
     }
 
-    /// Lets the service drop thinking that stands behind something else than when it was thought. It would refuse the
-    /// request, and every later one: what stands there changes with tools, system prompts and answers that were asked
-    /// for again.
+    /// Lets the service drop thinking whose preceding content has changed since it was produced. Otherwise the service
+    /// would reject the request, and every later one: tools, system prompts and repeated steps change the preceding
+    /// content.
     ///
-    /// Gives which thinking can go back. Where a model is told to think in another way, or not to, nothing lets it be
-    /// dropped.
+    /// Returns which thinking can be sent back. If a model is asked to think in another way, or not to think, no member
+    /// lets the service drop thinking.
     fn unbind_thinking(&mut self, block_binding: bool) -> Kept {
         if !self.traits.bound_thinking {
             return Kept::All;
         }
-        // What the user says of it is laid over this body.
+        // The user's `extra` options are merged over this body.
         let extra = self.options.extra.as_ref().and_then(|extra| extra.get("thinking"));
         let said = match extra {
             Some(Value::Object(extra)) => {
@@ -154,7 +155,7 @@ impl Encoder<'_> {
             Some(_) => extra,
             None => self.body.get("thinking").and_then(|thinking| thinking.get("type")),
         };
-        // They think adaptively unless told otherwise.
+        // These models think adaptively by default.
         match said.map(Value::as_str) {
             None | Some(Some("adaptive")) => {}
             Some(Some("disabled")) => return Kept::None,
@@ -171,7 +172,7 @@ impl Encoder<'_> {
         matches!(self.options.thinking, Some(ThinkingMode::Off | ThinkingMode::Budget(0)))
     }
 
-    /// `max_tokens` and the thinking budget, which must be below it: thinking counts towards the limit.
+    /// Returns `max_tokens` and the thinking budget, which has to be below it: thinking counts towards the limit.
     fn limits(&mut self, budget: Option<u32>) -> (u32, Option<u32>) {
         let room = budget.unwrap_or(0).saturating_add(MAX_TOKENS);
         let limit = self.options.max_tokens.or_else(|| self.output_limit.filter(|limit| *limit < room));
@@ -179,16 +180,20 @@ impl Encoder<'_> {
             (None, budget) => (room, budget),
             (Some(limit), None) => (limit, None),
             (Some(limit), Some(budget)) if budget < limit => (limit, Some(budget)),
-            // A limit is a promise, so the thinking gives way and leaves a quarter to the answer.
+            // The limit is a promise, so the budget is lowered and leaves a quarter of the limit to the rest of the
+            // response.
             (Some(limit), Some(_)) if limit > MIN_BUDGET => {
                 let fitting = (limit - limit / 4).clamp(MIN_BUDGET, limit - 1);
-                self.warn(format!("the thinking budget is lowered to {fitting}, to fit into max_tokens"));
+                self.warn(format!(
+                    "`thinking` is lowered to {fitting} tokens: the budget has to be below max_tokens"
+                ));
                 (limit, Some(fitting))
             }
             (Some(limit), Some(_)) => {
                 let raised = limit.saturating_add(MIN_BUDGET);
                 self.warn(format!(
-                    "max_tokens is raised to {raised}: it has to be above the smallest thinking budget, {MIN_BUDGET}"
+                    "`max_tokens` is raised to {raised}: it has to be above the smallest thinking budget, \
+                     {MIN_BUDGET} tokens"
                 ));
                 (raised, Some(MIN_BUDGET))
             }
@@ -237,20 +242,20 @@ impl Encoder<'_> {
         };
         let forced = matches!(choice, ToolChoice::Required | ToolChoice::Tool(_));
         if request.tools.is_empty() {
-            // The service refuses a choice among nothing.
+            // The service rejects a tool choice without tools.
             if forced {
-                self.warn("there is no tool to demand; the tool choice is left out");
+                self.warn("`tool_choice` is ignored: the request has no tools");
             }
             return;
         }
         let value = match choice {
             ToolChoice::None => json!({"type": "none"}),
             _ if forced && !self.traits.forced_tools => {
-                self.warn("this model can't be made to use a tool; the tool choice is set to auto");
+                self.warn("`tool_choice` is set to auto: this model cannot be forced to use a tool");
                 json!({"type": "auto"})
             }
             _ if forced && thinking => {
-                self.warn("a model that thinks can't be made to use a tool; the tool choice is set to auto");
+                self.warn("`tool_choice` is set to auto: a model that thinks cannot be forced to use a tool");
                 json!({"type": "auto"})
             }
             ToolChoice::Auto => json!({"type": "auto"}),
@@ -266,20 +271,20 @@ impl Encoder<'_> {
         let taken = self.traits.sampling;
         let mut set = false;
         if let Some(temperature) = self.options.temperature {
-            // The default may be said to any model, and need not be.
+            // The default value needs no member, so no model rejects it.
             let is_default = (temperature - 1.0).abs() < f64::EPSILON;
             if taken == Sampling::Fixed {
                 if !is_default {
-                    self.warn("this model takes no temperature; it is left out");
+                    self.warn("`temperature` is ignored: this model does not support it");
                 }
             } else if thinking && !is_default {
-                self.warn("a model that thinks takes no temperature; it is left out");
+                self.warn("`temperature` is ignored: a model that thinks does not support it");
             } else if !temperature.is_finite() {
-                self.warn("the temperature is no number; it is left out");
+                self.warn("`temperature` is ignored: it is not a finite number");
             } else {
                 let allowed = if taken == Sampling::Any { temperature } else { temperature.clamp(0.0, 1.0) };
                 if allowed.total_cmp(&temperature).is_ne() {
-                    self.warn(format!("the temperature is set to {allowed}: it goes from 0 to 1"));
+                    self.warn(format!("`temperature` is set to {allowed}: it ranges from 0 to 1"));
                 }
                 self.set("temperature", allowed);
                 set = true;
@@ -287,13 +292,13 @@ impl Encoder<'_> {
         }
         if let Some(top_p) = self.options.top_p {
             if taken == Sampling::Fixed {
-                self.warn("this model takes no top_p; it is left out");
+                self.warn("`top_p` is ignored: this model does not support it");
             } else if thinking && !(0.95..=1.0).contains(&top_p) {
-                self.warn("a model that thinks takes no top_p below 0.95; it is left out");
+                self.warn("`top_p` is ignored: a model that thinks supports only values from 0.95 to 1");
             } else if taken == Sampling::One && set {
-                self.warn("this model takes no top_p beside a temperature; it is left out");
+                self.warn("`top_p` is ignored: this model does not support it together with a temperature");
             } else if !top_p.is_finite() {
-                self.warn("top_p is no number; it is left out");
+                self.warn("`top_p` is ignored: it is not a finite number");
             } else {
                 self.set("top_p", top_p);
             }
@@ -305,7 +310,7 @@ impl Encoder<'_> {
         let taken: Vec<&str> =
             all.iter().map(String::as_str).filter(|text| !text.trim().is_empty()).collect();
         if taken.len() < all.len() {
-            self.warn("blank stop sequences are left out");
+            self.warn("blank entries of `stop_sequences` are ignored: the service rejects them");
         }
         if !taken.is_empty() {
             self.set("stop_sequences", taken);
@@ -322,12 +327,12 @@ impl Encoder<'_> {
                 Some((schema, closed)) => {
                     if closed {
                         self.warn(
-                            "the output schema's objects are closed: the service takes no additionalProperties",
+                            "the objects of the `output` schema are closed: the service rejects additionalProperties",
                         );
                     }
                     config.insert("format".to_owned(), json!({"type": "json_schema", "schema": schema}));
                 }
-                None => self.warn("the output schema can't be said in this format; it is left out"),
+                None => self.warn("`output` is ignored: the service cannot express this schema"),
             }
         }
         if !config.is_empty() {
@@ -339,8 +344,8 @@ impl Encoder<'_> {
         for (key, value) in self.options.metadata.iter().flatten() {
             match value {
                 Value::String(user) if key == "user_id" => self.set("metadata", json!({"user_id": user})),
-                _ if key == "user_id" => self.warn("metadata user_id is no text; it is left out"),
-                _ => self.warn(format!("metadata {key} is left out: the service takes user_id alone")),
+                _ if key == "user_id" => self.warn("`metadata` user_id is ignored: it is not a string"),
+                _ => self.warn(format!("`metadata` {key} is ignored: the service supports only user_id")),
             }
         }
     }

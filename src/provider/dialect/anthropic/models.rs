@@ -1,4 +1,5 @@
-//! What a model takes, by its id. Sources: <https://platform.claude.com/docs/en/build-with-claude/extended-thinking>,
+//! The features of a model, determined by its id. Sources:
+//! <https://platform.claude.com/docs/en/build-with-claude/extended-thinking>,
 //! <https://platform.claude.com/docs/en/build-with-claude/adaptive-thinking>,
 //! <https://platform.claude.com/docs/en/build-with-claude/effort>,
 //! <https://platform.claude.com/docs/en/build-with-claude/preserved-thinking>,
@@ -8,33 +9,34 @@
 use super::schema;
 use crate::provider::{Request, ThinkingMode, dialect::output_tool};
 
-/// What a model takes.
+/// The features of a model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traits {
-    /// How it is told to think.
+    /// How thinking is requested.
     pub(super) thinking: Thinking,
-    /// How it is told not to.
+    /// How thinking is turned off.
     pub(super) off: Off,
-    /// Whether temperature and top-p can be set.
+    /// Which sampling parameters the model supports.
     pub(super) sampling: Sampling,
-    /// Whether a tool use can be demanded.
+    /// Whether a tool use can be forced.
     pub(super) forced_tools: bool,
-    /// Whether it takes an output schema.
+    /// Whether the model supports output schemas.
     pub(super) structured: bool,
-    /// Whether its thinking holds only where it was thought: behind the same system prompt, tools and messages.
+    /// Whether the model's thinking is only valid where it was produced: after the same system prompt, tools and
+    /// messages.
     pub(super) bound_thinking: bool,
 }
 
-/// How a request's output schema is said.
+/// How a request's output schema is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Output {
-    /// There is none.
+    /// The request has no output schema.
     None,
-    /// In the service's own words.
+    /// As structured output.
     Native,
-    /// As a tool's.
+    /// As the schema of a tool.
     Tool {
-        /// Whether its use can be demanded.
+        /// Whether the use of the tool can be forced.
         forced: bool,
     },
 }
@@ -59,45 +61,45 @@ impl Output {
     }
 }
 
-/// How a model is told to think.
+/// How thinking is requested from a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Thinking {
-    /// It can't.
+    /// The model cannot think.
     Unsupported,
-    /// Up to a number of tokens.
+    /// By a token budget.
     Budget,
-    /// Either way.
+    /// By a token budget or an effort.
     Both,
-    /// As it sees fit, at an effort.
+    /// By an effort. The model thinks adaptively.
     Adaptive,
 }
 
-/// How a model is told not to think.
+/// How thinking is turned off for a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Off {
-    /// It can be.
+    /// Thinking can be turned off.
     Disabled,
-    /// All that it can do without is thinking up front.
+    /// Only thinking at the start of the response can be turned off, not thinking between tool uses.
     BetweenTools,
-    /// It always thinks.
+    /// Thinking cannot be turned off.
     Never,
 }
 
-/// Which sampling parameters a model takes.
+/// The sampling parameters that a model supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Sampling {
-    /// Any, within any range: no Claude.
+    /// Both parameters, in any range: models other than Claude.
     Any,
-    /// Both.
+    /// Both parameters.
     Both,
-    /// One of both.
+    /// One of the two parameters at a time.
     One,
-    /// None but the default.
+    /// Only the default values.
     Fixed,
 }
 
 impl Traits {
-    /// Ids come with prefixes and suffixes of many kinds: `anthropic/claude-opus-4.6`,
+    /// Determines the features of a model. Ids have prefixes and suffixes of many kinds: `anthropic/claude-opus-4.6`,
     /// `us.anthropic.claude-sonnet-4-5-20250929-v1:0`, `claude-3-7-sonnet-latest`.
     pub(super) fn of(model: &str) -> Self {
         let other = Self {
@@ -153,7 +155,7 @@ impl Traits {
     }
 }
 
-/// The first number of an id, and the one right after it: a date is no version.
+/// Returns the first number of an id and the number directly after it. A date is not a version.
 fn version(id: &str) -> Option<(u8, u8)> {
     let number = |part: &str| if part.len() <= 2 { part.parse().ok() } else { None };
     let mut parts = id.split(|c: char| !c.is_ascii_alphanumeric());

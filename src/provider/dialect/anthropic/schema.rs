@@ -1,11 +1,11 @@
-//! Output schemas as the service takes them: a part of JSON Schema, with objects closed. Source:
+//! Output schemas as the service accepts them: a subset of JSON Schema, with closed objects. Source:
 //! <https://platform.claude.com/docs/en/build-with-claude/structured-outputs>.
 
 use std::collections::HashSet;
 
 use serde_json::{Map, Value};
 
-/// Keywords that the service refuses. They stay in the description, for the model to read.
+/// Keywords that the service rejects. They move to the description, where the model can read them.
 const REFUSED: [&str; 15] = [
     "minimum",
     "maximum",
@@ -24,15 +24,16 @@ const REFUSED: [&str; 15] = [
     "propertyNames",
 ];
 
-/// Formats of a string that the service knows.
+/// The string formats that the service supports.
 const FORMATS: [&str; 10] =
     ["date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"];
 
-/// The schema in the service's terms, and whether it lost open objects on the way. A schema that is in these
-/// terms already comes back as it is.
+/// Returns the schema in the supported subset, and whether the rewriting closed an open object. A schema that is
+/// already in the subset is returned unchanged.
 ///
-/// `None` if they can't say it: the service refuses references that lead back to themselves, and takes objects closed
-/// alone, which leaves a map empty, and makes alternatives and properties of one object exclude each other.
+/// Returns `None` if the subset cannot express the schema. The service rejects recursive references. It accepts only
+/// closed objects, so that a map would be empty, and alternatives and properties of one object would exclude each
+/// other.
 pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
     if is_recursive(schema) {
         return None;
@@ -47,7 +48,7 @@ pub(super) fn output(schema: &Value) -> Option<(Value, bool)> {
 }
 
 fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
-    // What is no object takes anything, which the service has no word for.
+    // A schema that is not an object accepts anything, which the service cannot express.
     let map = schema.as_object_mut()?;
     if let Some(one_of) = map.shift_remove("oneOf")
         && map.insert("anyOf".to_owned(), one_of).is_some()
@@ -66,7 +67,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
         }
         match map.insert("additionalProperties".to_owned(), Value::Bool(false)) {
             Some(Value::Bool(false)) => {}
-            // A map: nothing but its free keys could hold what is asked for.
+            // A map: its values are all under free keys, which a closed object does not allow.
             Some(Value::Object(_)) => return None,
             None | Some(Value::Bool(true)) if is_empty(map.get("properties")) => return None,
             before => *closed |= before.is_some(),
@@ -83,7 +84,7 @@ fn restrict(schema: &mut Value, closed: &mut bool) -> Option<()> {
             ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
                 schemas.values_mut().try_for_each(|schema| restrict(schema, closed))?;
             }
-            // Each part would close itself against the others.
+            // Each closed part would reject the properties of the others.
             ("allOf", Value::Array(schemas)) if schemas.len() > 1 => return None,
             ("anyOf" | "allOf" | "prefixItems", Value::Array(schemas)) => {
                 schemas.iter_mut().try_for_each(|schema| restrict(schema, closed))?;
@@ -99,7 +100,7 @@ fn is_empty(properties: Option<&Value>) -> bool {
     properties.and_then(Value::as_object).is_none_or(Map::is_empty)
 }
 
-/// Whether a reference leads to where it stands, or nowhere.
+/// Returns whether a reference leads back to a schema that contains it, or nowhere.
 fn is_recursive(root: &Value) -> bool {
     let mut references = References { root, open: Vec::new(), done: HashSet::new() };
     references.lead_back(root)
@@ -107,9 +108,9 @@ fn is_recursive(root: &Value) -> bool {
 
 struct References<'a> {
     root: &'a Value,
-    /// Those that are being followed.
+    /// The references that are being followed.
     open: Vec<&'a str>,
-    /// Those that are known to end.
+    /// The references that are known not to be recursive.
     done: HashSet<&'a str>,
 }
 
@@ -122,7 +123,7 @@ impl<'a> References<'a> {
                 ("properties" | "$defs" | "definitions", Value::Object(schemas)) => {
                     schemas.values().any(|schema| self.lead_back(schema))
                 }
-                // Not schemas.
+                // These are values, not schemas.
                 ("const" | "enum" | "default" | "examples", _) => false,
                 (_, value) => self.lead_back(value),
             }),
@@ -148,7 +149,7 @@ impl<'a> References<'a> {
     }
 }
 
-/// Moves what the service refuses into the description.
+/// Moves the keywords that the service rejects to the description.
 fn say_refused(map: &mut Map<String, Value>) {
     let refused: Vec<String> = map
         .iter()

@@ -4,7 +4,8 @@ use serde_json::{Map, Value, json};
 
 use crate::provider::CacheHint;
 
-/// Marks the system prompt and the last text, so that the next request finds all before them.
+/// Marks the system prompt and the last text, so that the cached prefix of the next request includes everything before
+/// them.
 pub(super) fn mark(messages: &mut [Value], hint: CacheHint) {
     let control = match hint {
         CacheHint::Short => json!({"type": "ephemeral"}),
@@ -19,7 +20,7 @@ pub(super) fn mark(messages: &mut [Value], hint: CacheHint) {
     }
 }
 
-/// Marks a message's last text, if it has one.
+/// Marks a message's last text. Returns whether it has one.
 fn mark_text(message: &mut Value, control: &Value) -> bool {
     let Some(content) = message.get_mut("content") else {
         return false;

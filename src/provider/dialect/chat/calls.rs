@@ -1,8 +1,8 @@
-//! Putting tool calls together from their fragments.
+//! Assembly of tool calls from their fragments.
 //!
-//! By the format a fragment names its call by index, and only the first fragment has id and name. Many servers
-//! do otherwise: every call has index 0 and an id of its own (Ollama), no index at all (Gemini's compatible
-//! endpoint), the id on each fragment (Moonshot), or another index on the first fragment (SGLang).
+//! According to the specification, a fragment names its call by index, and only the first fragment has an id and a
+//! name. Many servers deviate: all calls have index 0 and different ids (Ollama), fragments have no index (Gemini's
+//! compatible endpoint), each fragment has the id (Moonshot), or the first fragment has another index (SGLang).
 
 use std::borrow::Cow;
 
@@ -19,47 +19,47 @@ use crate::{
     },
 };
 
-/// Bytes of a name; more are a broken server.
+/// The largest number of bytes in a name. Only a broken server sends more.
 const MAX_NAME: usize = 1024;
 
-/// The calls of one answer.
+/// The calls of one response.
 #[derive(Default)]
 pub(super) struct Calls {
     list: Vec<Call>,
     ids: CallIds,
-    /// Counts the chunks.
+    /// The number of chunks so far.
     chunk: u64,
-    /// Bytes held back.
+    /// The number of bytes that are held back.
     held: usize,
 }
 
-/// A piece of a call; what is absent is empty.
+/// A fragment of a call. Absent members are empty.
 pub(super) struct Fragment<'a> {
     pub(super) index: Option<u64>,
-    /// Its place among the fragments of its chunk, if there are several.
+    /// The position among the fragments of its chunk, if there are several.
     pub(super) place: Option<usize>,
     pub(super) id: Cow<'a, str>,
     pub(super) name: Cow<'a, str>,
     pub(super) arguments: Cow<'a, str>,
-    /// What goes back with the call as it is.
+    /// Data that is sent back with the call unchanged.
     pub(super) extra: Option<Box<Value>>,
 }
 
 struct Call {
     index: Option<u64>,
     place: Option<usize>,
-    /// As the service gave it.
+    /// The id that the service gave.
     id: String,
     name: String,
-    /// Its block, once that has started.
+    /// The block of the call, once it has started.
     block: Option<usize>,
-    /// Arguments that came before the name.
+    /// Arguments that arrived before the name.
     held: String,
-    /// What goes back with it as it is, until that is told.
+    /// Data that is sent back with the call unchanged. Held until it is emitted.
     extra: Option<String>,
     signed: bool,
     json: Nesting,
-    /// The chunk that last brought something of it.
+    /// The chunk with the latest fragment of the call.
     chunk: u64,
 }
 
@@ -83,9 +83,9 @@ impl Calls {
             at
         } else {
             if self.list.len() >= MAX_CALLS {
-                return Err(broken(format!("more than {MAX_CALLS} tool calls in one answer")));
+                return Err(broken(format!("more than {MAX_CALLS} tool calls in one response")));
             }
-            // Calls keep their order, as far as they can be told.
+            // Calls keep their order, as far as it is known.
             self.start_named(answer, blocks, deltas);
             self.list.push(Call::new(fragment.index, fragment.place));
             self.list.len() - 1
@@ -96,20 +96,22 @@ impl Calls {
         if call.id.is_empty() {
             call.id = fragment.id.into_owned();
         }
-        // A name may come in pieces, and may be repeated on each fragment.
+        // A name may arrive in pieces, and may be repeated on each fragment.
         if call.block.is_none() && *fragment.name != *call.name {
             call.name.push_str(&fragment.name);
             if call.name.len() > MAX_NAME {
-                return Err(broken(format!("a tool's name of more than {MAX_NAME} bytes")));
+                return Err(broken(format!("a tool's name is longer than {MAX_NAME} bytes")));
             }
         }
-        // Told once, whole; some gateways repeat it.
+        // Emitted once, as a whole. Some gateways repeat it.
         if let Some(extra) = fragment.extra.filter(|_| !call.signed) {
             call.signed = true;
             let extra = extra.to_string();
             self.held += extra.len();
             if self.held > Fold::LIMIT {
-                return Err(broken("extra content without end for tool calls without a name".to_owned()));
+                return Err(broken(
+                    "the extra content of tool calls without a name exceeds the size limit".to_owned(),
+                ));
             }
             call.extra = Some(extra);
         }
@@ -121,7 +123,9 @@ impl Calls {
         if call.name.is_empty() {
             self.held += arguments.len();
             if self.held > Fold::LIMIT {
-                return Err(broken("arguments without end for a tool call without a name".to_owned()));
+                return Err(broken(
+                    "the arguments of tool calls without a name exceed the size limit".to_owned(),
+                ));
             }
             call.held.push_str(&arguments);
             return Ok(());
@@ -137,7 +141,7 @@ impl Calls {
         Ok(())
     }
 
-    /// Tells what goes back with a call, once its block has started.
+    /// Emits the data that is sent back with a call, once its block has started.
     fn sign(&mut self, at: usize, deltas: &mut Vec<Delta>) {
         let call = &mut self.list[at];
         if let Some((index, extra)) = call.block.zip(call.extra.take_if(|_| call.block.is_some())) {
@@ -146,7 +150,7 @@ impl Calls {
         }
     }
 
-    /// Which call a fragment continues; none if it begins one.
+    /// Returns the call that a fragment continues, or `None` if it begins a new call.
     fn locate(&self, fragment: &Fragment<'_>) -> Option<usize> {
         let last = self.list.len().checked_sub(1)?;
         let named = !fragment.name.is_empty();
@@ -155,7 +159,7 @@ impl Calls {
         if fragment.id.is_empty() {
             let candidate = match (fragment.index, by_index) {
                 (Some(_), Some(at)) => at,
-                // Only a first fragment has a name: without one this continues whatever is not complete.
+                // Only a first fragment has a name. A fragment without one continues an incomplete call.
                 (None, None) if !named && fragment.place.is_some() => {
                     let placed = self.list.iter().rposition(|call| call.place == fragment.place);
                     return placed.or(Some(last));
@@ -188,7 +192,7 @@ impl Calls {
         }
     }
 
-    /// Whether a fragment with a name that could continue the call at `at` is another call.
+    /// Returns whether a fragment with a name, which could continue the call at `at`, begins another call.
     fn is_another(&self, at: usize, name: &str) -> bool {
         let call = &self.list[at];
         let has_name = !call.name.is_empty();
@@ -222,7 +226,7 @@ impl Calls {
         self.sign(at, deltas);
     }
 
-    /// The answer has ended; `cut` says that it was at a limit.
+    /// Ends the response. `cut` indicates whether it ended at a limit.
     pub(super) fn finish(
         &mut self,
         cut: bool,
@@ -234,7 +238,7 @@ impl Calls {
         let nameless = self.list.iter().any(|call| call.block.is_none() && !call.held.trim().is_empty());
         self.list.retain(|call| call.block.is_some());
         if nameless && !cut {
-            return Err(broken("a tool call without a name".to_owned()));
+            return Err(broken("a tool call has no name".to_owned()));
         }
         Ok(())
     }
@@ -256,13 +260,14 @@ impl Call {
         }
     }
 
-    /// Whether `name` on a fragment without index and id repeats this call's, rather than begin another.
+    /// Returns whether `name`, on a fragment without index and id, repeats this call's name and does not begin another
+    /// call.
     fn repeats(&self, name: &str) -> bool {
         self.name.is_empty() || (self.name == name && !self.json.is_complete())
     }
 }
 
-/// Follows JSON text just far enough to know when its outermost object is closed.
+/// Tracks JSON text just far enough to know when its outermost object is closed.
 #[derive(Default)]
 struct Nesting {
     depth: u32,

@@ -25,11 +25,11 @@ use crate::{
     },
 };
 
-/// Decodes one answer: a stream of chunks, or the whole as one object.
+/// Decodes one response: a stream of chunks, or one object.
 ///
-/// The format's terminal event is `[DONE]`. Many compatible servers leave it out, so that a stream which ends
-/// after a finish reason is complete too. The other way round, `[DONE]` says that the answer is complete even
-/// if no chunk said why, unless there is no answer at all.
+/// The terminal event is `[DONE]`. Many compatible servers omit it, so a stream that ends after a finish reason is
+/// complete too. Conversely, `[DONE]` makes a response complete even if no chunk had a finish reason, unless the
+/// response is empty.
 pub(super) struct ChatDecoder {
     keep_details: bool,
     alternatives: Alternatives,
@@ -38,7 +38,7 @@ pub(super) struct ChatDecoder {
     calls: Calls,
     details: Details,
     annotations: Annotations,
-    /// The answer's id.
+    /// The id of the response.
     id: String,
     told: Option<Facts>,
     usage: LatestUsage,
@@ -47,7 +47,7 @@ pub(super) struct ChatDecoder {
     done: bool,
 }
 
-/// What has been told of the message as a whole.
+/// The data about the whole message that was already emitted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Facts {
     id: bool,
@@ -55,8 +55,8 @@ struct Facts {
 }
 
 impl ChatDecoder {
-    /// `keep_details` asks for the entries of `reasoning_details`, as an opaque item. `wants_usage`: the request asks for
-    /// usage.
+    /// Creates a decoder. `keep_details` indicates whether the entries of `reasoning_details` become a provider item.
+    /// `wants_usage` indicates whether the request asks for usage.
     pub(super) fn new(keep_details: bool, wants_usage: bool) -> Self {
         Self {
             keep_details,
@@ -123,7 +123,7 @@ impl ChatDecoder {
         }
         match finish_reason(choice.finish_reason.as_str()) {
             Ok(Some(reason)) => self.stop = Some(reason),
-            // A whole answer is complete, whether it says so or not.
+            // A whole response is complete, with or without a finish reason.
             Ok(None) if whole => self.stop = self.stop.take().or(Some(StopReason::Stop)),
             Ok(None) => {}
             Err(message) => return Err(ProviderError::new(ErrorKind::Service, message).with_body(data)),
@@ -132,7 +132,7 @@ impl ChatDecoder {
     }
 
     fn piece(&mut self, piece: Piece<'_>, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
-        // Services that know both names send the same under both.
+        // Services that support both names send the same text under both.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
         for thinking in
             [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()
@@ -146,7 +146,8 @@ impl ChatDecoder {
             self.annotations.add(*annotations)?;
         }
         let text = piece.content.text.into_text();
-        // What was thought is complete when something else begins: should the answer break off, it is kept.
+        // The reasoning is complete when other content begins. It is emitted now, so that it is kept if the response
+        // breaks off.
         let begins = |text: &Cow<'_, str>| !text.is_empty();
         if text.as_ref().is_some_and(begins)
             || piece.tool_calls.as_ref().is_some_and(|calls| !calls.is_empty())
@@ -163,7 +164,7 @@ impl ChatDecoder {
         self.calls.next_chunk();
         let calls = piece.tool_calls.unwrap_or_default();
         let none = calls.iter().all(Option::is_none);
-        // Where nothing else tells several fragments apart, their places do.
+        // If nothing else distinguishes several fragments, their positions do.
         let several = calls.len() > 1;
         for (place, call) in calls.into_iter().enumerate() {
             if let Some(call) = call {
@@ -213,7 +214,7 @@ impl ChatDecoder {
         deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
     }
 
-    /// Id and model, as soon as they are known; that this format wrote the message, at once.
+    /// Emits the id and the model as soon as they are known, and the name of the wire format at the first chunk.
     fn tell(&mut self, id: &str, model: &str, deltas: &mut Vec<Delta>) {
         if self.told == Some(Facts { id: true, model: true }) {
             return;
@@ -239,7 +240,7 @@ impl ChatDecoder {
         deltas.push(Delta::Message(Box::new(message)));
     }
 
-    /// Usage is of the whole request so far, so that the last one told counts.
+    /// Emits the usage. Each report covers the whole request so far, so the last one counts.
     fn tell_usage(&mut self, usage: Told<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
         if usage == Told::Nothing {
             return;
@@ -249,7 +250,7 @@ impl ChatDecoder {
         self.usage.report(usage, &counts, deltas);
     }
 
-    /// The entries of `reasoning_details` since those told before, as an opaque item.
+    /// Emits the entries of `reasoning_details` since the previous call, as a provider item.
     fn tell_details(&mut self, last: bool, deltas: &mut Vec<Delta>) {
         let Some(entries) = self.details.take(last) else {
             return;
@@ -257,7 +258,7 @@ impl ChatDecoder {
         self.tell_aside(json!({"reasoning_details": entries}), deltas);
     }
 
-    /// Members of the message that are opaque, as an item.
+    /// Emits opaque members of the message as a provider item.
     fn tell_aside(&mut self, members: Value, deltas: &mut Vec<Delta>) {
         let item = ProviderItem { format: NAME.to_owned(), data: members };
         let index = self.blocks.aside();
@@ -266,7 +267,7 @@ impl ChatDecoder {
     }
 
     fn truncated(&self) -> ProviderError {
-        self.strays.truncated(self.told.is_some(), "the stream ended before the answer did")
+        self.strays.truncated(self.told.is_some(), "the stream ended before the response was complete")
     }
 
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError> {
@@ -281,7 +282,7 @@ impl ChatDecoder {
         let reason = match reason {
             None if self.blocks.count == 0 => return Err(self.truncated()),
             None | Some(StopReason::Stop | StopReason::ToolUse) if self.refused => StopReason::Refusal,
-            // Some servers say `stop` although they made calls, some the other way round.
+            // Some servers send `stop` although the response has calls, and some the reverse.
             None | Some(StopReason::Stop | StopReason::ToolUse) if wants_tools => StopReason::ToolUse,
             None | Some(StopReason::Stop | StopReason::ToolUse) => StopReason::Stop,
             Some(other) => other,
@@ -335,7 +336,7 @@ impl Decoder for ChatDecoder {
     }
 }
 
-/// What a finish reason means; in `Err`, what failed.
+/// Returns the meaning of a finish reason, or the failure that it reports as an error.
 fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
     Ok(Some(match word.to_ascii_lowercase().as_str() {
         "" => return Ok(None),
@@ -346,10 +347,12 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
         "tool_calls" | "tool_use" | "function_call" => StopReason::ToolUse,
         // `sensitive` is Z.ai's word.
         "content_filter" | "refusal" | "safety" | "sensitive" => StopReason::Refusal,
-        "error" => return Err("the service ended the answer with an error and did not say which"),
-        // DeepSeek's word for an answer that it broke off.
-        "insufficient_system_resource" => return Err("the service had no room left to go on"),
-        // Z.ai's word for a failure of its own.
+        "error" => return Err("the service ended the response with an unspecified error"),
+        // DeepSeek's word for a response that it broke off.
+        "insufficient_system_resource" => {
+            return Err("the service broke off the response because it lacked resources");
+        }
+        // Z.ai's word for a failure at the service.
         "network_error" => return Err("the service lost its connection to the model"),
         _ => StopReason::Other(word.to_owned()),
     }))
@@ -376,7 +379,7 @@ fn read_usage(usage: WireUsage, counts: &mut TypedCounts) -> Usage {
     let reasoning = counts.read("usage.completion_tokens_details.reasoning_tokens", reasoning).unwrap_or(0);
     let mut output = counts.read("usage.completion_tokens", usage.completion_tokens).unwrap_or(0);
     let total = counts.read("usage.total_tokens", usage.total_tokens);
-    // xAI counts reasoning beside the completion; the total gives it away.
+    // xAI counts reasoning separately from the completion. The total reveals this.
     if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
         output = output.saturating_add(reasoning);
     }

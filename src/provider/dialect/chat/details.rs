@@ -1,4 +1,4 @@
-//! What is gathered beside the blocks of an answer.
+//! Data that is collected next to the blocks of a response.
 
 use serde_json::{Map, Value};
 
@@ -7,23 +7,23 @@ use crate::{
     provider::{ErrorKind, Fold, ProviderError},
 };
 
-/// Entries that one answer may have; more are a broken server.
+/// The largest number of entries in one response. Only a broken server sends more.
 const MAX_ENTRIES: usize = 512;
 
-/// How often they are told before the answer's end. A service may alternate with each token.
+/// The largest number of parts that are emitted before the end of the response. A service may alternate between text
+/// and details with each token.
 const MAX_TOLD: usize = 16;
 
-/// The entries of `reasoning_details`, put together from their fragments. They have to go back whole,
-/// unchanged and in order:
-/// <https://openrouter.ai/docs/use-cases/reasoning-tokens#preserving-reasoning-blocks>.
+/// The entries of `reasoning_details`, assembled from their fragments. They have to be sent back complete, unchanged
+/// and in order: <https://openrouter.ai/docs/use-cases/reasoning-tokens#preserving-reasoning-blocks>.
 ///
-/// They are told in parts, as they are complete. What comes late for an entry that was told is the beginning of the next
-/// part, and put to it when they go back.
+/// They are emitted in parts, as soon as they are complete. A late fragment for an entry that was already emitted
+/// begins the next part. It is joined to its entry when the entries are sent back.
 #[derive(Default)]
 pub(super) struct Details {
     entries: Vec<Value>,
     weight: usize,
-    /// Entries and parts that were told.
+    /// The number of entries that were emitted.
     told: usize,
     parts: usize,
 }
@@ -49,7 +49,8 @@ impl Details {
         Ok(())
     }
 
-    /// The entries since those that were taken before, if there are any, and this is the last time or not yet too many.
+    /// Returns the entries since the previous call, if there are any. Before the last call, it returns no more than
+    /// [`MAX_TOLD`] parts.
     pub(super) fn take(&mut self, last: bool) -> Option<Vec<Value>> {
         if self.entries.is_empty() || self.parts == MAX_TOLD && !last {
             return None;
@@ -60,8 +61,8 @@ impl Details {
     }
 }
 
-/// The annotations of an answer: what it cites, and what the files in the prompt were read as. They come whole,
-/// and may be told again.
+/// The annotations of a response: its citations, and the content that the service read from files in the prompt. Each
+/// annotation arrives complete, and may be repeated.
 #[derive(Default)]
 pub(super) struct Annotations {
     list: Vec<Value>,
@@ -79,24 +80,27 @@ impl Annotations {
             }
             self.weight += value_weight(&annotation);
             if self.weight > Fold::LIMIT || self.list.len() == MAX_ENTRIES {
-                return Err(ProviderError::new(ErrorKind::Decoding, "annotations without end"));
+                return Err(ProviderError::new(
+                    ErrorKind::Decoding,
+                    "the annotations of the response exceed the size limit",
+                ));
             }
             self.list.push(annotation);
         }
         Ok(())
     }
 
-    /// All of them, if there are any.
+    /// Returns all annotations, if there are any.
     pub(super) fn take(&mut self) -> Option<Vec<Value>> {
         (!self.list.is_empty()).then(|| std::mem::take(&mut self.list))
     }
 }
 
-/// Puts a later part of an answer's entries behind an earlier one.
+/// Appends a later part of a response's entries to an earlier one.
 pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     for entry in part {
         let rest = match entry {
-            // No decoder makes more, and looking for one's beginning costs as many steps.
+            // No decoder creates more entries, and each entry costs a search through all others.
             Value::Object(entry) if entries.len() <= MAX_ENTRIES => {
                 continued(entries, entry.clone()).map(Value::Object)
             }
@@ -106,7 +110,7 @@ pub(super) fn append(entries: &mut Vec<Value>, part: &[Value]) {
     }
 }
 
-/// Joins a fragment to the entry that it goes on with; gives it back if there is none.
+/// Joins a fragment to the entry that it continues, or returns it if it continues no entry.
 fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<String, Value>> {
     let count = entries.len();
     let goes_on = |(at, entry): &(usize, &mut Value)| {
@@ -121,10 +125,10 @@ fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<
     }
 }
 
-/// Whether a fragment belongs to an entry: they share the type, and the index or the id. One with neither
-/// goes on with the entry before it.
+/// Returns whether a fragment belongs to an entry: they share the type, and the index or the id. A fragment with
+/// neither continues the last entry.
 fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last: bool) -> bool {
-    // `None`: one of them does not say.
+    // `None` if one of them has no value.
     let same = |key| value_of(entry, key).zip(value_of(fragment, key)).map(|(one, other)| one == other);
     let named = ["id", "index"].iter().any(|key| value_of(fragment, key).is_some());
     let together = match (same("id"), same("index")) {
@@ -132,7 +136,7 @@ fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last:
         (Some(true), _) | (_, Some(true)) => true,
         (None, None) => is_last && !named,
     };
-    // An encrypted payload comes whole; told again, it is the same one.
+    // An encrypted payload arrives complete. A repeated payload is the same one.
     let whole = |data| entry.get("data") == Some(data);
     same("type") == Some(true) && together && value_of(fragment, "data").is_none_or(whole)
 }
@@ -159,5 +163,5 @@ fn join(entry: &mut Value, fragment: Map<String, Value>) {
 }
 
 fn endless() -> ProviderError {
-    ProviderError::new(ErrorKind::Decoding, "reasoning details without end")
+    ProviderError::new(ErrorKind::Decoding, "the reasoning details of the response exceed the size limit")
 }

@@ -15,7 +15,7 @@ use crate::provider::{
 pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encoded, ProviderError> {
     let family = match chat.thinking {
         ThinkingField::Effort(_) => Family::of(&request.model),
-        // A service with a word of its own passes on to the model what that takes.
+        // A service with its own thinking member converts it to what the model supports.
         _ => Family::Other,
     };
     let output = output_support(chat, request);
@@ -45,13 +45,13 @@ pub(super) struct Encoder<'a> {
     pub(super) request: &'a Request,
     pub(super) names: ToolNames<'a>,
     pub(super) family: Family,
-    /// How an output schema is said in this request.
+    /// How an output schema is sent in this request.
     pub(super) output: OutputSupport,
     pub(super) messages: Vec<Value>,
     pub(super) warnings: Vec<String>,
 }
 
-/// How an output schema is said beside what else is asked for.
+/// Returns how an output schema is sent together with the other options of the request.
 pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> OutputSupport {
     let support = match chat.output {
         OutputSupport::None => OutputSupport::None,
@@ -63,7 +63,7 @@ pub(super) fn output_support(chat: &ChatCompletions, request: &Request) -> Outpu
     openai::supported(support, request)
 }
 
-/// The tool choices that are known beside what else is asked for.
+/// Returns the tool choices that are supported together with the other options of the request.
 pub(super) fn tool_choices(chat: &ChatCompletions, request: &Request) -> ToolChoices {
     match chat.tool_choices {
         // Alibaba's error: "The tool_choice parameter does not support being set to required or object in
@@ -73,7 +73,7 @@ pub(super) fn tool_choices(chat: &ChatCompletions, request: &Request) -> ToolCho
     }
 }
 
-/// Whether the model thinks, for services where that decides what else they take.
+/// Returns whether the model thinks, for services where this restricts other options.
 fn thinks(chat: &ChatCompletions, request: &Request) -> bool {
     match chat.thinking {
         ThinkingField::Enable { off: false, .. } => true,
@@ -97,9 +97,9 @@ impl Encoder<'_> {
         let tools: Vec<Value> = tools.collect();
         let choice = self.request.options.tool_choice.as_ref();
         if tools.is_empty() {
-            // A choice without tools is refused.
+            // The service rejects a tool choice without tools.
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
-                self.warn("tool_choice: there are no tools to choose from");
+                self.warn("`tool_choice` is ignored: the request has no tools");
             }
             return;
         }
@@ -111,7 +111,7 @@ impl Encoder<'_> {
         let choice = match choice {
             None => return,
             Some(ToolChoice::Required | ToolChoice::Tool(_)) if choices != ToolChoices::All => {
-                self.warn("tool_choice: a tool can't be forced here, set to auto");
+                self.warn("`tool_choice` is set to auto: a tool cannot be forced here");
                 Value::from("auto")
             }
             Some(ToolChoice::Auto) => Value::from("auto"),
@@ -139,7 +139,7 @@ impl Encoder<'_> {
         let sequences = options.stop_sequences.iter().flatten().filter(|stop| !stop.is_empty());
         if !self.family.takes_stop() {
             if sequences.count() > 0 {
-                self.warn("stop_sequences: the model takes none, left out");
+                self.warn("`stop_sequences` is ignored: this model does not support it");
             }
             return;
         }
@@ -148,7 +148,7 @@ impl Encoder<'_> {
         let left_out = sequences.count() - stop.len();
         if left_out > 0 {
             self.warn(format!(
-                "stop_sequences: only {} are possible, the last {left_out} left out",
+                "`stop_sequences` is shortened: this service supports only {}, and the last {left_out} are ignored",
                 stop.len()
             ));
         }
@@ -174,7 +174,7 @@ impl Encoder<'_> {
             Some(metadata) if self.chat.metadata => {
                 body.insert("metadata".to_owned(), Value::Object(openai::labels(metadata)));
             }
-            Some(_) => self.warn("metadata: not taken here, left out"),
+            Some(_) => self.warn("`metadata` is ignored: this service does not support it"),
             None => {}
         }
     }

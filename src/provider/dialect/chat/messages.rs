@@ -1,4 +1,4 @@
-//! The conversation as the format's messages.
+//! Encoding of the conversation as messages.
 
 use std::borrow::Cow;
 
@@ -13,8 +13,8 @@ use crate::{
     },
 };
 
-/// Characters of a tool call's id that every service takes. OpenAI's own limit for this format, which it
-/// names in its error `string_above_max_length`.
+/// The number of characters of a tool call's id that every service accepts. It is OpenAI's own limit for Chat
+/// Completions, from its error `string_above_max_length`.
 const ID_LIMIT: usize = 40;
 
 /// A part of a message's content.
@@ -24,7 +24,7 @@ enum Part<'a> {
 }
 
 impl<'a> Encoder<'a> {
-    /// The system prompt and the history.
+    /// Encodes the system prompt and the history.
     pub(super) fn messages(&mut self) -> Result<Vec<Value>, ProviderError> {
         self.system();
         for message in &self.request.history {
@@ -50,7 +50,8 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Tool results come first, each a message of its own: they must follow the calls at once.
+    /// Encodes a user message. Tool results come first, each in its own message, because they must directly follow the
+    /// calls.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         let mut parts = Vec::new();
         for result in message.tool_results() {
@@ -71,8 +72,8 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// The text of a result. A tool message takes text only, so that attachments move to the user message
-    /// behind it.
+    /// Returns the text of a result. A tool message can contain only text, so attachments move to the user message
+    /// after it.
     fn tool_result(
         &self,
         result: &'a ToolResult,
@@ -115,7 +116,7 @@ impl<'a> Encoder<'a> {
                 Content::ToolUse(tool_use) => calls.push(self.call(tool_use, message.is_native_to(NAME))),
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
                 Content::Attachment(attachment) => {
-                    let why = "the format takes no files in an assistant's message";
+                    let why = "the wire format does not support files in assistant messages";
                     parts.push(Part::Text(placeholder(self.request, attachment, why)?.into()));
                 }
                 _ => {}
@@ -132,7 +133,7 @@ impl<'a> Encoder<'a> {
             ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
                 out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
             }
-            // An empty one counts as missing.
+            // An empty text counts as missing.
             ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
                 out.insert("reasoning_content".to_owned(), " ".into());
             }
@@ -147,7 +148,7 @@ impl<'a> Encoder<'a> {
     }
 
     fn call(&self, tool_use: &ToolUse, native: bool) -> Value {
-        // What the model wrote in place of JSON or a name must not make the whole request invalid.
+        // If the model wrote invalid JSON or an invalid name, the request must still be valid.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
         let name = self.names.get(&tool_use.name);
@@ -163,12 +164,12 @@ impl<'a> Encoder<'a> {
         call
     }
 
-    /// An opaque item of this format is an object of further members of the assistant message.
+    /// Adds the members of a provider item of this wire format to the assistant message.
     fn item(&self, data: &Value, extra: &mut Map<String, Value>) {
         for (key, value) in data.as_object().into_iter().flatten() {
             match key.as_str() {
                 "role" | "content" | "tool_calls" => {}
-                // Written by a service that has them, and refused by those that have not.
+                // These were written by a service that supports them, and other services reject them.
                 "reasoning_details" | "annotations" if self.chat.reasoning != ReasoningReturn::Details => {}
                 _ => match (extra.get_mut(key), value) {
                     (Some(Value::Array(list)), Value::Array(more)) if key == "reasoning_details" => {
@@ -215,20 +216,20 @@ impl<'a> Encoder<'a> {
             (source, ..) => {
                 let why = match (files, source) {
                     (Files::Data, Source::Url { .. }) => {
-                        "the format takes only images by URL; give the file as base64"
+                        "the wire format supports only images by URL; send the file as base64"
                     }
                     (Files::DataOrUrl, Source::Url { .. }) => {
-                        "the service takes only images and PDF files by URL; give the file as base64"
+                        "the service supports only images and PDF files by URL; send the file as base64"
                     }
                     (Files::Data | Files::DataOrUrl, Source::Base64 { .. }) => {
-                        "the format takes images, PDF files, WAV and MP3"
+                        "the wire format supports only images, PDF, WAV and MP3 files"
                     }
                     (Files::FileUrl, Source::Base64 { .. }) => {
-                        "the service takes only images as base64; give the URL of the file"
+                        "the service supports only images as base64; send the URL of the file"
                     }
-                    (Files::FileUrl, Source::Url { .. }) => "the service takes images and documents",
-                    (Files::Images, _) => "the service takes only images",
-                    (Files::ImageData, _) => "the service takes only images, as base64",
+                    (Files::FileUrl, Source::Url { .. }) => "the service supports only images and documents",
+                    (Files::Images, _) => "the service supports only images",
+                    (Files::ImageData, _) => "the service supports only images, as base64",
                 };
                 return Ok(Part::Text(placeholder(self.request, attachment, why)?.into()));
             }
@@ -237,12 +238,12 @@ impl<'a> Encoder<'a> {
     }
 }
 
-/// OpenAI refuses a file without a name.
+/// Returns the name of a file. OpenAI rejects a file without a name.
 fn file_name(attachment: &Attachment) -> &str {
     attachment.name.as_deref().unwrap_or("document.pdf")
 }
 
-/// The id as every service takes it; the same for the same id.
+/// Returns the id in a form that every service accepts. The same id gives the same result.
 fn call_id(id: &str) -> Cow<'_, str> {
     if !id.is_empty() && id.len() <= ID_LIMIT {
         return Cow::Borrowed(id);
@@ -250,7 +251,7 @@ fn call_id(id: &str) -> Cow<'_, str> {
     Cow::Owned(format!("call_{:016x}", hash(id)))
 }
 
-/// One string where there is only text, which the simplest servers demand.
+/// Returns the content as a single string if it is only text, because the simplest servers require this.
 fn content(mut parts: Vec<Part<'_>>) -> Option<Value> {
     parts.retain(|part| !matches!(part, Part::Text(text) if text.trim().is_empty()));
     if parts.is_empty() {

@@ -1,4 +1,4 @@
-//! How much to think, in each service's words.
+//! Encoding of the thinking option, as each service expects it.
 
 use serde_json::{Map, Value, json};
 
@@ -12,26 +12,31 @@ use crate::provider::{
     },
 };
 
-/// Where models of OpenAI take what they refuse here.
-const RESPONSES: &str = "the Responses format (`openai_responses`)";
+/// The wire format in which OpenAI's models support options that they reject here.
+const RESPONSES: &str = "the Responses wire format (`openai_responses`)";
 
 fn at_rest() -> String {
-    format!("thinking: with tools this model does not think in this format, turned off; {RESPONSES} has both")
+    format!(
+        "`thinking` is turned off: in Chat Completions this model cannot use tools while it thinks; \
+         {RESPONSES} supports both"
+    )
 }
 
 impl Encoder<'_> {
-    /// Comes after the tools, on which it depends.
+    /// Called after the tools are encoded, because the result depends on them.
     pub(super) fn thinking(&mut self, body: &mut Map<String, Value>) -> Result<(), ProviderError> {
         let with_tools = !self.chat.tools_beside_effort && body.contains_key("tools");
         match self.family.tools_in_chat() {
             ToolsInChat::Refused if with_tools => {
-                let message =
-                    format!("{} takes no tools in this format; {RESPONSES} has them", self.request.model);
+                let message = format!(
+                    "{} does not support tools in Chat Completions; use {RESPONSES}",
+                    self.request.model
+                );
                 return Err(ProviderError::new(ErrorKind::Unsupported, message));
             }
             ToolsInChat::AtRest if with_tools => {
                 body.insert("reasoning_effort".to_owned(), "none".into());
-                // It would reason unasked.
+                // The model reasons by default.
                 if self.request.options.thinking.is_none_or(ThinkingMode::is_on) {
                     self.warn(at_rest());
                 }
@@ -53,21 +58,25 @@ impl Encoder<'_> {
         let on = mode.is_on();
         match self.chat.thinking {
             ThinkingField::None if !on => {}
-            ThinkingField::None => self.warn("thinking: there is no word for it here, left out"),
+            ThinkingField::None => self.warn("`thinking` is ignored: this service has no setting for it"),
             ThinkingField::Always | ThinkingField::Enable { off: false, .. } if !on => {
-                self.warn("thinking: it can't be turned off");
+                self.warn("`thinking` stays on: this service has no setting to turn it off");
             }
-            ThinkingField::Always => self.warn("thinking: it can't be said how much, left out"),
+            ThinkingField::Always => {
+                self.warn("`thinking` is ignored: this service has no setting for its amount")
+            }
             ThinkingField::Effort(_) if self.family == Family::Plain => {
                 if on {
-                    self.warn("thinking: the model does not reason, left out");
+                    self.warn("`thinking` is ignored: this model does not reason");
                 }
             }
             ThinkingField::Effort(words) => {
                 if let Some(word) = openai::effort(self.family.narrow(words), mode, &mut self.warnings) {
                     if mode == Effort::Max.into() && self.family.has_max() && word == EffortWords::OPENAI.max
                     {
-                        self.warn(format!("thinking: max became {word}; {RESPONSES} has more"));
+                        self.warn(format!(
+                            "`thinking` is changed from effort max to {word}: only {RESPONSES} supports max"
+                        ));
                     }
                     body.insert("reasoning_effort".to_owned(), word.into());
                 }
@@ -81,12 +90,14 @@ impl Encoder<'_> {
                     ThinkingMode::Off | ThinkingMode::Budget(_) => json!({"enabled": false}),
                 };
                 body.insert("reasoning".to_owned(), reasoning);
-                // Anthropic refuses the two together, and OpenRouter drops the one without a word.
+                // Anthropic rejects the two together, and OpenRouter drops the reasoning silently.
                 let choice = self.request.options.tool_choice.as_ref();
                 let demanded = matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_)));
                 let tools = !self.request.tools.is_empty();
                 if on && demanded && tools && self.request.model.starts_with("anthropic/") {
-                    self.warn("thinking: models of Anthropic do not think here while a tool is demanded");
+                    self.warn(
+                        "`thinking` has no effect: Anthropic's models do not think here while a tool is forced",
+                    );
                 }
             }
             ThinkingField::Type(words) => {
@@ -100,9 +111,12 @@ impl Encoder<'_> {
                     }
                     None => self.warn(match mode {
                         ThinkingMode::Effort(effort) => {
-                            format!("thinking: the level {} can't be said, turned on", name(effort))
+                            format!(
+                                "`thinking` is turned on without effort {}: this service has no setting for it",
+                                name(effort)
+                            )
                         }
-                        _ => "thinking: a budget can't be said, turned on".to_owned(),
+                        _ => "`thinking` is turned on without a budget: this service has no setting for it".to_owned(),
                     }),
                 }
             }

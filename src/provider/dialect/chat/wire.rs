@@ -1,7 +1,7 @@
-//! What comes over the wire. Compatible servers leave members out, set them to null or to another type:
-//! what can't be understood counts as absent, unless the whole would lose its meaning.
+//! The JSON shapes of responses. Compatible servers omit members, set them to null or send another type. A value that
+//! cannot be understood counts as absent, unless the whole would lose its meaning.
 //!
-//! What is rare is boxed: most of the time that a chunk takes goes into moving these structs about.
+//! Rare members are boxed, because most of the time that a chunk takes is spent moving these structs.
 
 use std::{borrow::Cow, marker::PhantomData};
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::provider::dialect::lenient::{Count, JsonText, Scalar, ScalarVisitor, Text, Told};
 
-/// A chunk of a stream, or a whole answer.
+/// A chunk of a stream, or a whole response.
 #[derive(Deserialize)]
 pub(super) struct Chunk<'a> {
     #[serde(borrow, default)]
@@ -27,7 +27,7 @@ pub(super) struct Chunk<'a> {
     pub(super) error: Option<Box<Value>>,
 }
 
-/// Groq's own member, which carries usage even where it was not asked for.
+/// Groq's own member. It carries usage even if the request did not ask for it.
 #[derive(Deserialize)]
 pub(super) struct XGroq {
     #[serde(default)]
@@ -42,14 +42,14 @@ pub(super) struct Choice<'a> {
     pub(super) index: Count,
     #[serde(borrow, default)]
     pub(super) delta: Option<Box<Piece<'a>>>,
-    /// In place of `delta` in a whole answer; some services repeat the answer so far in it.
+    /// Replaces `delta` in a whole response. Some services repeat the response so far in it.
     #[serde(borrow, default)]
     pub(super) message: Option<Box<Piece<'a>>>,
     #[serde(borrow, default)]
     pub(super) finish_reason: Text<'a>,
     #[serde(default)]
     pub(super) error: Option<Box<Value>>,
-    /// Moonshot's place for it.
+    /// The usage, which Moonshot reports here.
     #[serde(default)]
     pub(super) usage: Told<Box<Usage>>,
 }
@@ -64,14 +64,14 @@ pub(super) struct Piece<'a> {
     pub(super) reasoning: Text<'a>,
     #[serde(default)]
     pub(super) reasoning_details: Option<Box<Value>>,
-    /// What the answer cites, or what a file in the prompt was read as.
+    /// The citations of the response, or the content that the service read from a file in the prompt.
     #[serde(default)]
     pub(super) annotations: Option<Box<Value>>,
     #[serde(borrow, default)]
     pub(super) refusal: Text<'a>,
     #[serde(borrow, default)]
     pub(super) tool_calls: Option<Vec<Option<ToolCall<'a>>>>,
-    /// The only call, before there were several.
+    /// The only call, in the older API without parallel calls.
     #[serde(borrow, default)]
     pub(super) function_call: Option<Box<Function<'a>>>,
 }
@@ -84,7 +84,7 @@ pub(super) struct ToolCall<'a> {
     pub(super) id: Text<'a>,
     #[serde(borrow, default)]
     pub(super) function: Option<Function<'a>>,
-    /// What Google's compatible endpoint wants back with the call: its thought signature.
+    /// Data that Google's compatible endpoint needs back with the call: its thought signature.
     #[serde(default)]
     pub(super) extra_content: Option<Box<Value>>,
 }
@@ -109,10 +109,10 @@ pub(super) struct Usage {
     pub(super) prompt_tokens_details: Told<Box<PromptDetails>>,
     #[serde(default)]
     pub(super) completion_tokens_details: Told<Box<CompletionDetails>>,
-    /// DeepSeek's way of counting what came from the cache.
+    /// DeepSeek's count of tokens from the cache.
     #[serde(default)]
     pub(super) prompt_cache_hit_tokens: Told<u64>,
-    /// Moonshot's.
+    /// Moonshot's count of tokens from the cache.
     #[serde(default)]
     pub(super) cached_tokens: Told<u64>,
     /// OpenRouter's price, in US dollars.
@@ -138,7 +138,7 @@ pub(super) struct CompletionDetails {
     pub(super) reasoning_tokens: Told<u64>,
 }
 
-/// A text, or a list of parts that make one, as Mistral sends it: `text` and `thinking` parts.
+/// A text, or a list of parts that form one. Mistral sends such lists, with `text` and `thinking` parts.
 #[derive(Default)]
 pub(super) struct Parts<'a> {
     pub(super) text: Text<'a>,
@@ -174,9 +174,9 @@ fn gather(part: &Value, in_thinking: bool, text: &mut String, thinking: &mut Str
     }
 }
 
-/// A chunk from its JSON text.
+/// Parses a chunk from its JSON text.
 pub(super) fn parse(data: &str) -> Result<Chunk<'_>, serde_json::Error> {
-    // A list would be read as a struct without names.
+    // A list would be parsed as a struct without member names.
     if !data.starts_with('{') {
         return Err(de::Error::custom("a JSON object was expected"));
     }

@@ -1,4 +1,4 @@
-//! A history as the format's contents.
+//! Encoding of a history as contents.
 
 use std::{borrow::Cow, collections::HashMap};
 
@@ -15,28 +15,28 @@ use crate::{
 
 type Object = Map<String, Value>;
 
-/// Stands for the signature of a tool use that has none, since no Gemini made it:
+/// The placeholder signature for a tool use without one, because no Gemini model made it:
 /// <https://ai.google.dev/gemini-api/docs/thought-signatures#faqs>.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
-/// Images that the service takes: <https://ai.google.dev/gemini-api/docs/image-understanding>.
+/// The image types that the service supports: <https://ai.google.dev/gemini-api/docs/image-understanding>.
 const IMAGES: [&str; 5] = ["image/png", "image/jpeg", "image/webp", "image/heic", "image/heif"];
 
-/// Characters of a tool's name that the service takes: <https://ai.google.dev/api/caching#FunctionDeclaration>.
+/// The largest number of characters in a tool's name: <https://ai.google.dev/api/caching#FunctionDeclaration>.
 pub(super) const NAME_LIMIT: usize = 64;
 
-/// Characters that it takes there beside letters, digits, `_` and `-`.
+/// The characters that a tool's name may contain in addition to letters, digits, `_` and `-`.
 pub(super) const NAME_SIGNS: &str = ".:";
 
-/// One content on the wire.
+/// A content on the wire.
 struct Turn {
     role: Role,
     parts: Vec<Object>,
-    /// It holds results of tools, and nothing else.
+    /// Whether it holds only results of tools.
     results: bool,
 }
 
-/// The contents. `signed_calls` says that the model refuses tool uses without a signature.
+/// Encodes the contents. `signed_calls` indicates whether the model rejects tool uses without a signature.
 pub(super) fn contents(
     request: &Request,
     names: &ToolNames<'_>,
@@ -67,13 +67,13 @@ struct Encoder<'a> {
     names: &'a ToolNames<'a>,
     signed_calls: bool,
     turns: Vec<Turn>,
-    /// Place and name of each tool use of the last answer, as they were sent.
+    /// The position and the name on the wire of each tool use in the last assistant message.
     calls: HashMap<&'a ToolUseId, (usize, Cow<'a, str>)>,
 }
 
 impl<'a> Encoder<'a> {
-    /// Results make a content of their own, right behind the calls and in their order: the service matches
-    /// them by name and order where ids fail.
+    /// Encodes a user message. Results form their own content, directly after the calls and in their order: the service
+    /// matches them by name and order if ids fail.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         let mut results: Vec<&ToolResult> = message.tool_results().collect();
         results.sort_by_key(|result| self.calls.get(&result.tool_use_id).map(|(place, _)| *place));
@@ -87,7 +87,7 @@ impl<'a> Encoder<'a> {
             match block {
                 Content::Text(text) => parts.extend(text_part(&text.text)),
                 Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
-                // Parts of the format's own that the application made.
+                // Parts of this wire format that the application created.
                 Content::ProviderItem(item) if item.format == NAME => {
                     parts.extend(item.data.as_object().cloned());
                 }
@@ -98,7 +98,7 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// A result, whose files move behind all results.
+    /// Encodes a result. Its files move after all results.
     fn tool_result(&self, result: &'a ToolResult, moved: &mut Vec<Object>) -> Result<Object, ProviderError> {
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
         let mut files = Vec::new();
@@ -155,7 +155,7 @@ impl<'a> Encoder<'a> {
                         None => continue,
                     },
                 },
-                // Without its signature it tells the service nothing.
+                // Without its signature, a thought is useless to the service.
                 Content::Thinking(thinking) => match given(&thinking.signature) {
                     Some(signature) => {
                         let mut part = part("text", &*thinking.text);
@@ -174,7 +174,7 @@ impl<'a> Encoder<'a> {
                 }
                 Content::Attachment(attachment) => (self.attachment(attachment)?, None),
                 Content::ProviderItem(item) if item.format == NAME => match &item.data {
-                    // The signature of a file, which has no place for it.
+                    // The signature of a file, which has no member for it.
                     Value::Object(data) if data.len() == 1 && data.contains_key("thoughtSignature") => {
                         if let Some(last) = parts.last_mut() {
                             last.extend(data.clone());
@@ -205,7 +205,7 @@ impl<'a> Encoder<'a> {
         let args = match &tool_use.input {
             input @ Value::Object(_) => input.clone(),
             Value::Null => json!({}),
-            // The service takes objects alone.
+            // The service accepts only objects.
             other => json!({"value": other}),
         };
         let name = self.names.get(&tool_use.name);
@@ -222,7 +222,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// A file as the service takes it, else what goes in its place.
+    /// Encodes a file as the service supports it, or else its replacement.
     fn attachment(&self, attachment: &Attachment) -> Result<Object, ProviderError> {
         let full = attachment.media_type.to_ascii_lowercase();
         let media_type = match full.split(';').next().unwrap_or_default().trim() {
@@ -234,7 +234,8 @@ impl<'a> Encoder<'a> {
             || media_type == "application/pdf"
             || ["text/", "audio/", "video/"].iter().any(|kind| media_type.starts_with(kind));
         if !taken {
-            let why = "the format takes PNG, JPEG, WebP and HEIC images, PDF, text, audio and video";
+            let why =
+                "the wire format supports only PNG, JPEG, WebP and HEIC images, PDF, text, audio and video";
             return Ok(part("text", placeholder(self.request, attachment, why)?));
         }
         Ok(match &attachment.source {
@@ -248,7 +249,8 @@ fn part(key: &str, value: impl Into<Value>) -> Object {
     Object::from_iter([(key.to_owned(), value.into())])
 }
 
-/// A text part, unless the text is blank: the service has no use for that, and refuses it where it is all.
+/// Encodes a text part. A blank text gives none: it is useless to the service, which rejects it if there is nothing
+/// else.
 fn text_part(text: &str) -> Option<Object> {
     (!text.trim().is_empty()).then(|| part("text", text))
 }

@@ -24,25 +24,25 @@ use crate::{
 
 type Decoded = Result<(), ProviderError>;
 
-/// Decodes one answer: a stream of chunks, or the whole as one chunk or a list of them.
+/// Decodes one response: a stream of chunks, or the whole as one chunk or a list of chunks.
 ///
-/// The format has no terminal event. An answer is complete if some chunk said why it ended, or why the prompt
-/// was blocked; usage may come after that.
+/// The wire format has no terminal event. A response is complete after a chunk with a finish reason, or with the reason
+/// why the prompt was blocked. Usage may follow.
 #[derive(Default)]
 pub(super) struct GeminiDecoder {
     alternatives: Alternatives,
     strays: Strays,
     blocks: Blocks,
     ids: CallIds,
-    /// The answer's id.
+    /// The id of the response.
     id: String,
-    /// What goes into the message's provider data, told as a whole each time; `None` until it is first told.
+    /// The provider data of the message, emitted as a whole each time. `None` before it is emitted first.
     data: Option<Map<String, Value>>,
-    /// Whether some of it is told at the end.
+    /// Whether some provider data is emitted only at the end.
     has_more_data: bool,
     has_model: bool,
     usage: LatestUsage,
-    /// What the service says of its sources: the last word on each.
+    /// The sources of the response. The last value of each member counts.
     sources: Map<String, Value>,
     stop: Option<StopReason>,
     done: bool,
@@ -96,7 +96,7 @@ impl GeminiDecoder {
             }
             Err(kind) => {
                 let separator = if why.is_empty() { "" } else { ": " };
-                let message = format!("the service ended the answer with {word}{separator}{why}");
+                let message = format!("the service ended the response with {word}{separator}{why}");
                 return Err(ProviderError::new(kind, message).with_body(data));
             }
         }
@@ -128,8 +128,8 @@ impl GeminiDecoder {
         Ok(())
     }
 
-    /// A signed part is a block of its own, since it has to go back as it came:
-    /// <https://ai.google.dev/gemini-api/docs/thought-signatures>. All other text grows.
+    /// Adds a text part. A signed part becomes a separate block, because it has to be sent back unchanged:
+    /// <https://ai.google.dev/gemini-api/docs/thought-signatures>. All other text extends its block.
     fn text(&mut self, text: &str, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
         let grow = |index| Delta::Extend { index, part: Part::Text(text.to_owned()) };
         if signature.is_empty() {
@@ -153,7 +153,7 @@ impl GeminiDecoder {
     fn call(&mut self, call: &Call<'_>, signature: &str, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let name = call.name.as_str().to_owned();
         if name.is_empty() {
-            return Err(bad("a function call without a name", data));
+            return Err(bad("a function call has no name", data));
         }
         let id = ToolUseId::from(self.ids.next(call.id.as_str(), &self.id)?);
         let index = self.blocks.item();
@@ -168,7 +168,8 @@ impl GeminiDecoder {
         Ok(())
     }
 
-    /// A file that the model made. One that belongs to its thoughts is not for the reader.
+    /// Adds a file that the model made. A file among its thoughts becomes a provider item, because it is not meant for
+    /// the reader.
     fn file(&mut self, file: Blob, thought: bool, signature: &str, deltas: &mut Vec<Delta>) {
         let signed = (!signature.is_empty()).then(|| ("thoughtSignature".to_owned(), Value::from(signature)));
         let Blob { mime_type, data } = file;
@@ -196,7 +197,7 @@ impl GeminiDecoder {
         deltas.push(Delta::End { index });
     }
 
-    /// Id and model, as soon as they are known; that this format wrote the message, at once.
+    /// Emits the id and the model as soon as they are known, and the name of the wire format at the first chunk.
     fn tell(&mut self, chunk: &Chunk<'_>, deltas: &mut Vec<Delta>) {
         let model = Some(chunk.model_version.as_str()).filter(|model| !self.has_model && !model.is_empty());
         let id = Some(chunk.response_id.as_str()).filter(|id| self.id.is_empty() && !id.is_empty());
@@ -217,14 +218,14 @@ impl GeminiDecoder {
         deltas.push(Delta::Message(Box::new(message)));
     }
 
-    /// Keeps with the message what is particular about its end, where it is told.
+    /// Stores details about the end of the response with the message, if there are any.
     fn keep<'k>(&mut self, told: impl IntoIterator<Item = (&'k str, Value)>) {
         let data = self.data.get_or_insert_default();
         data.extend(told.into_iter().map(|(key, value)| (key.to_owned(), value)));
         self.has_more_data = true;
     }
 
-    /// Usage is of the whole request so far, so that the last one told counts.
+    /// Emits the usage. Each report covers the whole request so far, so the last one counts.
     fn tell_usage(&mut self, usage: Told<Box<WireUsage>>, deltas: &mut Vec<Delta>) {
         if usage == Told::Nothing {
             return;
@@ -236,7 +237,7 @@ impl GeminiDecoder {
 
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
         let Some(reason) = self.stop.take() else {
-            let message = "the stream ended before the answer did: no chunk gave a finish reason";
+            let message = "the stream ended before the response was complete: no chunk had a finish reason";
             return Err(self.strays.truncated(self.data.is_some(), message));
         };
         self.done = true;
@@ -247,12 +248,15 @@ impl GeminiDecoder {
         let sources = std::mem::take(&mut self.sources);
         if !sources.is_empty() {
             if sources.values().map(value_weight).sum::<usize>() > Fold::LIMIT {
-                return Err(ProviderError::new(ErrorKind::Decoding, "sources without end"));
+                return Err(ProviderError::new(
+                    ErrorKind::Decoding,
+                    "the sources of the response exceed the size limit",
+                ));
             }
             self.item(sources, deltas);
         }
         deltas.push(Delta::stop(match reason {
-            // Calls end with STOP too.
+            // Responses with calls end with STOP too.
             StopReason::Stop if !self.ids.is_empty() => StopReason::ToolUse,
             reason => reason,
         }));
@@ -266,7 +270,7 @@ impl Decoder for GeminiDecoder {
         if self.done || data.is_empty() {
             return Ok(());
         }
-        // `[DONE]` ends the streams of another format; some services that speak both send it here too.
+        // `[DONE]` ends the streams of another wire format. Some services that implement both send it here too.
         if data == "[DONE]" {
             return self.finish(deltas);
         }
@@ -277,7 +281,7 @@ impl Decoder for GeminiDecoder {
             Ok(chunks) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
             Err(cause) => match tamed(data).as_deref().map(wire::parse) {
                 Some(Ok(chunks)) => chunks.into_iter().try_for_each(|chunk| self.chunk(chunk, data, deltas)),
-                _ => strays::skip_unreadable(frame, "an event is not a part of a Gemini answer", cause)
+                _ => strays::skip_unreadable(frame, "an event is not part of a Gemini response", cause)
                     .map_err(|error| refined(error, data)),
             },
         }
@@ -296,8 +300,8 @@ impl Decoder for GeminiDecoder {
     }
 }
 
-/// What a finish reason means; in `Err`, which kind of failure it is. Source: `FinishReason` in
-/// <https://ai.google.dev/api/generate-content>.
+/// Returns the meaning of a finish reason, or the kind of the failure that it reports as an error. Source:
+/// `FinishReason` in <https://ai.google.dev/api/generate-content>.
 fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
     Ok(Some(match word {
         "" => return Ok(None),
@@ -312,7 +316,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
         | "IMAGE_SAFETY"
         | "IMAGE_PROHIBITED_CONTENT"
         | "IMAGE_RECITATION" => StopReason::Refusal,
-        // The model wrote what nobody can read; asked again, it writes something else.
+        // The model wrote an unreadable call or response. A retry gives a different one.
         "MALFORMED_FUNCTION_CALL" | "MALFORMED_RESPONSE" | "UNEXPECTED_TOOL_CALL" => {
             return Err(ErrorKind::Service);
         }
@@ -321,8 +325,8 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, ErrorKind> {
     }))
 }
 
-/// What is cached is a part of the prompt; thoughts, and what tools of the service put into the prompt, are
-/// counted beside the rest.
+/// Reads the usage. Cached tokens are part of the prompt. Thoughts, and the tokens that tools of the service add to the
+/// prompt, are counted separately.
 fn read_usage(usage: &WireUsage, counts: &mut TypedCounts) -> Usage {
     let mut count = |member, told| counts.read(member, told).unwrap_or(0);
     let prompt = count("usageMetadata.promptTokenCount", usage.prompt);
@@ -339,7 +343,7 @@ fn read_usage(usage: &WireUsage, counts: &mut TypedCounts) -> Usage {
     }
 }
 
-/// The error that an event tells of, which may come as a list.
+/// Returns the error that an event reports. The event may be a list.
 fn error_text(data: &str) -> ProviderError {
     refined(error::from_event(data), data)
 }

@@ -15,13 +15,14 @@ use crate::provider::{
     },
 };
 
-/// Stop sequences that the service takes.
+/// The number of stop sequences that the service supports.
 const STOP_LIMIT: usize = 5;
 
 pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
-    // The id is a part of the address.
+    // The id is part of the path.
     if request.model.split('/').any(|segment| segment.is_empty() || segment == "." || segment == "..") {
-        let message = format!("{:?} is no model id", request.model);
+        let message =
+            format!("the model id {:?} is invalid: it has an empty segment, `.` or `..`", request.model);
         return Err(ProviderError::new(ErrorKind::InvalidRequest, message));
     }
     let traits = Traits::of(&request.model);
@@ -66,7 +67,7 @@ impl Encoder<'_> {
         let choice = self.request.options.tool_choice.as_ref();
         if tools.is_empty() {
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
-                self.warn("tool_choice: there are no tools to choose from");
+                self.warn("`tool_choice` is ignored: the request has no tools");
             }
             return;
         }
@@ -93,12 +94,12 @@ impl Encoder<'_> {
             match value.map(Number::from_f64) {
                 None => {}
                 Some(_) if !self.traits.sampling => {
-                    self.warn(format!("{name}: this model does not take it, left out"));
+                    self.warn(format!("`{name}` is ignored: this model does not support it"));
                 }
                 Some(Some(number)) => {
                     config.insert(key.to_owned(), Value::Number(number));
                 }
-                Some(None) => self.warn(format!("{name}: not a number that JSON has, left out")),
+                Some(None) => self.warn(format!("`{name}` is ignored: it is not a finite number")),
             }
         }
         let sequences = options.stop_sequences.iter().flatten().filter(|stop| !stop.is_empty());
@@ -106,7 +107,7 @@ impl Encoder<'_> {
         let left_out = sequences.count() - stop.len();
         if left_out > 0 {
             self.warn(format!(
-                "stop_sequences: only {STOP_LIMIT} are possible, the last {left_out} left out"
+                "`stop_sequences` is shortened: Gemini supports only {STOP_LIMIT}, and the last {left_out} are ignored"
             ));
         }
         if !stop.is_empty() {
@@ -132,7 +133,7 @@ impl Encoder<'_> {
         match self.traits.thinking {
             Thinking::Untold => {
                 if mode != ThinkingMode::Off {
-                    self.warn("thinking: this model can't be told to, left out");
+                    self.warn("`thinking` is ignored: this model has no setting for it");
                 }
                 None
             }
@@ -140,7 +141,9 @@ impl Encoder<'_> {
                 let wanted = match mode {
                     ThinkingMode::Off if off => return Some(json!({"thinkingBudget": 0})),
                     ThinkingMode::Off => {
-                        self.warn(format!("thinking: it can't be turned off, set to {min} tokens"));
+                        self.warn(format!(
+                            "`thinking` is set to {min} tokens: it cannot be turned off for this model"
+                        ));
                         min
                     }
                     ThinkingMode::Effort(effort) => budget_of(effort).clamp(min, max),
@@ -148,7 +151,7 @@ impl Encoder<'_> {
                         let fitting = budget.clamp(min, max);
                         if fitting != budget {
                             self.warn(format!(
-                                "thinking: the budget is set to {fitting}, from {min} to {max}"
+                                "`thinking` is set to {fitting} tokens: the budget of this model ranges from {min} to {max}"
                             ));
                         }
                         fitting
@@ -162,18 +165,25 @@ impl Encoder<'_> {
                     ThinkingMode::Effort(effort) => effort,
                     ThinkingMode::Budget(budget) => nearest(budget),
                 };
-                // The next level up, else the highest there is.
+                // The next higher level, or else the highest.
                 let level = levels.iter().find(|level| **level >= wanted).or(levels.last()).copied()?;
                 let word = word(level);
                 match mode {
                     ThinkingMode::Off => {
-                        self.warn(format!("thinking: it can't be turned off, set to {word}"));
+                        self.warn(format!(
+                            "`thinking` is set to level {word}: it cannot be turned off for this model"
+                        ));
                     }
                     ThinkingMode::Budget(budget) => {
-                        self.warn(format!("thinking: {budget} tokens became the level {word}"));
+                        self.warn(format!(
+                            "`thinking` is changed from a budget of {budget} tokens to level {word}: this model \
+                             does not support budgets"
+                        ));
                     }
                     ThinkingMode::Effort(_) if level != wanted => {
-                        self.warn(format!("thinking: the level is set to {word}"));
+                        self.warn(format!(
+                            "`thinking` is set to level {word}: this model does not support the requested effort"
+                        ));
                     }
                     ThinkingMode::Effort(_) => {}
                 }
@@ -184,10 +194,12 @@ impl Encoder<'_> {
 
     fn labels(&mut self) {
         if self.request.options.metadata.as_ref().is_some_and(|metadata| !metadata.is_empty()) {
-            self.warn("metadata: not taken here, left out");
+            self.warn("`metadata` is ignored: Gemini does not support it");
         }
         if self.request.options.cache == Some(CacheHint::Long) {
-            self.warn("cache: the service keeps prompts for minutes by itself, and can't be told how long");
+            self.warn(
+                "`cache` is not extended: Gemini keeps prompts for minutes, and has no setting for the time",
+            );
         }
     }
 

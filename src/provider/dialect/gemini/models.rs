@@ -1,45 +1,45 @@
-//! What a model takes, by its id. Sources: <https://ai.google.dev/gemini-api/docs/thinking>,
+//! The features of a model, determined by its id. Sources: <https://ai.google.dev/gemini-api/docs/thinking>,
 //! <https://ai.google.dev/gemini-api/docs/thought-signatures>,
-//! <https://ai.google.dev/gemini-api/docs/structured-output> and the pages on what is new in each model, such as
+//! <https://ai.google.dev/gemini-api/docs/structured-output> and the pages about what is new in each model, such as
 //! <https://ai.google.dev/gemini-api/docs/whats-new-gemini-3.7>.
 
 use crate::provider::{Effort, Request, dialect::output_tool};
 
-/// What a model takes.
+/// The features of a model.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Traits {
-    /// How it is told to think.
+    /// How thinking is requested.
     pub(super) thinking: Thinking,
-    /// Whether it refuses tool uses without a signature.
+    /// Whether the model rejects tool uses without a signature.
     pub(super) signed_calls: bool,
-    /// Whether it takes an output schema beside tools.
+    /// Whether the model supports an output schema together with tools.
     pub(super) schema_beside_tools: bool,
-    /// Whether temperature and top-p mean anything to it.
+    /// Whether temperature and top-p have an effect.
     pub(super) sampling: bool,
 }
 
-/// How a model is told to think.
+/// How thinking is requested from a model.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Thinking {
-    /// It can't be told.
+    /// The model has no setting for thinking.
     Untold,
-    /// Up to a number of tokens.
+    /// By a token budget in this range.
     Budget {
         min: u32,
         max: u32,
-        /// Whether it can be told not to.
+        /// Whether thinking can be turned off.
         off: bool,
     },
-    /// At one of these levels.
+    /// By one of these levels.
     Levels(&'static [Effort]),
 }
 
 const ALL: &[Effort] = &[Effort::Minimal, Effort::Low, Effort::Medium, Effort::High];
-/// What all of the third generation take, but for the first Pro, and so what an unknown one is told.
+/// The levels that all models of the third generation support, except for the first Pro. Also used for unknown models.
 const COMMON: &[Effort] = &[Effort::Low, Effort::Medium, Effort::High];
 const FIRST_PRO: &[Effort] = &[Effort::Low, Effort::High];
 
-/// Whether the request's output schema, if it has one, can be said as such.
+/// Returns whether the request's output schema, if there is one, can be sent as such.
 pub(super) fn takes_output(request: &Request) -> bool {
     request.options.output.is_none()
         || !output_tool::is_needed(request)
@@ -47,7 +47,8 @@ pub(super) fn takes_output(request: &Request) -> bool {
 }
 
 impl Traits {
-    /// An alias without a version, such as `gemini-flash-latest`, is taken for the newest.
+    /// Determines the features of a model. An alias without a version, such as `gemini-flash-latest`, is treated as the
+    /// newest model.
     pub(super) fn of(model: &str) -> Self {
         let model = model.to_ascii_lowercase();
         let Some((_, id)) = model.split_once("gemini-") else {
@@ -77,7 +78,7 @@ impl Traits {
     }
 }
 
-/// The number that an id begins with, `3` or `2.5`.
+/// Returns the version at the start of an id, such as `3` or `2.5`.
 fn version(id: &str) -> Option<(u8, u8)> {
     let number = id.split('-').next()?;
     let (major, minor) = number.split_once('.').unwrap_or((number, "0"));

@@ -1,4 +1,4 @@
-//! Schemas as the service takes them: a part of JSON Schema. Source: `responseJsonSchema` in
+//! Schemas as the service accepts them: a subset of JSON Schema. Source: `responseJsonSchema` in
 //! <https://ai.google.dev/api/generate-content#generationconfig>.
 
 use std::cell::Cell;
@@ -27,26 +27,26 @@ const KEPT: [&str; 14] = [
     "additionalProperties",
 ];
 
-/// Keywords that bind no answer.
+/// Keywords that do not restrict a value.
 const SILENT: [&str; 7] =
     ["$schema", "$comment", "default", "examples", "deprecated", "readOnly", "writeOnly"];
 
-/// The schema in the service's terms. What it has no word for stays in the description, for the model to read.
+/// Returns the schema in the supported subset. Other keywords move to the description, where the model can read them.
 pub(super) fn restricted(schema: &Value) -> Value {
     Restrictor { root: schema, inlinings: Cell::new(MAX_INLININGS) }.schema(schema, &mut Vec::new())
 }
 
 struct Restrictor<'a> {
     root: &'a Value,
-    /// References that may still be replaced by what they name.
+    /// The number of references that may still be replaced by their targets.
     inlinings: Cell<usize>,
 }
 
 impl Restrictor<'_> {
-    /// `inlined` are the references that the schema was reached through.
+    /// Rewrites a schema. `inlined` are the references that led to it.
     fn schema(&self, schema: &Value, inlined: &mut Vec<String>) -> Value {
         let Value::Object(schema) = schema else {
-            // `true` allows anything, as does a schema without keywords.
+            // `true` allows anything, like a schema without keywords.
             return json!({});
         };
         if let Some(reference) = schema.get("$ref").and_then(Value::as_str) {
@@ -54,7 +54,7 @@ impl Restrictor<'_> {
         }
         if let Some([Value::Object(part)]) = schema.get("allOf").and_then(Value::as_array).map(Vec::as_slice)
         {
-            // One part alone is an idiom for adding words to a reference.
+            // An `allOf` with a single part is an idiom for adding annotations to a reference.
             let mut merged = part.clone();
             merged.extend(without(schema, "allOf"));
             return self.schema(&Value::Object(merged), inlined);
@@ -103,7 +103,8 @@ impl Restrictor<'_> {
         Value::Object(schemas.map(|(name, schema)| (name.clone(), self.schema(schema, inlined))).collect())
     }
 
-    /// A reference may have no keywords beside it: with some, what it names goes in its place.
+    /// Rewrites a reference. No other keywords may accompany a reference, so a reference with keywords is replaced by
+    /// its target.
     fn reference(&self, reference: &str, schema: &Map<String, Value>, inlined: &mut Vec<String>) -> Value {
         let target = resolve_reference(self.root, reference);
         let beside: Map<String, Value> =
@@ -122,13 +123,13 @@ impl Restrictor<'_> {
                 inlined.pop();
                 restricted
             }
-            // Where nothing can be said, anything goes; the answer is checked.
+            // A schema that cannot be expressed allows anything here. The response is validated later.
             _ => place.map_or_else(|| json!({}), |place| json!({"$ref": format!("#{place}")})),
         }
     }
 }
 
-/// Where a subschema is in the service's terms; `None` if it is in none of them.
+/// Returns the place of a subschema in the rewritten schema. `None` if the subset has no such place.
 fn place(pointer: &str) -> Option<String> {
     let mut place = String::new();
     let mut steps = pointer.split('/').skip(1);

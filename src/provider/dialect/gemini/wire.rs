@@ -1,4 +1,5 @@
-//! What comes over the wire. What can't be understood counts as absent, unless the whole would lose its meaning.
+//! The JSON shapes of responses. A value that cannot be understood counts as absent, unless the whole would lose its
+//! meaning.
 
 use std::{fmt, marker::PhantomData};
 
@@ -10,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::provider::dialect::lenient::{Arguments, Count, Text, Told};
 
-/// A chunk of a stream, or a whole answer.
+/// A chunk of a stream, or a whole response.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Chunk<'a> {
@@ -53,7 +54,7 @@ pub(super) struct Content<'a> {
     pub(super) parts: Option<Vec<Option<Part<'a>>>>,
 }
 
-/// A part: text, a call, a file, or what only the service understands.
+/// A part: text, a call, a file, or data that only the service understands.
 #[derive(Default)]
 pub(super) struct Part<'a> {
     pub(super) text: Option<Text<'a>>,
@@ -138,9 +139,10 @@ impl<'de: 'a, 'a> Deserialize<'de> for Part<'a> {
     }
 }
 
-/// The chunks in a JSON text: one, or a list of them, as the service answers where it is not asked for events.
+/// Parses the chunks in a JSON text: a single one, or a list, which the service sends if the request did not ask for
+/// events.
 pub(super) fn parse(data: &str) -> Result<Vec<Chunk<'_>>, serde_json::Error> {
-    // Elsewhere, a list would be read as a struct without names.
+    // Otherwise, a list would be parsed as a struct without member names.
     match data.as_bytes() {
         [b'{', ..] => serde_json::from_str(data).map(|chunk| vec![chunk]),
         [b'[', rest @ ..] if matches!(rest.trim_ascii_start(), [b'{', ..]) => serde_json::from_str(data),

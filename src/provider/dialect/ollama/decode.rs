@@ -22,13 +22,13 @@ use crate::{
     },
 };
 
-/// Decodes one answer: lines up to one that says `done`, or the whole as one object.
+/// Decodes one response: lines up to the line with `done`, or one object.
 #[derive(Default)]
 pub(super) struct OllamaDecoder {
     strays: Strays,
     blocks: Blocks,
     ids: CallIds,
-    /// When the answer began, by the server's clock; `None` before its first line.
+    /// The time at which the response began, by the server's clock. `None` before its first line.
     began: Option<String>,
     done: bool,
 }
@@ -86,7 +86,7 @@ impl OllamaDecoder {
             return Ok(());
         };
         if name.is_empty() {
-            return Err(bad("a tool call without a name", data));
+            return Err(bad("a tool call has no name", data));
         }
         let id = self.ids.next(call.id.as_str(), self.began.as_deref().unwrap_or_default())?;
         let index = self.blocks.item();
@@ -100,9 +100,9 @@ impl OllamaDecoder {
 
     fn stop_reason(&self, word: &str) -> StopReason {
         match word {
-            // Calls end with `stop` too. Servers before 0.3 give no reason.
+            // Responses with calls end with `stop` too. Servers before 0.3 send no reason.
             "" | "stop" if !self.ids.is_empty() => StopReason::ToolUse,
-            // The model was only loaded, or unloaded, since there was nothing to answer.
+            // The model was only loaded or unloaded, because the request had no prompt.
             "" | "stop" | "load" | "unload" => StopReason::Stop,
             "length" => StopReason::Length,
             other => StopReason::Other(other.to_owned()),
@@ -120,7 +120,7 @@ impl Decoder for OllamaDecoder {
             Ok(line) => self.line(line, data, deltas),
             Err(cause) => match tamed(data).as_deref().map(wire::parse) {
                 Some(Ok(line)) => self.line(line, data, deltas),
-                _ => strays::skip_unreadable(frame, "a line is not a part of a chat answer", cause),
+                _ => strays::skip_unreadable(frame, "a line is not part of a chat response", cause),
             },
         }
     }
@@ -137,7 +137,7 @@ impl Decoder for OllamaDecoder {
     }
 }
 
-/// The error that a line tells of.
+/// Returns the error that a line reports.
 fn error_text(data: &str) -> ProviderError {
     refined(error::from_event(data))
 }

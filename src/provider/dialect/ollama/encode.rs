@@ -42,7 +42,7 @@ pub(super) fn encode(request: &Request) -> Result<Encoded, ProviderError> {
         body.insert("keep_alive".to_owned(), "1h".into());
     }
     if request.options.metadata.as_ref().is_some_and(|metadata| !metadata.is_empty()) {
-        encoder.warn("metadata: not taken here, left out");
+        encoder.warn("`metadata` is ignored: Ollama does not support it");
     }
     Ok(Encoded { body, warnings: encoder.warnings })
 }
@@ -53,7 +53,7 @@ struct Encoder<'a> {
     warnings: Vec<String>,
 }
 
-/// What a message says: its text, and its images in base64.
+/// The content of a message: its texts, and its images in base64.
 #[derive(Default)]
 struct Said<'a> {
     texts: Vec<Cow<'a, str>>,
@@ -68,7 +68,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Tool results come first, each a message of its own.
+    /// Encodes a user message. Tool results come first, each in its own message.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         let mut said = Said::default();
         for result in message.tool_results() {
@@ -99,7 +99,8 @@ impl<'a> Encoder<'a> {
         Ok(())
     }
 
-    /// The text of a result. Few models look for images there: they move to the user message behind it.
+    /// Returns the text of a result. Few models support images in results, so the images move to the user message after
+    /// it.
     fn tool_result(&self, result: &'a ToolResult, moved: &mut Said<'a>) -> Result<String, ProviderError> {
         let mut said = Said::default();
         for block in &result.content {
@@ -134,7 +135,7 @@ impl<'a> Encoder<'a> {
                 }
                 Content::ToolUse(tool_use) => calls.push(call(tool_use)),
                 Content::Attachment(attachment) => {
-                    let why = "the format takes no files in an assistant's message";
+                    let why = "the wire format does not support files in assistant messages";
                     texts.push(placeholder(self.request, attachment, why)?.into());
                 }
                 _ => {}
@@ -162,15 +163,15 @@ impl<'a> Encoder<'a> {
                 return Ok(());
             }
             Source::Url { .. } if attachment.is_image() => {
-                "the format takes no images by URL; give the image as base64"
+                "the wire format does not support images by URL; send the image as base64"
             }
-            _ => "the format takes images alone",
+            _ => "the wire format supports only images",
         };
         said.texts.push(placeholder(self.request, attachment, why)?.into());
         Ok(())
     }
 
-    /// The tools on offer. None are where none may be used: the format knows no other way to say so.
+    /// Encodes the tools. None are sent if none may be used, because the wire format has no other setting for that.
     fn tools(&mut self) -> Vec<Value> {
         let tools = self.request.tools.iter().map(|tool| {
             let mut schema = tool_schema(tool.schema()).clone();
@@ -183,7 +184,7 @@ impl<'a> Encoder<'a> {
         match &self.request.options.tool_choice {
             Some(ToolChoice::None) => return Vec::new(),
             Some(ToolChoice::Required | ToolChoice::Tool(_)) => {
-                self.warnings.push("tool_choice: the format can't demand a tool, left out".to_owned());
+                self.warnings.push("`tool_choice` is ignored: Ollama cannot force a tool".to_owned());
             }
             None | Some(ToolChoice::Auto) => {}
         }
@@ -192,12 +193,12 @@ impl<'a> Encoder<'a> {
 
     fn think(&mut self) -> Option<Value> {
         let mode = self.request.options.thinking?;
-        // Only this family has levels, and it can't be told not to think:
+        // Only this family has levels, and its thinking cannot be turned off:
         // https://docs.ollama.com/capabilities/thinking
         let levels = self.request.model.to_ascii_lowercase().contains("gpt-oss");
         let effort = match mode {
             ThinkingMode::Off | ThinkingMode::Budget(0) if levels => {
-                self.warn("thinking: it can't be turned off, set to low");
+                self.warn("`thinking` is set to low: it cannot be turned off for this model");
                 return Some("low".into());
             }
             ThinkingMode::Off | ThinkingMode::Budget(0) => return Some(false.into()),
@@ -205,7 +206,7 @@ impl<'a> Encoder<'a> {
             ThinkingMode::Budget(budget) => nearest(budget),
         };
         if !levels {
-            self.warn("thinking: it is only on or off here, turned on");
+            self.warn("`thinking` is only turned on: Ollama has no efforts and no budgets for this model");
             return Some(true.into());
         }
         let word = match effort {
@@ -215,10 +216,17 @@ impl<'a> Encoder<'a> {
         };
         match mode {
             ThinkingMode::Budget(budget) => {
-                self.warn(format!("thinking: a budget can't be said, {budget} tokens became effort {word}"));
+                self.warn(format!(
+                    "`thinking` is changed from a budget of {budget} tokens to effort {word}: Ollama does not \
+                     support budgets"
+                ));
             }
-            ThinkingMode::Effort(Effort::Minimal) => self.warn("thinking: minimal became low"),
-            ThinkingMode::Effort(Effort::Max) => self.warn("thinking: max became high"),
+            ThinkingMode::Effort(Effort::Minimal) => {
+                self.warn("`thinking` is changed from effort minimal to low: Ollama does not support minimal")
+            }
+            ThinkingMode::Effort(Effort::Max) => {
+                self.warn("`thinking` is changed from effort max to high: Ollama does not support max")
+            }
             _ => {}
         }
         Some(word.into())
@@ -236,7 +244,7 @@ impl<'a> Encoder<'a> {
                 Some(Some(number)) => {
                     out.insert(key.to_owned(), Value::Number(number));
                 }
-                Some(None) => self.warn(format!("{key}: not a number that JSON has, left out")),
+                Some(None) => self.warn(format!("`{key}` is ignored: it is not a finite number")),
             }
         }
         let stop: Vec<&str> =
@@ -265,13 +273,13 @@ fn call(tool_use: &ToolUse) -> Value {
     let arguments = match &tool_use.input {
         input @ Value::Object(_) => input.clone(),
         Value::Null => json!({}),
-        // The server takes objects alone.
+        // The server accepts only objects.
         other => json!({"value": other}),
     };
     json!({"id": tool_use.id, "function": {"name": tool_use.name, "arguments": arguments}})
 }
 
-/// Writes properties that take anything as `{}`: the server takes no `true` for a schema.
+/// Writes properties that accept anything as `{}`, because the server rejects `true` as a schema.
 fn plain_properties(schema: &mut Value) {
     let Some(Value::Object(properties)) = schema.get_mut("properties") else {
         return;

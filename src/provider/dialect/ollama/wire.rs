@@ -1,11 +1,11 @@
-//! What comes over the wire.
+//! The JSON shapes of responses.
 
 use serde::{Deserialize, de};
 use serde_json::Value;
 
 use crate::provider::dialect::lenient::{Arguments, Text, Told};
 
-/// A line of a stream, or a whole answer.
+/// A line of a stream, or a whole response.
 #[derive(Deserialize)]
 pub(super) struct Line<'a> {
     #[serde(borrow, default)]
@@ -20,7 +20,7 @@ pub(super) struct Line<'a> {
     pub(super) done_reason: Text<'a>,
     #[serde(default)]
     pub(super) prompt_eval_count: Told<u64>,
-    /// How much of that came from a cache.
+    /// The part of the prompt's count that came from a cache.
     #[serde(default)]
     pub(super) prompt_eval_cached_count: Told<u64>,
     #[serde(default)]
@@ -39,7 +39,7 @@ pub(super) struct Piece<'a> {
     pub(super) tool_calls: Option<Vec<Option<ToolCall<'a>>>>,
 }
 
-/// A call, always whole.
+/// A call. It always arrives complete.
 #[derive(Deserialize)]
 pub(super) struct ToolCall<'a> {
     #[serde(borrow, default)]
@@ -56,9 +56,9 @@ pub(super) struct Function<'a> {
     pub(super) arguments: Arguments<'a>,
 }
 
-/// A line from its JSON text.
+/// Parses a line from its JSON text.
 pub(super) fn parse(data: &str) -> Result<Line<'_>, serde_json::Error> {
-    // A list would be read as a struct without names.
+    // A list would be parsed as a struct without member names.
     if !data.starts_with('{') {
         return Err(de::Error::custom("a JSON object was expected"));
     }

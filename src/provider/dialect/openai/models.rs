@@ -1,52 +1,54 @@
-//! What OpenAI's models take, by their ids. Sources: <https://developers.openai.com/api/docs/guides/reasoning>,
-//! <https://developers.openai.com/api/docs/guides/latest-model> on the parameters of GPT-5 and later,
-//! <https://developers.openai.com/api/docs/guides/deployment-checklist> on tools in Chat Completions,
+//! The features of OpenAI's models, determined by their ids. Sources:
+//! <https://developers.openai.com/api/docs/guides/reasoning>,
+//! <https://developers.openai.com/api/docs/guides/latest-model> for the parameters of GPT-5 and later,
+//! <https://developers.openai.com/api/docs/guides/deployment-checklist> for tools in Chat Completions,
 //! <https://developers.openai.com/api/docs/guides/prompt-caching>, `reasoning.effort` in
 //! <https://platform.openai.com/docs/api-reference/responses/create>, and the pages of single models under
-//! <https://platform.openai.com/docs/models>; what these leave open is as the service's errors say.
+//! <https://platform.openai.com/docs/models>. Where these leave a question open, the errors of the service decide.
 
 use crate::provider::dialect::EffortWords;
 
-/// What is known of a model.
+/// The family of a model, which determines its features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::provider::dialect) enum Family {
-    /// It can't reason, and refuses a request that speaks of it.
+    /// A model that cannot reason and rejects requests with reasoning options.
     Plain,
-    /// The o series: always reasons.
+    /// The o series, which always reasons.
     O,
-    /// GPT-5: its minor version and which of its models.
+    /// GPT-5, with its minor version and variant.
     Gpt5(u8, Variant),
-    /// GPT-6, and what comes after it until more is known: whether it can be told not to reason.
+    /// GPT-6, and later models until more is known about them. `rests` indicates whether reasoning can be turned off.
     Later { rests: bool },
-    /// Nobody knows: it is asked for all that is wanted.
+    /// An unknown model. All requested options are sent.
     Other,
 }
 
-/// Models of one version that differ in what they take.
+/// The variants of a version, which differ in their features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::provider::dialect) enum Variant {
-    /// The model itself, and its smaller ones.
+    /// The main model and its smaller versions.
     Base,
     Codex,
     CodexMax,
     Pro,
 }
 
-/// How a model takes tools in Chat Completions.
+/// How a model supports tools in Chat Completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::provider::dialect) enum ToolsInChat {
-    /// As any other does.
+    /// Without restrictions.
     Freely,
-    /// Where no effort is said, and then it does not reason.
+    /// Only if no effort is sent. The model then does not reason.
     EffortUnsaid,
-    /// Where it is told not to reason.
+    /// Only if reasoning is turned off explicitly.
     AtRest,
-    /// Never.
+    /// Not at all.
     Refused,
 }
 
 impl Family {
-    /// Ids come with prefixes and suffixes: `openai/gpt-5.2`, `gpt-5-2025-08-07`, `ft:gpt-4o:acme::1`.
+    /// Determines the family of a model. Ids have prefixes and suffixes: `openai/gpt-5.2`, `gpt-5-2025-08-07`,
+    /// `ft:gpt-4o:acme::1`.
     pub(in crate::provider::dialect) fn of(model: &str) -> Self {
         let id = model.rsplit('/').next().unwrap_or_default();
         let id = id.strip_prefix("ft:").unwrap_or(id);
@@ -77,7 +79,7 @@ impl Family {
         }
     }
 
-    /// Its words for levels of reasoning, where they are fewer than all.
+    /// Limits the words for efforts to those that the family supports.
     pub(in crate::provider::dialect) const fn narrow(self, words: EffortWords) -> EffortWords {
         let EffortWords { low, medium, high, .. } = words;
         match self {
@@ -100,30 +102,30 @@ impl Family {
         }
     }
 
-    /// Whether it knows the effort `max`, above `xhigh`. It does in Responses alone.
+    /// Returns whether the family has the effort `max`, above `xhigh`. Only the Responses wire format supports it.
     pub(in crate::provider::dialect) const fn has_max(self) -> bool {
         matches!(self, Self::Gpt5(6.., _) | Self::Later { .. })
     }
 
-    /// Whether temperature and top-p can be set beside this effort.
+    /// Returns whether temperature and top-p can be set together with this effort.
     pub(in crate::provider::dialect) fn takes_sampling(self, effort: Option<&str>) -> bool {
         match self {
             Self::O | Self::Gpt5(0, _) => false,
-            // Without a word they do not reason.
+            // These models do not reason unless the request asks for it.
             Self::Gpt5(1..=4, Variant::Base) => effort.is_none_or(|effort| effort == "none"),
-            // Without a word they do.
+            // These models reason unless the request turns it off.
             Self::Gpt5(_, Variant::Base) | Self::Later { .. } => effort == Some("none"),
             Self::Gpt5(..) => false,
             Self::Plain | Self::Other => true,
         }
     }
 
-    /// Whether it can be given sequences to stop at.
+    /// Returns whether the family supports stop sequences.
     pub(in crate::provider::dialect) const fn takes_stop(self) -> bool {
         matches!(self, Self::Plain | Self::Gpt5(5.., _) | Self::Other)
     }
 
-    /// How it takes tools in Chat Completions.
+    /// Returns how the family supports tools in Chat Completions.
     pub(in crate::provider::dialect) const fn tools_in_chat(self) -> ToolsInChat {
         match self {
             Self::Gpt5(4, _) => ToolsInChat::EffortUnsaid,
@@ -135,7 +137,7 @@ impl Family {
 }
 
 impl Variant {
-    /// By what follows the version in an id.
+    /// Determines the variant from the part of an id after the version.
     fn of(rest: &str) -> Self {
         match (has(rest, "codex"), has(rest, "max"), has(rest, "pro")) {
             (true, true, _) => Self::CodexMax,
@@ -146,7 +148,7 @@ impl Variant {
     }
 }
 
-/// Models of OpenAI that can be told to keep a prompt for a day.
+/// OpenAI's models that can keep a prompt in the cache for a day.
 const KEEP_LONG: [&str; 12] = [
     "gpt-4.1",
     "gpt-5",
@@ -162,8 +164,8 @@ const KEEP_LONG: [&str; 12] = [
     "gpt-5.5-pro",
 ];
 
-/// Whether `prompt_cache_retention: "24h"` is for this model. Later ones than these keep each prompt for half an hour,
-/// and know no other time.
+/// Returns whether this model supports `prompt_cache_retention: "24h"`. Models later than those in the list keep each
+/// prompt for half an hour, and support no other time.
 pub(in crate::provider::dialect) fn keeps_long(model: &str) -> bool {
     if Family::of(model) == Family::Other {
         return true;
@@ -176,19 +178,19 @@ pub(in crate::provider::dialect) fn keeps_long(model: &str) -> bool {
     KEEP_LONG.iter().any(|name| id.strip_prefix(name).is_some_and(|rest| rest.is_empty() || is_date(rest)))
 }
 
-/// The number that a text begins with, and what follows it.
+/// Returns the number at the start of a text, and the rest of the text.
 fn number(text: &str) -> (Option<u8>, &str) {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (digits, rest) = text.split_at(end);
     (digits.parse().ok(), rest)
 }
 
-/// Whether `word` is a part of what follows the version in an id.
+/// Returns whether `word` is a part of an id after the version.
 fn has(rest: &str, word: &str) -> bool {
     rest.split('-').any(|part| part == word)
 }
 
-/// Whether a model's name ends where `rest` begins.
+/// Returns whether a model's name ends where `rest` begins.
 fn ends_name(rest: &str) -> bool {
     rest.is_empty() || rest.starts_with('-')
 }

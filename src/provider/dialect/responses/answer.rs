@@ -1,4 +1,4 @@
-//! The items of an answer so far: which of them an event means, and what it does to it.
+//! The items of a response so far: finds the item that an event belongs to, and applies the event to it.
 
 use std::collections::HashMap;
 
@@ -17,32 +17,32 @@ use crate::{
 
 type Told = Result<(), ProviderError>;
 
-/// The items of one answer.
+/// The items of one response.
 #[derive(Debug, Default)]
 pub(super) struct ResponseItems {
     items: Vec<Item>,
-    /// Where the item with an id is.
+    /// The position of each item by its id.
     ids: HashMap<String, usize>,
     /// The number of blocks so far.
     blocks: usize,
-    /// Bytes kept for as long as the answer lasts.
+    /// The number of bytes that are stored until the response ends.
     kept: usize,
     pub(super) refused: bool,
-    /// Whether the warning about a text that differs was sent.
+    /// Whether the warning about a text that differs was emitted.
     warned: bool,
 }
 
 impl ResponseItems {
-    /// Whether the answer makes a call.
+    /// Returns whether the response makes a call.
     pub(super) fn has_calls(&self) -> bool {
         self.items.iter().any(|item| matches!(&item.state, State::Call(call) if call.is_told()))
     }
 
-    /// An item begins.
+    /// Begins an item.
     pub(super) fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
         let place = ItemRef { id: text(whole, "id"), index };
         let known = match place.id {
-            // Without an id, an index is a name, unless the service counts nothing.
+            // Without an id, an index identifies the item, unless the service sends no indices.
             "" => self.items.iter().position(|item| {
                 index.is_some() && item.index == index && item.kind() == Kind::of(whole) && !item.done
             }),
@@ -51,7 +51,7 @@ impl ResponseItems {
         let Some(at) = known else {
             return self.push(whole, place, deltas).map(drop);
         };
-        // Its arguments may have come before it.
+        // The arguments of the item may have arrived before it.
         if let State::Call(call) = &mut self.items[at].state {
             call.start(whole, &mut Blocks { count: &mut self.blocks, deltas });
         }
@@ -66,7 +66,7 @@ impl ResponseItems {
     ) -> Result<usize, ProviderError> {
         let at = self.items.len();
         if at >= Fold::MAX_BLOCKS {
-            return Err(broken(format!("more than {} items in one answer", Fold::MAX_BLOCKS)));
+            return Err(broken(format!("more than {} items in one response", Fold::MAX_BLOCKS)));
         }
         let mut blocks = Blocks { count: &mut self.blocks, deltas };
         let (mut kept, mut call_id) = (place.id.len(), "");
@@ -95,8 +95,8 @@ impl ResponseItems {
         Ok(at)
     }
 
-    /// The item that something of this kind belongs to; a new one if there is none. `None` if all of it was
-    /// told already.
+    /// Returns the item that content of this kind belongs to. Begins a new item if none exists. Returns `None` if the
+    /// whole item was already emitted.
     fn open(
         &mut self,
         place: ItemRef<'_>,
@@ -122,8 +122,8 @@ impl ResponseItems {
         }
     }
 
-    /// The item that an unknown id means, or none. Some services give an item another id with each event, and
-    /// its index stays the same; others tell neither, or the same index always.
+    /// Finds the item for an unknown id. Some services give an item another id in each event, while its index stays the
+    /// same. Others send neither, or always the same index.
     fn unnamed(&self, place: ItemRef<'_>, kind: Kind) -> Option<usize> {
         let fits = |item: &Item| item.kind() == kind && !item.done;
         let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
@@ -132,7 +132,7 @@ impl ResponseItems {
             .or_else(|| self.items.iter().rposition(fits).filter(|_| place.index.is_none()))
     }
 
-    /// More of a message's text.
+    /// Appends to a message's text.
     pub(super) fn text(
         &mut self,
         place: ItemRef<'_>,
@@ -152,7 +152,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// The whole text of a message's part.
+    /// Completes the text of a message's part.
     pub(super) fn whole_text(
         &mut self,
         place: ItemRef<'_>,
@@ -170,7 +170,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// More of what can be read of the reasoning.
+    /// Appends to the readable reasoning.
     pub(super) fn reasoning(
         &mut self,
         place: ItemRef<'_>,
@@ -187,7 +187,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// More of a call's arguments.
+    /// Appends to a call's arguments.
     pub(super) fn arguments(&mut self, place: ItemRef<'_>, more: String, deltas: &mut Vec<Delta>) -> Told {
         if let Some(at) = self.open(place, Kind::Call, deltas)?
             && let State::Call(call) = &mut self.items[at].state
@@ -200,7 +200,7 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// All of a call's arguments.
+    /// Completes a call's arguments.
     pub(super) fn whole_arguments(
         &mut self,
         place: ItemRef<'_>,
@@ -218,7 +218,7 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// An item is complete: tells what of it was not told yet.
+    /// Completes an item: emits the data that was not emitted yet.
     pub(super) fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Told {
         let place = ItemRef { id: text(whole, "id"), index };
         let kind = Kind::of(whole);
@@ -231,7 +231,7 @@ impl ResponseItems {
         self.fill(at, whole, deltas)
     }
 
-    /// Lays the whole of an item over what is known of it.
+    /// Applies a complete item to its known part.
     fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> Told {
         let item = &mut self.items[at];
         if item.is_settled() || item.kind() != Kind::of(whole) {
@@ -259,7 +259,7 @@ impl ResponseItems {
         self.check_blocks()
     }
 
-    /// The whole answer: tells what of it was not told yet, and nothing twice.
+    /// Completes the response: emits the data that was not emitted yet, and nothing twice.
     pub(super) fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> Told {
         check_count("items", output)?;
         let streamed = self.items.len();
@@ -274,7 +274,7 @@ impl ResponseItems {
                 None => nameless.push(whole),
             }
         }
-        // What is not known by its id was streamed under another one, unless its kind was not streamed at all.
+        // An item with an unknown id was streamed under another id, unless no item of its kind was streamed.
         for whole in nameless {
             let kind = Kind::of(whole);
             let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);
@@ -296,14 +296,15 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// The streamed item with the id of this one. Another call is not it, though its item has the same id.
+    /// Returns the streamed item with the same id. An item with the same id that makes another call is not the same
+    /// item.
     fn named(&self, whole: &Value) -> Option<usize> {
         let at = self.ids.get(text(whole, "id")).copied()?;
         let (known, given) = (self.items[at].call_id.as_str(), text(whole, "call_id"));
         (known.is_empty() || given.is_empty() || known == given).then_some(at)
     }
 
-    /// The streamed item that has the id of this one, or calls by the same id.
+    /// Returns the streamed item with the same item id or the same call id.
     fn same(&self, whole: &Value) -> Option<usize> {
         self.named(whole).or_else(|| {
             let call_id = text(whole, "call_id");
@@ -315,7 +316,7 @@ impl ResponseItems {
     fn warn_if_differs(&mut self, repetition: Repetition, deltas: &mut Vec<Delta>) {
         if repetition == Repetition::Differs && !self.warned {
             self.warned = true;
-            let warning = "the service repeated the answer's text as a whole that differs from the streamed text: \
+            let warning = "the complete text at the end of the response differs from the streamed text: \
                            the streamed text is kept, and its end may be missing";
             let warnings = vec![warning.to_owned()];
             deltas.push(Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
@@ -327,19 +328,19 @@ impl ResponseItems {
         Ok(())
     }
 
-    /// The message's own limit, told at once: what is made of an event must not grow without end.
+    /// Checks the limit of the message early, so that the data made from an event cannot grow without end.
     fn check_blocks(&self) -> Told {
         if self.blocks > Fold::MAX_BLOCKS {
-            return Err(broken(format!("more than {} blocks in one answer", Fold::MAX_BLOCKS)));
+            return Err(broken(format!("more than {} blocks in one response", Fold::MAX_BLOCKS)));
         }
         Ok(())
     }
 }
 
-/// What is far beyond a message's limit is not even looked at.
+/// Rejects a list that is far beyond the limit of a message before it is read.
 fn check_count(what: &str, list: &[Value]) -> Told {
     if list.len() > Fold::MAX_BLOCKS {
-        return Err(broken(format!("more than {} {what} in one answer", Fold::MAX_BLOCKS)));
+        return Err(broken(format!("more than {} {what} in one response", Fold::MAX_BLOCKS)));
     }
     Ok(())
 }
@@ -347,7 +348,7 @@ fn check_count(what: &str, list: &[Value]) -> Told {
 fn grown(kept: usize, more: usize) -> Result<usize, ProviderError> {
     let kept = kept.saturating_add(more);
     if kept > Fold::LIMIT {
-        return Err(broken(format!("the answer is longer than {} bytes", Fold::LIMIT)));
+        return Err(broken(format!("the response is longer than the limit of {} bytes", Fold::LIMIT)));
     }
     Ok(kept)
 }

@@ -19,15 +19,16 @@ use crate::provider::{
 
 type Decoded = Result<(), ProviderError>;
 
-/// Decodes one answer: a stream of events, or the whole as one object.
+/// Decodes one response: a stream of events, or one object.
 ///
-/// The terminal event is `response.completed`, `response.incomplete` or `response.failed`; it holds the whole
-/// answer once more. Unknown events pass. An item's whole, from its own end or from the answer's, brings what
-/// its deltas left out: llama.cpp sends neither indices nor the end of arguments, others no deltas at all.
+/// The terminal event is `response.completed`, `response.incomplete` or `response.failed`. It repeats the whole
+/// response. Unknown events are skipped. A complete item, at its own end or at the end of the response, supplies the
+/// data that its deltas omitted: llama.cpp sends neither indices nor the end of arguments, and other servers send no
+/// deltas.
 #[derive(Debug, Default)]
 pub(super) struct ResponsesDecoder {
     answer: ResponseItems,
-    /// The answer's id.
+    /// The id of the response.
     id: String,
     told: bool,
     model_told: bool,
@@ -37,7 +38,7 @@ pub(super) struct ResponsesDecoder {
 impl Decoder for ResponsesDecoder {
     fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
         let data = frame.data.trim_ascii();
-        // `[DONE]` ends the streams of another format; services that speak both send it here too.
+        // `[DONE]` ends the streams of another wire format. Services that implement both send it here too.
         if self.done || data.is_empty() || data == "[DONE]" {
             return Ok(());
         }
@@ -54,7 +55,7 @@ impl Decoder for ResponsesDecoder {
             Ok(event) => self.event(frame.name(), event, data, deltas),
             Err(_) if frame.event == "error" => Err(service_error(data)),
             Err(_) if wire::is_foreign(frame.name()) && !strays::may_be_own(data) => Ok(()),
-            Err(cause) => Err(ProviderError::new(ErrorKind::Decoding, "an event that is no JSON object")
+            Err(cause) => Err(ProviderError::new(ErrorKind::Decoding, "an event is not a JSON object")
                 .with_source(cause)
                 .with_body(data)),
         }
@@ -73,7 +74,7 @@ impl Decoder for ResponsesDecoder {
 }
 
 impl ResponsesDecoder {
-    /// The data say what an event is; its name counts only where they do not.
+    /// Decodes an event. Its data names its kind; the name of the event counts only if the data does not.
     fn event(&mut self, name: &str, mut event: Event<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         let kind = std::mem::take(&mut event.kind);
         let kind = if kind.as_str().is_empty() { name } else { kind.as_str() };
@@ -91,7 +92,7 @@ impl ResponsesDecoder {
                 let (part, more) = (event.summary_index.0, event.delta.as_str());
                 self.answer.reasoning(event.place(), Shown::Summary, part, more, deltas)
             }
-            // The second is what the first was called before, and still is by some servers.
+            // The second is the former name of the first. Some servers still use it.
             "response.reasoning_text.delta" | "response.reasoning.delta" => {
                 let (part, more) = (event.content_index.0, event.delta.as_str());
                 self.answer.reasoning(event.place(), Shown::Content, part, more, deltas)
@@ -108,7 +109,7 @@ impl ResponsesDecoder {
             }
             "response.output_item.added" | "response.output_item.done" => {
                 let Some(item) = event.item.filter(|item| item.is_object()) else {
-                    return Err(bad("an item without its content", data));
+                    return Err(bad("an event has no item", data));
                 };
                 if kind == "response.output_item.added" {
                     self.answer.add(&item, event.output_index.0, deltas)
@@ -123,17 +124,17 @@ impl ResponsesDecoder {
                 Ok(())
             }
             "response.completed" | "response.incomplete" | "response.failed" | "response.cancelled"
-            // An older name of the first.
+            // A former name of the first.
             | "response.done" => {
                 let Some(response) = event.response.filter(|response| response.is_object()) else {
-                    return Err(bad("the end of an answer without the answer", data));
+                    return Err(bad("the terminal event has no response", data));
                 };
                 self.finish(kind, &response, data, deltas)
             }
             "error" => Err(service_error(data)),
             "" if event.object.as_str() == "response" => match serde_json::from_str(data) {
                 Ok(response) => self.finish(kind, &response, data, deltas),
-                Err(cause) => Err(bad("the answer is no JSON object", data).with_source(cause)),
+                Err(cause) => Err(bad("the response is not a JSON object", data).with_source(cause)),
             },
             // llama.cpp sends the bare error, without a type.
             _ if event.error.as_deref().is_some_and(is_error) => Err(service_error(data)),
@@ -141,7 +142,7 @@ impl ResponsesDecoder {
         }
     }
 
-    /// Id and model, as soon as they are known; that this format wrote the message, at once.
+    /// Emits the id and the model as soon as they are known, and the name of the wire format at the first event.
     fn tell(&mut self, response: &Value, deltas: &mut Vec<Delta>) {
         let (id, model) = (text(response, "id"), text(response, "model"));
         let new_id = self.id.is_empty() && !id.is_empty();
@@ -173,7 +174,7 @@ impl ResponsesDecoder {
                 let message = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
                 deltas.push(Delta::Message(Box::new(message)));
             }
-            // There is one report per answer.
+            // Each response has one report.
             counts.warn(&mut false, deltas);
         }
         let status = match text(response, "status") {
@@ -181,14 +182,14 @@ impl ResponsesDecoder {
             status => status,
         };
         if kind.is_empty() && matches!(text(response, "status"), "in_progress" | "queued") {
-            let message = "the answer is not there yet: the service works on it in the background";
+            let message = "the response is not complete: the service still works on it in the background";
             return Err(ProviderError::new(ErrorKind::Truncated, message).with_body(data));
         }
         let why = response.get("error").filter(|error| is_error(error));
         match (status, why) {
             (_, Some(error)) => return Err(error::from_value(error).with_body(data)),
-            ("failed", None) => return Err(failed("the service failed and did not say why", data)),
-            ("cancelled", None) => return Err(failed("the service cancelled the answer", data)),
+            ("failed", None) => return Err(failed("the service failed without a reason", data)),
+            ("cancelled", None) => return Err(failed("the service cancelled the response", data)),
             _ => {}
         }
         self.answer.finish(list(response, "output"), deltas)?;

@@ -15,7 +15,7 @@ use crate::provider::{
     },
 };
 
-/// Labels that OpenAI takes, and characters of a label's name and value:
+/// The largest number of labels, and of characters in a label's name and value:
 /// <https://platform.openai.com/docs/api-reference/responses/create#responses-create-metadata>.
 const LABELS: (usize, usize, usize) = (16, 64, 512);
 
@@ -48,7 +48,7 @@ struct Encoder<'a> {
     request: &'a Request,
     names: &'a ToolNames<'a>,
     family: Family,
-    /// How an output schema is said in this request.
+    /// How an output schema is sent in this request.
     output: OutputSupport,
     body: Map<String, Value>,
     warnings: Vec<String>,
@@ -70,7 +70,7 @@ impl Encoder<'_> {
         let names = self.names;
         let tools = request.tools.iter().map(|tool| {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
-            // Strict is this format's default, and would demand every property.
+            // `strict` is the default here, and would require every property.
             json!({
                 "type": "function", "name": name, "description": tool.description(),
                 "parameters": schema, "strict": false,
@@ -79,9 +79,9 @@ impl Encoder<'_> {
         let tools: Vec<Value> = tools.collect();
         let choice = request.options.tool_choice.as_ref();
         if tools.is_empty() {
-            // A choice without tools is refused.
+            // The service rejects a tool choice without tools.
             if matches!(choice, Some(ToolChoice::Required | ToolChoice::Tool(_))) {
-                self.warn("tool_choice: there are no tools to choose from");
+                self.warn("`tool_choice` is ignored: the request has no tools");
             }
             return;
         }
@@ -101,12 +101,14 @@ impl Encoder<'_> {
         if let Some(max) = options.max_tokens {
             let least = self.format.min_output_tokens;
             if max < least {
-                self.warn(format!("max_tokens: {max} became {least}, the least that is possible"));
+                self.warn(format!(
+                    "`max_tokens` is raised from {max} to {least}, the smallest possible value"
+                ));
             }
             self.set("max_output_tokens", max.max(least));
         }
         if options.stop_sequences.iter().flatten().any(|stop| !stop.is_empty()) {
-            self.warn("stop_sequences: the format has none, left out");
+            self.warn("`stop_sequences` is ignored: the Responses wire format does not support it");
         }
     }
 
@@ -121,12 +123,12 @@ impl Encoder<'_> {
             return;
         };
         let Some(words) = self.format.effort else {
-            return self.warn("thinking: the format has no word for it here, left out");
+            return self.warn("`thinking` is ignored: this service has no setting for it");
         };
         let off = matches!(mode, ThinkingMode::Off | ThinkingMode::Budget(0));
         if self.family == Family::Plain {
             if !off {
-                self.warn("thinking: the model does not reason, left out");
+                self.warn("`thinking` is ignored: this model does not reason");
             }
             return;
         }
@@ -161,7 +163,7 @@ impl Encoder<'_> {
             return;
         };
         if !self.format.metadata {
-            return self.warn("metadata: not taken here, left out");
+            return self.warn("`metadata` is ignored: this service does not support it");
         }
         let (count, name, value) = LABELS;
         let mut labels = openai::labels(metadata);
@@ -173,14 +175,14 @@ impl Encoder<'_> {
         let left_out = metadata.len() - labels.len();
         if left_out > 0 {
             self.warn(format!(
-                "metadata: {left_out} left out; at most {count} are possible, of {name} characters for the name \
-                 and {value} for the value"
+                "`metadata` is shortened by {left_out} labels: the service supports {count}, with {name} characters in \
+                 the name and {value} in the value"
             ));
         }
         self.set("metadata", labels);
     }
 
-    /// Source: <https://platform.openai.com/docs/guides/prompt-caching>.
+    /// Encodes a cache hint. Source: <https://platform.openai.com/docs/guides/prompt-caching>.
     fn cache(&mut self) {
         let Some(hint) = self.request.options.cache else {
             return;

@@ -1,4 +1,4 @@
-//! A history as the format's input items. Source of the rules:
+//! Encoding of a history as input items. Source of the rules:
 //! <https://platform.openai.com/docs/api-reference/responses/create#responses-create-input>.
 
 use std::{
@@ -17,11 +17,11 @@ use crate::{
     },
 };
 
-/// Characters of a call's id that OpenAI takes, which it names in its error `string_above_max_length`.
+/// The largest number of characters in a call's id, from OpenAI's error `string_above_max_length`.
 const ID_LIMIT: usize = 64;
 
-/// Types beside `text/*` that can be sent as files, and what a file of them without a name is called: the
-/// service refuses one without. Source: <https://platform.openai.com/docs/guides/file-inputs>.
+/// The media types, other than `text/*`, that can be sent as files, and the default name of such a file: the service
+/// rejects a file without a name. Source: <https://platform.openai.com/docs/guides/file-inputs>.
 const FILES: [(&str, &str); 12] = [
     ("application/pdf", "document.pdf"),
     ("application/json", "document.json"),
@@ -43,13 +43,14 @@ pub(super) struct Input<'a> {
     names: &'a ToolNames<'a>,
     reasoning: ReasoningItems,
     ids: CallIds<'a>,
-    /// Who made the calls of the last answer that the model did not make itself: their results say it too.
+    /// The callers of the last response's calls that the model did not make itself. The results of these calls repeat
+    /// them.
     callers: HashMap<&'a str, Value>,
     items: Vec<Value>,
 }
 
 impl<'a> Input<'a> {
-    /// The input for the request's history.
+    /// Returns the input for the request's history.
     pub(super) fn of(
         request: &'a Request,
         names: &'a ToolNames<'a>,
@@ -66,8 +67,8 @@ impl<'a> Input<'a> {
         Ok(Value::Array(input.items))
     }
 
-    /// Tool results come first: nothing may stand between them and their calls. Items of the format's own
-    /// follow, such as answers to what the service asked for in items of its answer.
+    /// Encodes a user message. Tool results come first, because nothing may separate them from their calls. Items of
+    /// this wire format follow, such as replies to requests that the service made in its response.
     fn user(&mut self, message: &'a Message) -> Result<(), ProviderError> {
         for result in message.tool_results() {
             let output = self.tool_result(result)?;
@@ -95,11 +96,11 @@ impl<'a> Input<'a> {
 
     fn tool_result(&self, result: &ToolResult) -> Result<Value, ProviderError> {
         let mut parts = Vec::new();
-        // The format has no flag for failure.
+        // The wire format has no flag for failure.
         let mut unmarked = result.is_error;
         for block in &result.content {
             match block {
-                // Services refuse blank ones.
+                // Services reject blank texts.
                 ResultBlock::Text(text) if text.text.trim().is_empty() => {}
                 ResultBlock::Text(text) if unmarked && !text.text.starts_with("Error") => {
                     unmarked = false;
@@ -124,7 +125,7 @@ impl<'a> Input<'a> {
         let native = message.is_native_to(NAME);
         let start = self.items.len();
         self.callers.clear();
-        // Items of reasoning that wait for what was reasoned about: they are refused without.
+        // Reasoning items that wait for the item that follows them. The service rejects them without it.
         let mut waiting = Vec::new();
         for block in &message.content {
             let item = match block {
@@ -140,7 +141,7 @@ impl<'a> Input<'a> {
                 }
                 Content::ToolUse(tool_use) => self.call(tool_use, native),
                 Content::Attachment(attachment) => {
-                    let why = "the format takes no files in an assistant's message";
+                    let why = "the wire format does not support files in assistant messages";
                     let text = placeholder(self.request, attachment, why)?;
                     assistant_message(json!({"type": "output_text", "text": text, "annotations": []}), None)
                 }
@@ -156,10 +157,10 @@ impl<'a> Input<'a> {
     }
 
     fn call(&mut self, tool_use: &'a ToolUse, native: bool) -> Value {
-        // What the model wrote in place of JSON or a name must not make the whole request invalid.
+        // If the model wrote invalid JSON or an invalid name, the request must still be valid.
         let arguments =
             if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() };
-        // The item's own id stays away: the service would look for the reasoning that it came with.
+        // The item's own id is not sent, because the service would look for the reasoning that belongs to it.
         let id = self.ids.assign(tool_use.id.as_str());
         let name = self.names.get(&tool_use.name);
         let mut item = json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments});
@@ -189,7 +190,7 @@ impl<'a> Input<'a> {
         }
         let known = FILES.iter().find(|(known, _)| *known == media_type).map(|(_, name)| *name);
         let Some(name) = known.or(media_type.starts_with("text/").then_some("document.txt")) else {
-            let why = "the format takes images, PDF, text and office files";
+            let why = "the wire format supports only images, PDF, text and office files";
             return Ok(input_text(&placeholder(self.request, attachment, why)?));
         };
         Ok(match &attachment.source {
@@ -202,7 +203,7 @@ impl<'a> Input<'a> {
     }
 }
 
-/// An item that is of this format, as it is.
+/// Returns the item of this wire format in the block, unchanged.
 fn own_item(block: &Content) -> Option<Value> {
     match block {
         Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => {
@@ -216,7 +217,7 @@ fn input_text(text: &str) -> Value {
     json!({"type": "input_text", "text": text})
 }
 
-/// One string where there is only one text, which the simplest servers demand.
+/// Returns a single string if there is only one text, because the simplest servers require this.
 fn plain_or(mut parts: Vec<Value>) -> Value {
     match &mut parts[..] {
         [Value::Object(part)] if part["type"] == "input_text" => part["text"].take(),
@@ -234,7 +235,7 @@ fn assistant_message(part: Value, phase: Option<Value>) -> Value {
     Value::Object(item)
 }
 
-/// Puts a part into the message before it, if that is of the same phase; gives it back if there is none.
+/// Adds a part to the previous message if it has the same phase. Returns the part if no message matches.
 fn join(last: Option<&mut Value>, part: Value, phase: Option<&Value>) -> Option<Value> {
     let same = last.filter(|item| item["type"] == "message" && item.get("phase") == phase);
     let Some(Value::Array(content)) = same.and_then(|item| item.get_mut("content")) else {
@@ -244,7 +245,7 @@ fn join(last: Option<&mut Value>, part: Value, phase: Option<&Value>) -> Option<
     None
 }
 
-/// A text as a part of an answer, and the phase of the message that it belongs to.
+/// Encodes a text as a part of an assistant message, and returns the phase of that message.
 fn output_part(text: &Text, native: bool) -> Option<(Value, Option<Value>)> {
     if text.text.trim().is_empty() {
         return None;
@@ -262,7 +263,7 @@ fn output_part(text: &Text, native: bool) -> Option<(Value, Option<Value>)> {
     Some((part, signature.remove("phase")))
 }
 
-/// The item that the decoder put into the signature, with the text in its place again.
+/// Returns the item that the decoder put into the signature, and restores its text.
 fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> {
     let mut item: Map<String, Value> = serde_json::from_str(thinking.signature.as_deref()?).ok()?;
     if item.get("type")? != "reasoning" {
@@ -292,12 +293,13 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
     goes.then_some(Value::Object(item))
 }
 
-/// Ids of calls on the wire: short enough, and each once in a conversation. What came earlier decides, so
-/// that a conversation's beginning stays the same as it grows.
+/// The ids of calls on the wire. They are short enough, and each id is unique in a conversation. Earlier calls
+/// determine the ids of later ones, so that the beginning of a conversation stays the same as it grows.
 #[derive(Default)]
 struct CallIds<'a> {
     taken: HashSet<String>,
-    /// What an id was last sent as. Results come right after their calls, so they mean the last.
+    /// The id on the wire, and the number of uses, by the id of the call. If an id occurs again, the last use counts,
+    /// because results follow directly after their calls.
     sent: HashMap<&'a str, (String, usize)>,
 }
 

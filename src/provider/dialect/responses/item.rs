@@ -1,4 +1,4 @@
-//! One item of an answer, and the blocks that it makes.
+//! An item of a response, and the blocks that it makes.
 
 use serde_json::{Map, Value};
 
@@ -9,13 +9,13 @@ use super::{
 };
 use crate::provider::{BlockStart, Delta, Part};
 
-/// What an item is.
+/// The kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Message,
     Reasoning,
     Call,
-    /// What only the service understands.
+    /// An item that only the service understands.
     Opaque,
 }
 
@@ -29,30 +29,30 @@ impl Kind {
         }
     }
 
-    /// What this is, with its article.
+    /// Returns the name of the kind, with its article.
     pub(super) const fn name(self) -> &'static str {
         match self {
             Self::Message => "a message",
             Self::Reasoning => "reasoning",
             Self::Call => "a function call",
-            Self::Opaque => "an item of the service's own",
+            Self::Opaque => "an opaque item",
         }
     }
 }
 
-/// An item of the answer.
+/// An item of the response.
 #[derive(Debug)]
 pub(super) struct Item {
-    /// Its place in the output, where it is told.
+    /// The position of the item in the output, if the service sends it.
     pub(super) index: Option<u64>,
-    /// Of a function call, the id that its result names.
+    /// The id that the result of a function call names. Empty for other items.
     pub(super) call_id: String,
-    /// Whether its end was seen: what comes after that belongs to another item.
+    /// Whether the end of the item was received. Later content belongs to another item.
     pub(super) done: bool,
     pub(super) state: State,
 }
 
-/// An item as it grows.
+/// The growing content of an item.
 #[derive(Debug)]
 pub(super) enum State {
     Message(Vec<Section>),
@@ -61,35 +61,35 @@ pub(super) enum State {
     Opaque { block: usize },
 }
 
-/// A part of a message; each makes a block.
+/// A part of a message. Each part makes a block.
 #[derive(Debug)]
 pub(super) struct Section {
-    /// Its index on the wire.
+    /// The index of the part on the wire.
     index: u64,
     block: usize,
     received: Received,
 }
 
-/// A function call, whose block starts with its name.
+/// A function call. Its block starts when its name is known.
 #[derive(Debug, Default)]
 pub(super) struct Call {
     block: Option<usize>,
     received: Received,
     signed: bool,
-    /// Arguments that came before the name, or with the item's start: they count unless better ones come.
+    /// Arguments that arrived before the name, or with the start of the item. They count unless others arrive.
     held: String,
 }
 
-/// How a text that the service repeats as a whole relates to the deltas received before.
+/// The relation between a complete text and the deltas received before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repetition {
-    /// Nothing is missing in the received text, or the missing part was appended.
+    /// The received text is complete, or its missing part was appended.
     Fits,
-    /// The whole is longer than the received text and does not continue it.
+    /// The complete text is longer than the received text and does not continue it.
     Differs,
 }
 
-/// Where blocks come from.
+/// Emits the deltas of blocks.
 pub(super) struct Blocks<'a> {
     pub(super) count: &'a mut usize,
     pub(super) deltas: &'a mut Vec<Delta>,
@@ -136,8 +136,8 @@ impl Item {
         }
     }
 
-    /// Whether nothing can be added any more. Some services tell a message's content, a reasoning's encrypted
-    /// payload, or a call's name only at the end of the answer.
+    /// Returns whether nothing more can be added. Some services send a message's content, the encrypted payload of
+    /// reasoning, or a call's name only at the end of the response.
     pub(super) fn is_settled(&self) -> bool {
         self.done
             && match &self.state {
@@ -149,7 +149,7 @@ impl Item {
     }
 }
 
-/// More of a message's part; `index` is the part's, where it is told.
+/// Appends to a part of a message. `index` is the index of the part, if the service sends it.
 pub(super) fn grow_message(
     sections: &mut Vec<Section>,
     index: Option<u64>,
@@ -169,7 +169,7 @@ pub(super) fn grow_message(
     blocks.extend(sections[at].block, Part::Text(more));
 }
 
-/// Appends the part of a section's whole that was not received yet.
+/// Appends the part of a section's complete text that was not received yet.
 pub(super) fn complete_section(
     sections: &mut Vec<Section>,
     index: Option<u64>,
@@ -185,7 +185,7 @@ pub(super) fn complete_section(
     Repetition::Fits
 }
 
-/// Appends the part of a message's whole that was not received yet.
+/// Appends the parts of a message's complete text that were not received yet.
 pub(super) fn complete_message(
     sections: &mut Vec<Section>,
     item: &Value,
@@ -199,7 +199,7 @@ pub(super) fn complete_message(
             refusal => refusal,
         })
         .collect();
-    // A service that counts its parts in another way at the end has sent all of them nevertheless.
+    // A service that divides the text into other parts at the end has nevertheless sent all of it.
     let received: usize = sections.iter().map(|section| section.received.bytes()).sum();
     let mut repetition = Repetition::Fits;
     if received < texts.iter().map(|text| text.len()).sum() {
@@ -228,12 +228,12 @@ pub(super) fn complete_message(
     repetition
 }
 
-/// Whether a message holds a refusal.
+/// Returns whether a message contains a refusal.
 pub(super) fn is_refusal(item: &Value) -> bool {
     list(item, "content").iter().any(|part| text(part, "type") == "refusal")
 }
 
-/// What a part needs beside its text to go back as it came.
+/// Returns the data that a part needs, in addition to its text, to be sent back unchanged.
 fn signature(part: &Value, item: &Value) -> Option<String> {
     let mut kept = Map::new();
     if text(part, "type") == "refusal" {
@@ -252,7 +252,7 @@ impl Call {
         Self { held, ..Self::default() }
     }
 
-    /// Bytes held back.
+    /// Returns the number of bytes that are held back.
     pub(super) fn held(&self) -> usize {
         self.held.len()
     }
@@ -263,7 +263,7 @@ impl Call {
         if self.block.is_some() || name.is_empty() {
             return;
         }
-        // Without an id of the call, that of the item does: it is as good a name for it.
+        // Without an id of the call, the id of the item identifies the call equally well.
         let id = match text(item, "call_id") {
             "" => text(item, "id"),
             id => id,
@@ -273,7 +273,8 @@ impl Call {
         self.sign(block, item, blocks);
     }
 
-    /// Tells at once what has to go back with the call: without it, an interrupted one would be refused.
+    /// Emits at once the data that has to be sent back with the call. Without it, the service would reject an
+    /// interrupted call.
     fn sign(&mut self, block: usize, item: &Value, blocks: &mut Blocks<'_>) {
         if let Some(kept) = call_signature(item).filter(|_| !self.signed) {
             self.signed = true;
@@ -291,8 +292,8 @@ impl Call {
         }
     }
 
-    /// Appends the part of the whole arguments that was not received yet. Services also repeat them with other
-    /// spaces, so arguments that differ are no reason for a warning: the received ones are checked later.
+    /// Appends the part of the complete arguments that was not received yet. Services also repeat arguments with
+    /// different white space, so a difference causes no warning: the received arguments are validated later.
     pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut Blocks<'_>) {
         match self.block {
             Some(block) => blocks.append_rest(block, &mut self.received, whole, Part::Input),
@@ -300,7 +301,7 @@ impl Call {
         }
     }
 
-    /// The whole call.
+    /// Completes the call.
     pub(super) fn complete(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
         self.start(item, blocks);
         let Some(block) = self.block else {
@@ -313,13 +314,14 @@ impl Call {
         blocks.end(block);
     }
 
-    /// The answer has ended, perhaps without the whole call: what was held back has to do.
+    /// Ends the call when the response ends, perhaps without the complete call. The arguments that were held back are
+    /// used.
     ///
     /// # Errors
     ///
-    /// Nobody can tell what is called.
+    /// The name of the called tool is unknown.
     pub(super) fn give_up(&mut self, blocks: &mut Blocks<'_>) -> Result<(), &'static str> {
-        let block = self.block.ok_or("a function call without a name")?;
+        let block = self.block.ok_or("a function call has no name")?;
         let held = std::mem::take(&mut self.held);
         self.tell_held(block, &held, blocks);
         Ok(())
@@ -331,7 +333,7 @@ impl Call {
         }
     }
 
-    /// Whether it was told to the reader.
+    /// Returns whether the block of the call was emitted.
     pub(super) fn is_told(&self) -> bool {
         self.block.is_some()
     }

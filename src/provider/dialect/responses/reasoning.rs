@@ -1,4 +1,4 @@
-//! A reasoning item: its parts become one thinking block.
+//! Decoding of reasoning items. All parts of an item become one thinking block.
 
 use serde_json::{Map, Value};
 
@@ -12,11 +12,12 @@ use crate::provider::{BlockStart, Part};
 /// The text between two parts in a thinking block.
 const GAP: &str = "\n\n";
 
-/// All of its parts make one block, which starts with the first of them.
+/// A reasoning item. All of its parts form one block, which starts with the first part.
 #[derive(Debug, Default)]
 pub(super) struct Reasoning {
     block: Option<usize>,
-    /// What the block shows: the summary, or the reasoning itself. A service that sends both sends one first.
+    /// The text that the block shows: the summary, or the reasoning itself. A service that sends both sends one of them
+    /// first.
     shown: Option<Shown>,
     part: Option<u64>,
     received: Received,
@@ -39,12 +40,12 @@ impl Shown {
 }
 
 impl Reasoning {
-    /// Whether the whole of it was received, with all that has to go back.
+    /// Returns whether the item was received completely, with all data that has to be sent back.
     pub(super) const fn has_ended(&self) -> bool {
         self.ended
     }
 
-    /// Appends to the summary or to the reasoning itself. `part` is the index of the part, if the service sends it.
+    /// Extends the summary or the reasoning itself. `part` is the index of the part, if the service sends it.
     pub(super) fn grow(&mut self, shown: Shown, part: Option<u64>, more: &str, blocks: &mut Blocks<'_>) {
         if more.is_empty() || *self.shown.get_or_insert(shown) != shown {
             return;
@@ -58,7 +59,7 @@ impl Reasoning {
         blocks.extend(block, Part::Text(more));
     }
 
-    /// Appends the part of the whole that was not received yet.
+    /// Appends the part of the complete text that was not received yet.
     pub(super) fn complete(&mut self, item: &Value, blocks: &mut Blocks<'_>) {
         let there = |shown: Shown| !list(item, shown.key()).is_empty();
         let shown = self.shown.or_else(|| [Shown::Summary, Shown::Content].into_iter().find(|it| there(*it)));
@@ -83,8 +84,8 @@ impl Reasoning {
     }
 }
 
-/// A reasoning item as it goes into the signature of its block, if it can go back at all. A part whose text is that
-/// of the block is kept without its text.
+/// Encodes a reasoning item for the signature of its block, if the item can be sent back. A part with the same text as
+/// the block is stored without its text.
 fn keep(item: &Value, of_block: Option<&str>) -> Option<String> {
     let encrypted = item.get("encrypted_content").and_then(Value::as_str).filter(|it| !it.is_empty());
     let readable = list(item, "content");

@@ -1,7 +1,7 @@
 use crc32fast::Hasher;
 
-/// The text that the deltas of a block brought, as its length and its digest. It is compared with the whole that the
-/// service repeats at the end, so that the text itself need not be kept a second time.
+/// The text in the deltas of a block, as its length and its digest. It is compared with the whole text that the service
+/// repeats at the end, so the text itself need not be stored twice.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Received {
     bytes: usize,
@@ -18,13 +18,13 @@ impl Received {
         self.bytes
     }
 
-    /// The part of `whole` behind the received text, if `whole` begins with that text.
+    /// Returns the part of `whole` after the received text, if `whole` begins with that text.
     pub(super) fn rest<'w>(&self, whole: &'w str) -> Option<&'w str> {
         let (begin, rest) = whole.split_at_checked(self.bytes)?;
         (crc32fast::hash(begin.as_bytes()) == self.digest.clone().finalize()).then_some(rest)
     }
 
-    /// Whether `whole` is longer than the received text and does not continue it.
+    /// Returns whether `whole` is longer than the received text and does not continue it.
     pub(super) fn differs(&self, whole: &str) -> bool {
         whole.len() > self.bytes && self.rest(whole).is_none()
     }

@@ -1,5 +1,5 @@
-//! The events' shapes, borrowed from the frame where that can be. Compatible servers leave members out, set
-//! them to null or to another type: what can't be understood counts as absent.
+//! The shapes of the events. They borrow from the frame if possible. Compatible servers omit members, set them to null
+//! or send another type. A value that cannot be understood counts as absent.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::{
     },
 };
 
-/// Any event: the members of all kinds together. Also a whole answer that was not streamed.
+/// Any event, with the members of all kinds. Also a whole response that was not streamed.
 #[derive(Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(rename = "type", borrow, default)]
@@ -31,7 +31,7 @@ pub(super) struct Event<'a> {
     pub(super) summary_index: Count,
     #[serde(borrow, default)]
     pub(super) delta: Text<'a>,
-    /// What the deltas of a text came to.
+    /// The complete text of a part, after its deltas.
     #[serde(borrow, default)]
     pub(super) text: Text<'a>,
     #[serde(borrow, default)]
@@ -47,7 +47,7 @@ pub(super) struct Event<'a> {
 }
 
 impl Event<'_> {
-    /// Whether the event has the arguments of a call as JSON, in which a repeated key would be lost.
+    /// Returns whether the event has the arguments of a call as JSON, where a repeated key would be lost.
     pub(super) fn has_whole_arguments(&self) -> bool {
         let has_arguments = |item: &Value| {
             text(item, "type") == "function_call" && item.get("arguments").is_some_and(Value::is_object)
@@ -58,52 +58,52 @@ impl Event<'_> {
             || self.object.as_str() == "response"
     }
 
-    /// Which item the event speaks of, as far as it says.
+    /// Returns the item that the event belongs to, as far as the event names it.
     pub(super) fn place(&self) -> ItemRef<'_> {
         ItemRef { id: self.item_id.as_str(), index: self.output_index.0 }
     }
 }
 
-/// The words of a text, without copying those that are owned already.
+/// Takes the string out of a text, without copying an owned string.
 pub(super) fn take(text: &mut Text<'_>) -> String {
     std::mem::take(text).into_text().map(Cow::into_owned).unwrap_or_default()
 }
 
-/// Which item is meant.
+/// A reference to an item.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ItemRef<'a> {
-    /// Its id; empty if none was told.
+    /// The id of the item. Empty if the event has none.
     pub(super) id: &'a str,
-    /// Its place in the output.
+    /// The position of the item in the output.
     pub(super) index: Option<u64>,
 }
 
-/// An event from its JSON text.
+/// Parses an event from its JSON text.
 pub(super) fn parse(data: &str) -> Result<Event<'_>, serde_json::Error> {
-    // A list would be read as a struct without names.
+    // A list would be parsed as a struct without member names.
     if !data.starts_with('{') {
         return Err(de::Error::custom("a JSON object was expected"));
     }
     serde_json::from_str(data)
 }
 
-/// Whether an event of this name is not one of the format's.
+/// Returns whether the wire format does not define an event of this name.
 pub(super) fn is_foreign(name: &str) -> bool {
     !name.is_empty() && !name.starts_with("response.")
 }
 
-/// The text at `key`; empty if there is none.
+/// Returns the string at `key`, or an empty string if it is absent.
 pub(super) fn text<'a>(value: &'a Value, key: &str) -> &'a str {
     value.get(key).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// The list at `key`; empty if there is none.
+/// Returns the list at `key`, or an empty list if it is absent.
 pub(super) fn list<'a>(value: &'a Value, key: &str) -> &'a [Value] {
     value.get(key).and_then(Value::as_array).map_or(&[], Vec::as_slice)
 }
 
-/// What a call needs beside its name and arguments to go back as it came: the namespace of a tool that the
-/// service found by search, and the program of the service's that calls.
+/// Returns the data that a call needs, in addition to its name and arguments, to be sent back unchanged: the namespace
+/// of a tool that the service found by search, and the service's program that made the call.
 pub(super) fn call_signature(item: &Value) -> Option<String> {
     let namespace = Some(text(item, "namespace")).filter(|it| !it.is_empty()).map(Value::from);
     let caller = item.get("caller").filter(|it| !matches!(text(it, "type"), "" | "direct")).cloned();
@@ -113,7 +113,7 @@ pub(super) fn call_signature(item: &Value) -> Option<String> {
     (!kept.is_empty()).then(|| Value::Object(kept).to_string())
 }
 
-/// The JSON text of a call's arguments, which some services send as the JSON itself.
+/// Returns the JSON text of a call's arguments. Some services send the JSON itself.
 pub(super) fn arguments(item: &Value) -> Option<String> {
     match item.get("arguments")? {
         Value::Null => None,
@@ -122,7 +122,7 @@ pub(super) fn arguments(item: &Value) -> Option<String> {
     }
 }
 
-/// The usage that an answer reports. The prompt's count includes the tokens from a cache.
+/// Returns the usage of a response. The count of the prompt includes the tokens from a cache.
 pub(super) fn usage(counts: &mut Counts<'_>) -> Option<Usage> {
     if counts.is_empty() {
         return None;

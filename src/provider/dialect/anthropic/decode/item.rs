@@ -1,10 +1,10 @@
 use serde_json::{Map, Value};
 
-/// An opaque item as it grows: its start, and all that its deltas brought.
+/// A growing provider item: its start, and everything that its deltas added.
 #[derive(Debug)]
 pub(super) struct Item {
     data: Map<String, Value>,
-    /// The JSON text of its input so far.
+    /// The JSON text of the item's input so far.
     input: String,
     changed: bool,
 }
@@ -14,8 +14,8 @@ impl Item {
         Self { data, input: String::new(), changed: false }
     }
 
-    /// Takes a delta in. Input and citations have members of their own names to go to. Everything else goes
-    /// to the member of its own name: text and lists grow, other values are replaced.
+    /// Adds a delta. Input and citations are added to the members `input` and `citations`. Every other value is added
+    /// to the member of the same name: texts and lists grow, other values are replaced.
     pub(super) fn extend(&mut self, delta: Map<String, Value>) {
         for (key, value) in delta {
             match (key.as_str(), value) {
@@ -38,7 +38,7 @@ impl Item {
         }
     }
 
-    /// The whole item, if it is more than its start; what it held goes with it.
+    /// Returns the whole item, if it changed after its start, and clears it.
     pub(super) fn take(&mut self) -> Option<Value> {
         if let Ok(input) = serde_json::from_str(&self.input) {
             self.changed = true;

@@ -1,4 +1,4 @@
-//! How a message and its blocks start.
+//! Decoding of the starts of a message and its blocks.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -40,10 +40,10 @@ impl MessagesDecoder {
                 message.usage = self.count(usage, deltas);
             }
         }
-        // Told even if it is empty: it says which format wrote the message.
+        // Emitted even if it is empty, because it names the wire format of the message.
         message.provider_data = self.provider_data();
         deltas.push(Delta::Message(Box::new(message)));
-        // An answer that goes on from within a tool of the service's may come whole in its start.
+        // A response that continues from within a tool of the service may arrive complete in its start.
         let content = event.message.as_ref().filter(|_| first).and_then(|start| start.content.as_ref());
         for block in content.and_then(Value::as_array).into_iter().flatten() {
             let Value::Object(block) = block else {
@@ -57,7 +57,7 @@ impl MessagesDecoder {
         Ok(())
     }
 
-    /// A message in one object, as services send it that do not stream: one that is whole when it starts.
+    /// Decodes a message in one object, as services without streaming send it: a message that is complete in its start.
     pub(super) fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
         #[derive(Deserialize)]
         struct Probe<'a> {
@@ -65,7 +65,7 @@ impl MessagesDecoder {
             role: Str<'a>,
         }
 
-        // An event that is only named a message passes, as all unknown ones do.
+        // An event that is only named `message` is skipped like every unknown event.
         if !serde_json::from_str::<Probe<'_>>(data).is_ok_and(|message| &*message.role == "assistant") {
             return Ok(());
         }
@@ -74,8 +74,8 @@ impl MessagesDecoder {
         self.message_stop(data, deltas)
     }
 
-    /// Whether this is the start of the same message once more, as gateways send it that make one of their own
-    /// and pass on the service's.
+    /// Returns whether this is the start of the same message again. Some gateways send a start themselves and forward
+    /// the start from the service.
     fn repeats(&self, start: Option<&MessageStart<'_>>) -> bool {
         let id = self.data.get("id").and_then(Value::as_str);
         start.is_some_and(|start| Some(&*start.id) == id)
@@ -85,7 +85,7 @@ impl MessagesDecoder {
         self.must_be_open(data)?;
         let wire = event.index.ok_or_else(|| bad("a block starts without an index", data))?;
         if usize::try_from(wire).map_or(true, |wire| wire >= Fold::MAX_BLOCKS) {
-            return Err(bad("a block's index is beyond all limits", data));
+            return Err(bad("a block's index exceeds the limit", data));
         }
         if self.blocks.iter().any(|block| block.wire == Some(wire)) {
             return Err(bad("a block starts a second time", data));
@@ -96,7 +96,7 @@ impl MessagesDecoder {
         self.begin(Some(wire), block, data, deltas).map(drop)
     }
 
-    /// Starts a block with what `block` says of it; its place is what comes back.
+    /// Starts a block with the content in `block`, and returns its position.
     fn begin(
         &mut self,
         wire: Option<u64>,
@@ -106,12 +106,12 @@ impl MessagesDecoder {
     ) -> Result<usize, ProviderError> {
         let index = self.blocks.len();
         if index >= Fold::MAX_BLOCKS {
-            return Err(bad("a block's index is beyond all limits", data));
+            return Err(bad("a block's index exceeds the limit", data));
         }
         let text = |key: &str| match block.get(key) {
             None | Some(Value::Null) => Ok(String::new()),
             Some(Value::String(text)) => Ok(text.clone()),
-            Some(_) => Err(bad(&format!("a block's {key} is no text"), data)),
+            Some(_) => Err(bad(&format!("a block's {key} is not a string"), data)),
         };
         let mut parts = Vec::new();
         let (block, kind) = match &*text("type")? {

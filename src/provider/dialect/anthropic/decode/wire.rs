@@ -1,11 +1,11 @@
-//! The events' shapes, borrowed from the frame where that can be.
+//! The shapes of the events. They borrow from the frame if possible.
 
 use std::{borrow::Cow, fmt, ops::Deref};
 
 use serde::{Deserialize, Deserializer, de};
 use serde_json::{Map, Value};
 
-/// Any event: the members of all kinds together.
+/// Any event, with the members of all kinds.
 #[derive(Deserialize)]
 pub(super) struct Event<'a> {
     #[serde(rename = "type", borrow, default)]
@@ -16,19 +16,19 @@ pub(super) struct Event<'a> {
     pub(super) content_block: Option<Value>,
     #[serde(borrow)]
     pub(super) message: Option<MessageStart<'a>>,
-    /// Read leniently, member by member: usage never costs an answer.
+    /// Read leniently, member by member: unreadable usage never fails a response.
     pub(super) usage: Option<Value>,
     pub(super) error: Option<Value>,
 }
 
-/// An event from its JSON text, if it is one.
+/// Parses an event from its JSON text.
 pub(super) fn parse(data: &str) -> Option<Event<'_>> {
-    // A derived struct would take an array too.
+    // A derived struct would accept an array too.
     if data.starts_with('{') { serde_json::from_str(data).ok() } else { None }
 }
 
 impl Event<'_> {
-    /// Whether the event has the input of a tool use as JSON, in which a repeated key would be lost.
+    /// Returns whether the event has the input of a tool use as JSON, where a repeated key would be lost.
     pub(super) fn has_whole_input(&self) -> bool {
         let has_input = |block: &Value| {
             let input = block.get("input").and_then(Value::as_object);
@@ -42,7 +42,7 @@ impl Event<'_> {
     }
 }
 
-/// What a `content_block_delta` or a `message_delta` brings.
+/// The delta of a `content_block_delta` or a `message_delta`.
 #[derive(Deserialize)]
 pub(super) struct DeltaBody<'a> {
     #[serde(rename = "type", borrow, default)]
@@ -62,7 +62,7 @@ pub(super) struct DeltaBody<'a> {
     pub(super) container: Option<Value>,
 }
 
-/// What a delta adds to its block.
+/// The content that a delta adds to its block.
 pub(super) enum Body<'a> {
     Text(Str<'a>),
     Thinking(Str<'a>),
@@ -73,7 +73,7 @@ pub(super) enum Body<'a> {
 }
 
 impl<'a> DeltaBody<'a> {
-    /// The delta's own name for its kind, and what it adds.
+    /// Returns the kind that the delta names, and the content that it adds.
     pub(super) fn into_parts(self) -> (Str<'a>, Body<'a>) {
         let body = match &*self.kind {
             "text_delta" => Body::Text(self.text),
@@ -94,7 +94,7 @@ pub(super) struct MessageStart<'a> {
     #[serde(borrow, default)]
     pub(super) model: Str<'a>,
     pub(super) usage: Option<Value>,
-    /// Blocks that came whole.
+    /// The blocks that arrived complete.
     pub(super) content: Option<Value>,
     #[serde(borrow, default)]
     pub(super) stop_reason: Str<'a>,
@@ -102,7 +102,7 @@ pub(super) struct MessageStart<'a> {
     pub(super) container: Option<Value>,
 }
 
-/// A text that may be null; borrowed unless it has escapes.
+/// A string or null, borrowed unless it has escapes.
 #[derive(Default)]
 pub(super) struct Str<'a>(Cow<'a, str>);
 
@@ -152,7 +152,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Str<'a> {
     }
 }
 
-/// Whether the event is one of the format's own.
+/// Returns whether the wire format defines the event.
 pub(super) fn is_known(kind: &str) -> bool {
     matches!(
         kind,
@@ -166,19 +166,19 @@ pub(super) fn is_known(kind: &str) -> bool {
     )
 }
 
-/// Whether the delta names a kind, and none that this decoder knows.
+/// Returns whether the delta names a kind that this decoder does not know.
 pub(super) fn is_unknown_delta(delta: &Map<String, Value>) -> bool {
     let known = ["text_delta", "thinking_delta", "signature_delta", "input_json_delta", "citations_delta"];
     delta.get("type").and_then(Value::as_str).is_some_and(|kind| !kind.is_empty() && !known.contains(&kind))
 }
 
-/// Whether a tool use was made by another than the model itself, which the service needs to hear again.
+/// Returns whether a tool use was not made by the model itself. The service needs such a caller back.
 pub(super) fn is_foreign_caller(caller: &Value) -> bool {
     caller.get("type").and_then(Value::as_str).is_some_and(|kind| kind != "direct")
 }
 
-/// The JSON text of an input that a tool use's start brings whole. An empty one is the usual placeholder for
-/// the deltas to come.
+/// Returns the JSON text of the input in the start of a tool use. An empty input is the usual placeholder for the
+/// deltas that follow.
 pub(super) fn whole_input(input: Option<&Value>) -> Option<String> {
     match input? {
         Value::Null => None,

@@ -349,9 +349,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
         "content_filter" | "refusal" | "safety" | "sensitive" => StopReason::Refusal,
         "error" => return Err("the service ended the response with an unspecified error"),
         // DeepSeek's word for a response that it broke off.
-        "insufficient_system_resource" => {
-            return Err("the service broke off the response because it lacked resources");
-        }
+        "insufficient_system_resource" => return Err("the service ran out of resources"),
         // Z.ai's word for a failure at the service.
         "network_error" => return Err("the service lost its connection to the model"),
         _ => StopReason::Other(word.to_owned()),

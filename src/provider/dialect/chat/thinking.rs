@@ -63,7 +63,7 @@ impl Encoder<'_> {
                 self.warn("`thinking` stays on: this service has no setting to turn it off");
             }
             ThinkingField::Always => {
-                self.warn("`thinking` is ignored: this service has no setting for its amount")
+                self.warn("`thinking` is ignored: this model always thinks as it sees fit")
             }
             ThinkingField::Effort(_) if self.family == Family::Plain => {
                 if on {

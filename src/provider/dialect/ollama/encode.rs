@@ -222,10 +222,10 @@ impl<'a> Encoder<'a> {
                 ));
             }
             ThinkingMode::Effort(Effort::Minimal) => {
-                self.warn("`thinking` is changed from effort minimal to low: Ollama does not support minimal")
+                self.warn("`thinking` is raised to low: Ollama has no minimal")
             }
             ThinkingMode::Effort(Effort::Max) => {
-                self.warn("`thinking` is changed from effort max to high: Ollama does not support max")
+                self.warn("`thinking` is lowered to high: Ollama has no max")
             }
             _ => {}
         }

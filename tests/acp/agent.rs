@@ -1,6 +1,6 @@
 //! An agent built on the official Rust implementation: this test binary, run again. The prompts determine what it does.
 
-#![allow(clippy::print_stderr, reason = "the backend reads it")]
+#![allow(clippy::print_stderr, reason = "the backend reads the standard error")]
 
 use std::{
     env,
@@ -211,7 +211,7 @@ impl Brain {
         Ok(())
     }
 
-    #[allow(clippy::too_many_lines, reason = "a line for each thing that it can do")]
+    #[allow(clippy::too_many_lines, reason = "one branch per prompt")]
     async fn prompted(
         &self,
         request: PromptRequest,

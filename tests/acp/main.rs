@@ -2,7 +2,7 @@
 //! programs. All of them are processes.
 
 #![cfg(unix)]
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod agent;
 mod conformance;

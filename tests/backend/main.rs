@@ -1,6 +1,6 @@
 //! Backends: the adapter under agents and sessions, tested through the public API.
 
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod conformance;
 mod conversations;

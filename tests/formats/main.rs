@@ -3,7 +3,7 @@
 //!
 //! `cargo test --test formats table -- --nocapture` prints the table.
 
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 #[path = "../support/server.rs"]
 mod http;

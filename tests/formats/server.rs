@@ -164,7 +164,7 @@ impl Service {
 
     /// Returns the last valid request.
     pub(crate) fn last(&self) -> Seen {
-        self.seen().pop().expect("a request")
+        self.seen().pop().expect("a request was received")
     }
 
     /// Returns the rule that each rejected request broke.
@@ -174,7 +174,7 @@ impl Service {
 
     /// Returns the body of the last request.
     pub(crate) fn body(&self) -> Value {
-        self.http.received().pop().expect("a request").json()
+        self.http.received().pop().expect("a request was received").json()
     }
 
     /// Waits until the server has sent the available part of an answer without an end.

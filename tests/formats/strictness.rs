@@ -56,9 +56,9 @@ fn unset(place: &'static str) -> Break {
 fn broken(body: &Value, (place, value): &Break) -> Value {
     let mut body = body.clone();
     let (parent, key) = place.rsplit_once('/').unwrap();
-    match (body.pointer_mut(parent).expect("the place is there"), value) {
+    match (body.pointer_mut(parent).expect("the place exists"), value) {
         (Value::Object(members), Some(value)) => drop(members.insert(key.to_owned(), value.clone())),
-        (Value::Object(members), None) => drop(members.shift_remove(key).expect("the member is there")),
+        (Value::Object(members), None) => drop(members.shift_remove(key).expect("the member exists")),
         (Value::Array(items), Some(value)) => items.insert(key.parse().unwrap(), value.clone()),
         (Value::Array(items), None) => drop(items.remove(key.parse().unwrap())),
         (other, _) => panic!("{other} has no members"),

@@ -2,7 +2,7 @@
 //!
 //! `scripts/live-test.sh` prepares the servers and runs these tests. Without a server they are skipped with a message.
 
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod server;
 
@@ -200,7 +200,7 @@ async fn conversation_with_tools_real_model_continues_in_each_format_and_returns
 
 #[derive(Debug, Deserialize, JsonSchema)]
 struct Forecast {
-    #[expect(dead_code, reason = "being there is enough")]
+    #[expect(dead_code, reason = "it only has to parse")]
     sunny: bool,
     #[schemars(range(min = 0, max = 40))]
     degrees: u8,

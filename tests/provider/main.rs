@@ -1,6 +1,6 @@
 //! The provider layer through its public API.
 
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 #[cfg(feature = "http")]
 mod alibaba;

@@ -171,7 +171,7 @@ fn with_thinking_accepts_a_level() {
 fn output_schema_of_a_type_has_a_name_that_services_accept() {
     #[derive(schemars::JsonSchema)]
     #[schemars(rename = "Größe <of> a very long name that goes on and on and on, well beyond the limit")]
-    #[expect(dead_code, reason = "its schema is all that is used")]
+    #[expect(dead_code, reason = "only its schema is used")]
     struct Odd {
         size: u32,
     }

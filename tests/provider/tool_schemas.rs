@@ -68,7 +68,7 @@ fn object_without_details_gets_a_type_and_properties() {
 /// What to draw.
 #[derive(Deserialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-#[expect(dead_code, reason = "its schema alone is of interest")]
+#[expect(dead_code, reason = "only its schema is used")]
 enum Shape {
     /// A circle.
     Circle { radius: f64, label: Option<String> },

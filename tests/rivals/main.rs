@@ -7,7 +7,7 @@
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
-    reason = "a test's unwrap is its failure; and it tells what happened"
+    reason = "an unwrap is a failure of the test; the results are printed"
 )]
 
 mod arena;

@@ -95,7 +95,7 @@ async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_sound() {
 }
 
 /// Returns whether this user may mount file systems in a separate namespace.
-#[allow(clippy::print_stdout, reason = "who skips a test says so")]
+#[allow(clippy::print_stdout, reason = "a skipped test prints the reason")]
 fn can_mount() -> bool {
     let tried = Command::new("unshare").args(["-rm", "mount", "-t", "tmpfs", "none", "/mnt"]).output();
     let can = tried.is_ok_and(|output| output.status.success());
@@ -195,7 +195,7 @@ async fn child_cannot_lock_what_it_reads() {
 /// NFS on Linux behaves so: `flock` becomes a lock that requires the file to be open for writing.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-#[allow(clippy::print_stdout, reason = "who skips a test says so")]
+#[allow(clippy::print_stdout, reason = "a skipped test prints the reason")]
 async fn list_on_a_file_system_without_read_locks_shows_all() {
     const FLOCK: &str = "
         #include <errno.h>

@@ -1,5 +1,5 @@
 //! Stores: the conformance suite on each store, and tests for each kind of store.
-#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+#![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]
 
 mod compaction;
 mod contents;

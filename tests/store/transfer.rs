@@ -50,7 +50,7 @@ async fn copies(from: &dyn Store, to: &dyn Store) {
 async fn copy_between_stores_keeps_everything() {
     let folders = [(); 2].map(|()| Folder::new());
     let files = full(&folders[0]).await;
-    #[allow(unused_mut, reason = "without databases there is nothing between")]
+    #[allow(unused_mut, reason = "only databases replace it")]
     let mut last: Box<dyn Store> = Box::new(MemoryStore::new());
     copies(&files, &*last).await;
     #[cfg(feature = "sqlite")]

@@ -2,7 +2,7 @@
 //! extension for reasoning that is sent back, OpenRouter's `reasoning_details`
 //! (<https://openrouter.ai/docs/use-cases/reasoning-tokens>).
 
-#![allow(dead_code, reason = "a member that is only named is one that may be there")]
+#![allow(dead_code, reason = "listed members may be present, but are not read")]
 
 use omni_agent::{message::Usage, provider::ToolChoice};
 use serde::Deserialize;

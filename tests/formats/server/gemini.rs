@@ -1,7 +1,7 @@
 //! Google's Gemini: <https://ai.google.dev/api/generate-content>, with the pages on function calling, thought
 //! signatures and troubleshooting under <https://ai.google.dev/gemini-api/docs>.
 
-#![allow(dead_code, reason = "a member that is only named is one that may be there")]
+#![allow(dead_code, reason = "listed members may be present, but are not read")]
 
 use omni_agent::{message::Usage, provider::ToolChoice};
 use serde::Deserialize;

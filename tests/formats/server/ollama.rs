@@ -1,7 +1,7 @@
 //! Ollama's chat: <https://docs.ollama.com/api/chat>, with `api/types.go` and the errors of
 //! <https://github.com/ollama/ollama>.
 
-#![allow(dead_code, reason = "a member that is only named is one that may be there")]
+#![allow(dead_code, reason = "listed members may be present, but are not read")]
 
 use omni_agent::message::Usage;
 use serde::Deserialize;

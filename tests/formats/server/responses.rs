@@ -1,7 +1,7 @@
 //! OpenAI's Responses: <https://platform.openai.com/docs/api-reference/responses/create>, its reference of streaming
 //! events, and <https://platform.openai.com/docs/guides/reasoning>.
 
-#![allow(dead_code, reason = "a member that is only named is one that may be there")]
+#![allow(dead_code, reason = "listed members may be present, but are not read")]
 
 use omni_agent::{message::Usage, provider::ToolChoice};
 use serde::Deserialize;

@@ -1,6 +1,6 @@
 //! The body of a request. Members that are not listed here are rejected.
 
-#![allow(dead_code, reason = "a member that is only named is one that may be there")]
+#![allow(dead_code, reason = "listed members may be present, but are not read")]
 
 use serde::Deserialize;
 use serde_json::{Map, Value};

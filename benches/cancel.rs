@@ -1,7 +1,7 @@
-//! How long it takes from a call of `cancel` until a subscriber has the event.
+//! The time from a call of `cancel` until a subscriber has received the event.
 //!
-//! Wall time, on a runtime of one thread: all that has to happen first is counted, other tasks' work and the
-//! events before it that the subscriber still has to read included.
+//! Wall time on a runtime of one thread. It includes everything that happens first: the work of other tasks, and the
+//! earlier events that the subscriber still has to read.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -25,7 +25,7 @@ use support::{InMemory, head, on_this_thread, percentile, row, size};
 
 /// An endless answer.
 struct Endless {
-    /// Between two deltas; `None` in a flood.
+    /// The time between two deltas. `None` sends them without a pause.
     pause: Option<Duration>,
 }
 
@@ -71,7 +71,7 @@ fn report(what: &str, mut figures: Vec<f64>, goal: &str) {
     row(what, format!("p50 {half:.0}, p99 {most:.0} µs"), goal);
 }
 
-/// Reads up to an event that `wanted` knows.
+/// Reads until an event for which `wanted` returns true.
 async fn read(events: &mut AgentSubscription, wanted: impl Fn(&Event) -> bool) {
     loop {
         match events.next().await {
@@ -82,23 +82,23 @@ async fn read(events: &mut AgentSubscription, wanted: impl Fn(&Event) -> bool) {
     }
 }
 
-/// Microseconds from a cancel to its event.
+/// Returns the microseconds from a call of `cancel` to its event.
 async fn cancel(agent: &Agent, events: &mut AgentSubscription) -> f64 {
     let before = Instant::now();
     let (cancelled, ()) =
         tokio::join!(agent.cancel(), read(events, |event| matches!(event, Event::Cancelled { .. })));
-    cancelled.expect("a run is on");
+    cancelled.expect("a run is active");
     before.elapsed().as_secs_f64() * 1e6
 }
 
 async fn streaming(count: usize, pause: Option<Duration>) -> Vec<f64> {
     let model = support::model(Endless { pause });
     let agent = Agent::builder().model(model).start().await.expect("the agent starts");
-    let mut events = agent.subscribe().await.expect("the agent lives");
+    let mut events = agent.subscribe().await.expect("the agent is running");
     let mut figures = Vec::new();
     for round in 0..count {
         agent.prompt("Go on.").await.expect("the agent is idle");
-        // Not always at the same point of the stream.
+        // Vary the point of the stream at which the run is cancelled.
         for _ in 0..3 + round % 5 {
             read(&mut events, |event| matches!(event, Event::TextDelta { .. })).await;
         }
@@ -125,7 +125,7 @@ async fn in_tools(count: usize, tools: usize) -> Vec<f64> {
         Ok(ToolOutput::default())
     });
     let agent = Agent::builder().model(model).tool(wait).start().await.expect("the agent starts");
-    let mut events = agent.subscribe().await.expect("the agent lives");
+    let mut events = agent.subscribe().await.expect("the agent is running");
     let mut figures = Vec::new();
     for _ in 0..count {
         agent.prompt("Go on.").await.expect("the agent is idle");

@@ -1,18 +1,18 @@
-//! What it takes to keep a turn: on the file system and in databases, against the same bytes appended to an open file and
-//! synced.
+//! The cost of a commit of a turn, on the file system and in databases, compared with appending the same bytes to an
+//! open file and syncing it.
 //!
-//! A turn is a question and an answer with usage, about a kilobyte of JSON. In each round, one conversation of
-//! the store gets a batch of turns, and between every two of them the reference does the same to a file that it keeps open:
-//! it appends the line that the store has just written, and calls `fdatasync`. So both meet the same moods of
-//! the disk. Wall time is each side's median, CPU time is the process's during its side of the batch, the kernel's work
-//! included. Bytes are the log's growth. The rounds alternate between a fresh conversation and one of 10,000
-//! turns. The last table does without syncing, where what a commit costs beside the disk can be seen.
-//! The databases (features `sqlite` and `postgres`) have two references: the JSON of the turn's messages appended and synced,
-//! and one row with this JSON inserted in the same database, by the database's plain client. A commit is the work of
-//! that insert and more: it finds the conversation, compares its version, and adds four rows to three tables. What the
-//! database's log grows by is measured apart, over commits that nobody times.
+//! A turn is a question and an answer with usage, about one kilobyte of JSON. In each round, one conversation of the
+//! store receives a batch of turns. After each turn, the reference repeats the write: it appends the line that the
+//! store has just written to a file that stays open, and calls `fdatasync`. Therefore both see the same state of the
+//! disk. Wall time is the median of each side. CPU time is that of the process during its side of the batch,
+//! including the kernel's work. Bytes are the growth of the log. The rounds alternate between a new conversation and
+//! one of 10,000 turns. The last table is without syncing, which shows the cost of a commit without the disk.
+//! The databases (features `sqlite` and `postgres`) have two references: the JSON of the turn's messages, appended
+//! and synced, and one row with this JSON, inserted into the same database by the database's plain client. A commit
+//! does the work of this insert and more: it finds the conversation, compares its version, and adds four rows to
+//! three tables. The growth of the database's log is measured separately, over commits that are not timed.
 //!
-//! The folder is `OMNI_BENCH_FOLDER`, or the system's for temporary files: it should be on a real disk.
+//! The folder is `OMNI_BENCH_FOLDER`, or the system's folder for temporary files. It should be on a real disk.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -46,10 +46,10 @@ fn main() {
     #[cfg(any(feature = "sqlite", feature = "postgres"))]
     on_this_thread(in_databases(&folder.join("databases")));
     on_this_thread(in_memory());
-    fs::remove_dir_all(&folder).expect("the benchmark's own folder can go");
+    fs::remove_dir_all(&folder).expect("the benchmark's folder can be removed");
 }
 
-/// A conversation and what is known of it.
+/// A conversation and its current version.
 struct Talk<'a> {
     store: &'a dyn Store,
     id: ConversationId,
@@ -71,14 +71,15 @@ impl<'a> Talk<'a> {
     async fn turn(&mut self) {
         let commit = turn(self.nodes);
         let written = self.store.commit(&self.id, &Write::on(self.version), &commit).await;
-        self.version = written.expect("nobody else writes");
+        self.version = written.expect("there is no other writer");
         self.nodes += 2;
     }
 }
 
-/// A question and an answer behind this many nodes. The ids have the same length at any point, and so have the lines.
+/// Returns a commit of a question and an answer after this many nodes. The ids always have the same length, so that
+/// the lines do too.
 fn turn(nodes: u64) -> Commit {
-    let id = |number: u64| NodeId::new(100_000 + number).expect("not zero");
+    let id = |number: u64| NodeId::new(100_000 + number).expect("an id is not zero");
     let question = "What is the tallest mountain of each continent, and who climbed it first? ".repeat(3);
     let answer =
         "Everest in Asia, Aconcagua in South America, Denali in North America, Kilimanjaro. ".repeat(6);
@@ -89,7 +90,7 @@ fn turn(nodes: u64) -> Commit {
     Commit::new(Some(id(nodes + 1))).with_nodes([question, answer])
 }
 
-/// Time on the wall and of the CPU, in microseconds.
+/// Wall time and CPU time, in microseconds.
 #[derive(Default)]
 struct Spent {
     wall: Vec<f64>,
@@ -115,7 +116,7 @@ fn now() -> (Instant, Duration) {
     (Instant::now(), cpu())
 }
 
-/// The store and the reference, turn by turn; gives the bytes of the last turn too.
+/// Commits turns to the store and to the reference in turn. Also returns the bytes of the last turn.
 async fn side_by_side(
     talk: &mut Talk<'_>,
     folder: &std::path::Path,
@@ -124,22 +125,22 @@ async fn side_by_side(
 ) -> (Spent, Spent, u64) {
     let log = folder.join(format!("{}.jsonl", talk.id));
     let mut reference =
-        File::options().append(true).create(true).open(folder.join("reference")).expect("a file");
+        File::options().append(true).create(true).open(folder.join("reference")).expect("the file opens");
     let (mut store, mut plain) = (Spent::default(), Spent::default());
     let mut bytes = 0;
     for _ in 0..turns {
-        let before = fs::metadata(&log).expect("there is a log").len();
+        let before = fs::metadata(&log).expect("the log exists").len();
         let begun = now();
         talk.turn().await;
         store.since(begun);
 
         let mut line = Vec::new();
-        let mut written = File::open(&log).expect("there is a log");
-        written.seek(SeekFrom::Start(before)).expect("it has grown");
+        let mut written = File::open(&log).expect("the log exists");
+        written.seek(SeekFrom::Start(before)).expect("the log has grown");
         written.read_to_end(&mut line).expect("it can be read");
         bytes = line.len() as u64;
         let begun = now();
-        reference.write_all(&line).expect("there is room");
+        reference.write_all(&line).expect("the disk has space");
         if sync {
             reference.sync_data().expect("it can be synced");
         }
@@ -150,9 +151,12 @@ async fn side_by_side(
 
 async fn synced(folder: &std::path::Path) {
     let (rounds, batch, long) = (size(10, 1), size(50, 2), size(10_000, 20) as u64);
-    let quick =
-        FileSystemStore::builder(folder).durability(Durability::Process).open().await.expect("a folder");
-    let store = FileSystemStore::open(folder).await.expect("a folder");
+    let quick = FileSystemStore::builder(folder)
+        .durability(Durability::Process)
+        .open()
+        .await
+        .expect("the folder opens");
+    let store = FileSystemStore::open(folder).await.expect("the folder opens");
     let mut old = Talk::start(&quick, long).await;
     old.store = &store;
 
@@ -193,8 +197,11 @@ async fn synced(folder: &std::path::Path) {
 
 async fn unsynced(folder: &std::path::Path) {
     let (batch, long) = (size(2_000, 5), size(10_000, 20) as u64);
-    let store =
-        FileSystemStore::builder(folder).durability(Durability::Process).open().await.expect("a folder");
+    let store = FileSystemStore::builder(folder)
+        .durability(Durability::Process)
+        .open()
+        .await
+        .expect("the folder opens");
     head(&format!("a commit that is not synced, {batch} turns a row"));
     for turns in [0, long] {
         let mut talk = Talk::start(&store, turns).await;
@@ -215,7 +222,8 @@ async fn in_databases(folder: &std::path::Path) {
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 async fn in_database(subject: &databases::Subject, folder: &std::path::Path) {
     let (rounds, batch, long) = (size(10, 1), size(50, 2), size(10_000, 20) as u64);
-    let mut file = File::options().append(true).create(true).open(folder.join("reference")).expect("a file");
+    let mut file =
+        File::options().append(true).create(true).open(folder.join("reference")).expect("the file opens");
     let mut old = Talk::start(&*subject.quick, long).await;
     old.store = &*subject.store;
 
@@ -232,7 +240,7 @@ async fn in_database(subject: &databases::Subject, folder: &std::path::Path) {
                 subject.bare.insert(&json).await;
                 row.since(begun);
                 let begun = now();
-                file.write_all(json.as_bytes()).and_then(|()| file.sync_data()).expect("there is room");
+                file.write_all(json.as_bytes()).and_then(|()| file.sync_data()).expect("the disk has space");
                 append.since(begun);
             }
         }
@@ -270,7 +278,7 @@ async fn in_memory() {
     let before = cpu();
     for commit in &commits {
         let written = store.commit(&talk.id, &Write::on(talk.version), commit).await;
-        talk.version = written.expect("nobody else writes");
+        talk.version = written.expect("there is no other writer");
     }
     let each = cpu().saturating_sub(before).as_secs_f64() * 1e9 / batch as f64;
     head("a commit to the memory store");

@@ -1,11 +1,11 @@
-//! The databases that benchmarks measure, and the way to them without a store.
+//! The databases that are measured, and access to them without a store.
 //!
-//! SQLite is a file in the benchmark's folder. PostgreSQL is the server that `DATABASE_URL` names, else one made of the
-//! binaries on this machine, in the system's folder for temporary files and on a Unix socket. Both sync each commit, as
-//! they do where nothing is set.
+//! SQLite is a file in the benchmark's folder. PostgreSQL is the server named by `DATABASE_URL`, or one started from
+//! the installed binaries, in the system's folder for temporary files and on a Unix socket. Both sync each commit, as
+//! with default settings.
 
 #[cfg(feature = "postgres")]
-#[allow(clippy::unwrap_used, dead_code, reason = "a piece of the tests")]
+#[allow(clippy::unwrap_used, dead_code, reason = "shared with the tests")]
 #[path = "../tests/store/postgres/server.rs"]
 pub(crate) mod server;
 #[cfg(feature = "postgres")]
@@ -20,12 +20,12 @@ use omni_agent::store::{ConversationId, Store};
 pub(crate) struct Subject {
     pub(crate) name: &'static str,
     pub(crate) store: Arc<dyn Store>,
-    /// The same without waiting for the disk, if the store can be had like that.
+    /// The same store without waiting for the disk, if it supports that.
     pub(crate) quick: Arc<dyn Store>,
     pub(crate) bare: Bare,
 }
 
-/// A database as a program without a store has it.
+/// A database as a program without a store uses it.
 pub(crate) enum Bare {
     #[cfg(feature = "sqlite")]
     Sqlite { connection: rusqlite::Connection, file: std::path::PathBuf },
@@ -33,9 +33,9 @@ pub(crate) enum Bare {
     Postgres { client: tokio_postgres::Client, schema: String },
 }
 
-/// The databases that there are features and servers for, with empty stores.
+/// Returns the databases whose feature is enabled and whose server is available, with empty stores.
 pub(crate) async fn subjects(folder: &Path) -> (Vec<Subject>, impl Sized) {
-    std::fs::create_dir_all(folder).expect("the folder can be made");
+    std::fs::create_dir_all(folder).expect("the folder is created");
     let subjects = Vec::new();
     #[cfg(feature = "sqlite")]
     let subjects = with_sqlite(subjects, folder).await;
@@ -51,12 +51,13 @@ async fn with_sqlite(mut subjects: Vec<Subject>, folder: &Path) -> Vec<Subject> 
     use omni_agent::store::{SqliteStore, file_system::Durability};
 
     let file = folder.join("conversations.sqlite");
-    let store = SqliteStore::open(&file).await.expect("a file");
-    let quick = SqliteStore::builder(&file).durability(Durability::Process).open().await.expect("a file");
-    let connection = rusqlite::Connection::open(&file).expect("a file");
+    let store = SqliteStore::open(&file).await.expect("the file opens");
+    let quick =
+        SqliteStore::builder(&file).durability(Durability::Process).open().await.expect("the file opens");
+    let connection = rusqlite::Connection::open(&file).expect("the file opens");
     connection
         .execute_batch("PRAGMA synchronous = FULL; CREATE TABLE bare (text TEXT)")
-        .expect("nobody else writes");
+        .expect("there is no other writer");
     subjects.push(Subject {
         name: "SQLite",
         store: Arc::new(store),
@@ -66,7 +67,7 @@ async fn with_sqlite(mut subjects: Vec<Subject>, folder: &Path) -> Vec<Subject> 
     subjects
 }
 
-/// The server goes when it is dropped.
+/// The server stops when it is dropped.
 #[cfg(feature = "postgres")]
 async fn with_postgres(mut subjects: Vec<Subject>) -> (Vec<Subject>, Option<server::Server>) {
     let named = std::env::var("DATABASE_URL").ok();
@@ -74,11 +75,11 @@ async fn with_postgres(mut subjects: Vec<Subject>) -> (Vec<Subject>, Option<serv
     let Some(url) = named.or_else(|| server.as_ref().map(server::Server::url)) else {
         return (subjects, server);
     };
-    let store = server::fresh(&url).connections(10).open().await.expect("a server");
+    let store = server::fresh(&url).connections(10).open().await.expect("the server answers");
     let schema = format!("\"{}\"", store.schema().replace('"', "\"\""));
     let client = server::raw(&url).await;
     let table = format!("CREATE TABLE {schema}.bare (text text)");
-    client.batch_execute(&table).await.expect("the schema is there");
+    client.batch_execute(&table).await.expect("the schema exists");
     let store = Arc::new(store);
     subjects.push(Subject {
         name: "PostgreSQL",
@@ -90,27 +91,27 @@ async fn with_postgres(mut subjects: Vec<Subject>) -> (Vec<Subject>, Option<serv
 }
 
 impl Bare {
-    /// Inserts one row, in a transaction of its own.
-    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "PostgreSQL is awaited"))]
+    /// Inserts one row in a separate transaction.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "the PostgreSQL case awaits"))]
     pub(crate) async fn insert(&self, text: &str) {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite { connection, .. } => {
                 let insert = connection.prepare_cached("INSERT INTO bare (text) VALUES (?)");
-                insert.and_then(|mut insert| insert.execute([text])).expect("nobody else writes");
+                insert.and_then(|mut insert| insert.execute([text])).expect("there is no other writer");
             }
             #[cfg(feature = "postgres")]
             Self::Postgres { client, schema } => {
-                // As a text in the statement, which saves the round trip of preparing it.
+                // The text is part of the statement, which saves the round trip of preparing it.
                 let insert =
                     format!("INSERT INTO {schema}.bare (text) VALUES ('{}')", text.replace('\'', "''"));
-                client.batch_execute(&insert).await.expect("the table is there");
+                client.batch_execute(&insert).await.expect("the table exists");
             }
         }
     }
 
-    /// The texts of a conversation's messages, read without looking at them.
-    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "PostgreSQL is awaited"))]
+    /// Returns the texts of a conversation's messages without parsing them.
+    #[cfg_attr(not(feature = "postgres"), allow(clippy::unused_async, reason = "the PostgreSQL case awaits"))]
     pub(crate) async fn messages(&self, id: &ConversationId) -> Vec<String> {
         match self {
             #[cfg(feature = "sqlite")]
@@ -120,9 +121,9 @@ impl Bare {
                         "SELECT message FROM nodes
                          WHERE conversation = (SELECT key FROM conversations WHERE id = ?) ORDER BY version, place",
                     )
-                    .expect("the table is there");
+                    .expect("the table exists");
                 let rows = query.query_map([id.as_str()], |row| row.get(0)).expect("it can be read");
-                rows.collect::<Result<_, _>>().expect("texts")
+                rows.collect::<Result<_, _>>().expect("messages are texts")
             }
             #[cfg(feature = "postgres")]
             Self::Postgres { client, schema } => {
@@ -131,31 +132,32 @@ impl Bare {
                      WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)
                      ORDER BY version, place"
                 );
-                let rows = client.query(&query, &[&id.as_str()]).await.expect("the table is there");
+                let rows = client.query(&query, &[&id.as_str()]).await.expect("the table exists");
                 rows.iter().map(|row| row.get(0)).collect()
             }
         }
     }
 
-    /// The bytes that the database's log grows by while `write` is done.
+    /// Returns the growth of the database's log during `write`, in bytes.
     pub(crate) async fn logged(&self, write: impl Future<Output = ()>) -> u64 {
         match self {
             #[cfg(feature = "sqlite")]
             Self::Sqlite { connection, file } => {
-                // An empty log, so that its length tells; otherwise it is written over from its beginning now and then.
+                // Empty the log, so that its length is the number of written bytes. Otherwise it would be overwritten
+                // from its beginning from time to time.
                 connection
                     .query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))
-                    .expect("nobody reads or writes");
+                    .expect("there are no other users");
                 write.await;
                 let mut log = file.clone().into_os_string();
                 log.push("-wal");
-                std::fs::metadata(log).expect("there is a log").len()
+                std::fs::metadata(log).expect("the log exists").len()
             }
             #[cfg(feature = "postgres")]
             Self::Postgres { client, .. } => {
                 let place = async || {
                     let place = client.query_one("SELECT (pg_current_wal_lsn() - '0/0')::bigint", &[]).await;
-                    place.expect("it is a place").get::<_, i64>(0).cast_unsigned()
+                    place.expect("it is a position").get::<_, i64>(0).cast_unsigned()
                 };
                 let before = place().await;
                 write.await;

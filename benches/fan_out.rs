@@ -1,13 +1,13 @@
-//! One session to many subscribers: the CPU of one delivery, which is one event in the hands of one subscriber.
+//! The CPU time of a delivery from one session to many subscribers. A delivery is one event received by one subscriber.
 //!
-//! The provider is in memory and answers with 1,000 deltas. *One by one*: it waits until every subscriber has had the last
-//! one, on one thread, so that each delivery is a wake of its own. *A delta a millisecond*: as at a model's pace; what a
-//! timer of a millisecond costs alone is told beside it, and part of the figure. *A flood*: it never waits. Everything that
-//! the process does counts, the session's and the agent's own work included.
+//! The provider is in memory and answers with 1,000 deltas. *One by one*: it waits until every subscriber has
+//! received the previous delta, on one thread, so that each delivery is a separate wakeup. *A delta a millisecond*:
+//! the pace of a model. The cost of a timer of one millisecond is part of this figure, and is also shown separately.
+//! *A flood*: it never waits. All work of the process counts, including that of the session and the agent.
 //!
-//! Each subscriber checks that the numbers of its events have no gap but behind a resync. One that reads nothing until the
-//! end is resynced, and finds the whole truth there. Of those who read, nobody is resynced on one thread, where the agent
-//! gives way to them. On several, a flood may overrun readers: how often is told.
+//! Each subscriber checks that the numbers of its events have gaps only at a resync. A subscriber that reads nothing
+//! until the end gets a resync with the complete state. On one thread, no active reader gets a resync, because the
+//! agent yields to readers. On several threads, a flood may overrun readers. The number of resyncs is shown.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -30,13 +30,13 @@ use support::{cpu, cpu_each, head, median, model, on_this_thread, row, size};
 
 const DELTAS: usize = 1000;
 
-/// Streams as many deltas.
+/// Streams `DELTAS` deltas at a pace.
 #[derive(Clone, Copy)]
 struct Words {
     pace: Pace,
 }
 
-/// What comes before each delta.
+/// The wait before each delta.
 #[derive(Clone, Copy, PartialEq)]
 enum Pace {
     OneByOne,
@@ -47,7 +47,7 @@ enum Pace {
 impl Pace {
     async fn wait(self) {
         match self {
-            // The first for the session, which passes the event on; the second for those it went to.
+            // The first yield lets the session pass the event on. The second lets the subscribers receive it.
             Self::OneByOne => {
                 tokio::task::yield_now().await;
                 tokio::task::yield_now().await;
@@ -76,7 +76,7 @@ impl Provider for Words {
     }
 }
 
-/// What a subscriber has seen of a run.
+/// The updates that a subscriber received during a run.
 #[derive(Default)]
 struct Seen {
     events: usize,
@@ -84,14 +84,14 @@ struct Seen {
     resyncs: usize,
 }
 
-/// Reads until a turn is in the tree.
+/// Reads until the turn is in the tree.
 async fn read(events: &mut SessionSubscription) -> Seen {
     let mut seen = Seen::default();
     let mut last = events.last_id().number;
     loop {
         match events.next().await {
             Some(Update::Event(numbered)) => {
-                assert_eq!(numbered.id.number, last + 1, "an event was lost in silence");
+                assert_eq!(numbered.id.number, last + 1, "an event was lost without a resync");
                 last = numbered.id.number;
                 seen.events += 1;
                 match &*numbered.event {
@@ -111,7 +111,7 @@ async fn read(events: &mut SessionSubscription) -> Seen {
                     return seen;
                 }
             }
-            _ => panic!("the session lives"),
+            _ => panic!("the session has ended"),
         }
     }
 }
@@ -134,7 +134,7 @@ fn main() {
         for subscribers in [100, 1000] {
             let here = (0..rounds).map(|_| on_this_thread(measure(subscribers, words)));
             let resyncs = tell(&format!("{subscribers} subscribers, one thread"), here);
-            assert_eq!(resyncs, 0, "who reads keeps up");
+            assert_eq!(resyncs, 0, "active readers must keep up");
             if pace != Pace::OneByOne {
                 let there = (0..rounds).map(|_| on_all_threads(measure(subscribers, words)));
                 tell(&format!("{subscribers} subscribers, all threads"), there);
@@ -152,7 +152,7 @@ fn main() {
     }
 }
 
-/// Prints what rounds have shown; gives how many readers were resynced.
+/// Prints the median of the rounds, and returns the number of resyncs.
 fn tell(what: &str, rounds: impl Iterator<Item = (f64, usize)>) -> usize {
     let (times, resyncs): (Vec<f64>, Vec<usize>) = rounds.unzip();
     let resyncs = resyncs.iter().sum();
@@ -162,17 +162,17 @@ fn tell(what: &str, rounds: impl Iterator<Item = (f64, usize)>) -> usize {
 
 fn on_all_threads<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-    let runtime = runtime.expect("a runtime can be made");
+    let runtime = runtime.expect("the runtime starts");
     runtime.block_on(async { tokio::spawn(work).await.expect("nothing panics") })
 }
 
-/// Microseconds of a delivery, and how many readers were resynced.
+/// Returns the microseconds per delivery, and the number of resyncs.
 async fn measure(subscribers: usize, words: Words) -> (f64, usize) {
     let session = session(words).await;
-    let mut asleep = session.subscribe(Mode::Observer).await.expect("the session lives");
+    let mut asleep = session.subscribe(Mode::Observer).await.expect("the session is open");
     let mut readers = tokio::task::JoinSet::new();
     for _ in 0..subscribers {
-        let mut events = session.subscribe(Mode::Observer).await.expect("the session lives");
+        let mut events = session.subscribe(Mode::Observer).await.expect("the session is open");
         readers.spawn(async move { read(&mut events).await });
     }
     let before = cpu();

@@ -1,4 +1,4 @@
-//! Answers as the services send them, in each of the five wire formats.
+//! Answers as services send them, in each of the five wire formats.
 
 use serde_json::{Value, json};
 
@@ -26,7 +26,8 @@ impl Format {
         }
     }
 
-    /// The name in a path. No service's own path ends like that: some clients cut such an end off.
+    /// Returns the name of the format in a path. It differs from the last segment of every service's path, because
+    /// some clients remove such a segment.
     pub(crate) fn slug(self) -> &'static str {
         match self {
             Self::Chat => "format-chat",
@@ -44,7 +45,7 @@ impl Format {
         }
     }
 
-    /// The events of an answer of a text in pieces.
+    /// Returns the events of an answer with a text in pieces.
     pub(crate) fn text(self, pieces: &[impl AsRef<str>]) -> Vec<String> {
         let pieces: Vec<&str> = pieces.iter().map(AsRef::as_ref).collect();
         match self {
@@ -56,7 +57,7 @@ impl Format {
         }
     }
 
-    /// The events of an answer that uses a tool, its input in pieces where the format has pieces.
+    /// Returns the events of an answer that uses a tool. The input is in pieces if the format supports it.
     pub(crate) fn tool_use(self, name: &str, input: &[&str]) -> Vec<String> {
         match self {
             Self::Chat => chat::tool_use(name, input),
@@ -68,14 +69,14 @@ impl Format {
     }
 }
 
-/// Whether a request of any format brings the result of a tool.
+/// Returns whether a request of any format contains the result of a tool.
 pub(crate) fn brings_result(body: &[u8]) -> bool {
     let marks: [&[u8]; 4] =
         [b"\"role\":\"tool\"", b"\"tool_result\"", b"\"function_call_output\"", b"\"functionResponse\""];
     marks.iter().any(|mark| body.windows(mark.len()).any(|window| window == *mark))
 }
 
-/// A server-sent event that names its type.
+/// Returns a server-sent event named after its `type`.
 fn named(data: &Value) -> String {
     format!("event: {}\ndata: {data}\n\n", data["type"].as_str().unwrap_or_default())
 }
@@ -84,7 +85,7 @@ fn parsed(input: &[&str]) -> Value {
     serde_json::from_str(&input.concat()).expect("a tool's input is JSON")
 }
 
-/// Events as OpenAI's Chat Completions has them.
+/// Events of OpenAI's Chat Completions.
 mod chat {
     use super::{Value, json};
 
@@ -125,7 +126,7 @@ mod chat {
     }
 }
 
-/// Events as Anthropic's Messages has them.
+/// Events of Anthropic's Messages.
 mod messages {
     use super::{Value, json, named};
 
@@ -166,7 +167,7 @@ mod messages {
     }
 }
 
-/// Events as OpenAI's Responses has them.
+/// Events of OpenAI's Responses.
 mod responses {
     use super::{Value, json, named};
 
@@ -186,7 +187,7 @@ mod responses {
         })
     }
 
-    /// An answer of one item: its start, what comes between, its end.
+    /// Returns an answer with one item: its start, the events in between, and its end.
     fn whole(start: &Value, between: impl IntoIterator<Item = Value>, end: &Value) -> Vec<String> {
         let usage = json!({ "input_tokens": 25, "input_tokens_details": { "cached_tokens": 0 },
             "output_tokens": 15, "output_tokens_details": { "reasoning_tokens": 0 }, "total_tokens": 40 });
@@ -247,7 +248,7 @@ mod responses {
     }
 }
 
-/// Events as Google's Gemini has them: without names, their lines ended as on Windows.
+/// Events of Google's Gemini, without names and with Windows line ends.
 mod gemini {
     use super::{Value, json, parsed};
 
@@ -279,7 +280,7 @@ mod gemini {
     }
 }
 
-/// Lines as Ollama's chat has them.
+/// Lines of Ollama's chat.
 mod ollama {
     use super::{Value, json, parsed};
 

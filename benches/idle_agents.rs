@@ -1,7 +1,7 @@
-//! What 100,000 idle agents take in memory, before and after a first turn.
+//! The memory of 100,000 idle agents, before and after a first turn.
 //!
-//! Model, system prompt and tools are shared, as an application shares them. The figures are differences of
-//! resident memory. The messages of the first turn are measured apart, as a second copy of all of them.
+//! Model, system prompt and tools are shared, as in an application. The figures are differences of resident memory.
+//! The messages of the first turn are measured separately, as a second copy of all of them.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -26,16 +26,16 @@ async fn measure() {
     let model = support::brief();
     let system: Arc<str> = "You are of help.".into();
     let echo = tool_fn("echo", "Gives back its input.", |input: Value, _| async move { Ok(input) });
-    let tools = ToolSet::new().with(echo).expect("the tool is sound");
+    let tools = ToolSet::new().with(echo).expect("the tool is valid");
     let start = async || {
         let builder = Agent::builder().model(model.clone()).system(Arc::clone(&system)).tools(tools.clone());
         builder.start().await.expect("the agent starts")
     };
-    // The first of everything is made before it counts.
+    // Create shared data before the measurement.
     let first = start().await;
     first.ask("Hi").await.expect("the model answers");
 
-    // A copy of all messages to come, before the heap has holes that it could hide in.
+    // Copy all future messages before the heap has holes in which the copies could hide.
     let mut copies: Vec<Arc<Message>> = Vec::with_capacity(2 * count);
     copies.resize(2 * count, Arc::new(Message::user("Hi")));
     let before = resident();
@@ -45,7 +45,7 @@ async fn measure() {
     }
     let messages = resident() - before;
 
-    // Handles are an application's to keep; their room is there before.
+    // Allocate the memory of the handles first, because applications store them.
     let mut agents: Vec<Agent> = Vec::with_capacity(count);
     agents.resize(count, first.clone());
     let before = resident();
@@ -55,7 +55,7 @@ async fn measure() {
     let idle = resident() - before;
     for agent in &agents {
         agent.prompt("Hi").await.expect("the agent is idle");
-        agent.wait_until_idle().await.expect("the agent lives");
+        agent.wait_until_idle().await.expect("the agent is running");
     }
     let after_turn = resident() - before;
 

@@ -1,13 +1,13 @@
-//! What 100,000 idle sessions, each with its agent, take in memory, before and after a first turn.
+//! The memory of 100,000 idle sessions with their agents, before and after a first turn.
 //!
-//! As for idle agents: model, system prompt and tools are shared, the figures are differences of resident memory, and
-//! the messages of the first turn are measured apart. The store keeps nothing, so that it does not count.
+//! As with idle agents, model, system prompt and tools are shared, the figures are differences of resident memory,
+//! and the messages of the first turn are measured separately. The store keeps nothing, so it adds no memory.
 //!
-//! Then the same through a manager, in a process of its own, whose heap has no holes either: nobody has handles or
-//! subscribes, and after its turn each session has a title and counts down to its idle shutdown.
+//! The second part measures sessions of a manager, in a separate process whose heap has no holes either. No handles
+//! or subscribers exist. After its turn, each session has a title and waits for its idle shutdown.
 //!
-//! Last, the CPU time of a manager's shutdown for each idle session, with 1,000 and with 100,000 of them, each in a process
-//! too. `cargo bench --bench idle_sessions -- --shutdown` measures this part alone.
+//! The last part measures the CPU time of a manager's shutdown per idle session, with 1,000 and with 100,000
+//! sessions, each in a separate process. `cargo bench --bench idle_sessions -- --shutdown` runs only this part.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -30,7 +30,7 @@ use omni_agent::{
 use serde_json::Value;
 use support::{cpu, head, on_this_thread, resident, row, size};
 
-/// A store that forgets.
+/// A store that keeps nothing.
 struct Nowhere;
 
 #[async_trait]
@@ -69,10 +69,10 @@ impl Store for Nowhere {
     }
 }
 
-/// Has this program measure sessions of a manager.
+/// Makes this program measure sessions of a manager.
 const MANAGED: &str = "OMNI_AGENT_BENCH_MANAGED";
 
-/// Has this program measure the shutdown of this many sessions, and print the nanoseconds for each.
+/// Makes this program measure the shutdown of this many sessions, and print the nanoseconds per session.
 const SHUTDOWN: &str = "OMNI_AGENT_BENCH_SHUTDOWN";
 
 fn main() {
@@ -94,29 +94,29 @@ fn main() {
 const STARTS: &str = "the benchmark can start itself";
 
 fn this_program() -> Command {
-    let mut program = Command::new(std::env::current_exe().expect("the benchmark is a file"));
+    let mut program = Command::new(std::env::current_exe().expect("the benchmark has a path"));
     program.args(std::env::args().skip(1));
     program
 }
 
-/// Makes agents which share what applications share.
+/// Returns a function that creates agents with the shared parts of an application.
 fn agents() -> impl Fn() -> AgentBuilder {
     let model = support::brief();
     let system: Arc<str> = "You are of help.".into();
     let echo = tool_fn("echo", "Gives back its input.", |input: Value, _| async move { Ok(input) });
-    let tools = ToolSet::new().with(echo).expect("the tool is sound");
+    let tools = ToolSet::new().with(echo).expect("the tool is valid");
     move || Agent::builder().model(model.clone()).system(Arc::clone(&system)).tools(tools.clone())
 }
 
-/// A first turn, until it is saved.
+/// Runs a first turn and waits until it is saved.
 async fn turn(session: &Session) {
     session.prompt("Hi").await.expect("the session is idle");
-    session.flush(Duration::from_mins(1)).await.expect("nothing is lost");
-    session.wait_until_idle().await.expect("the session lives");
+    session.flush(Duration::from_mins(1)).await.expect("the turn is saved");
+    session.wait_until_idle().await.expect("the session is open");
 }
 
-/// What the messages of `count` turns take. Made before the heap has holes that they could hide in, and given back to be
-/// kept until it is measured.
+/// Returns the memory of the messages of `count` turns. They are created before the heap has holes in which they
+/// could hide, and returned so that they stay allocated until after the measurement.
 fn messages(count: usize) -> (Vec<Arc<Message>>, usize) {
     let mut copies: Vec<Arc<Message>> = Vec::with_capacity(2 * count);
     copies.resize(2 * count, Arc::new(Message::user("Hi")));
@@ -137,12 +137,12 @@ async fn alone() {
         let session = Session::builder(Arc::clone(&store)).agent(agent()).create().await;
         session.expect("the session starts")
     };
-    // The first of everything is made before it counts.
+    // Create shared data before the measurement.
     let first = start().await;
     first.ask("Hi").await.expect("the model answers");
     let (_copies, messages) = messages(count);
 
-    // Handles are an application's to keep; their room is there before.
+    // Allocate the memory of the handles first, because applications store them.
     let mut sessions: Vec<Session> = Vec::with_capacity(count);
     sessions.resize(count, first.clone());
     let before = resident();
@@ -177,7 +177,7 @@ async fn managed() {
     assert_eq!(open.len(), count + 1);
     let listed = resident().saturating_sub(before + idle);
     for listed in &open {
-        let session = manager.get(&listed.id).expect("it is open");
+        let session = manager.get(&listed.id).expect("the session is open");
         turn(&session).await;
     }
     let after_turn = resident().saturating_sub(before + listed);
@@ -193,10 +193,10 @@ fn report(title: &str, count: usize, idle: usize, messages: usize, after_turn: u
     row("idle, after a first turn, its messages apart", format!("{own:.0} B"), "≤ 7168 B");
 }
 
-/// The nanoseconds of CPU time that a shutdown takes for each of `count` idle sessions, which have had a turn.
+/// Returns the CPU time of a shutdown per session in nanoseconds, for `count` idle sessions after one turn.
 async fn shutdown(count: usize) -> u128 {
     let agent = agents();
-    // As many sessions in all for each count, but for the largest.
+    // All counts measure the same total number of sessions, except the largest.
     let mut rounds: Vec<u128> = Vec::new();
     for _ in 0..(10_000 / count).clamp(1, 10) {
         let manager = Manager::builder(Arc::new(Nowhere)).build();
@@ -206,7 +206,7 @@ async fn shutdown(count: usize) -> u128 {
         }
         let before = cpu();
         let minute = Duration::from_mins(1);
-        manager.shutdown(minute, minute).await.expect("nothing is lost");
+        manager.shutdown(minute, minute).await.expect("all turns are saved");
         rounds.push(cpu().saturating_sub(before).as_nanos() / count as u128);
     }
     rounds.sort_unstable();

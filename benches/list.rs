@@ -1,10 +1,11 @@
-//! 100,000 conversations in one store: created, listed 50 at a time, opened, deleted.
+//! 100,000 conversations in one store: creating, listing 50 at a time, opening and deleting them.
 //!
-//! Each has a title and a turn. What is done to all of them is done to many at once, as by the users of an application, and the
-//! figure is the time on the wall divided by their number. Lists and loads come one after another: medians. Files and
-//! databases are warm. The file system's summaries follow a commit at the next list; so it is listed with one in a hundred
-//! left behind, and with all. Making and filling does not wait for the disk where the store can do without; lists,
-//! loads and deletes are as they are where nothing is set.
+//! Each conversation has a title and a turn. Operations on all conversations run concurrently, as with many users of
+//! an application. Their figure is the wall time divided by the number of conversations. Lists and loads run one
+//! after another, and their figures are medians. Files and databases are in the cache. The file system updates its
+//! summaries at the next list after a commit, so lists are measured with 1 % of the summaries outdated, and with all.
+//! Conversations are created without waiting for the disk, if the store supports that. Lists, loads and deletes use
+//! the default settings.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -26,16 +27,19 @@ use omni_agent::{
 };
 use support::{head, median, on_this_thread, row, size};
 
-/// Operations that go on at once.
+/// The number of concurrent operations.
 const AT_ONCE: usize = 16;
 
 fn main() {
     let folder = std::env::temp_dir().join(format!("omni-agent-bench-{}", ConversationId::generate()));
     on_this_thread(async {
         let logs = folder.join("logs");
-        let quick =
-            FileSystemStore::builder(&logs).durability(Durability::Process).open().await.expect("a folder");
-        let store = FileSystemStore::open(&logs).await.expect("a folder");
+        let quick = FileSystemStore::builder(&logs)
+            .durability(Durability::Process)
+            .open()
+            .await
+            .expect("the folder opens");
+        let store = FileSystemStore::open(&logs).await.expect("the folder opens");
         measure("the file system", &store, &quick, "≤ 1,000 ms").await;
         drop(fs::remove_dir_all(&logs));
         #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -47,7 +51,7 @@ fn main() {
             }
         }
     });
-    fs::remove_dir_all(&folder).expect("the benchmark's own folder can go");
+    fs::remove_dir_all(&folder).expect("the benchmark's folder can be removed");
 }
 
 async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, goal: &str) {
@@ -73,18 +77,18 @@ async fn measure(name: &str, store: &dyn Store, quick: &dyn Store, goal: &str) {
     let mut figures = Vec::new();
     for (id, version) in some {
         let begun = Instant::now();
-        let stored = store.load(id).await.expect("it is there");
+        let stored = store.load(id).await.expect("the conversation exists");
         figures.push(begun.elapsed().as_secs_f64() * 1e6);
         assert_eq!((stored.version, stored.nodes.len()), (*version, 2));
     }
     row("open", format!("{:.0} µs", median(figures)), "");
 
-    each("delete, one of all", talks, async |(id, _)| store.delete(&id).await.expect("nobody holds it"))
+    each("delete, one of all", talks, async |(id, _)| store.delete(&id).await.expect("it has no owner"))
         .await;
-    assert_eq!(store.list(Page::default()).await.expect("a list"), []);
+    assert_eq!(store.list(Page::default()).await.expect("the list is read"), []);
 }
 
-/// Does it to each, many at once.
+/// Runs `work` on each item concurrently, and returns the results.
 async fn each<T, R>(what: &str, items: impl IntoIterator<Item = T>, work: impl AsyncFn(T) -> R) -> Vec<R> {
     let begun = Instant::now();
     let work = &work;
@@ -93,20 +97,20 @@ async fn each<T, R>(what: &str, items: impl IntoIterator<Item = T>, work: impl A
     done
 }
 
-/// Commits a turn to each of them.
+/// Commits a turn to each conversation.
 async fn all(
     what: &str,
     store: &dyn Store,
     talks: Vec<(ConversationId, Version)>,
 ) -> Vec<(ConversationId, Version)> {
-    let id = |number| NodeId::new(number).expect("not zero");
+    let id = |number| NodeId::new(number).expect("an id is not zero");
     let question = Node::new(id(1), None, Message::user("What is the tallest mountain of each continent?"));
     let answer =
         Node::new(id(2), Some(id(1)), Message::assistant("Everest, Aconcagua, Denali, Kilimanjaro."));
     let turn = Commit::new(Some(id(2))).with_nodes([question, answer]);
     let turn = &turn;
     each(what, talks, async |(id, version)| {
-        let version = store.commit(&id, &Write::on(version), turn).await.expect("nobody else writes");
+        let version = store.commit(&id, &Write::on(version), turn).await.expect("there is no other writer");
         (id, version)
     })
     .await
@@ -114,10 +118,10 @@ async fn all(
 
 async fn list(what: &str, store: &dyn Store, offset: usize, goal: &str) {
     let mut figures = Vec::new();
-    // The first one brings summaries up to date, where there are any that a write leaves behind.
+    // The first list updates outdated summaries in stores that have them.
     for _ in 0..size(10, 2) {
         let begun = Instant::now();
-        let listed = store.list(Page::first(50).from(offset)).await.expect("a list");
+        let listed = store.list(Page::first(50).from(offset)).await.expect("the list is read");
         figures.push(begun.elapsed().as_secs_f64() * 1e3);
         black_box(listed);
     }

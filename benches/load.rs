@@ -1,13 +1,13 @@
-//! What loading a conversation of 10,000 nodes takes, against reading and parsing its JSON.
+//! The time to load a conversation of 10,000 nodes, compared with reading and parsing its JSON.
 //!
-//! 5,000 turns of a question and an answer, about 280 bytes a message, as text alone and with tools. There are two
-//! references. One reads and parses the conversation's JSON as it is stored: the log with `fs::read_to_string`, each line
-//! with `serde_json::from_str` into a type with the line's fields and the nodes as they are in the tree, and
-//! nothing is checked or kept in order. The other has a file with the messages alone, one a line, parsed into
-//! shared `Message`s. CPU time of the whole process, medians of interleaved rounds; files are in the page cache.
+//! The conversation has 5,000 turns of a question and an answer, about 280 bytes per message, as text only and with
+//! tools. The first reference reads and parses the stored JSON: it reads the log with `fs::read_to_string` and parses
+//! each line with `serde_json::from_str` into a type with the fields of the line and the nodes of the tree. It checks
+//! and sorts nothing. The second reference reads a file with only the messages, one per line, and parses them into
+//! shared `Message`s. CPU time of the whole process, medians of interleaved rounds. Files are in the page cache.
 //!
-//! Databases (features `sqlite` and `postgres`) are held against the same messages read from the same database by its plain
-//! client, with one query, and parsed. Time is that on the wall, since PostgreSQL works in processes of its own.
+//! Databases (features `sqlite` and `postgres`) are compared with reading the same messages from the same database
+//! with one query of its plain client, and parsing them. Wall time, because PostgreSQL works in other processes.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
@@ -41,7 +41,7 @@ fn main() {
         #[cfg(any(feature = "sqlite", feature = "postgres"))]
         load_from_databases(&folder.join("databases"), nodes).await;
     });
-    fs::remove_dir_all(&folder).expect("the benchmark's own folder can go");
+    fs::remove_dir_all(&folder).expect("the benchmark's folder can be removed");
 }
 
 fn text(number: u64) -> Message {
@@ -65,14 +65,14 @@ fn tools(number: u64) -> Message {
     }
 }
 
-/// A line of the log, as far as reading it takes.
+/// The fields of a line of the log that loading needs.
 #[derive(Deserialize)]
 struct Line {
     record: Record,
 }
 
 #[derive(Deserialize)]
-#[expect(dead_code, reason = "parsed is enough")]
+#[expect(dead_code, reason = "it only has to parse")]
 struct Record {
     version: Option<u64>,
     write: Option<String>,
@@ -83,17 +83,17 @@ struct Record {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
-#[expect(dead_code, reason = "parsed is enough")]
+#[expect(dead_code, reason = "it only has to parse")]
 enum Change {
     Create(Value),
     Commit { head: Option<NodeId>, nodes: Vec<Node> },
 }
 
 fn id(number: u64) -> NodeId {
-    NodeId::new(number).expect("not zero")
+    NodeId::new(number).expect("an id is not zero")
 }
 
-/// Makes the conversation, turn by turn.
+/// Creates the conversation turn by turn.
 async fn fill(store: &dyn Store, name: &ConversationId, nodes: u64, message: fn(u64) -> Message) {
     let created = store.create(name, WriteId::generate(), &StoredState::default()).await;
     let mut version = created.expect("the id is free");
@@ -102,13 +102,16 @@ async fn fill(store: &dyn Store, name: &ConversationId, nodes: u64, message: fn(
         let usage = Usage { input: 1200, output: 150, ..Usage::default() };
         let answer = Node::new(id(number + 1), Some(id(number)), message(number + 1)).with_usage(usage);
         let commit = Commit::new(Some(id(number + 1))).with_nodes([question, answer]);
-        version = store.commit(name, &Write::on(version), &commit).await.expect("nobody else writes");
+        version = store.commit(name, &Write::on(version), &commit).await.expect("there is no other writer");
     }
 }
 
 async fn load(folder: &Path, what: &str, nodes: u64, message: fn(u64) -> Message) {
-    let store =
-        FileSystemStore::builder(folder).durability(Durability::Process).open().await.expect("a folder");
+    let store = FileSystemStore::builder(folder)
+        .durability(Durability::Process)
+        .open()
+        .await
+        .expect("the folder opens");
     let memory = MemoryStore::new();
     let name = ConversationId::generate();
     let mut lines = String::new();
@@ -119,7 +122,7 @@ async fn load(folder: &Path, what: &str, nodes: u64, message: fn(u64) -> Message
     fill(&store, &name, nodes, message).await;
     fill(&memory, &name, nodes, message).await;
     let plain = folder.join("messages");
-    fs::write(&plain, &lines).expect("there is room");
+    fs::write(&plain, &lines).expect("the disk has space");
 
     let path = folder.join(format!("{name}.jsonl"));
 
@@ -131,8 +134,10 @@ async fn load(folder: &Path, what: &str, nodes: u64, message: fn(u64) -> Message
         };
         let begun = cpu();
         let text = fs::read_to_string(&plain).expect("it can be read");
-        let messages: Vec<Arc<Message>> =
-            text.lines().map(|line| Arc::new(serde_json::from_str(line).expect("a message"))).collect();
+        let messages: Vec<Arc<Message>> = text
+            .lines()
+            .map(|line| Arc::new(serde_json::from_str(line).expect("the message is valid")))
+            .collect();
         measure(0, begun);
         drop(black_box(messages));
 
@@ -144,7 +149,7 @@ async fn load(folder: &Path, what: &str, nodes: u64, message: fn(u64) -> Message
         drop(black_box(lines));
 
         let begun = cpu();
-        let stored = store.load(&name).await.expect("it is there");
+        let stored = store.load(&name).await.expect("the conversation exists");
         measure(1, begun);
         let begun = cpu();
         let tree = Tree::hydrate(stored.nodes, stored.head, stored.cursors).expect("a tree");
@@ -152,7 +157,7 @@ async fn load(folder: &Path, what: &str, nodes: u64, message: fn(u64) -> Message
         drop(black_box(tree));
 
         let begun = cpu();
-        let stored = memory.load(&name).await.expect("it is there");
+        let stored = memory.load(&name).await.expect("the conversation exists");
         measure(3, begun);
         drop(black_box(stored));
     }
@@ -184,13 +189,14 @@ async fn load_from_databases(folder: &Path, nodes: u64) {
             for _ in 0..size(41, 2) {
                 let begun = Instant::now();
                 let texts = bare.messages(&name).await;
-                let messages = texts.iter().map(|text| serde_json::from_str(text).expect("a message"));
+                let messages =
+                    texts.iter().map(|text| serde_json::from_str(text).expect("the message is valid"));
                 let messages: Vec<Arc<Message>> = messages.collect();
                 figures[0].push(begun.elapsed().as_secs_f64() * 1e3);
                 drop(black_box((texts, messages)));
 
                 let begun = Instant::now();
-                let stored = store.load(&name).await.expect("it is there");
+                let stored = store.load(&name).await.expect("the conversation exists");
                 figures[1].push(begun.elapsed().as_secs_f64() * 1e3);
                 drop(black_box(stored));
             }

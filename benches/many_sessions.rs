@@ -1,9 +1,10 @@
-//! 1,000 sessions of one manager that stream at once, from a local server in a process of its own: whether all complete
-//! and in order, and the peak of the client's memory.
+//! 1,000 sessions of one manager that stream at the same time from a local server in another process: whether all
+//! answers are complete and in order, and the peak memory of the client.
 //!
-//! The server begins every answer and goes on with none before all 1,000 have begun; from there each comes in pieces of 2
-//! KiB, cut wherever that is, with a pause after each. Every answer is another text. Each session has one subscriber, which
-//! checks what it sees, delta by delta; what was committed is checked apart, and that the file-system store has it.
+//! The server begins every answer, and continues when all 1,000 answers have begun. Then it sends each answer in
+//! pieces of 2 KiB, cut at any byte, with a pause after each piece. All answers differ. Each session has one
+//! subscriber, which checks every delta. The committed text and the content of the file-system store are checked
+//! separately.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -33,7 +34,7 @@ use support::{cpu, head, peak_resident, resident, row, size};
 const DELTAS: usize = 200;
 const LIMIT: Duration = Duration::from_mins(5);
 
-/// The pieces of the answer to a prompt.
+/// Returns the pieces of the answer to a prompt.
 fn pieces(prompt: &str) -> impl Iterator<Item = String> {
     (0..DELTAS).map(move |index| format!("{prompt} {index}, "))
 }
@@ -49,19 +50,21 @@ fn main() {
         Box::new(|_, body| {
             let body = String::from_utf8_lossy(body);
             let from = body.rfind("session-").expect("the prompt names the session");
-            let digits = body[from + 8..].find(|c: char| !c.is_ascii_digit()).expect("JSON goes on");
+            let digits =
+                body[from + 8..].find(|c: char| !c.is_ascii_digit()).expect("JSON follows the number");
             let pieces: Vec<String> = pieces(&body[from..from + 8 + digits]).collect();
             streamed(Format::Chat, &Format::Chat.text(&pieces), None)
         })
     });
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
     let url = format!("http://{}", server.address);
-    runtime.expect("a runtime can be made").block_on(measure(count, &url));
+    runtime.expect("the runtime starts").block_on(measure(count, &url));
 }
 
 async fn measure(count: usize, url: &str) {
     let folder = std::env::temp_dir().join(format!("omni-agent-bench-{}", std::process::id()));
-    let store: Arc<dyn Store> = Arc::new(FileSystemStore::open(&folder).await.expect("it can be written"));
+    let store: Arc<dyn Store> =
+        Arc::new(FileSystemStore::open(&folder).await.expect("the folder is writable"));
     let manager = Manager::builder(Arc::clone(&store)).build();
     let model = Model::new(Arc::new(Endpoint::openai_compatible("local", url)), "a-model");
     let agent = || Agent::builder().model(model.clone());
@@ -77,21 +80,21 @@ async fn measure(count: usize, url: &str) {
     }
     let took = begun.elapsed();
     assert_eq!(deltas, count * DELTAS);
-    manager.shutdown(LIMIT, LIMIT).await.expect("everything is saved");
+    manager.shutdown(LIMIT, LIMIT).await.expect("all turns are saved");
     let (used, took_all) = (cpu().checked_sub(before).unwrap(), begun.elapsed());
     let (peak, after) = (peak_resident(), resident());
 
-    // What the store has, read afresh.
+    // Load the stored conversations.
     let mut stored = 0;
     for conversation in store.list(Page::first(count)).await.expect("the store answers") {
         stored += 1;
-        let nodes = store.load(&conversation.id).await.expect("it is there").nodes;
+        let nodes = store.load(&conversation.id).await.expect("the conversation exists").nodes;
         let [asked, answered] = &nodes[..] else { panic!("a turn has two messages") };
         let expected: String = pieces(&asked.message().text()).collect();
         assert_eq!(answered.message().text(), expected);
     }
     assert_eq!(stored, count);
-    std::fs::remove_dir_all(&folder).expect("the folder is there");
+    std::fs::remove_dir_all(&folder).expect("the folder exists");
 
     let mib = |bytes: usize| format!("{:.0} MiB", bytes as f64 / f64::from(1 << 20));
     head(&format!("{count} sessions of one manager, {DELTAS} deltas each, streaming at once"));
@@ -103,7 +106,7 @@ async fn measure(count: usize, url: &str) {
     row("CPU of the client, per delta", format!("{:.1} µs", used.as_secs_f64() * 1e6 / deltas as f64), "—");
 }
 
-/// One conversation; how many deltas its subscriber saw.
+/// Runs one conversation, and returns the number of deltas that its subscriber received.
 async fn converse(manager: Manager, agent: AgentBuilder, number: usize) -> usize {
     let OpenedSession { session, subscription, .. } =
         manager.create(agent).await.expect("the session starts");
@@ -111,18 +114,18 @@ async fn converse(manager: Manager, agent: AgentBuilder, number: usize) -> usize
     let prompt = prompt(number);
     session.prompt(prompt.as_str()).await.expect("the session is idle");
     let deltas = read(events, &prompt).await;
-    let tree = session.tree().await.expect("the session lives");
+    let tree = session.tree().await.expect("the session is open");
     assert_eq!(tree.history().last().unwrap().text(), pieces(&prompt).collect::<String>());
     deltas
 }
 
-/// Reads until the turn is in the tree, and compares each delta to what it has to be.
+/// Reads until the turn is in the tree, and compares each delta with the expected one.
 async fn read(mut events: SessionSubscription, prompt: &str) -> usize {
     let mut expected = pieces(prompt);
     let mut deltas = 0;
     loop {
         let Some(Update::Event(numbered)) = events.next().await else {
-            panic!("who reads keeps up, and the session lives")
+            panic!("active readers get only events")
         };
         match &*numbered.event {
             SessionEvent::Agent(event) => match &**event {

@@ -1,4 +1,4 @@
-//! The work that is measured, done by this crate.
+//! The measured work, done by this crate.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use serde::Deserialize;
 
 use crate::formats::Format;
 
-/// A model behind the local server at `url`.
+/// Returns a model behind the local server at `url`.
 pub(crate) fn model(format: Format, url: &str) -> Model {
     let endpoint = match format {
         Format::Chat => Endpoint::openai_compatible("local", url),
@@ -26,9 +26,9 @@ pub(crate) fn model(format: Format, url: &str) -> Model {
     Model::new(Arc::new(endpoint), "a-model")
 }
 
-/// Has the agent answered once, and counts the deltas of text that reach a subscriber.
+/// Sends a prompt, and returns the number of text deltas that reach a subscriber.
 pub(crate) async fn read(agent: &Agent) -> usize {
-    let mut events = agent.subscribe().await.expect("the agent lives");
+    let mut events = agent.subscribe().await.expect("the agent is running");
     agent.prompt("Go on.").await.expect("the agent is idle");
     let mut deltas = 0;
     loop {
@@ -42,12 +42,12 @@ pub(crate) async fn read(agent: &Agent) -> usize {
             other => panic!("a reader that keeps up gets events, not {other:?}"),
         }
     }
-    // The next time is to send the same request.
+    // The next call must send the same request.
     let reset = agent.set_state(|draft| {
         draft.history = History::new();
         Ok(())
     });
-    reset.await.expect("an empty history is sound");
+    reset.await.expect("an empty history is valid");
     deltas
 }
 
@@ -57,15 +57,15 @@ struct Place {
     city: String,
 }
 
-/// The tool of a run.
+/// Returns the tools of a run.
 pub(crate) fn tools() -> ToolSet {
     let weather = tool_fn("weather", "Tells the weather.", |place: Place, _| async move {
         Ok(format!("18 degrees in {}", place.city))
     });
-    ToolSet::new().with(weather).expect("the tool is sound")
+    ToolSet::new().with(weather).expect("the tool is valid")
 }
 
-/// A run: a fresh agent calls the tool and gives its final answer, which this is.
+/// Runs a new agent that calls the tool, and returns its final answer.
 pub(crate) async fn run(model: &Model, tools: &ToolSet) -> String {
     let builder = Agent::builder().model(model.clone()).tools(tools.clone());
     let agent = builder.start().await.expect("the agent starts");

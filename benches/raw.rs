@@ -1,5 +1,5 @@
-//! The least that a program written for one format could do with its answer: reqwest, eventsource-stream (for
-//! Ollama: the lines), and serde types of just what it reads.
+//! The minimum that a program for a single format could do with an answer: reqwest, eventsource-stream (for Ollama,
+//! splitting lines), and serde types with only the fields that are read.
 
 use std::sync::Arc;
 
@@ -10,24 +10,20 @@ use serde::Deserialize;
 use crate::formats::Format;
 
 pub(crate) fn client() -> reqwest::Client {
-    // The reference needs no TLS, but reqwest wants some.
+    // The reference does not use TLS, but reqwest requires a configuration.
     let tls = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("ring knows the default versions")
         .with_root_certificates(rustls::RootCertStore::empty())
         .with_no_client_auth();
-    reqwest::Client::builder()
-        .tls_backend_preconfigured(tls)
-        .no_proxy()
-        .build()
-        .expect("a client can be made")
+    reqwest::Client::builder().tls_backend_preconfigured(tls).no_proxy().build().expect("the client is valid")
 }
 
 async fn post(client: &reqwest::Client, url: &str) -> reqwest::Response {
     client.post(url).body("{}").send().await.expect("the server answers")
 }
 
-/// Reads an answer and looks at nothing; how many bytes.
+/// Reads an answer without parsing it, and returns the number of bytes.
 pub(crate) async fn read_bytes(client: &reqwest::Client, url: &str) -> usize {
     let mut body = post(client, url).await.bytes_stream();
     let mut length = 0;
@@ -37,7 +33,7 @@ pub(crate) async fn read_bytes(client: &reqwest::Client, url: &str) -> usize {
     length
 }
 
-/// Reads the text of an answer; how many deltas made it.
+/// Reads the text of an answer, and returns the number of deltas.
 pub(crate) async fn read_typed(client: &reqwest::Client, url: &str, format: Format) -> usize {
     let body = post(client, url).await.bytes_stream();
     let mut text = Text::default();
@@ -69,7 +65,7 @@ async fn read_lines<B: AsRef<[u8]>, E: std::fmt::Debug>(
     }
 }
 
-/// A text as it grows.
+/// The text so far.
 #[derive(Default)]
 struct Text {
     text: String,
@@ -107,7 +103,7 @@ impl Text {
 }
 
 fn parse<'a, T: Deserialize<'a>>(data: &'a str) -> T {
-    serde_json::from_str(data).expect("the event is of the format")
+    serde_json::from_str(data).expect("the event is valid")
 }
 
 #[derive(Deserialize)]

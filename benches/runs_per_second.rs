@@ -1,9 +1,8 @@
-//! Runs of agents a second against a local server: each a fresh agent that calls a tool and gives its final
+//! Agent runs per second against a local server. Each run is a new agent that calls a tool and gives its final
 //! answer, both streamed.
 //!
-//! Wall time, since that is what the promise says, with the CPU that a run took in the client beside it. The
-//! server is another process and takes its share of the same cores. `benches/peers` runs the same beside other
-//! libraries.
+//! Wall time, because it limits the number of runs, with the client's CPU time per run in addition. The server is
+//! another process on the same cores. `benches/peers` compares the same runs with other libraries.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -33,9 +32,9 @@ fn main() {
         let time = if smoke() { Duration::from_millis(50) } else { Duration::from_secs(2) };
         for at_once in [1, 16, 64] {
             let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-            let runtime = runtime.expect("a runtime can be made");
+            let runtime = runtime.expect("the runtime starts");
             let figures = (0..size(7, 1)).map(|_| {
-                // Connections are there before it counts.
+                // Open the connections before the measurement.
                 runtime.block_on(race(at_once, time / 10, &run));
                 runtime.block_on(race(at_once, time, &run))
             });

@@ -1,6 +1,6 @@
-//! A model service on a local socket, in a process of its own, so that only the client's work is counted.
+//! A model service on a local socket in a separate process, so that only the client's work is measured.
 //!
-//! It reads no more of a request than it must, and answers with bytes made beforehand.
+//! It parses only what is necessary of a request, and answers with bytes prepared in advance.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -18,22 +18,22 @@ use tokio::{
 
 use crate::formats::{Format, brings_result};
 
-/// Set for the process that serves.
+/// Set in the process of the server.
 const ROLE: &str = "OMNI_AGENT_BENCH_SERVER";
 
-/// Picks the bytes of the answer to a request with this head and body.
+/// Returns the bytes of the answer to a request with this head and body.
 pub(crate) type Answer = dyn Fn(&str, &[u8]) -> Arc<[u8]> + Send + Sync;
 
-/// How answers are sent: whole, unless something is set.
+/// How answers are sent. By default they are sent whole.
 #[derive(Clone, Default)]
 pub(crate) struct Pace {
-    /// In pieces of so many bytes, which end wherever they end, each followed by this pause.
+    /// Sends pieces of this many bytes, cut at any byte, with this pause after each.
     pub(crate) pieces: Option<(usize, Duration)>,
-    /// After the first piece, an answer waits until as many have come as far.
+    /// After its first piece, an answer waits until this many answers have sent theirs.
     pub(crate) together: usize,
 }
 
-/// The server's process, ended with this.
+/// The server's process, which is killed when this is dropped.
 pub(crate) struct Server {
     process: Child,
     pub(crate) address: SocketAddr,
@@ -46,19 +46,19 @@ impl Drop for Server {
     }
 }
 
-/// In the process that is to serve: serves, and never returns. In any other: starts that process.
+/// Starts the server in another process. In that process, it serves and never returns.
 pub(crate) fn start(answer: impl FnOnce() -> Box<Answer>) -> Server {
     start_at(&Pace::default(), answer)
 }
 
-/// As [`start`], with answers sent so.
+/// Like [`start`], with this pace of answers.
 pub(crate) fn start_at(pace: &Pace, answer: impl FnOnce() -> Box<Answer>) -> Server {
     if std::env::var_os(ROLE).is_some() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        runtime.expect("a runtime can be made").block_on(serve(answer().into(), pace));
+        runtime.expect("the runtime starts").block_on(serve(answer().into(), pace));
         std::process::exit(0);
     }
-    let program = std::env::current_exe().expect("the benchmark is a file");
+    let program = std::env::current_exe().expect("the benchmark has a path");
     let mut process = Command::new(program)
         .env(ROLE, "1")
         .stdin(Stdio::piped())
@@ -67,15 +67,15 @@ pub(crate) fn start_at(pace: &Pace, answer: impl FnOnce() -> Box<Answer>) -> Ser
         .expect("the benchmark can start itself");
     let mut line = String::new();
     let out = process.stdout.take().expect("its output is piped");
-    BufReader::new(out).read_line(&mut line).expect("the server says where it is");
-    Server { process, address: line.trim().parse().expect("the server says its address") }
+    BufReader::new(out).read_line(&mut line).expect("the server prints its address");
+    Server { process, address: line.trim().parse().expect("the server prints its address") }
 }
 
 async fn serve(answer: Arc<Answer>, pace: &Pace) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     println!("{}", listener.local_addr().expect("it is bound"));
-    std::io::stdout().flush().expect("somebody listens");
-    // Ends with the process that started it.
+    std::io::stdout().flush().expect("the parent reads the output");
+    // Ends together with the process that started it.
     tokio::task::spawn_blocking(|| {
         let _ = std::io::stdin().lines().count();
         std::process::exit(0);
@@ -133,7 +133,7 @@ async fn converse(
     }
 }
 
-/// A whole answer: head, and the events in chunks of `size` bytes, or one chunk an event.
+/// Returns a whole answer: the head, and the events in chunks of `size` bytes or with one chunk per event.
 pub(crate) fn streamed(format: Format, events: &[String], size: Option<usize>) -> Arc<[u8]> {
     let head = format!(
         "HTTP/1.1 200 OK\r\ncontent-type: {}\r\ntransfer-encoding: chunked\r\n\r\n",
@@ -153,11 +153,11 @@ pub(crate) fn streamed(format: Format, events: &[String], size: Option<usize>) -
     bytes.into()
 }
 
-/// The text that [`runs`] end with.
+/// The final text of [`runs`].
 pub(crate) const ANSWER: &str = "It is 18 degrees in Paris.";
 
-/// Answers a question with a call of the tool `weather`, and its result with a text, in the format that the
-/// path names.
+/// Returns answers in the format named in the path: to a question, a call of the tool `weather`; to the result of
+/// this call, a text.
 pub(crate) fn runs() -> Box<Answer> {
     let pieces: Vec<&str> = ANSWER.split_inclusive(' ').collect();
     let input = [r#"{"ci"#, r#"ty": "#, r#""Paris"}"#];
@@ -168,7 +168,7 @@ pub(crate) fn runs() -> Box<Answer> {
     });
     Box::new(move |head, body| {
         let found = answers.iter().find(|(path, _)| head.contains(path));
-        let (_, answers) = found.expect("a format is asked for that is there");
+        let (_, answers) = found.expect("the path names a known format");
         Arc::clone(&answers[usize::from(brings_result(body))])
     })
 }

@@ -1,8 +1,8 @@
-//! A stream of 10,000 deltas, from a local socket to a subscriber of an agent, against the least that a
-//! program written for the one format could do: reqwest, eventsource-stream and typed serde.
+//! A stream of 10,000 deltas from a local socket to a subscriber of an agent, compared with the minimum that a
+//! program for a single format could do: reqwest, eventsource-stream and typed serde.
 //!
-//! CPU time of the client alone: the server is another process. Each round runs every contender once, so that
-//! the machine's moods hit all of them; the ratios are medians of the rounds' ratios.
+//! CPU time of the client only, because the server is another process. Each round runs every contender once, so that
+//! changes in the machine's load affect all of them. The ratios are medians of the rounds' ratios.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -48,7 +48,7 @@ fn main() {
             .collect();
         Box::new(move |head, _| {
             let found = answers.iter().find(|(path, _)| head.contains(path));
-            Arc::clone(&found.expect("an answer is asked for that is there").1)
+            Arc::clone(&found.expect("the path names a known answer").1)
         })
     });
     for format in Format::ALL {
@@ -70,7 +70,7 @@ async fn compare(server: &Server, format: Format, chunks: &str, title: &str) {
 
     let (mut bytes, mut typed, mut ours, mut alone) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let (mut ratio, mut ratio_alone) = (Vec::new(), Vec::new());
-    // The first round is to warm up.
+    // The first round is a warm-up.
     for round in 0..=rounds {
         let before = cpu();
         assert!(raw::read_bytes(&client, &raw_url).await > 1_000_000);

@@ -1,4 +1,4 @@
-//! What the benchmarks share: clocks, a provider in memory, a small table.
+//! Shared parts of the benchmarks: clocks, a provider in memory, and table output.
 
 use std::{
     future::Future,
@@ -16,13 +16,13 @@ use omni_agent::provider::{
 };
 use rustix::time::{ClockId, clock_gettime};
 
-/// Whether only to show that the benchmark works: `cargo test --benches`, where `cargo bench` measures.
+/// Returns whether the benchmark should only prove that it works, as in `cargo test --benches`. `cargo bench` measures.
 pub(crate) fn smoke() -> bool {
     !std::env::args().any(|argument| argument == "--bench")
 }
 
-/// The case and its repetitions, if the arguments are `--count CASE TIMES`: the case runs without a measurement, so that
-/// `scripts/instructions.sh` can count its instructions.
+/// Returns the case and the number of repetitions of the arguments `--count CASE TIMES`. Then the case runs without a
+/// measurement, so that `scripts/instructions.sh` can count its instructions.
 pub(crate) fn counted() -> Option<(String, usize)> {
     let mut arguments = std::env::args().skip_while(|argument| argument != "--count").skip(1);
     let case = arguments.next()?;
@@ -30,12 +30,12 @@ pub(crate) fn counted() -> Option<(String, usize)> {
     Some((case, times))
 }
 
-/// `full` for a measurement, `small` otherwise.
+/// Returns `full` for a measurement, and `small` otherwise.
 pub(crate) fn size(full: usize, small: usize) -> usize {
     if smoke() { small } else { full }
 }
 
-/// The CPU time that this process has used, all threads and the kernel's work for it included.
+/// Returns the CPU time that this process has used, including all threads and the kernel's work.
 pub(crate) fn cpu() -> Duration {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(
@@ -44,29 +44,32 @@ pub(crate) fn cpu() -> Duration {
     )
 }
 
-/// The memory of this process that is resident, in bytes.
+/// Returns the resident memory of this process in bytes.
 pub(crate) fn resident() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux has /proc/self/statm");
-    let pages: usize =
-        statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).expect("its second number");
+    let pages: usize = statm
+        .split(' ')
+        .nth(1)
+        .and_then(|pages| pages.parse().ok())
+        .expect("the second number is the resident size");
     pages * rustix::param::page_size()
 }
 
-/// The most memory of this process that was resident at any moment, in bytes.
+/// Returns the peak resident memory of this process in bytes.
 pub(crate) fn peak_resident() -> usize {
     let status = std::fs::read_to_string("/proc/self/status").expect("Linux has /proc/self/status");
-    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("it tells the peak");
+    let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).expect("VmHWM is listed");
     let kib: usize = peak.trim().trim_end_matches(" kB").trim().parse().expect("the peak is a number of KiB");
     kib * 1024
 }
 
-/// The median.
+/// Returns the median.
 pub(crate) fn median(mut figures: Vec<f64>) -> f64 {
     figures.sort_by(f64::total_cmp);
     figures[figures.len() / 2]
 }
 
-/// The value below which `part` of the figures lie.
+/// Returns the value below which this part of the figures lies.
 pub(crate) fn percentile(figures: &mut [f64], part: f64) -> f64 {
     figures.sort_by(f64::total_cmp);
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "an index of a small list")]
@@ -74,20 +77,21 @@ pub(crate) fn percentile(figures: &mut [f64], part: f64) -> f64 {
     figures[index.min(figures.len() - 1)]
 }
 
-/// CPU time of one of `count` operations that `work` does together, in microseconds.
+/// Runs `work`, which does `count` operations, and returns the CPU time per operation in microseconds.
 pub(crate) fn cpu_each(count: usize, work: impl FnOnce()) -> f64 {
     let before = cpu();
     work();
     cpu().saturating_sub(before).as_secs_f64() * 1e6 / count as f64
 }
 
-/// A runtime on this thread alone.
+/// Runs `work` on a runtime of the current thread.
 pub(crate) fn on_this_thread<F: Future>(work: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.expect("a runtime can be made").block_on(work)
+    runtime.expect("the runtime starts").block_on(work)
 }
 
-/// Does `run` again and again for this long, so many at once: runs a second, and microseconds of CPU a run.
+/// Repeats `run` for this time with this many concurrent runs. Returns the runs per second, and the microseconds of
+/// CPU time per run.
 pub(crate) async fn race<F, R>(at_once: usize, time: Duration, run: &R) -> (f64, f64)
 where
     R: Fn() -> F + Clone + Send + 'static,
@@ -106,25 +110,25 @@ where
         });
     }
     while let Some(done) = tasks.join_next().await {
-        done.expect("no run fails");
+        done.expect("every run succeeds");
     }
     let runs = runs.load(Ordering::Relaxed) as f64;
     (runs / began.elapsed().as_secs_f64(), cpu().saturating_sub(before).as_secs_f64() * 1e6 / runs)
 }
 
-/// Prints a row: what, the figure, the goal.
+/// Prints a row: the case, the figure and the goal.
 pub(crate) fn row(what: &str, figure: impl AsRef<str>, goal: &str) {
     println!("{what:<58} {:>22}   {goal}", figure.as_ref());
 }
 
-/// Prints the head of a table.
+/// Prints the title of a table.
 pub(crate) fn head(title: &str) {
     println!("\n{title}");
     row("what", "figure", "goal");
     row("----", "------", "----");
 }
 
-/// A provider in memory: what the closure gives is the answer.
+/// A provider in memory, whose answer is returned by the closure.
 pub(crate) struct InMemory<F>(pub(crate) F);
 
 #[async_trait]
@@ -142,17 +146,17 @@ where
     }
 }
 
-/// The model of a provider.
+/// Returns the model of a provider.
 pub(crate) fn model(provider: impl Provider) -> Model {
     Model::new(Arc::new(provider), "bench")
 }
 
-/// A model that answers everything with one short text, in one delta.
+/// Returns a model that answers everything with one short text in one delta.
 pub(crate) fn brief() -> Model {
     model(InMemory(|_: &Request| text("Hello!")))
 }
 
-/// An answer of one text, in one delta.
+/// Returns an answer with one text in one delta.
 pub(crate) fn text(text: &str) -> [Result<Delta, ProviderError>; 3] {
     [
         Ok(Delta::Start { index: 0, block: BlockStart::Text }),
@@ -161,12 +165,12 @@ pub(crate) fn text(text: &str) -> [Result<Delta, ProviderError>; 3] {
     ]
 }
 
-/// An answer that uses the tool `echo`.
+/// Returns an answer that uses the tool `echo`.
 pub(crate) fn tool_use(id: String) -> [Result<Delta, ProviderError>; 3] {
     tool_use_at(0, id)
 }
 
-/// A tool use at this place of the answer, and the answer's end.
+/// Returns a tool use at this index of the answer, and the end of the answer.
 pub(crate) fn tool_use_at(index: usize, id: String) -> [Result<Delta, ProviderError>; 3] {
     [
         Ok(Delta::Start { index, block: BlockStart::ToolUse { id: id.into(), name: "echo".to_owned() } }),

@@ -1,7 +1,7 @@
-//! What a step of a tool loop costs, and whether that grows with the loop or with the history.
+//! The cost of a step in a tool loop, and whether it grows with the length of the loop or of the history.
 //!
-//! Each step is a request to a model in memory, one tool use, its run and its result; the last step of a run
-//! is a text. CPU time of the whole process on a runtime of one thread, no subscriber.
+//! Each step is a request to a model in memory, a tool use, the call of the tool, and its result. The last step of a
+//! run is a text. CPU time of the whole process on a runtime of one thread, without subscribers.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -34,7 +34,7 @@ fn main() {
             "step10" => 10,
             "step100" => 100,
             "step1000" => 1000,
-            other => panic!("there is no case {other}"),
+            other => panic!("unknown case: {other}"),
         };
         on_this_thread(each_step(length, times.div_ceil(length)));
         return;
@@ -64,7 +64,7 @@ fn main() {
     row("ratio, 10,000 to 10", format!("{:.2}", turns[2] / turns[0]), "about 1");
 }
 
-/// Returns the microseconds that a step takes in `batch` runs of `length` steps.
+/// Returns the microseconds per step in `batch` runs of `length` steps.
 async fn each_step(length: usize, batch: usize) -> f64 {
     let asked = Arc::new(AtomicUsize::new(0));
     let model = support::model(InMemory(move |_: &Request| {
@@ -79,7 +79,7 @@ async fn each_step(length: usize, batch: usize) -> f64 {
     let agent = Agent::builder().model(model).tool(echo).start().await.expect("the agent starts");
     let run = async || {
         agent.prompt("Hi").await.expect("the agent is idle");
-        agent.wait_until_idle().await.expect("the agent lives");
+        agent.wait_until_idle().await.expect("the agent is running");
     };
     for _ in 0..(500 / length).max(1) {
         run().await;
@@ -91,7 +91,7 @@ async fn each_step(length: usize, batch: usize) -> f64 {
     cpu().checked_sub(before).unwrap().as_secs_f64() * 1e6 / (batch * length) as f64
 }
 
-/// Microseconds that a turn takes on a history of `messages`.
+/// Returns the microseconds per turn on a history of `messages`.
 async fn each_turn(messages: usize) -> f64 {
     const BATCH: usize = 100;
     let before = (0..messages)
@@ -106,11 +106,11 @@ async fn each_turn(messages: usize) -> f64 {
             draft.history = history;
             Ok(())
         });
-        reset.await.expect("the history is sound");
+        reset.await.expect("the history is valid");
         let before = cpu();
         for _ in 0..BATCH {
             agent.prompt("Hi").await.expect("the agent is idle");
-            agent.wait_until_idle().await.expect("the agent lives");
+            agent.wait_until_idle().await.expect("the agent is running");
         }
         used += cpu().checked_sub(before).unwrap();
     }

@@ -1,10 +1,11 @@
-//! What a tree of a million nodes costs: pushes, changes of branch along paths of 10,000 nodes, snapshots.
+//! The cost of a tree with a million nodes: pushes, changes of branch along paths of 10,000 nodes, and snapshots.
 //!
-//! CPU time of the whole process, on one thread. Where pushes are measured, all nodes share one message: the
-//! figures are the tree's own. Where paths are, each node has its own: the history counts its references. The million nodes are a root and 100 branches of 10,000 nodes, one after another as conversations make them,
-//! and once more with the branches mixed node by node, so that a path is scattered over all of the memory. The
-//! path is moved from branch to branch in turn, to a leaf, or to the first node of the branch and from there by
-//! cursors to the leaf: both visit 10,000 nodes and rebuild the history. Figures are medians of several rounds.
+//! CPU time of the whole process on one thread. For pushes, all nodes share one message, so that the figures are
+//! those of the tree alone. For paths, each node has a separate message, because the history counts references. The
+//! million nodes are a root and 100 branches of 10,000 nodes. In one tree, the branches follow one another, as
+//! conversations create them. In the other, they are mixed node by node, so that a path is scattered over the memory.
+//! The path moves from branch to branch, either to a leaf, or to the first node of the branch and along the cursors
+//! to the leaf. Both visit 10,000 nodes and rebuild the history. Figures are medians of several rounds.
 #![allow(clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -18,7 +19,7 @@ use omni_agent::{
 };
 use support::{cpu_each, head, median, resident, row, size};
 
-/// Branches of the large tree.
+/// The number of branches of the large tree.
 const BRANCHES: usize = 100;
 
 fn main() {
@@ -26,7 +27,7 @@ fn main() {
     let rounds = size(15, 2);
     let message = hello();
 
-    // First of all: later, memory would be that of before.
+    // Measured first, because later allocations would reuse freed memory.
     head("memory of the tree, messages apart");
     let before = resident();
     let tree = grow(nodes, &message);
@@ -53,7 +54,7 @@ fn main() {
     let commit = |tree: &mut Tree| {
         let stored = tree.clone();
         tree.push_turn([Arc::clone(&message), Arc::clone(&message)], Usage::default());
-        black_box(tree.changes_since(&stored).expect("it grew"));
+        black_box(tree.changes_since(&stored).expect("the tree has changed"));
     };
     compare("a turn of two: a point, pushes, changes since", &small, &tree, commit);
     let roll_back = |tree: &mut Tree| {
@@ -68,7 +69,7 @@ fn id(number: usize) -> NodeId {
     NodeId::new(number as u64).expect("ids begin at 1")
 }
 
-/// A conversation without branches.
+/// Returns a tree without branches.
 fn grow(nodes: usize, message: &Arc<Message>) -> Tree {
     let mut tree = Tree::new();
     for _ in 0..nodes {
@@ -99,12 +100,12 @@ fn hello() -> Arc<Message> {
     Arc::new(Message::user("Hello!"))
 }
 
-/// A root, and the branches one after another.
+/// Returns a tree with branches that follow one another.
 fn in_a_row(depth: usize) -> Tree {
     let mut tree = Tree::new();
     tree.push(hello());
     for _ in 0..BRANCHES {
-        tree.navigate(id(1)).expect("the root is there");
+        tree.navigate(id(1)).expect("the root exists");
         for _ in 0..depth {
             tree.push(hello());
         }
@@ -112,35 +113,35 @@ fn in_a_row(depth: usize) -> Tree {
     tree
 }
 
-/// The same, a node of each branch in turn.
+/// Returns the same tree with its nodes added to each branch in turn.
 fn mixed(depth: usize) -> Tree {
     let parent = |number: usize| match number {
         1 => None,
         _ => Some(id(number.saturating_sub(BRANCHES).max(1))),
     };
     let nodes = (1..=1 + BRANCHES * depth).map(|number| Node::new(id(number), parent(number), hello()));
-    Tree::hydrate(nodes, Some(id(1)), []).expect("a sound tree")
+    Tree::hydrate(nodes, Some(id(1)), []).expect("the tree is valid")
 }
 
 fn paths(mut tree: Tree, depth: usize, rounds: usize, goal: &str) {
-    let firsts: Vec<NodeId> = tree.children(id(1)).expect("the root is there").map(Node::id).collect();
+    let firsts: Vec<NodeId> = tree.children(id(1)).expect("the root exists").map(Node::id).collect();
     let leaf = |first: &NodeId| {
         let mut tree = tree.clone();
-        tree.navigate(*first).expect("a child of the root");
-        tree.extend().expect("there is a path")
+        tree.navigate(*first).expect("the child exists");
+        tree.extend().expect("the path is not empty")
     };
     let leaves: Vec<NodeId> = firsts.iter().map(leaf).collect();
     let (mut to_leaf, mut extended, mut shared) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..rounds {
         to_leaf.push(cpu_each(BRANCHES, || {
             for leaf in &leaves {
-                tree.navigate(*leaf).expect("a leaf");
+                tree.navigate(*leaf).expect("the leaf exists");
                 assert_eq!(tree.history().len(), depth + 1);
             }
         }));
         extended.push(cpu_each(BRANCHES, || {
             for first in &firsts {
-                tree.navigate(*first).expect("a child of the root");
+                tree.navigate(*first).expect("the child exists");
                 tree.extend();
                 assert_eq!(tree.history().len(), depth + 1);
             }
@@ -148,8 +149,8 @@ fn paths(mut tree: Tree, depth: usize, rounds: usize, goal: &str) {
         shared.push(cpu_each(BRANCHES, || {
             for leaf in &leaves {
                 let point = tree.clone();
-                tree.navigate(*leaf).expect("a leaf");
-                black_box(tree.changes_since(&point).expect("it grew"));
+                tree.navigate(*leaf).expect("the leaf exists");
+                black_box(tree.changes_since(&point).expect("the tree has changed"));
             }
         }));
     }
@@ -158,7 +159,7 @@ fn paths(mut tree: Tree, depth: usize, rounds: usize, goal: &str) {
     row("a point, navigate to a leaf, changes since", format!("{:.0} µs", median(shared)), goal);
 }
 
-/// Measures on a small and a large tree in turn.
+/// Measures on a small and a large tree alternately.
 fn compare(what: &str, small: &Tree, large: &Tree, mut work: impl FnMut(&mut Tree)) {
     const TIMES: usize = 1_000;
     let (mut on_small, mut on_large) = (Vec::new(), Vec::new());

@@ -1,6 +1,6 @@
-//! What a whole turn costs: a prompt, a model in memory that answers in one delta, the commit.
+//! The cost of a whole turn: the prompt, a model in memory that answers in one delta, and the commit.
 //!
-//! CPU time of the whole process on a runtime of one thread; a fresh agent for each batch of turns.
+//! CPU time of the whole process on a runtime of one thread. Each batch of turns uses a new agent.
 #![allow(clippy::unwrap_used, clippy::print_stdout, missing_docs, clippy::cast_precision_loss)]
 
 #[allow(dead_code)]
@@ -26,7 +26,7 @@ fn main() {
             "watched" => on_this_thread(watch(times)),
             "flushed" => on_this_thread(flush(times)),
             "saved" => on_this_thread(watch_saved(times)),
-            other => panic!("there is no case {other}"),
+            other => panic!("unknown case: {other}"),
         };
         return;
     }
@@ -56,7 +56,7 @@ async fn agent() -> Agent {
     agent
 }
 
-/// Returns the CPU time of one of `times` rounds of `turn` in microseconds. Runs on the current runtime.
+/// Returns the CPU time per round of `turn` over `times` rounds, in microseconds. Runs on the current runtime.
 async fn each(times: usize, mut turn: impl AsyncFnMut()) -> f64 {
     let before = support::cpu();
     for _ in 0..times {
@@ -70,7 +70,7 @@ async fn prompt(times: usize) -> f64 {
     let agent = agent().await;
     each(times, async || {
         agent.prompt("Hi").await.expect("the agent is idle");
-        agent.wait_until_idle().await.expect("the agent lives");
+        agent.wait_until_idle().await.expect("the agent is running");
     })
     .await
 }
@@ -85,7 +85,7 @@ async fn ask(times: usize) -> f64 {
 
 async fn watch(times: usize) -> f64 {
     let agent = agent().await;
-    let mut events = agent.subscribe().await.expect("the agent lives");
+    let mut events = agent.subscribe().await.expect("the agent is running");
     each(times, async || {
         agent.prompt("Hi").await.expect("the agent is idle");
         loop {
@@ -116,15 +116,15 @@ async fn flush(times: usize) -> f64 {
     let session = session().await;
     each(times, async || {
         session.ask("Hi").await.expect("the model answers");
-        session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
+        session.flush(Duration::from_mins(1)).await.expect("the turn is saved");
     })
     .await
 }
 
 async fn watch_saved(times: usize) -> f64 {
     let session = session().await;
-    session.flush(Duration::from_mins(1)).await.expect("the store keeps everything");
-    let mut events = session.subscribe(Mode::Controller).await.expect("the session lives");
+    session.flush(Duration::from_mins(1)).await.expect("the turn is saved");
+    let mut events = session.subscribe(Mode::Controller).await.expect("the session is open");
     each(times, async || {
         session.prompt("Hi").await.expect("the session is idle");
         loop {

@@ -1,4 +1,4 @@
-//! What each library is asked to do.
+//! The work that each library does.
 
 use std::sync::Arc;
 
@@ -6,23 +6,23 @@ use async_trait::async_trait;
 
 use crate::{formats::Format, genai, omni, raw, rig, yoagent};
 
-/// Who reads answers in a format, from the local server.
+/// A library that reads answers in a format from the local server.
 #[async_trait]
 pub(crate) trait Reader: Send + Sync {
-    /// Has a prompt answered, event by event; how many pieces of text came.
+    /// Sends a prompt, reads the answer event by event, and returns the number of text pieces.
     async fn read(&self) -> usize;
 }
 
-/// A library that speaks a format, with the local server as its service.
+/// A library that supports a format, with the local server as the service.
 #[async_trait]
 pub(crate) trait Contender: Reader {
-    /// Has a prompt answered that takes a tool call, streamed; the final text.
+    /// Sends a prompt whose answer takes a tool call, streamed, and returns the final text.
     async fn run(&self) -> String;
 }
 
 pub(crate) type Make = fn(Format, &str) -> Option<Arc<dyn Contender>>;
 
-/// All of them, ours first.
+/// All libraries, beginning with this crate.
 pub(crate) const ALL: [(&str, Make); 4] = [
     ("omni-agent", omni::contender),
     ("rig", rig::contender),
@@ -30,7 +30,7 @@ pub(crate) const ALL: [(&str, Make); 4] = [
     ("yoagent", yoagent::contender),
 ];
 
-/// The least that a program written for the one format could do.
+/// The minimum that a program for a single format could do.
 pub(crate) struct Raw {
     client: reqwest::Client,
     url: String,
@@ -50,7 +50,7 @@ impl Reader for Raw {
     }
 }
 
-/// A model's name that each library takes for one of the service's.
+/// Returns the name of a model that each library assigns to the service.
 pub(crate) fn model(format: Format) -> &'static str {
     match format {
         Format::Chat | Format::Responses => "gpt-4o-mini",
@@ -62,7 +62,7 @@ pub(crate) fn model(format: Format) -> &'static str {
 
 pub(crate) const QUESTION: &str = "How is the weather in Paris?";
 
-/// What the tool says.
+/// Returns the result of the tool.
 pub(crate) fn weather(city: &str) -> String {
     format!("18 degrees in {city}")
 }

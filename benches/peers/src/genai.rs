@@ -23,7 +23,7 @@ struct Genai {
     options: ChatOptions,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "not everyone speaks every format")]
+#[expect(clippy::unnecessary_wraps, reason = "not every library supports every format")]
 pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>> {
     let (adapter, base) = match format {
         Format::Chat => (AdapterKind::OpenAI, "/v1/"),
@@ -41,8 +41,8 @@ pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>>
     let client = Client::builder()
         .with_service_target_resolver_fn(move |_: ServiceTarget| Ok(target.clone()))
         .build()
-        .expect("a client can be made");
-    // As an agent would have it: the whole message, its calls and its usage.
+        .expect("the client is valid");
+    // Capture what an agent needs: the whole message, its calls and its usage.
     let options = ChatOptions::default()
         .with_capture_content(true)
         .with_capture_tool_calls(true)
@@ -51,7 +51,7 @@ pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>>
 }
 
 impl Genai {
-    /// Streams an answer; its end, and how many pieces of text came.
+    /// Streams an answer, and returns its end and the number of text pieces.
     async fn stream(&self, request: ChatRequest) -> (StreamEnd, usize) {
         let answer = self.client.exec_chat_stream(self.model, request, Some(&self.options)).await;
         let mut events = answer.expect("the server answers").stream;

@@ -1,11 +1,11 @@
-//! The same work done by this crate and by comparable ones, in the same run, against the same local server: a
-//! stream of 10,000 deltas from a socket to whoever reads it (client CPU, beside the least that a program written
-//! for the one format could do), and agent runs of a tool call and a
-//! final answer, both streamed, at 1, 16 and 64 at once (wall time).
+//! The same work, done by this crate and by comparable ones, in the same run against the same local server. The first
+//! part is a stream of 10,000 deltas from a socket to its reader, measured as CPU time of the client and compared
+//! with the minimum that a program for a single format could do. The second part is agent runs with a tool call and a
+//! final answer, both streamed, with 1, 16 and 64 runs at the same time (wall time).
 //!
-//! Each round has every contender do the work once, so that the machine's moods hit all of them; ratios are
-//! medians of the rounds' ratios. The contenders take turns at being first. Arguments name the tables to make, by
-//! parts of their titles; without any, all are made.
+//! In each round, every library does the work once, so that changes in the machine's load affect all of them. Ratios
+//! are medians of the rounds' ratios. The libraries take turns at being first. Arguments select tables by parts of
+//! their titles. Without arguments, all tables are made.
 #![allow(clippy::print_stdout, clippy::cast_precision_loss)]
 
 mod contender;
@@ -72,7 +72,7 @@ fn main() {
     for format in Format::ALL {
         let contenders = contenders(format, &format!("http://{}/{}", server.address, format.slug()));
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build();
-        let runtime = runtime.expect("a runtime can be made");
+        let runtime = runtime.expect("the runtime starts");
         for at_once in [1, 16, 64] {
             let title = format!("{}, {at_once} at once: runs a second", format.name());
             if is_wanted(&title) {
@@ -88,14 +88,14 @@ fn is_wanted(title: &str) -> bool {
     names.peek().is_none() || names.any(|name| title.contains(&name))
 }
 
-/// By name; nobody where a library does not speak the format.
+/// The libraries by name. `None` if a library does not support the format.
 type Entries<T> = Vec<(&'static str, Option<Arc<T>>)>;
 
 fn contenders(format: Format, url: &str) -> Entries<dyn Contender> {
     ALL.map(|(name, make)| (name, make(format, url))).into()
 }
 
-/// The places of those that speak the format, each round from another one on.
+/// Returns the indices of the libraries that support the format, beginning with another one in each round.
 fn order<T: ?Sized>(contenders: &Entries<T>, round: usize) -> impl Iterator<Item = usize> {
     let speaking = (0..contenders.len()).filter(|index| contenders[*index].1.is_some());
     let count = speaking.clone().count();
@@ -105,10 +105,10 @@ fn order<T: ?Sized>(contenders: &Entries<T>, round: usize) -> impl Iterator<Item
 async fn streams(contenders: &Entries<dyn Reader>) {
     let rounds = size(11, 1);
     let mut figures = vec![Vec::new(); contenders.len()];
-    // The first round is to warm up.
+    // The first round is a warm-up.
     for round in 0..=rounds {
         for index in order(contenders, round) {
-            let contender = contenders[index].1.as_ref().expect("it speaks the format");
+            let contender = contenders[index].1.as_ref().expect("the library supports the format");
             let before = cpu();
             assert_eq!(contender.read().await, DELTAS, "{}", contenders[index].0);
             let used = cpu().saturating_sub(before);
@@ -117,7 +117,7 @@ async fn streams(contenders: &Entries<dyn Reader>) {
             }
         }
     }
-    // To be ahead is to take less.
+    // Lower is better.
     table(contenders, &figures, |figure| format!("{figure:.1} ms"), |ours, theirs| theirs / ours);
 }
 
@@ -127,21 +127,22 @@ async fn runs(contenders: &Entries<dyn Contender>, at_once: usize) {
     let mut figures = vec![Vec::new(); contenders.len()];
     for round in 0..rounds {
         for index in order(contenders, round) {
-            let contender = Arc::clone(contenders[index].1.as_ref().expect("it speaks the format"));
+            let contender =
+                Arc::clone(contenders[index].1.as_ref().expect("the library supports the format"));
             let run = move || {
                 let contender = Arc::clone(&contender);
                 async move { assert_eq!(contender.run().await, server::ANSWER) }
             };
-            // Connections are there before it counts.
+            // Open the connections before the measurement.
             race(at_once, time / 10, &run).await;
             figures[index].push(race(at_once, time, &run).await.0);
         }
     }
-    // To be ahead is to do more.
+    // Higher is better.
     table(contenders, &figures, |figure| format!("{figure:.0}"), |ours, theirs| ours / theirs);
 }
 
-/// A row for each: its median, and by how much we are ahead, the median of the rounds' ratios.
+/// Prints a row for each library: its median, and the lead of this crate as the median of the rounds' ratios.
 fn table<T: ?Sized>(
     contenders: &Entries<T>,
     figures: &[Vec<f64>],
@@ -150,7 +151,7 @@ fn table<T: ?Sized>(
 ) {
     for ((name, contender), theirs) in contenders.iter().zip(figures) {
         if contender.is_none() {
-            println!("{name:<34} does not speak it");
+            println!("{name:<34} does not support it");
             continue;
         }
         let ratios = figures[0].iter().zip(theirs).map(|(ours, theirs)| ahead(*ours, *theirs)).collect();

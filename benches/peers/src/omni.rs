@@ -16,7 +16,7 @@ struct Omni {
     tools: ToolSet,
 }
 
-#[expect(clippy::unnecessary_wraps, reason = "not everyone speaks every format")]
+#[expect(clippy::unnecessary_wraps, reason = "not every library supports every format")]
 pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>> {
     Some(Arc::new(Omni { model: ours::model(format, url), tools: ours::tools() }))
 }

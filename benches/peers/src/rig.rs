@@ -22,7 +22,7 @@ use crate::{
 
 struct Rig(DynModel<Completion>);
 
-#[expect(clippy::unnecessary_wraps, reason = "not everyone speaks every format")]
+#[expect(clippy::unnecessary_wraps, reason = "not every library supports every format")]
 pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>> {
     let model = model(format);
     let openai = || OpenAIConfig::new("a-key").with_base_url(format!("{url}/v1")).client();
@@ -43,7 +43,7 @@ async fn tell_weather(city: String) -> Result<String, ToolExecutionError> {
     Ok(weather(&city))
 }
 
-/// Has a prompt answered; the pieces of the last answer's text, and that text.
+/// Sends a prompt, and returns the number of pieces of the final text, and this text.
 async fn answer(agent: &Agent, prompt: &str) -> (usize, String) {
     let mut items = agent.prompt(prompt).max_turns(3).stream();
     let mut pieces = 0;

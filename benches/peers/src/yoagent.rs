@@ -24,7 +24,7 @@ pub(crate) fn contender(format: Format, url: &str) -> Option<Arc<dyn Contender>>
         Format::Messages => ModelConfig::anthropic(model, model),
         Format::Responses => ModelConfig::openai_responses(model, model),
         Format::Gemini => ModelConfig::google(model, model),
-        // It reaches Ollama through Chat Completions alone.
+        // It supports Ollama only through Chat Completions.
         Format::Ollama => return None,
     };
     config.base_url = if format == Format::Gemini { url.to_owned() } else { format!("{url}/v1") };

@@ -1,4 +1,4 @@
-//! An answer in the Chat Completions format, with all that services add to it.
+//! An answer in the Chat Completions format, including common extensions of services.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! The bytes of any answer, cut into events.
+//! The bytes of any answer, split into events.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

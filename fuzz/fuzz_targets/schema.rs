@@ -1,4 +1,4 @@
-//! A JSON Schema, for a tool's input and for an answer, in the words of each format.
+//! A JSON Schema for a tool's input and for an answer, encoded in each format.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! An answer from its bytes to the next request.
+//! From the bytes of an answer to the next request.
 
 use bytes::Bytes;
 use omni_agent::{
@@ -12,27 +12,27 @@ use omni_agent::{
 
 use crate::{assert_encodes, lenient, split::pieces};
 
-/// Bytes of output for each byte of input, at most: a control character of one byte is escaped in six, and what
-/// a service says once may be kept with the message and in a block.
+/// The maximum bytes of output per byte of input. A control character of one byte is escaped with six, and a text may
+/// be kept both with the message and in a block.
 const GROWTH: usize = 64;
-/// Bytes of output for an empty input, at most.
+/// The maximum bytes of output for an empty input.
 const BASE: usize = 16 * 1024;
 
-/// That `body` is decoded alike however it is split, that what comes of it folds, can be stored, and goes back to
-/// every service, and that none of it takes more than a multiple of the body's size.
+/// Checks that `body` is decoded in the same way however it is split. Its deltas must fold, can be stored, and are
+/// sent back to every service. The sizes of all results are limited to a multiple of the body's size.
 ///
 /// # Panics
 ///
-/// If any of that does not hold.
+/// If a check fails.
 pub fn answer(dialect: &dyn Dialect, body: &[u8]) {
     let request = Request::default();
     let decoded = decode(dialect, &request, [body]);
-    assert_eq!(decoded, decode(dialect, &request, pieces(body)), "in pieces it is decoded otherwise");
-    assert_eq!(decoded, decode(dialect, &request, body.chunks(1)), "byte by byte it is decoded otherwise");
+    assert_eq!(decoded, decode(dialect, &request, pieces(body)), "decoding differs if the body is split");
+    assert_eq!(decoded, decode(dialect, &request, body.chunks(1)), "decoding differs byte by byte");
     check(&decoded, body.len());
 
     let Ok(text) = std::str::from_utf8(body) else { return };
-    // Answers that are not streamed, and those to refused requests.
+    // Answers that are not streamed, and answers to rejected requests.
     let mut whole = Decoded::default();
     let mut decoder = dialect.decoder(&request);
     whole.result = decoder.decode(Frame { event: "", data: text }, &mut whole.deltas);
@@ -42,31 +42,35 @@ pub fn answer(dialect: &dyn Dialect, body: &[u8]) {
         let error = dialect.error(status, text);
         assert!(
             !error.message.is_empty() && error.message.len() < 2048,
-            "an error's words: {}",
+            "the message of an error is empty or too long: {}",
             error.message
         );
     }
 }
 
-/// That `body` is cut into the same events however it is split, none of it twice, and within the limits.
+/// Checks that `body` is split into the same events however it arrives, that no part is returned twice, and that
+/// events respect the limits.
 ///
 /// # Panics
 ///
-/// If any of that does not hold.
+/// If a check fails.
 pub fn framing(body: &[u8]) {
     let narrow = Limits { line: 24, event: 32, body: 256, ..Limits::default() };
     for framing in [Framing::Sse, Framing::NdJson] {
         for limits in [Limits::default(), narrow] {
             let framed = frames(framing, &limits, [body]);
-            assert_eq!(framed, frames(framing, &limits, pieces(body)), "in pieces it is framed otherwise");
             assert_eq!(
                 framed,
-                frames(framing, &limits, body.chunks(1)),
-                "byte by byte it is framed otherwise"
+                frames(framing, &limits, pieces(body)),
+                "framing differs if the body is split"
             );
+            assert_eq!(framed, frames(framing, &limits, body.chunks(1)), "framing differs byte by byte");
             let sizes = || framed.0.iter().map(|(event, data)| event.len() + data.len());
-            assert!(sizes().sum::<usize>() <= body.len().min(limits.body), "something is given out twice");
-            assert!(sizes().all(|size| size <= limits.event), "an event is beyond its limit");
+            assert!(
+                sizes().sum::<usize>() <= body.len().min(limits.body),
+                "a part of the body was returned twice"
+            );
+            assert!(sizes().all(|size| size <= limits.event), "an event is longer than its limit");
         }
     }
 }
@@ -86,7 +90,7 @@ fn frames<'a>(
     (found, result)
 }
 
-/// Gives `take` the frames of a body in pieces, until it wants no more.
+/// Passes the frames of a body in pieces to `take`, until it returns false.
 fn each_frame<'a>(
     framing: Framing,
     limits: &Limits,
@@ -113,7 +117,7 @@ fn each_frame<'a>(
     Ok(())
 }
 
-/// What came of an answer.
+/// The result of decoding an answer.
 #[derive(Debug, PartialEq)]
 struct Decoded {
     deltas: Vec<Delta>,
@@ -127,7 +131,7 @@ impl Default for Decoded {
 }
 
 impl Decoded {
-    /// The body has ended.
+    /// Ends the body.
     fn end(&mut self, mut decoder: Box<dyn Decoder>) {
         if self.result.is_ok() && !decoder.is_done() {
             self.result = decoder.end(&mut self.deltas);
@@ -159,19 +163,19 @@ fn check(decoded: &Decoded, length: usize) {
     for delta in &decoded.deltas {
         match fold.apply(delta) {
             Ok(()) => {}
-            // So many blocks or levels are a hostile service's; that it is refused is the point.
+            // Only a hostile service sends so many blocks or levels, and it must be rejected.
             Err(error) if error.message.starts_with("the answer h") => return,
-            Err(error) => panic!("the fold refuses {delta:?}: {error}"),
+            Err(error) => panic!("the fold rejects {delta:?}: {error}"),
         }
     }
     let stored: Fold = serde_json::from_str(&json(&fold)).expect("a fold can be read again");
-    assert_eq!(stored, fold, "a fold is stored otherwise");
+    assert_eq!(stored, fold, "a fold changes when it is stored");
 
     let now = Timestamp(0);
     check_message(&fold.clone().cut(now), limit);
     match &decoded.result {
         Ok(()) => {
-            let folded = fold.finish(now).expect("an answer that ended well says why it ended");
+            let folded = fold.finish(now).expect("a complete answer has a stop reason");
             check_message(&folded.message, limit);
         }
         Err(error) => {
@@ -183,13 +187,13 @@ fn check(decoded: &Decoded, length: usize) {
     }
 }
 
-/// That the message can be stored, and goes back to every service.
+/// Checks that the message can be stored, and that it can be sent to every service.
 fn check_message(message: &Message, limit: usize) {
     let text = json(message);
     assert!(text.len() <= limit, "a message of {} bytes, not {limit}", text.len());
     let stored: Message = serde_json::from_str(&text).expect("a message can be read again");
-    assert_eq!(&stored, message, "a message is stored otherwise");
-    assert_eq!(json(&stored), text, "a message is stored in two ways");
+    assert_eq!(&stored, message, "a message changes when it is stored");
+    assert_eq!(json(&stored), text, "a message is not always stored in the same way");
 
     let history: History = [Message::user("a"), stored].into_iter().collect();
     let history = history.repair();

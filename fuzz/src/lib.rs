@@ -1,4 +1,4 @@
-//! What must hold for any answer of any service, and for any schema. The targets in `fuzz_targets` feed it.
+//! Invariants for any answer of any service and for any schema. The targets in `fuzz_targets` use them.
 
 mod answer;
 mod schema;
@@ -12,7 +12,7 @@ use omni_agent::provider::{
 pub use schema::schema;
 use serde_json::Value;
 
-/// Every format, those that quirks change in more than one shape.
+/// Returns every format. Formats with switches for deviations appear with several settings.
 fn formats() -> [Box<dyn Dialect>; 7] {
     [
         Box::new(AnthropicMessages::default()),
@@ -25,21 +25,26 @@ fn formats() -> [Box<dyn Dialect>; 7] {
     ]
 }
 
-/// Options under which a format refuses no conversation.
+/// Returns options with which no format rejects a conversation.
 fn lenient() -> Options {
     Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder)
 }
 
-/// That every format can say the request, the same way each time, in at most so many bytes.
+/// Checks that every format encodes the request deterministically in at most this many bytes.
 fn assert_encodes(mut request: Request, limit: usize) {
     request.model = "a-model".into();
     for format in formats() {
         let encode = || match format.encode(&request) {
             Ok(encoded) => Value::Object(encoded.body).to_string(),
-            Err(error) => panic!("{} can't say it: {error}", format.name()),
+            Err(error) => panic!("{} can't encode the request: {error}", format.name()),
         };
         let body = encode();
-        assert!(body.len() <= limit, "{} makes {} bytes of it, not {limit}", format.name(), body.len());
-        assert_eq!(body, encode(), "{} says it in two ways", format.name());
+        assert!(
+            body.len() <= limit,
+            "{} encodes {} bytes, above the limit of {limit}",
+            format.name(),
+            body.len()
+        );
+        assert_eq!(body, encode(), "{} does not encode deterministically", format.name());
     }
 }

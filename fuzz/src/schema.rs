@@ -1,4 +1,4 @@
-//! Schemas from anywhere: tool servers bring their own.
+//! Schemas from outside, such as those of tool servers.
 
 use omni_agent::{
     provider::{OutputSchema, Request},
@@ -8,15 +8,15 @@ use serde_json::Value;
 
 use crate::{assert_encodes, lenient};
 
-/// Bytes of a request for each byte of its schema, at most. Formats that know no references get what they name
-/// in their place, 500 times a schema, which stands in the request for the tool and for the answer.
+/// The maximum bytes of a request per byte of its schema. Formats without references inline their targets, at most
+/// 500 times per schema, and the request contains the schema for the tool and for the answer.
 const GROWTH: usize = 2 * 2 * 500;
 
-/// That a schema is refused, or checks values and is rewritten for every format within limits.
+/// Checks that a schema is either rejected, or validates values and is encoded in every format within the limits.
 ///
 /// # Panics
 ///
-/// If it does neither.
+/// If a check fails.
 pub fn schema(text: &[u8]) {
     let Ok(value) = serde_json::from_slice::<Value>(text) else { return };
     let Ok(schema) = Schema::new(value.clone()) else { return };

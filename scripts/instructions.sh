@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Counts the instructions that a turn and a step of a tool loop take, with callgrind.
 #
-# Unlike times, instruction counts hardly depend on the machine's load, so they can guard against small losses. Each
-# case runs twice, once with N repetitions and once with 3 N; the difference, divided by 2 N, leaves out the start of
-# the process.
+# Unlike times, instruction counts hardly depend on the machine's load, so they reveal small regressions. Each case runs
+# twice, once with N repetitions and once with 3 N. The difference divided by 2 N excludes the start of the process.
 #
 #   scripts/instructions.sh                all cases of the benchmarks `turn` and `tool_loop`
 #   scripts/instructions.sh turn ask       one case

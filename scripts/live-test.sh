@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs the live tests against a small real model on this machine, which it sets up, starts and stops. If the model can't
-# be had, it reports why and succeeds, or fails if OMNI_NO_SKIPS is set. A server that was up before stays up.
+# Runs the live tests against a small real model on this machine, which it sets up, starts and stops. If the model is not
+# available, the script reports why and succeeds, or fails if OMNI_NO_SKIPS is set. It does not stop a server that was
+# already running.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 
@@ -8,7 +9,7 @@ was_up=no
 if scripts/local-model.sh status >/dev/null 2>&1; then
     was_up=yes
 elif [[ -z ${OMNI_LOCAL_CHAT_PORT:-}${OMNI_LOCAL_TOOLS_PORT:-} ]]; then
-    # Somebody else may have a server on the usual ports.
+    # Another user may run a server on the default ports.
     base=$((20000 + RANDOM % 10000))
     export OMNI_LOCAL_CHAT_PORT=$base OMNI_LOCAL_TOOLS_PORT=$((base + 1))
 fi
@@ -18,7 +19,7 @@ code=$?
 case $code in
 0) ;;
 3 | 4)
-    echo "live tests skipped: the local model can't be had here, for the reason above"
+    echo "live tests skipped: the local model is not available, for the reason above"
     [[ -z ${OMNI_NO_SKIPS:-} ]]
     exit
     ;;

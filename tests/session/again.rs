@@ -21,7 +21,7 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     Agent::builder().model(provider.model()).tool(echo())
 }
 
-/// A session whose first turn is nodes 1 and 2.
+/// Returns a session whose first turn is nodes 1 and 2.
 async fn asked(provider: &ScriptedProvider, prompt: impl Into<Prompt>) -> Watched {
     let mut session = Watched::start(on(agent(provider))).await;
     in_time(session.session.ask(prompt)).await.unwrap();
@@ -89,7 +89,7 @@ async fn ask_forms_failed_run_return_its_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_forms_cancelled_or_ended_return_that() {
+async fn ask_forms_cancelled_or_ended_return_that_error() {
     for kind in KINDS {
         for ends in [false, true] {
             let gate = Gate::new();
@@ -111,7 +111,7 @@ async fn ask_forms_cancelled_or_ended_return_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_forms_refused_are_that_error_and_nothing_begins() {
+async fn ask_forms_refused_return_the_error_and_start_no_run() {
     let gate = Gate::new();
     let provider = ScriptedProvider::new([Step::text("A1"), held(&gate)]);
     let session = asked(&provider, "Q1").await.session;
@@ -137,7 +137,7 @@ async fn ask_edit_dropped_run_continues() {
     {
         let asking = session.session.ask_edit(node(1), "Other");
         tokio::select! {
-            _ = asking => panic!("it waits at the gate"),
+            _ = asking => panic!("the answer waits at the gate"),
             () = reached(&gate) => {}
         }
     }
@@ -167,7 +167,7 @@ async fn last_run_after_each_outcome_is_in_the_snapshot() {
         kind.begin(&session.session).await;
         reached(&gate).await;
         session.check().await;
-        assert_eq!(last(&session), stopped, "it stays while the next run is active");
+        assert_eq!(last(&session), stopped, "the last outcome stays while the next run is active");
         answered(session.session.cancel()).await.unwrap();
         session.rest().await;
         assert_eq!(last(&session), Some(RunOutcome::Cancelled));
@@ -207,14 +207,14 @@ async fn regenerate_repeats_the_time_limit_of_its_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_with_settings_replaces_those_of_its_prompt_one_by_one() {
+async fn regenerate_with_settings_overrides_single_settings_of_its_prompt() {
     let provider = ScriptedProvider::new(["[]", "[]", "[]"].map(Step::text));
     let session = asked(&provider, tuned()).await.session;
     let again = Regenerate::new(node(1)).with_options(Options::default().with_max_tokens(7));
     in_time(session.ask_regenerate(again)).await.unwrap();
     let sent = provider.last_request().unwrap().options;
     assert_eq!((sent.temperature, sent.max_tokens), (Some(0.5), Some(7)));
-    // Those of the regenerated answer are its own.
+    // The settings passed to one `regenerate` do not apply to the next.
     in_time(session.ask_regenerate(node(1))).await.unwrap();
     assert_eq!(provider.last_request().unwrap().options.max_tokens, Some(100));
 }
@@ -236,7 +236,7 @@ async fn regenerate_of_a_staged_prompt_repeats_its_settings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_with_a_model_asks_it_for_this_run_only() {
+async fn regenerate_with_a_model_uses_it_for_this_run_only() {
     let (provider, other) = (
         ScriptedProvider::new([Step::text("A1"), Step::text("A2")]),
         ScriptedProvider::new([Step::tool_use("t", "echo", json!({})), Step::text("B1")]).named("other"),
@@ -254,7 +254,7 @@ async fn regenerate_with_a_model_asks_it_for_this_run_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_after_a_load_takes_the_settings_of_the_agent() {
+async fn regenerate_after_opening_uses_the_settings_of_the_agent() {
     let store: std::sync::Arc<dyn Store> = std::sync::Arc::new(MemoryStore::new());
     let provider = ScriptedProvider::new([Step::text("[]"), Step::text("B1")]);
     let builder = || Session::builder(std::sync::Arc::clone(&store)).agent(agent(&provider));

@@ -1,4 +1,4 @@
-//! A session from its first prompt to its second life.
+//! A session from its first prompt until it is opened again and continued.
 
 use std::{sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use omni_agent::{
     testing::{ScriptedProvider, Step},
 };
 
-/// Which event it is, in a word.
+/// The kind of an event, in short.
 pub(crate) fn word(event: &SessionEvent) -> String {
     match event {
         SessionEvent::Agent(event) => {
@@ -26,7 +26,7 @@ pub(crate) fn word(event: &SessionEvent) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_committed_tells_turn_then_tree_then_store() {
+async fn turn_committed_emits_turn_then_tree_then_store() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let provider = ScriptedProvider::new([Step::text("Hello!"), Step::text("Bye."), Step::text("Hi again")]);
     let agent = || Agent::builder().model(provider.model());

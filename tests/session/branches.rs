@@ -1,4 +1,4 @@
-//! What branches leave in the store: all of it with the first commit, and nothing before.
+//! Branches in the store: the first commit stores a branch as a whole, and nothing is stored before it.
 
 use omni_agent::{
     session::{Session, SessionError},
@@ -11,7 +11,7 @@ use crate::support::{
     Act, ScriptedStore, Wrote, assert_agree, created, failing, held, id, node, scripted, secs,
 };
 
-/// A session with two turns, saved: nodes 1 to 4.
+/// Returns a session with two saved turns: nodes 1 to 4.
 async fn two_turns(store: &ScriptedStore, steps: impl IntoIterator<Item = Step>) -> Session {
     let steps = [Step::text("Yes."), Step::text("No.")].into_iter().chain(steps);
     let session = created(store, "talk", scripted(steps)).await;
@@ -22,7 +22,7 @@ async fn two_turns(store: &ScriptedStore, steps: impl IntoIterator<Item = Step>)
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_nothing_is_stored_before_its_first_commit_then_all() {
+async fn regenerate_stores_nothing_before_its_first_commit_and_then_everything() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
     let session = two_turns(&store, [held(&gate, "Perhaps.")]).await;
@@ -32,7 +32,7 @@ async fn regenerate_nothing_is_stored_before_its_first_commit_then_all() {
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tried().len(), writes);
     assert_eq!(session.tree().await.unwrap().head(), None);
-    // A title meanwhile is saved without it.
+    // A title set during the run is saved without the branch.
     session.set_title(Some("Talk")).await.unwrap();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tree(session.id()).await, before);
@@ -48,7 +48,7 @@ async fn regenerate_nothing_is_stored_before_its_first_commit_then_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_in_flight_slow_turn_of_before_is_stored_without_it() {
+async fn branch_in_flight_earlier_slow_turns_are_stored_without_it() {
     let (gate, write) = (Gate::new(), Gate::new());
     let store = ScriptedStore::new([Act::Wait(write.clone())]);
     let steps = [Step::text("Yes."), Step::text("No."), held(&gate, "Perhaps.")];
@@ -57,7 +57,7 @@ async fn branch_in_flight_slow_turn_of_before_is_stored_without_it() {
     session.ask("Two").await.unwrap();
     session.branch(Some(node(2)), "Three").await.unwrap();
     gate.reached().await;
-    // Both turns of before become safe while the branch goes on.
+    // Both earlier turns become safe while the run on the branch continues.
     write.open();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(store.tree(session.id()).await.head(), Some(node(4)));
@@ -90,7 +90,7 @@ async fn branch_cancelled_or_failed_leaves_no_trace_in_the_store() {
     session.wait_until_idle().await.unwrap();
     session.regenerate(node(1)).await.unwrap();
     gate.reached().await;
-    // Nothing of an answer is there to be kept.
+    // No part of an answer has arrived that could be kept.
     session.interrupt().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_agree(&session, &store).await;
@@ -132,7 +132,7 @@ async fn regenerate_interrupted_with_text_keeps_the_part_under_the_same_user_nod
 }
 
 #[tokio::test(start_paused = true)]
-async fn failing_store_with_branches_stores_the_last_state_whole() {
+async fn failing_store_with_branches_finally_stores_the_whole_tree() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
     let session =
@@ -170,7 +170,7 @@ async fn turn_of_several_steps_is_stored_in_one_commit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn heads_in_the_store_are_never_bare_prompts_whatever_is_in_flight() {
+async fn heads_in_the_store_are_never_unanswered_prompts() {
     let store = ScriptedStore::new([]);
     store.otherwise({
         let mut turn = 0;

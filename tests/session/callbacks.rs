@@ -1,4 +1,4 @@
-//! Callbacks that use their own session, and foreign code that breaks.
+//! Callbacks that use their own session, and application code that panics.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ fn session_of(state: &State) -> Option<Session> {
     state.extensions().get::<WeakSession>().unwrap().upgrade()
 }
 
-/// An error in short, or that there is none.
+/// The text of the error, or `fine`.
 fn tell<T>(outcome: Result<T, SessionError>) -> String {
     match outcome {
         Ok(_) => "fine".into(),
@@ -27,18 +27,18 @@ fn tell<T>(outcome: Result<T, SessionError>) -> String {
     }
 }
 
-/// An extension of the application's own.
+/// An extension defined by the application.
 #[derive(Debug, PartialEq)]
 struct Tenant(u32);
 
-/// Notes the conversation's id and the tenant, as a callback or a tool sees them.
+/// The conversation's id and the tenant, as a callback or a tool sees them.
 fn seen(place: &str, extensions: &Extensions) -> String {
     let id = extensions.get::<ConversationId>().map(ConversationId::as_str);
     format!("{place}: {id:?} {:?}", extensions.get::<Tenant>())
 }
 
 #[tokio::test(start_paused = true)]
-async fn extension_of_the_application_that_names_a_conversation_gives_way_to_the_sessions_id() {
+async fn conversation_id_set_by_the_application_is_replaced_by_that_of_the_session() {
     let log = Log::default();
     let (tool_log, turn_log) = (log.clone(), log.clone());
     let tool = tool_fn("look", "Looks.", move |_: Value, context| {
@@ -164,7 +164,7 @@ async fn handle_turn_stops_its_session() {
 
 // ---- terminate ----
 
-/// Callbacks whose `terminate` tries its session, and notes what came of it.
+/// Callbacks whose `terminate` calls the session and logs the results.
 fn trying(log: &Log) -> Hooks {
     let log = log.clone();
     Hooks::new().on_end(move |reason, state| {
@@ -188,11 +188,11 @@ fn six(reason: &str, error: &str) -> Vec<String> {
         .collect()
 }
 
-/// The session ends without waiting for anything.
+/// Checks that the session ends without waiting for anything.
 async fn ends_soon(session: &Session) -> EndReason {
     tokio::time::timeout(Duration::from_millis(200), session.ended())
         .await
-        .expect("it waits for something")
+        .expect("the session should have ended by now")
         .reason
 }
 
@@ -205,7 +205,7 @@ async fn terminate_of_a_stopped_session_uses_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terminate_of_an_abandoned_session_finds_it_gone() {
+async fn terminate_of_an_abandoned_session_finds_no_session() {
     let log = Log::default();
     let session = on(scripted([]).callbacks(trying(&log))).create().await.unwrap();
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
@@ -239,7 +239,7 @@ async fn terminate_of_an_agent_that_ended_by_itself_uses_its_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terminate_of_a_session_that_lost_its_place_uses_it() {
+async fn terminate_of_a_session_that_lost_its_conversation_uses_it() {
     let log = Log::default();
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let agent = scripted([Step::text("A1")]).callbacks(trying(&log));
@@ -254,7 +254,7 @@ async fn terminate_of_a_session_that_lost_its_place_uses_it() {
     assert_eq!(log.all(), six("Stopped", "another writer took the conversation over in the store"));
 }
 
-// ---- foreign code that breaks ----
+// ---- application code that panics ----
 
 #[tokio::test(start_paused = true)]
 async fn panic_in_handle_turn_rolls_the_branch_back() {
@@ -282,7 +282,7 @@ async fn panic_in_handle_turn_rolls_the_branch_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn panic_in_handle_event_leaves_the_tree_alone() {
+async fn panic_in_handle_event_does_not_change_the_tree() {
     let hooks = Hooks::new().on_event(|_, _| async { panic!("the callback broke") });
     let steps = ["A1", "A2"].map(Step::text);
     let mut session = Watched::start(on(scripted(steps).callbacks(hooks))).await;
@@ -295,7 +295,7 @@ async fn panic_in_handle_event_leaves_the_tree_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn panic_in_handle_event_after_it_branched_rolls_the_branch_back() {
+async fn panic_in_handle_event_after_branching_rolls_the_branch_back() {
     let hooks = Hooks::new().on_event(|_, state| async move {
         session_of(&state).unwrap().branch(None, "From within").await.unwrap();
         panic!("the callback broke")
@@ -313,7 +313,7 @@ async fn panic_in_handle_event_after_it_branched_rolls_the_branch_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn panic_in_terminate_ends_the_session_all_the_same() {
+async fn panic_in_terminate_still_ends_the_session() {
     let hooks = Hooks::new().on_end(|_, _| async { panic!("the callback broke") });
     let mut session = Watched::start(on(scripted([Step::text("A1")]).callbacks(hooks))).await;
     session.ask("Q1").await;
@@ -350,7 +350,7 @@ async fn panic_in_an_edit_of_the_configuration_changes_nothing() {
 // ---- ask and the tree ----
 
 #[tokio::test(start_paused = true)]
-async fn tree_has_the_turn_when_ask_is_answered() {
+async fn tree_has_the_turn_when_ask_returns() {
     let session = on(Agent::builder().model(ScriptedProvider::from_fn(|_| Step::text("A")).model()));
     let session = session.create().await.unwrap();
     for turn in 1..100 {

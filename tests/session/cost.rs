@@ -1,4 +1,4 @@
-//! What a conversation cost, where the price is known.
+//! The cost of a conversation, for models with a known price.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use omni_agent::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn tree_sums_the_cost_of_its_turns_and_a_reloaded_one_does_too() {
+async fn tree_sums_the_cost_of_its_turns_before_and_after_reopening() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let input = |millions: u64| Usage { input: millions * 1_000_000, ..Usage::default() };
     let answer = |millions| Step::new().usage(input(millions)).then_text(["Hi"]).stop();
@@ -34,9 +34,9 @@ async fn tree_sums_the_cost_of_its_turns_and_a_reloaded_one_does_too() {
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
 }
 
-/// A provider may report any number, and so may a price list.
+/// Providers and price lists may contain any number.
 #[tokio::test(start_paused = true)]
-async fn ask_whose_cost_is_no_finite_number_has_none_and_the_session_goes_on() {
+async fn ask_without_a_finite_cost_reports_none_and_the_session_continues() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let reported =
         [Some(f64::NAN), Some(f64::INFINITY), Some(f64::NEG_INFINITY), None, Some(f64::MAX), Some(f64::MAX)];

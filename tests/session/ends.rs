@@ -1,4 +1,4 @@
-//! How sessions end, and what they answer during and after it.
+//! How sessions end, and the results of their operations during and after the end.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// Every operation is answered at once, with the session's end.
+/// Checks that every operation returns immediately with the reason of the session's end.
 async fn all_ended(session: &Session, reason: &EndReason) {
     let none: Option<&str> = None;
     let errors = [
@@ -51,7 +51,8 @@ async fn all_ended(session: &Session, reason: &EndReason) {
     }
 }
 
-/// The session has ended for this reason; who watched has seen it, and everything is answered with it.
+/// Checks that the session has ended for this reason, that its subscriber has received the end, and that every
+/// operation returns the reason.
 async fn ended(mut session: Watched, reason: EndReason) {
     assert_eq!(session.closed().await, reason);
     let end = answered(session.session.ended()).await;
@@ -83,7 +84,7 @@ async fn stop_before_anything_ends_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_while_busy_keeps_the_text_that_a_branch_has_so_far() {
+async fn stop_while_busy_keeps_the_partial_text_of_a_branch() {
     let gate = Gate::new();
     let mut session = Watched::scripted([Step::text("A1"), held(&gate)]).await;
     session.ask("Q1").await;
@@ -141,7 +142,7 @@ async fn operations_while_the_session_stops_are_answered_at_once() {
     });
     reached(&gate).await;
     all_ended(&session.session, &EndReason::Stopped).await;
-    assert!(session.session.end().is_none(), "it has not ended yet");
+    assert!(session.session.end().is_none(), "the session has not ended yet");
     gate.open();
     in_time(stopping).await.unwrap().unwrap();
     assert_eq!(log.all(), ["Stopped"]);
@@ -194,7 +195,7 @@ async fn last_handle_dropped_ends_the_session_and_saves() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn agent_that_is_stopped_ends_the_session() {
+async fn agent_stopped_ends_the_session() {
     let hooks = Hooks::new().on_event(|_, state| async move {
         let agent = state.agent().upgrade().unwrap();
         tokio::spawn(async move { agent.stop(Duration::from_secs(1)).await });
@@ -232,7 +233,7 @@ async fn operations_while_the_agent_ends_by_itself_are_answered_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn agent_that_discards_a_branch_and_ends_leaves_the_tree_of_before() {
+async fn agent_discards_a_branch_and_ends_tree_is_unchanged() {
     let gate = Gate::new();
     let mut turns = 0;
     let hooks = Hooks::new().on_turn({
@@ -275,14 +276,14 @@ async fn another_writer_ends_the_session() {
     let end = in_time(session.session.ended()).await;
     assert_eq!(end.snapshot.unwrap().unsaved, [node(3), node(4)]);
     ended(session, EndReason::LostPlace).await;
-    // The other one is untouched.
+    // The other session is not affected.
     other.ask("Q4").await.unwrap();
     in_time(other.flush(Duration::from_secs(1))).await.unwrap();
     assert_eq!(store.load(&id).await.unwrap().nodes.len(), 6);
 }
 
 #[test]
-fn session_killed_with_its_runtime_says_so() {
+fn session_killed_with_its_runtime_reports_killed() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let its = runtime();
     let gate = Gate::new();
@@ -297,7 +298,7 @@ fn session_killed_with_its_runtime_says_so() {
     runtime().block_on(async {
         assert_eq!(session.ended().await.reason, EndReason::Killed);
         all_ended(&session, &EndReason::Killed).await;
-        // What it had not saved went with it.
+        // The unsaved part was lost with the runtime.
         let stopped = session.stop(Duration::from_secs(1)).await;
         assert!(matches!(stopped, Err(SessionError::Ended(EndReason::Killed))), "{stopped:?}");
         let end = loop {

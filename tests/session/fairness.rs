@@ -1,4 +1,4 @@
-//! Clients that ask without pause do not keep a session from its work.
+//! Clients that query a session without pause do not prevent it from working.
 
 use std::sync::{
     Arc,
@@ -9,14 +9,15 @@ use omni_agent::session::{Session, SessionEvent, StoreReport};
 
 use crate::support::{ScriptedStore, event, parrot, secs, watch};
 
-/// Questions that may be answered while one turn is made and saved. The session serves 32 commands in a row, and a turn
-/// takes some dozens of other inputs.
+/// The number of queries that may be answered while one turn runs and is saved. The session serves 32 commands in a
+/// row, and a turn takes a few dozen other inputs.
 const ENOUGH: usize = 2_000;
 
-/// Questions after which the clients give up, so that the test ends.
+/// The number of queries after which the clients give up, so that the test ends.
 const TOO_MANY: usize = 100_000;
 
-/// Prompts a session that `clients` ask without pause. Returns the questions answered until its first turn was saved.
+/// Prompts a session that `clients` tasks query without pause. Returns the number of queries answered until the first
+/// turn was saved.
 async fn answered_until_saved(clients: usize) -> usize {
     let store = ScriptedStore::new([]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
@@ -50,7 +51,7 @@ async fn answered_until_saved(clients: usize) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_while_clients_ask_without_pause_is_saved_soon() {
+async fn prompt_while_clients_query_without_pause_is_saved_soon() {
     for clients in [1, 8, 64, 1024] {
         let answered = answered_until_saved(clients).await;
         assert!(answered < ENOUGH, "{answered} questions of {clients} clients");
@@ -58,7 +59,7 @@ async fn prompt_while_clients_ask_without_pause_is_saved_soon() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn prompt_while_clients_on_other_threads_ask_is_saved_soon() {
+async fn prompt_while_clients_on_other_threads_query_is_saved_soon() {
     for clients in [8, 64, 1024] {
         let answered = answered_until_saved(clients).await;
         assert!(answered < ENOUGH, "{answered} questions of {clients} clients");

@@ -1,4 +1,4 @@
-//! Sessions on the file system: one process after another, and two at a time.
+//! Sessions on the file system: several processes one after another, and two at the same time.
 
 use std::{env, fs, path::PathBuf, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use omni_agent::{
 
 use crate::support::{id, node, parrot, report, secs, tree_in, watch};
 
-/// A folder that goes when it is dropped.
+/// A folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -20,7 +20,7 @@ impl Folder {
         Self(folder)
     }
 
-    /// The store as another process would open it.
+    /// Opens the store as another process would.
     async fn store(&self) -> Arc<dyn Store> {
         let opened = FileSystemStore::builder(&self.0).durability(Durability::Process).open().await;
         Arc::new(opened.unwrap())
@@ -60,7 +60,7 @@ async fn reopen_finds_all_branches_and_cursors_as_they_were() {
     assert_eq!(tree, left.tree);
     assert_eq!(tree.head(), None);
     assert_eq!(again.title().await.unwrap().as_deref(), Some("Talk"));
-    // Cursors lead where they led.
+    // The cursors still lead to the same leaf.
     again.navigate(node(1)).await.unwrap();
     assert_eq!(again.tree().await.unwrap().head(), Some(node(4)));
     again.ask("Three").await.unwrap();
@@ -71,7 +71,7 @@ async fn reopen_finds_all_branches_and_cursors_as_they_were() {
 }
 
 #[tokio::test]
-async fn two_processes_on_one_conversation_second_loses_its_place_first_is_untouched() {
+async fn two_processes_on_one_conversation_second_loses_it_first_is_unaffected() {
     let folder = Folder::new();
     let first =
         Session::builder(folder.store().await).agent(parrot()).create_with_id(id("talk")).await.unwrap();
@@ -115,7 +115,7 @@ async fn two_processes_create_one_id_one_succeeds() {
 }
 
 #[tokio::test]
-async fn folder_removed_underneath_nothing_is_lost_in_silence() {
+async fn folder_removed_while_open_the_loss_is_reported() {
     let folder = Folder::new();
     let session =
         Session::builder(folder.store().await).agent(parrot()).create_with_id(id("talk")).await.unwrap();

@@ -1,4 +1,4 @@
-//! `flush`: everything that was there when it was asked for is safe when it says so.
+//! `flush` returns when everything that existed at its call is safe.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ async fn flush_covers_moves_titles_and_configuration() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn flush_deadline_passes_says_what_is_missing() {
+async fn flush_deadline_passes_reports_the_unsaved_messages() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
@@ -92,7 +92,7 @@ async fn flush_repeats_a_waiting_write_at_once() {
         store.arrival().await;
     }
     store.otherwise(|| Act::Work);
-    // The next try would come in half a minute, almost.
+    // The next regular attempt is almost half a minute away.
     let start = Instant::now();
     session.flush(secs(1)).await.unwrap();
     assert_eq!(start.elapsed(), Duration::ZERO);
@@ -118,7 +118,7 @@ async fn flush_while_a_turn_streams_does_not_wait_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn flush_waits_for_no_more_than_was_there_when_it_came() {
+async fn flush_does_not_wait_for_turns_committed_after_its_call() {
     let (first, second) = (Gate::new(), Gate::new());
     let store = ScriptedStore::new([Act::Wait(first.clone()), Act::Wait(second.clone())]);
     let session = created(&store, "talk", parrot()).await;
@@ -138,14 +138,14 @@ async fn flush_waits_for_no_more_than_was_there_when_it_came() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn flush_dropped_while_it_waits_leaves_nothing_behind() {
+async fn flush_dropped_while_waiting_has_no_effect() {
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
     gate.reached().await;
     for _ in 0..10_000 {
-        // Its future is dropped at the deadline.
+        // The flush is dropped at its deadline.
         assert!(session.flush(Duration::ZERO).await.is_err());
     }
     assert_eq!(store.tried().len(), 1);

@@ -1,4 +1,4 @@
-//! What a session offers to whoever keeps many: the watcher, sleep, titles that are only suggested, draining.
+//! The parts of a session that only the manager uses: the watcher, sleep, suggested titles and draining.
 
 use std::{
     sync::{
@@ -24,7 +24,7 @@ use crate::{
 
 const AFTER: Duration = Duration::from_mins(1);
 
-/// Notes down what it is told.
+/// Records the notices that it receives.
 #[derive(Clone, Default)]
 struct Notes(Arc<Mutex<Vec<String>>>);
 
@@ -58,7 +58,7 @@ async fn noted(agent: omni_agent::agent::AgentBuilder) -> (Session, Notes) {
     (session, notes)
 }
 
-/// Lets everything happen that takes no time.
+/// Runs everything that can happen without time passing.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -66,7 +66,7 @@ async fn settle() {
 // ---- the watcher ----
 
 #[tokio::test(start_paused = true)]
-async fn watcher_is_told_of_everything_in_order() {
+async fn watcher_receives_all_notices_in_order() {
     let (session, notes) =
         noted(scripted([Step::text("One."), Step::new().then_text(["Half"]).hang()])).await;
     let first = session.subscribe(Mode::Controller).await.unwrap();
@@ -87,7 +87,7 @@ async fn watcher_is_told_of_everything_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turns_are_told_of_as_they_finish_though_the_run_goes_on() {
+async fn finished_turns_are_reported_while_the_run_continues() {
     let agent =
         scripted([Step::text("One."), Step::text("Two.")]).callbacks(Hooks::new().continuing(["And?"]));
     let (session, notes) = noted(agent).await;
@@ -97,20 +97,20 @@ async fn turns_are_told_of_as_they_finish_though_the_run_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn end_is_told_once_whatever_brings_it_about() {
-    // Stopped by two.
+async fn end_is_reported_once_for_every_cause() {
+    // Two concurrent calls of `stop`.
     let (session, notes) = noted(scripted([])).await;
     let (one, two) = tokio::join!(session.stop(AFTER), session.stop(AFTER));
     one.and(two).unwrap();
     assert_eq!(notes.all(), ["ended stopped"]);
 
-    // Handles dropped.
+    // The last handle is dropped.
     let (session, notes) = noted(scripted([])).await;
     drop(session);
     settle().await;
     assert_eq!(notes.all(), ["ended handlesdropped"]);
 
-    // Asleep.
+    // `sleep` ends the session.
     let (session, notes) = noted(scripted([])).await;
     assert!(session.sleep().await.unwrap());
     session.ended().await;
@@ -126,7 +126,7 @@ async fn end_is_told_once_whatever_brings_it_about() {
     settle().await;
     assert_eq!(notes.all(), ["left", "ended idle"]);
 
-    // The agent stopped itself.
+    // The agent stops itself.
     let stops = Hooks::new().on_event(|_, state| async move {
         let agent = state.agent().upgrade().unwrap();
         tokio::spawn(async move { agent.stop(AFTER).await });
@@ -140,7 +140,7 @@ async fn end_is_told_once_whatever_brings_it_about() {
 }
 
 #[test]
-fn end_is_told_once_when_the_runtime_is_killed() {
+fn end_is_reported_once_when_the_runtime_is_killed() {
     let its = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (session, notes) = its.block_on(async {
         let (session, notes) = noted(scripted([Step::new().then_text(["Half"]).hang()])).await;
@@ -155,7 +155,7 @@ fn end_is_told_once_when_the_runtime_is_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_that_never_began_tells_of_no_end() {
+async fn session_that_never_started_reports_no_end() {
     let store = ScriptedStore::new([Act::Fail]);
     let notes = Notes::default();
     let builder = Session::builder(store.as_dyn()).agent(parrot()).watcher(Arc::new(notes.clone()));
@@ -165,7 +165,7 @@ async fn session_that_never_began_tells_of_no_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn watcher_panics_session_goes_on() {
+async fn watcher_panics_session_continues() {
     struct Clumsy(Arc<AtomicUsize>);
     impl Watcher for Clumsy {
         fn notice(&self, _: Notice<'_>) {
@@ -182,14 +182,14 @@ async fn watcher_panics_session_goes_on() {
     assert_eq!(session.ask("Again").await.unwrap().text(), "Two.");
     assert_eq!(session.tree().await.unwrap().len(), 4);
     session.stop(AFTER).await.unwrap();
-    // Left, title, two runs of three, and the end.
+    // One notice for `left`, one for the title, three for each of two runs, and one for the end.
     assert_eq!(told.load(Ordering::SeqCst), 9);
 }
 
 // ---- sleep ----
 
 #[tokio::test(start_paused = true)]
-async fn sleep_when_nobody_wants_the_session_ends_it() {
+async fn sleep_without_controllers_or_work_ends_the_session() {
     let session = on(scripted([Step::text("One.")])).create().await.unwrap();
     let observer = session.subscribe(Mode::Observer).await.unwrap();
     session.ask("Hi").await.unwrap();
@@ -200,10 +200,14 @@ async fn sleep_when_nobody_wants_the_session_ends_it() {
     drop(observer);
 }
 
-/// Sleep is refused, and nothing comes of it.
+/// Checks that sleep is refused, and that the session does not end later.
 async fn refuses(session: &Session) {
     assert!(!answered(session.sleep()).await.unwrap());
-    assert!(timeout(AFTER * 60, session.ended()).await.is_err(), "it ended later: {:?}", session.end());
+    assert!(
+        timeout(AFTER * 60, session.ended()).await.is_err(),
+        "the session ended later: {:?}",
+        session.end()
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -253,7 +257,7 @@ async fn sleep_with_something_unsaved_is_refused() {
     refuses(&session).await;
     gate.open();
     session.flush(AFTER).await.unwrap();
-    // That it was refused before has no consequence.
+    // The earlier refusals have no effect.
     refuses_nothing_later(&session).await;
     assert!(session.sleep().await.unwrap());
 }
@@ -284,7 +288,7 @@ async fn sleep_while_an_event_is_handled_is_refused() {
     assert!(session.sleep().await.unwrap());
 }
 
-/// A session whose idle time runs, with something that makes it refuse to sleep; it still ends when that time is over.
+/// Checks that refused calls of `sleep` do not end a session whose idle time has begun.
 async fn idle_timer_survives(session: &Session, begun: Instant) {
     tokio::time::sleep(AFTER / 2).await;
     assert!(!session.sleep().await.unwrap());
@@ -296,8 +300,8 @@ async fn idle_timer_survives(session: &Session, begun: Instant) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn refused_sleep_leaves_the_idle_time_as_it_was() {
-    // Unsaved until long after.
+async fn refused_sleep_does_not_restart_the_idle_time() {
+    // The title is unsaved until shortly before the idle time is over.
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).idle_shutdown(AFTER);
@@ -311,9 +315,9 @@ async fn refused_sleep_leaves_the_idle_time_as_it_was() {
     gate.open();
     in_time(session.ended()).await;
     let took = begun.elapsed();
-    assert!(took <= AFTER, "the time began anew: {took:?}");
+    assert!(took <= AFTER, "the idle time was restarted: {took:?}");
 
-    // An event is handled until shortly before.
+    // An event is handled until shortly before the idle time is over.
     let gate = Gate::new();
     let passing = gate.clone();
     let hooks = Hooks::new().on_event(move |_, _| {
@@ -333,12 +337,12 @@ async fn refused_sleep_leaves_the_idle_time_as_it_was() {
     gate.open();
     in_time(session.ended()).await;
     let took = begun.elapsed();
-    assert!(took <= AFTER, "the time began anew: {took:?}");
+    assert!(took <= AFTER, "the idle time was restarted: {took:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn sleep_that_comes_before_the_news_of_being_idle_ends_the_session() {
-    // The session has not taken the run's end yet when it is asked to sleep.
+async fn sleep_before_the_end_of_the_run_is_processed_ends_the_session() {
+    // The session has not processed the end of the run when `sleep` is called.
     for _ in 0..20 {
         let session =
             on(scripted([Step::new().then_text(["Half"]).hang()])).idle_shutdown(AFTER).create().await;
@@ -353,7 +357,7 @@ async fn sleep_that_comes_before_the_news_of_being_idle_ends_the_session() {
 // ---- titles ----
 
 #[tokio::test(start_paused = true)]
-async fn suggested_title_is_taken_only_where_there_is_none() {
+async fn suggested_title_is_used_only_without_a_title() {
     let (session, notes) = noted(scripted([])).await;
     assert!(session.suggest_title("First").await.unwrap());
     assert!(!session.suggest_title("Second").await.unwrap());
@@ -385,7 +389,7 @@ async fn suggested_title_is_saved() {
 // ---- draining ----
 
 #[tokio::test(start_paused = true)]
-async fn drained_session_finishes_and_takes_nothing_new() {
+async fn drained_session_finishes_its_run_and_refuses_new_prompts() {
     let gate = Gate::new();
     let session = on(scripted([Step::text("One."), held(&gate)])).create().await.unwrap();
     session.ask("Hi").await.unwrap();
@@ -398,7 +402,7 @@ async fn drained_session_finishes_and_takes_nothing_new() {
         let error = result.unwrap_err();
         assert!(matches!(error, SessionError::Draining), "{error:?}");
     };
-    // Not even what would only be staged.
+    // A prompt that would only be staged is refused too.
     refused(session.prompt("No").await.map(drop));
     refused(session.ask("No").await.map(drop));
     refused(session.ask_as::<String>("No").await.map(drop));
@@ -411,7 +415,7 @@ async fn drained_session_finishes_and_takes_nothing_new() {
     session.set_title(Some("Talk")).await.unwrap();
     session.navigate(NodeId::new(2).unwrap()).await.unwrap();
     session.stop(AFTER).await.unwrap();
-    // The end says more than that it was coming.
+    // After the end, the error gives the reason of the end instead.
     assert!(matches!(session.prompt("No").await, Err(SessionError::Ended(EndReason::Stopped))));
 }
 

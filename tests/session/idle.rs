@@ -1,4 +1,5 @@
-//! The idle shutdown: when the last controller leaves, and when the agent becomes idle with nobody there.
+//! The idle shutdown: it begins when the last controller leaves, and when the agent becomes idle without a
+//! controller.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,17 +18,17 @@ use crate::watch::{Hooks, answered, held, in_time, on, reached, scripted};
 
 const AFTER: Duration = Duration::from_mins(1);
 const ALMOST: Duration = Duration::from_secs(59);
-/// What is left then.
+/// The remaining time after `ALMOST`.
 const REST: Duration = Duration::from_secs(1);
 
-/// A session with a controller, whose handle does not count.
+/// Returns a session with a controller. The returned handle does not keep the session open.
 async fn open(agent: omni_agent::agent::AgentBuilder, after: Duration) -> (Session, SessionSubscription) {
     let session = on(agent).idle_shutdown(after).create().await.unwrap();
     let controller = answered(session.subscribe(Mode::Controller)).await.unwrap();
     (session, controller)
 }
 
-/// The session ends for want of company, this long from now.
+/// Checks that the session ends as idle after this time.
 async fn ends_in(session: &Session, after: Duration) {
     let begun = Instant::now();
     let end = in_time(session.ended()).await;
@@ -38,7 +39,7 @@ async fn ends_in(session: &Session, after: Duration) {
     assert!(matches!(error, SessionError::Ended(EndReason::Idle)), "{error:?}");
 }
 
-/// The session does not end for so long.
+/// Checks that the session does not end during this time.
 async fn lives(session: &Session, long: Duration) {
     assert!(timeout(long, session.ended()).await.is_err(), "the session ended: {:?}", session.end());
 }
@@ -59,7 +60,7 @@ async fn controller_becomes_observer_session_ends_after_the_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controller_leaves_with_another_there_session_stays() {
+async fn controller_leaves_another_remains_session_stays() {
     let (session, controller) = open(scripted([]), AFTER).await;
     let other = answered(session.subscribe(Mode::Controller)).await.unwrap();
     drop(controller);
@@ -79,7 +80,7 @@ async fn observer_from_the_start_session_ends_after_the_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_from_the_start_session_ends_after_the_time() {
+async fn no_subscriber_from_the_start_session_ends_after_the_time() {
     for after in [AFTER, Duration::ZERO] {
         let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
         let builder = || Session::builder(Arc::clone(&store)).agent(scripted([])).idle_shutdown(after);
@@ -106,7 +107,7 @@ async fn zero_starter_subscribes_or_prompts_in_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn other_changes_do_not_begin_the_time_anew() {
+async fn other_changes_do_not_restart_the_time() {
     let session = on(scripted([])).idle_shutdown(AFTER).create().await.unwrap();
     lives(&session, ALMOST).await;
     answered(session.set_title(Some("A title"))).await.unwrap();
@@ -115,14 +116,14 @@ async fn other_changes_do_not_begin_the_time_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn agent_becomes_idle_with_nobody_there_session_ends() {
+async fn agent_becomes_idle_without_a_controller_session_ends() {
     let session = on(scripted([Step::text("A1")])).idle_shutdown(AFTER).create().await.unwrap();
     session.ask("Q1").await.unwrap();
     ends_in(&session, AFTER).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_that_fails_with_nobody_there_session_ends() {
+async fn run_fails_without_a_controller_session_ends() {
     let session = on(scripted([])).idle_shutdown(AFTER).create().await.unwrap();
     session.ask("Q1").await.unwrap_err();
     ends_in(&session, AFTER).await;
@@ -201,7 +202,7 @@ async fn new_controller_within_the_time_keeps_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn new_controller_that_leaves_within_the_time_begins_it_anew() {
+async fn new_controller_that_leaves_within_the_time_restarts_it() {
     let (session, controller) = open(scripted([]), AFTER).await;
     drop(controller);
     lives(&session, ALMOST).await;
@@ -219,14 +220,14 @@ async fn observer_within_the_time_does_not_keep_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_within_the_time_begins_it_anew_when_its_turn_is_done() {
+async fn prompt_within_the_time_restarts_it_after_its_turn() {
     let gate = Gate::new();
     let (session, controller) = open(scripted([Step::text("A1"), held(&gate)]), AFTER).await;
     drop(controller);
     lives(&session, ALMOST).await;
     session.ask("Q1").await.unwrap();
     lives(&session, ALMOST).await;
-    // And one that takes longer than that.
+    // A turn that takes longer than the idle time.
     answered(session.prompt("Q2")).await.unwrap();
     reached(&gate).await;
     lives(&session, AFTER * 10).await;
@@ -236,7 +237,7 @@ async fn prompt_within_the_time_begins_it_anew_when_its_turn_is_done() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn move_within_the_time_does_not_begin_it_anew() {
+async fn move_within_the_time_does_not_restart_it() {
     let (session, controller) = open(scripted([Step::text("A1")]), AFTER).await;
     session.ask("Q1").await.unwrap();
     drop(controller);
@@ -246,7 +247,7 @@ async fn move_within_the_time_does_not_begin_it_anew() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handler_of_an_event_that_runs_keeps_the_session() {
+async fn running_event_handler_keeps_the_session() {
     let gate = Gate::new();
     let hooks = Hooks::new().on_event({
         let gate = gate.clone();
@@ -270,7 +271,7 @@ async fn handler_of_an_event_that_runs_keeps_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handler_of_an_event_that_brings_nothing_ends_the_session_soon_after() {
+async fn event_handler_without_a_prompt_session_ends_soon_after() {
     let gate = Gate::new();
     let hooks = Hooks::new().on_event({
         let gate = gate.clone();
@@ -313,7 +314,7 @@ async fn continuations_and_staged_prompts_are_finished_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_that_is_cancelled_with_nobody_there_ends_the_session() {
+async fn branch_cancelled_without_a_controller_ends_the_session() {
     let gate = Gate::new();
     let (session, controller) = open(scripted([Step::text("A1"), held(&gate)]), AFTER).await;
     session.ask("Q1").await.unwrap();

@@ -1,4 +1,4 @@
-//! Joining at any moment, coming back, and falling behind.
+//! Joining at any moment, resuming, and falling behind.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,14 +19,14 @@ use serde_json::json;
 
 use crate::watch::{Watched, answered, held, in_time, on, reached, scripted, word};
 
-/// A session that answers everything, with this answer.
+/// An agent that gives the same answer to every prompt.
 fn parrot(answer: &'static str) -> omni_agent::agent::AgentBuilder {
     Agent::builder().model(ScriptedProvider::from_fn(move |_| Step::text(answer)).model())
 }
 
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// Takes what comes until the session is at `last`; gives how often it was resynced.
+/// Applies updates until the snapshot is at `last`. Returns the number of resyncs.
 async fn follow(events: &mut SessionSubscription, told: &mut SessionSnapshot, last: EventId) -> usize {
     let mut resyncs = 0;
     while told.last.number < last.number {
@@ -46,7 +46,7 @@ async fn follow(events: &mut SessionSubscription, told: &mut SessionSnapshot, la
 }
 
 #[tokio::test(start_paused = true)]
-async fn joining_at_every_event_comes_to_the_same_truth() {
+async fn joining_at_every_event_gives_the_same_snapshot() {
     let gate = Gate::new();
     let slowly = |text: &str| {
         let begun = Step::new().wait(MOMENT).then_text(["Well"]).wait(MOMENT);
@@ -90,7 +90,7 @@ async fn joining_at_every_event_comes_to_the_same_truth() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_from_any_event_replays_what_follows() {
+async fn resume_from_any_event_replays_the_later_events() {
     let session = on(parrot("A")).create().await.unwrap();
     let mut events = answered(session.subscribe(Mode::Controller)).await.unwrap();
     let mut told = vec![events.snapshot().unwrap().as_ref().clone()];
@@ -116,7 +116,7 @@ async fn resume_from_any_event_replays_what_follows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_from_what_is_gone_resyncs_first() {
+async fn resume_from_an_unavailable_id_resyncs_first() {
     let limits = FeedLimits { lag: 256, replay: 256, bytes: 1 << 22 };
     let session = on(parrot("A")).feed_limits(limits).create().await.unwrap();
     let before = answered(session.snapshot()).await.unwrap();
@@ -133,7 +133,7 @@ async fn resume_from_what_is_gone_resyncs_first() {
         let mut told = SessionSnapshot::clone(&snapshot);
         follow(&mut events, &mut told, truth.last).await;
         assert_eq!(told.tree, truth.tree);
-        // And it goes on from there.
+        // The subscription continues from there.
         session.ask("Q").await.unwrap();
         let truth = answered(session.snapshot()).await.unwrap();
         assert_eq!(follow(&mut events, &mut told, truth.last).await, 0);
@@ -142,7 +142,7 @@ async fn resume_from_what_is_gone_resyncs_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_from_last_life_resyncs_first() {
+async fn resume_from_an_earlier_life_resyncs_first() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let session = Session::builder(Arc::clone(&store)).agent(parrot("A")).create().await.unwrap();
     let events = answered(session.subscribe(Mode::Controller)).await.unwrap();
@@ -167,7 +167,7 @@ async fn subscriber_far_behind_misses_no_turn() {
             session.ask(format!("Q{round}.{turn}")).await.unwrap();
             prompt.check().await;
         }
-        // A few only, and behind again.
+        // Reads only the resync, and falls behind again.
         let some = EventId { number: told.last.number + 1, ..told.last };
         let resyncs = follow(&mut slow, &mut told, some).await;
         assert_eq!(resyncs, 1);
@@ -218,10 +218,10 @@ async fn subscriber_far_behind_at_the_end_gets_the_last_snapshot() {
     assert!(in_time(slow.next()).await.is_none());
 }
 
-// ---- what else is told ----
+// ---- other events ----
 
 #[tokio::test(start_paused = true)]
-async fn title_changes_are_told_once() {
+async fn title_changes_are_emitted_once() {
     let mut session = Watched::start(on(scripted([])).title("First")).await;
     assert_eq!(session.told.title.as_deref(), Some("First"));
     for (title, told) in [
@@ -256,7 +256,7 @@ async fn title_is_set_while_the_agent_is_busy() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tools_come_and_go_while_idle() {
+async fn tools_are_added_and_removed_while_idle() {
     let provider = ScriptedProvider::from_fn(|_| Step::text("A"));
     let mut session = Watched::start(on(Agent::builder().model(provider.model()))).await;
     let offered = || {
@@ -278,7 +278,7 @@ async fn tools_come_and_go_while_idle() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn configuration_in_force_is_told_and_the_tree_left_alone() {
+async fn configuration_change_is_emitted_and_the_tree_is_unchanged() {
     let mut session = Watched::scripted([Step::text("A1")]).await;
     session.ask("Q1").await;
     let tree = session.told.tree.clone();
@@ -295,12 +295,12 @@ async fn configuration_in_force_is_told_and_the_tree_left_alone() {
     session.check().await;
 }
 
-/// A store whose first write fails, and whose commits wait.
+/// A store whose first write fails, and whose commits wait at the gate.
 #[derive(Debug)]
 pub(crate) struct Balky(MemoryStore, std::sync::atomic::AtomicBool, Gate);
 
 impl Balky {
-    /// One that only fails.
+    /// Returns a store whose first write fails, and whose commits do not wait.
     pub(crate) fn failing_once() -> Arc<dyn Store> {
         let gate = Gate::new();
         (0..10).for_each(|_| gate.open());
@@ -359,7 +359,7 @@ impl Store for Balky {
 }
 
 #[tokio::test(start_paused = true)]
-async fn report_of_a_failed_first_write_stands_until_an_event_says_otherwise() {
+async fn report_of_a_failed_first_write_stays_until_a_later_report() {
     let gate = Gate::new();
     let store: Arc<dyn Store> = Arc::new(Balky(MemoryStore::new(), false.into(), gate.clone()));
     let mut session = Watched::start(Session::builder(store).agent(scripted([Step::text("A1")]))).await;

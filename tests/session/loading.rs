@@ -1,4 +1,4 @@
-//! A conversation taken up again: what comes from the store, and what from those who load it.
+//! Opening a conversation: the parts that come from the store, and the parts that the caller provides.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ async fn config(session: &Session) -> Config {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_persisted_model_known_wins() {
+async fn open_persisted_model_known_wins() {
     let store = stored(StoredState::default().with_model("known:saved")).await;
     for agent in [Agent::builder(), Agent::builder().model(model("given"))] {
         let session = load(&store, agent).await.unwrap();
@@ -59,7 +59,7 @@ async fn load_persisted_model_known_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_persisted_model_unknown_fallback_answers_and_the_saved_name_stays_stored() {
+async fn open_persisted_model_unknown_fallback_answers_and_the_saved_name_stays_stored() {
     let store = stored(StoredState::default().with_model("gone:saved")).await;
     let given = ScriptedProvider::new([Step::text("Well.")]).named("given").model();
     let session = load(&store, Agent::builder().model(given)).await.unwrap();
@@ -79,7 +79,7 @@ async fn load_persisted_model_unknown_fallback_answers_and_the_saved_name_stays_
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_persisted_model_unknown_fallback_is_an_event_for_the_first_subscriber_and_in_each_snapshot() {
+async fn open_persisted_model_unknown_fallback_is_an_event_for_the_first_subscriber_and_in_each_snapshot() {
     let store = stored(StoredState::default().with_model("gone:saved")).await;
     let session = load(&store, Agent::builder().model(model("given"))).await.unwrap();
     let mut first = watch(&session).await;
@@ -97,7 +97,7 @@ async fn load_persisted_model_unknown_fallback_is_an_event_for_the_first_subscri
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_persisted_model_unknown_model_chosen_is_stored_even_if_it_is_the_fallback() {
+async fn open_persisted_model_unknown_chosen_model_is_stored_even_if_it_is_the_fallback() {
     let store = stored(StoredState::default().with_model("gone:saved")).await;
     let given = model("given");
     let session = load(&store, Agent::builder().model(given.clone())).await.unwrap();
@@ -110,7 +110,7 @@ async fn load_persisted_model_unknown_model_chosen_is_stored_even_if_it_is_the_f
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_no_model_to_be_had_is_an_error() {
+async fn open_without_any_model_is_an_error() {
     let store = stored(StoredState::default().with_model("gone:saved")).await;
     let refused = load(&store, Agent::builder()).await;
     assert!(matches!(refused, Err(SessionError::Agent(AgentError::Model(_)))), "{refused:?}");
@@ -121,7 +121,7 @@ async fn load_no_model_to_be_had_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_system_and_options_given_ones_replace_the_persisted_whole() {
+async fn open_given_system_and_options_replace_the_persisted_values() {
     let options = Options::default().with_temperature(0.1).with_max_tokens(100);
     let state = StoredState::default().with_model("known:saved").with_system("Saved.").with_options(options);
     let store = stored(state.clone()).await;
@@ -137,7 +137,7 @@ async fn load_system_and_options_given_ones_replace_the_persisted_whole() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_options_with_secrets_same_side_wins_as_without_them() {
+async fn open_options_with_secrets_do_not_change_which_options_win() {
     let saved = Options::default().with_temperature(0.1).with_max_tokens(100);
     let store = stored(StoredState::default().with_model("known:saved").with_options(saved.clone())).await;
     let secret = |options: Options| options.with_api_key("hush").with_header("X-Tenant", "acme");
@@ -151,7 +151,7 @@ async fn load_options_with_secrets_same_side_wins_as_without_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_with_a_key_next_commit_keeps_the_saved_options() {
+async fn open_with_a_key_next_commit_keeps_the_saved_options() {
     let saved = Options::default().with_temperature(0.1).with_max_tokens(100);
     let provider = ScriptedProvider::new([Step::text("Well.")]).named("known");
     let state = StoredState::default().with_model(provider.model().name()).with_options(saved.clone());
@@ -167,7 +167,7 @@ async fn load_with_a_key_next_commit_keeps_the_saved_options() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_limits_saved_ones_hold_unless_given() {
+async fn open_saved_limits_apply_unless_given() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot().max_steps(3)).await;
     configure(&session, |config| config.turn_timeout = Some(secs(9))).await;
@@ -183,7 +183,7 @@ async fn load_limits_saved_ones_hold_unless_given() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_title_and_history_come_from_the_store_alone() {
+async fn open_title_and_history_come_only_from_the_store() {
     let store = stored(StoredState::default().with_title("Saved")).await;
     let builder = Session::builder(store.as_dyn()).agent(parrot()).title("Given");
     let session = builder.open(id("talk")).await.unwrap();
@@ -195,7 +195,7 @@ async fn load_title_and_history_come_from_the_store_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_tools_and_keys_come_from_the_start_alone() {
+async fn open_tools_and_keys_come_only_from_the_builder() {
     let store = stored(StoredState::default()).await;
     let echo = tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });
     let first =
@@ -209,7 +209,7 @@ async fn load_tools_and_keys_come_from_the_start_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_goes_on_where_it_was_left_with_all_branches() {
+async fn open_continues_at_the_last_head_with_all_branches() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
@@ -232,14 +232,14 @@ async fn load_goes_on_where_it_was_left_with_all_branches() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_of_what_is_not_there_is_not_found() {
+async fn open_missing_conversation_is_not_found() {
     let store = ScriptedStore::new([]);
     let missing = load(&store, parrot()).await;
     assert!(matches!(missing, Err(SessionError::Store(StoreError::NotFound { .. }))), "{missing:?}");
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
 
-/// Commits this to an empty conversation and loads it.
+/// Writes this commit to an empty conversation and opens it.
 async fn load_of(commit: Commit) -> Result<Session, SessionError> {
     let store = ScriptedStore::new([]);
     let beneath = store.beneath();
@@ -249,7 +249,7 @@ async fn load_of(commit: Commit) -> Result<Session, SessionError> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_of_no_tree_says_so() {
+async fn open_invalid_tree_is_an_error() {
     let says = |number, parent| Node::new(node(number), Some(node(parent)), Message::user("Hi"));
     let Err(SessionError::Tree(error)) = load_of(Commit::new(None).with_nodes([says(2, 1)])).await else {
         panic!()
@@ -260,7 +260,7 @@ async fn load_of_no_tree_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_of_an_unlawful_path_says_so() {
+async fn open_invalid_path_is_an_error() {
     let look = ToolUse::new("t1", "look", json!({}));
     let nodes = [
         Node::new(node(1), None, Message::user("Look")),
@@ -270,7 +270,7 @@ async fn load_of_an_unlawful_path_says_so() {
     let refused = load_of(Commit::new(Some(node(3))).with_nodes(nodes.clone())).await;
     assert!(matches!(refused, Err(SessionError::Agent(AgentError::InvalidHistory(_)))), "{refused:?}");
 
-    // Where the path does not lead there, all but that branch is of use.
+    // If the path does not lead through the invalid branch, everything except that branch is usable.
     let session = load_of(Commit::new(None).with_nodes(nodes)).await.unwrap();
     let refused = session.navigate(node(3)).await;
     assert!(matches!(refused, Err(SessionError::Agent(AgentError::InvalidHistory(_)))), "{refused:?}");
@@ -282,7 +282,7 @@ async fn load_of_an_unlawful_path_says_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_with_open_tool_uses_at_the_head_can_be_answered() {
+async fn open_with_open_tool_uses_at_the_head_can_be_answered() {
     let look = ToolUse::new("t1", "look", json!({}));
     let nodes = [
         Node::new(node(1), None, Message::user("Look")),
@@ -295,7 +295,7 @@ async fn load_with_open_tool_uses_at_the_head_can_be_answered() {
     session.flush(secs(1)).await.unwrap();
 }
 
-/// A store whose one conversation is damaged.
+/// A store that reports its only conversation as damaged.
 struct Damaged(MemoryStore);
 
 #[async_trait]
@@ -345,7 +345,7 @@ impl Store for Damaged {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_of_damage_names_the_place_and_its_id_stays_taken() {
+async fn open_damaged_conversation_names_the_line_and_its_id_stays_taken() {
     let store: Arc<dyn Store> = Arc::new(Damaged(MemoryStore::new()));
     let builder = || Session::builder(Arc::clone(&store)).agent(parrot());
     builder().create_with_id(id("talk")).await.unwrap();

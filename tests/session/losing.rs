@@ -1,4 +1,5 @@
-//! Another writer on the same conversation: the session that comes second loses its place, and nothing else.
+//! Another writer on the same conversation: the session that writes second loses the conversation, and nothing else
+//! is affected.
 
 use omni_agent::{
     session::{Mode, Session, SessionError, SessionEvent, StoreReport},
@@ -10,7 +11,7 @@ use omni_agent::{
 use crate::support::{Act, ScriptedStore, created, held, id, node, parrot, report, scripted, secs, watch};
 
 #[tokio::test(start_paused = true)]
-async fn two_sessions_on_one_conversation_second_loses_its_place_first_is_untouched() {
+async fn two_sessions_on_one_conversation_second_loses_it_first_is_unaffected() {
     let store = ScriptedStore::new([]);
     let first = created(&store, "talk", parrot()).await;
     first.ask("One").await.unwrap();
@@ -41,7 +42,7 @@ async fn two_sessions_on_one_conversation_second_loses_its_place_first_is_untouc
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_after_the_place_was_lost_says_what_is_unsaved() {
+async fn stop_after_the_conversation_was_lost_reports_the_unsaved_messages() {
     let store = ScriptedStore::new([Act::Refuse(StoreError::LeaseLost { id: id("talk") })]);
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
@@ -53,7 +54,7 @@ async fn stop_after_the_place_was_lost_says_what_is_unsaved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn place_lost_while_a_turn_streams_ends_with_the_committed_tree() {
+async fn conversation_lost_while_a_turn_streams_ends_with_the_committed_tree() {
     let (gate, write) = (Gate::new(), Gate::new());
     let store = ScriptedStore::new([Act::Wait(write.clone())]);
     let steps = [omni_agent::testing::Step::text("Yes."), held(&gate, "Never.")];
@@ -61,7 +62,7 @@ async fn place_lost_while_a_turn_streams_ends_with_the_committed_tree() {
     session.ask("One").await.unwrap();
     session.regenerate(node(1)).await.unwrap();
     gate.reached().await;
-    // Another process.
+    // Acts as another process.
     let beneath = store.beneath();
     let Stored { version, mut state, .. } = beneath.load(&id("talk")).await.unwrap();
     state.system = Some("Be brief.".into());
@@ -79,7 +80,7 @@ async fn place_lost_while_a_turn_streams_ends_with_the_committed_tree() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn place_lost_wakes_everybody_who_waits() {
+async fn conversation_lost_wakes_all_waiting_operations() {
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let session = created(&store, "talk", parrot()).await;
@@ -96,7 +97,7 @@ async fn place_lost_wakes_everybody_who_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn conversation_deleted_underneath_is_lost_and_not_created_again() {
+async fn conversation_deleted_while_open_is_lost_and_not_created_again() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
@@ -125,7 +126,7 @@ async fn generated_id_taken_before_the_first_save_is_a_loss() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn conflict_while_stopping_is_said_by_stop() {
+async fn conflict_while_stopping_is_reported_by_stop() {
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let session = created(&store, "talk", parrot()).await;
@@ -152,7 +153,7 @@ async fn conflict_while_stopping_is_said_by_stop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_after_the_end_with_much_unsaved_says_that_it_ended() {
+async fn prompt_after_the_end_with_much_unsaved_reports_the_end() {
     let store = ScriptedStore::new([]);
     store.otherwise(|| Act::Hang);
     let agent = parrot();

@@ -1,4 +1,4 @@
-//! Controllers, observers, and guards on their own.
+//! Controllers, observers, and guards without their subscriptions.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use omni_agent::{
 
 use crate::watch::{answered, held, in_time, on, reached, scripted};
 
-/// A session that nothing but this subscriber holds.
+/// Returns a session that is held only by this subscriber.
 async fn held_by(mode: Mode, steps: impl IntoIterator<Item = Step>) -> (SessionSubscription, WeakSession) {
     let session = on(scripted(steps)).create().await.unwrap();
     let events = answered(session.subscribe(mode)).await.unwrap();
@@ -25,7 +25,7 @@ async fn closed(events: &mut SessionSubscription) -> EndReason {
     }
 }
 
-/// Whether the session is there an hour later.
+/// Whether the session still exists an hour later.
 async fn lives(session: &WeakSession) -> bool {
     tokio::time::advance(Duration::from_hours(1)).await;
     let Some(session) = session.upgrade() else { return false };
@@ -53,7 +53,7 @@ async fn observer_without_handles_sees_the_session_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controller_that_becomes_an_observer_lets_go() {
+async fn controller_becomes_observer_session_ends() {
     let (mut events, session) = held_by(Mode::Controller, []).await;
     events.set_mode(Mode::Controller).await.unwrap();
     assert!(lives(&session).await);
@@ -63,7 +63,7 @@ async fn controller_that_becomes_an_observer_lets_go() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn observer_that_becomes_a_controller_holds_on() {
+async fn observer_becomes_controller_session_stays() {
     let session = on(scripted([])).create().await.unwrap();
     let mut events = answered(session.subscribe(Mode::Observer)).await.unwrap();
     events.set_mode(Mode::Controller).await.unwrap();
@@ -76,7 +76,7 @@ async fn observer_that_becomes_a_controller_holds_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn guard_apart_from_its_events_keeps_the_session_alive() {
+async fn guard_separated_from_its_events_keeps_the_session_alive() {
     let (events, session) = held_by(Mode::Controller, []).await;
     let (mut events, guard): (_, Guard) = events.into_parts();
     assert_eq!(guard.mode(), Mode::Controller);
@@ -87,7 +87,7 @@ async fn guard_apart_from_its_events_keeps_the_session_alive() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_apart_from_their_guard_keep_nothing_alive() {
+async fn events_separated_from_their_guard_do_not_keep_the_session_alive() {
     let (events, session) = held_by(Mode::Controller, []).await;
     let (events, guard) = events.into_parts();
     drop(events);
@@ -111,7 +111,7 @@ async fn stream_of_a_controller_is_its_guard() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_controller_without_handles_that_leaves_cancels_the_run() {
+async fn last_controller_leaves_without_handles_run_is_cancelled() {
     let gate = Gate::new();
     let (events, session) = held_by(Mode::Controller, [held(&gate)]).await;
     let mut watching = answered(session.upgrade().unwrap().subscribe(Mode::Observer)).await.unwrap();
@@ -160,7 +160,7 @@ async fn mode_while_the_session_ends_cannot_become_controller() {
     assert_eq!(closed(&mut events).await, EndReason::Stopped);
 }
 
-/// Lets the tasks run that are ready now, once each. `yield_now` would wait until no task is ready any more.
+/// Lets each task that is ready now run once. `yield_now` would wait until no task is ready any more.
 async fn next_turn() {
     let mut is_over = false;
     std::future::poll_fn(|cx| {
@@ -173,14 +173,14 @@ async fn next_turn() {
     .await;
 }
 
-/// Whenever a subscriber asks, a controller is a controller: the idle shutdown does not pass it by.
+/// If `set_mode` succeeds, the session stays open: the idle shutdown does not end it.
 #[tokio::test(start_paused = true)]
 async fn set_mode_to_controller_during_the_idle_shutdown_succeeds_only_if_the_session_stays() {
     let mut outcomes = [0, 0];
     for rounds in 0..40 {
         let session = on(scripted([])).idle_shutdown(Duration::from_secs(5)).create().await.unwrap();
         let mut events = session.subscribe(Mode::Observer).await.unwrap();
-        // In a task, so that it has its turn among the session and its agent.
+        // Runs in a task, so that it is scheduled between the session and its agent.
         let asking = tokio::spawn(async move {
             tokio::time::sleep(Duration::from_secs(5)).await;
             for _ in 0..rounds {

@@ -1,4 +1,4 @@
-//! Branching and navigating, and what is refused.
+//! Branching and navigating, and refused moves.
 
 use omni_agent::{
     agent::{AgentError, Prompt, Status, ToolDecision},
@@ -15,7 +15,7 @@ fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// A session with this tree, its path through 5 and 6:
+/// Returns a session with this tree, whose path leads through 5 and 6:
 ///
 /// ```text
 /// 1 user: Q1
@@ -36,7 +36,7 @@ async fn forked(after: impl IntoIterator<Item = Step>) -> Watched {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_below_an_answer_edits_what_followed() {
+async fn branch_below_an_answer_edits_the_next_prompt() {
     let session = forked([]).await;
     assert_eq!(
         session.drawn(),
@@ -51,7 +51,7 @@ async fn branch_below_an_answer_edits_what_followed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_at_the_head_goes_on() {
+async fn branch_at_the_head_continues_the_path() {
     let mut session = forked([Step::text("A4")]).await;
     answered(session.session.branch(Some(node(6)), "Q4")).await.unwrap();
     session.rest().await;
@@ -59,7 +59,7 @@ async fn branch_at_the_head_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_to_none_begins_a_root() {
+async fn branch_without_a_base_begins_a_root() {
     let mut session = forked([Step::text("A4")]).await;
     answered(session.session.branch(None, "Q4")).await.unwrap();
     session.rest().await;
@@ -79,7 +79,7 @@ async fn branch_in_flight_snapshot_ends_at_its_base() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_brings_the_options_of_its_prompt() {
+async fn branch_applies_the_options_of_its_prompt() {
     let mut session = forked([Step::tool_use("t", "echo", json!({}))]).await;
     answered(session.session.branch(Some(node(2)), Prompt::new("Q4").with_max_steps(1))).await.unwrap();
     session.rest().await;
@@ -92,7 +92,7 @@ async fn navigate_lands_on_the_leaf_that_was_active_last() {
     for (to, head) in [(3, 4), (1, 4), (5, 6), (2, 6), (4, 4), (6, 6)] {
         answered(session.session.navigate(node(to))).await.unwrap();
         session.check().await;
-        assert_eq!(session.told.tree.head(), Some(node(head)), "by way of {to}");
+        assert_eq!(session.told.tree.head(), Some(node(head)), "after navigating to {to}");
     }
     answered(session.session.navigate(node(3))).await.unwrap();
     session.ask("Q4").await;
@@ -100,7 +100,7 @@ async fn navigate_lands_on_the_leaf_that_was_active_last() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn navigate_to_where_the_path_is_does_nothing() {
+async fn navigate_to_the_current_path_does_nothing() {
     let mut session = forked([]).await;
     in_time(session.session.flush(std::time::Duration::from_secs(1))).await.unwrap();
     session.check().await;
@@ -145,7 +145,7 @@ async fn navigate_none_and_cancelled_prompt_stays_cleared() {
     assert_eq!(session.told.tree.len(), 6);
 }
 
-// ---- what is refused ----
+// ---- refused moves ----
 
 async fn refused(session: &Session, what: &str) -> [SessionError; 3] {
     let to = node(what.parse().unwrap());
@@ -195,11 +195,11 @@ async fn moves_into_the_middle_of_a_turn_are_refused() {
         answered(session.session.navigate(node(to))).await.unwrap();
     }
     session.check().await;
-    assert_eq!(session.told.tree.head(), Some(node(4)), "a leaf all the same");
+    assert_eq!(session.told.tree.head(), Some(node(4)), "navigation still ends at a leaf");
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_below_tool_uses_left_open_answers_them_as_a_prompt_does() {
+async fn branch_below_open_tool_uses_answers_them_like_a_prompt() {
     let tool = omni_agent::tool::SchemaTool::of::<serde_json::Value>("look", "The application answers.");
     let steps =
         [Step::tool_use("t", "look", json!({}))].into_iter().chain(["A1", "A2", "B1"].map(Step::text));
@@ -282,7 +282,8 @@ async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
     assert_eq!(session.told.tree, before);
 }
 
-/// What needs an idle session says what the session is doing instead, whatever else is wrong.
+/// While the session is busy or paused, every operation that needs an idle session returns the status, whatever else
+/// is wrong.
 async fn all_busy(session: &Session, status: Status) {
     let errors = [
         answered(session.regenerate(node(1))).await.unwrap_err(),
@@ -302,7 +303,7 @@ async fn all_busy(session: &Session, status: Status) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn edit_stands_beside_the_message_wherever_that_hangs() {
+async fn edit_adds_a_sibling_of_the_message() {
     let mut session = forked([Step::text("B1"), Step::text("B2")]).await;
     answered(session.session.edit(node(3), "Q2, better")).await.unwrap();
     session.rest().await;
@@ -315,7 +316,7 @@ async fn edit_stands_beside_the_message_wherever_that_hangs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn edit_after_an_interrupted_tool_goes_on_below_its_results() {
+async fn edit_after_an_interrupted_tool_continues_below_its_results() {
     let gate = Gate::new();
     let steps = [
         Step::tool_use("t1", "echo", json!({})),
@@ -325,7 +326,7 @@ async fn edit_after_an_interrupted_tool_goes_on_below_its_results() {
     ];
     let mut session = Watched::scripted(steps).await;
     session.session.prompt("Q1").await.unwrap();
-    // The tool's results are there, the next answer is not.
+    // Waits until the tool results have arrived, and the next answer has not.
     while session.session.snapshot().await.unwrap().agent.pending.len() < 3 {
         tokio::task::yield_now().await;
     }
@@ -343,7 +344,7 @@ async fn edit_after_an_interrupted_tool_goes_on_below_its_results() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn edit_of_what_is_no_prompt_is_refused() {
+async fn edit_of_a_node_that_is_not_a_prompt_is_refused() {
     let session = forked([]).await;
     let refused = |error| matches!(error, Err(SessionError::NotUser { node: at }) if at == node(2));
     assert!(refused(answered(session.session.edit(node(2), "Q")).await));

@@ -1,4 +1,4 @@
-//! Prompts that reach the agent by other ways than the session's handle, while the session takes nothing new.
+//! Prompts that reach the agent without the session's handle, while the session refuses new prompts.
 
 use omni_agent::{
     agent::{AgentBuilder, AgentError, Event, Prompt, WeakAgent},
@@ -19,17 +19,17 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     AgentBuilder::default().model(provider.model()).callbacks(hooks)
 }
 
-/// A session with one turn that the store does not take.
+/// Returns a session with one turn that the store does not save.
 async fn behind(store: &ScriptedStore, agent: AgentBuilder) -> Session {
     store.otherwise(|| Act::Hang);
     let session = Session::builder(store.as_dyn()).agent(agent).unsaved_limit(0).create().await.unwrap();
     session.ask("One").await.unwrap();
-    // The agent reports the turn before the session has taken it.
+    // The agent reports the turn before the session has processed it.
     assert_eq!(session.tree().await.unwrap().len(), 2);
     session
 }
 
-/// Waits for something that takes a few steps of the tasks.
+/// Waits until the condition holds; other tasks run meanwhile.
 async fn until(holds: impl AsyncFn() -> bool) {
     for _ in 0..1000 {
         if holds().await {
@@ -37,7 +37,7 @@ async fn until(holds: impl AsyncFn() -> bool) {
         }
         tokio::task::yield_now().await;
     }
-    panic!("it does not come");
+    panic!("the condition never held");
 }
 
 /// Sends an application event. Returns the prompt and the reason of the error that follows.
@@ -86,7 +86,7 @@ async fn prompt_of_handle_event_while_the_session_is_drained_is_carried_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_by_a_weak_handle_while_the_session_takes_nothing_new_is_refused() {
+async fn prompt_by_a_weak_handle_while_the_session_refuses_prompts_is_refused() {
     let log = Log::default();
     let tried = log.clone();
     let hooks = Hooks::new().on_event(move |_, state| {

@@ -29,7 +29,7 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
     AgentBuilder::default().model(provider.model()).tool(declared("ask_user")).tool(echo()).callbacks(hooks)
 }
 
-/// An answer that uses tools, each given by id and name.
+/// An answer that uses these tools, each given by id and name.
 fn uses(uses: &[(&str, &str)]) -> Step {
     uses.iter().fold(Step::new(), |step, (id, name)| step.then_tool_use(id, name, json!({}))).stop()
 }
@@ -45,7 +45,7 @@ fn results(request: &Request) -> Vec<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_after_a_declared_tool_sends_the_results_decided_before() {
+async fn open_after_a_declared_tool_sends_the_results_decided_before() {
     for prompt in [vec![answer("a", "Yes.")], vec!["Never mind.".into()]] {
         let store = ScriptedStore::new([]);
         let provider =
@@ -63,7 +63,7 @@ async fn load_after_a_declared_tool_sends_the_results_decided_before() {
     }
 }
 
-/// A session on which `a` was left open and answered: nodes 1 and 2, then 3 and 4.
+/// Returns a session in which `a` was left open (nodes 1 and 2) and then answered (nodes 3 and 4).
 async fn answered_open_use(after: impl IntoIterator<Item = Step>) -> (Watched, ScriptedProvider) {
     let steps = [uses(&[("a", "ask_user")]), Step::text("Fine.")].into_iter().chain(after);
     let provider = ScriptedProvider::new(steps);
@@ -92,14 +92,14 @@ async fn regenerate_of_a_turn_that_began_with_results_sends_them_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn edit_of_a_turn_that_began_with_results_answers_the_open_uses_anew() {
+async fn edit_of_a_turn_that_began_with_results_replaces_the_answers() {
     let (mut session, provider) = answered_open_use([Step::text("Good."), Step::text("Well.")]).await;
     in_time(session.session.ask_edit(node(3), answer("a", "No."))).await.unwrap();
     assert_eq!(results(&provider.last_request().unwrap()), ["a No."]);
     session.check().await;
     assert_eq!(session.path().len(), 4);
     assert_eq!(session.told.tree.children(node(2)).unwrap().count(), 2);
-    // Without a result, the use gets an error, as from a plain prompt.
+    // Without a result, the use is answered with an error, as for a plain prompt.
     in_time(session.session.ask_edit(node(3), "Never mind.")).await.unwrap();
     let sent = results(&provider.last_request().unwrap());
     assert!(sent[0].starts_with("a No result"), "{sent:?}");
@@ -120,7 +120,7 @@ async fn branch_below_an_answer_left_open_answers_its_uses() {
 async fn branch_at_results_within_a_turn_is_refused() {
     let asks = || Step::tool_use("t", "look", json!({}));
     let look = omni_agent::tool::tool_fn("look", "Looks.", |_: serde_json::Value, _| async { Ok("seen") });
-    // The first turn continues from its results, the second ends in them at the limit.
+    // The first turn continues after its results. The second ends with its results, at the step limit.
     let provider = ScriptedProvider::new([asks(), Step::text("Done."), asks(), Step::text("On.")]);
     let agent = AgentBuilder::default().model(provider.model()).tool(look);
     let mut session = Watched::start(on(agent)).await;

@@ -1,4 +1,4 @@
-//! In which order a session tells what happens.
+//! The order of a session's events.
 
 use omni_agent::{
     agent::Status,
@@ -10,14 +10,14 @@ use omni_agent::{
 
 use crate::watch::{Watched, answered, in_time, reached, word};
 
-/// How a run begins that moves the path.
+/// The first events of a run that moves the path.
 const BEGIN: [&str; 4] = ["tree", "state", "status(busy)", "message"];
 
 fn refusal() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }
 
-/// A move that begins a run.
+/// A move that starts a run.
 #[derive(Clone, Copy, Debug)]
 enum Begin {
     Regenerate,
@@ -27,7 +27,7 @@ enum Begin {
 
 const ALL: [Begin; 3] = [Begin::Regenerate, Begin::Branch, Begin::Root];
 
-/// A session with two turns whose next answer is `step`.
+/// Returns a session with two turns whose next answer is `step`.
 async fn two_turns(step: Step) -> (Watched, Vec<NodeId>) {
     let steps = [Step::text("A1"), Step::text("A2"), step, Step::text("Later")];
     let mut session = Watched::scripted(steps).await;
@@ -49,7 +49,7 @@ async fn begin(session: &Watched, nodes: &[NodeId], how: Begin) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_committed_tells_turn_then_tree() {
+async fn branch_committed_emits_turn_then_tree() {
     for how in ALL {
         let (mut session, nodes) = two_turns(Step::text("A3")).await;
         begin(&session, &nodes, how).await;
@@ -63,7 +63,7 @@ async fn branch_committed_tells_turn_then_tree() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_cancelled_tells_cancelled_then_tree_then_state() {
+async fn branch_cancelled_emits_cancelled_then_tree_then_state() {
     for how in ALL {
         let gate = Gate::new();
         let (mut session, nodes) = two_turns(Step::new().gate(&gate)).await;
@@ -80,7 +80,7 @@ async fn branch_cancelled_tells_cancelled_then_tree_then_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn branch_failed_tells_error_then_tree_then_state() {
+async fn branch_failed_emits_error_then_tree_then_state() {
     for how in ALL {
         let (mut session, nodes) = two_turns(refusal()).await;
         let before = session.told.clone();
@@ -105,7 +105,8 @@ async fn branch_interrupted_with_nothing_to_keep_is_rolled_back() {
     }
 }
 
-/// The run has ended; the tree and the history of before it are told, nothing is stored, and the session goes on from there.
+/// Checks the events after a run that was rolled back: tree and history are restored, nothing is stored, and the
+/// session continues from there.
 async fn rolled_back(mut session: Watched, before: omni_agent::session::SessionSnapshot) {
     assert_eq!(word(&*session.next().await), "tree");
     assert_eq!(session.told.tree, before.tree);
@@ -126,7 +127,7 @@ async fn rolled_back(mut session: Watched, before: omni_agent::session::SessionS
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_cancelled_tells_neither_tree_nor_state() {
+async fn prompt_cancelled_emits_neither_tree_nor_state() {
     let gate = Gate::new();
     let (mut session, _) = two_turns(Step::new().gate(&gate)).await;
     answered(session.session.prompt("Q3")).await.unwrap();
@@ -139,7 +140,7 @@ async fn prompt_cancelled_tells_neither_tree_nor_state() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn navigate_tells_tree_then_state() {
+async fn navigate_emits_tree_then_state() {
     let (mut session, nodes) = two_turns(Step::text("A3")).await;
     begin(&session, &nodes, Begin::Root).await;
     session.rest().await;
@@ -160,7 +161,10 @@ async fn store_events_follow_their_trees_in_order() {
         match &*session.next().await {
             SessionEvent::Tree(changes) => told = changes.nodes.last().unwrap().id().get(),
             SessionEvent::Store(omni_agent::session::StoreReport::Saved { through: Some(node), .. }) => {
-                assert!(node.get() <= told && node.get() > saved, "{node} after {saved}, told {told}");
+                assert!(
+                    node.get() <= told && node.get() > saved,
+                    "{node} after {saved}, in the tree: {told}"
+                );
                 saved = node.get();
             }
             _ => {}

@@ -1,5 +1,5 @@
-//! A store that was down for long, or hangs, and works again while an end or a flush waits: with enough time left, everything
-//! is saved.
+//! A store that fails or hangs for a long time and recovers while an end or a flush waits. If enough time is left,
+//! everything is saved.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::support::{Act, ScriptedStore, created, parrot, secs, tree_in};
 
-/// The outage, so long that the waits between two attempts have grown to half a minute.
+/// The length of the outage. By then, the delay between two attempts has grown to half a minute.
 const LONG: Duration = Duration::from_mins(10);
 
 /// The behaviour of a store that is down.
@@ -19,13 +19,13 @@ const LONG: Duration = Duration::from_mins(10);
 enum Down {
     Fails,
     Hangs,
-    /// It writes, and never answers.
+    /// The store writes, and never answers.
     IsMute,
 }
 
 const EVERY: [Down; 3] = [Down::Fails, Down::Hangs, Down::IsMute];
 
-/// From now on the store is down, until a given moment.
+/// Takes the store down until the given moment.
 fn break_down(store: &ScriptedStore, down: Down, back: Instant) {
     store.otherwise(move || match down {
         _ if Instant::now() >= back => Act::Work,
@@ -35,7 +35,7 @@ fn break_down(store: &ScriptedStore, down: Down, back: Instant) {
     });
 }
 
-/// A session with a turn that could not be saved for ten minutes, and will not be for two more seconds.
+/// Returns a session with a turn that could not be saved for ten minutes. The store works again in two seconds.
 async fn after_an_outage(down: Down, builder: SessionBuilder, store: &ScriptedStore) -> Session {
     let session = builder.create_with_id(crate::support::id("talk")).await.unwrap();
     break_down(store, down, Instant::now() + LONG + secs(2));
@@ -107,7 +107,7 @@ async fn agent_ends_after_an_outage_saves_once_the_store_works() {
     }
 }
 
-/// The waits of a session that is about to end for idleness start anew too: it does not stay for half a minute more.
+/// The delays also restart when the idle time is over: the session does not stay open for another half minute.
 #[tokio::test(start_paused = true)]
 async fn idle_time_over_after_an_outage_saves_soon_once_the_store_works() {
     let store = ScriptedStore::new([]);
@@ -156,9 +156,9 @@ async fn flush_while_a_creation_hangs_repeats_it_with_its_id() {
     }
 }
 
-/// A slow write is not a hanging one: its first attempt keeps all the time until the deadline.
+/// A slow write is not a hanging write: its first attempt may use all the time until the deadline.
 #[tokio::test(start_paused = true)]
-async fn stop_of_a_slow_store_takes_the_answer_of_the_first_attempt() {
+async fn stop_of_a_slow_store_uses_the_answer_of_the_first_attempt() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     store.otherwise(|| Act::Slow(secs(9)));
@@ -170,7 +170,7 @@ async fn stop_of_a_slow_store_takes_the_answer_of_the_first_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_of_a_hanging_store_keeps_two_attempts_at_most() {
+async fn stop_of_a_hanging_store_keeps_at_most_two_attempts() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     store.otherwise(|| Act::Hang);
@@ -180,13 +180,13 @@ async fn stop_of_a_hanging_store_keeps_two_attempts_at_most() {
     let tried = store.tried();
     assert!((10..60).contains(&tried.len()), "{}", tried.len());
     assert!(tried.iter().all(|attempt| attempt.what == tried[0].what));
-    // An attempt that is abandoned goes when the runtime comes to it, which may be after the next has begun.
+    // An abandoned attempt is dropped when the runtime polls it, which may be after the next attempt has begun.
     assert!(store.most_at_once() <= 3, "{}", store.most_at_once());
 }
 
-/// Once no flush waits any more, the usual waits apply.
+/// When no flush waits any more, the usual delays apply.
 #[tokio::test(start_paused = true)]
-async fn flush_over_waits_are_the_usual_ones_again() {
+async fn flush_over_delays_return_to_normal() {
     let store = ScriptedStore::new([]);
     store.otherwise(|| Act::Fail);
     let session = created(&store, "talk", parrot()).await;
@@ -200,9 +200,9 @@ async fn flush_over_waits_are_the_usual_ones_again() {
     session.flush(secs(1)).await.unwrap();
 }
 
-/// A deadline of centuries is no reason to wait for centuries.
+/// With an unlimited deadline, a hanging attempt is still abandoned and repeated.
 #[tokio::test(start_paused = true)]
-async fn flush_without_a_deadline_repeats_what_fails_and_what_hangs() {
+async fn flush_without_a_deadline_repeats_failed_and_hanging_writes() {
     for down in EVERY {
         let store = ScriptedStore::new([]);
         let session = after_an_outage(down, builder(&store), &store).await;

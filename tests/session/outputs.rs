@@ -1,4 +1,4 @@
-//! Answers under an output schema: what is asked for again is in neither tree nor store.
+//! Answers under an output schema: a rejected answer is in neither the tree nor the store.
 
 use omni_agent::{message::Usage, testing::Step};
 use schemars::JsonSchema;
@@ -12,7 +12,7 @@ struct City {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_as_answer_given_again_is_stored_without_the_one_before() {
+async fn ask_as_repeated_answer_is_stored_without_the_rejected_answer() {
     let store = ScriptedStore::new([]);
     let answer = |text: &str, output: u64| {
         Step::new().usage(Usage { output, ..Usage::default() }).then_text([text]).stop()
@@ -27,6 +27,6 @@ async fn ask_as_answer_given_again_is_stored_without_the_one_before() {
     let texts: Vec<String> = stored.nodes.iter().map(|node| node.message().text()).collect();
     assert_eq!(texts, ["A city?", oslo, "Hi", "Hello."]);
     let usage = stored.nodes[1].usage().unwrap();
-    assert_eq!(usage.output, 11, "what the answer before used is counted");
+    assert_eq!(usage.output, 11, "the usage of the rejected answer is counted");
     assert!(stored.state.options.output.is_none());
 }

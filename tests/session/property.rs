@@ -1,5 +1,5 @@
-//! Random lives of a conversation, over a store of random moods: the path is the agent's history, the store has what
-//! the session says it has, and nothing that was acknowledged goes missing.
+//! Random operations on a conversation, over a store with random behaviour. The path equals the agent's history, the
+//! store has everything that the session reports as saved, and nothing acknowledged is lost.
 
 use std::{
     collections::VecDeque,
@@ -23,20 +23,20 @@ use serde_json::{Value, json};
 
 use crate::support::{Act, ScriptedStore, configure, secs, watch};
 
-/// What becomes of a turn.
+/// How a turn ends.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Turn {
     Done,
     Tools,
-    /// With some text, or none yet.
+    /// Cancelled after some text, or before any.
     Cancelled(bool),
     Interrupted(bool),
     Failed(bool),
-    /// The session is stopped in the middle of it, and loaded again.
+    /// The session is stopped during the turn, and opened again.
     Stopped,
 }
 
-/// The store's mood.
+/// The behaviour of the store.
 #[derive(Clone, Copy, Debug)]
 enum Mood {
     Well,
@@ -106,11 +106,11 @@ struct Life {
     id: ConversationId,
     session: Session,
     events: SessionSubscription,
-    /// The session, by its events.
+    /// The session's state, built from its events.
     told: SessionSnapshot,
-    /// What it has told to be its tree, at any time.
+    /// Every tree that the session has reported.
     trees: Vec<Tree>,
-    /// Up to here all nodes were said to be safe.
+    /// The number of the last node that was reported as saved.
     safe: u64,
     texts: u32,
 }
@@ -158,7 +158,7 @@ impl Life {
         format!("text {}", self.texts)
     }
 
-    /// The steps of a turn; `held` at a gate if it is to be staged upon.
+    /// Plans the steps of a turn. If `held`, they wait at a gate, so that a prompt can be staged.
     fn plan(&mut self, turn: Turn, held: bool) {
         let mut steps = VecDeque::new();
         let begin = |part: bool, text: String| if part { Step::new().then_text([text]) } else { Step::new() };
@@ -186,7 +186,7 @@ impl Life {
         self.plan.lock().unwrap().extend(steps);
     }
 
-    /// Goes through a run, from its begin to its end.
+    /// Follows a run from its start to its end.
     async fn run(
         &mut self,
         turn: Turn,
@@ -254,7 +254,7 @@ impl Life {
         match event {
             SessionEvent::Tree(_) => self.trees.push(self.told.tree.clone()),
             SessionEvent::Store(StoreReport::Saved { through: Some(node), .. }) => {
-                assert!(node.get() > self.safe, "told twice, or out of order");
+                assert!(node.get() > self.safe, "a save was reported twice or out of order");
                 self.safe = node.get();
             }
             SessionEvent::Store(StoreReport::Lost { error }) => panic!("{error}"),
@@ -262,14 +262,14 @@ impl Life {
         }
     }
 
-    /// The session, its events and its agent agree.
+    /// Checks that the session, its events and its agent agree.
     async fn check(&mut self) {
         let snapshot = self.session.snapshot().await.unwrap();
         while self.told.last != snapshot.last {
             let event = crate::support::event(&mut self.events).await;
             self.take(&event);
         }
-        // A staged prompt fires no event.
+        // A staged prompt emits no event.
         self.told.agent.staged.clone_from(&snapshot.agent.staged);
         self.told.agent.behind.clone_from(&snapshot.agent.behind);
         assert_eq!(self.told, snapshot);
@@ -293,7 +293,7 @@ impl Life {
         }
     }
 
-    /// Ends the session and begins another on what is in the store.
+    /// Stops the session and opens the stored conversation again.
     async fn stop(&mut self, deadline: Duration) {
         let stopped = self.session.stop(deadline).await;
         self.load_again(stopped.is_ok()).await;
@@ -310,7 +310,7 @@ impl Life {
         let last = end.snapshot.unwrap();
         assert_eq!(self.told.tree, last.tree);
         assert_eq!(*last.tree.history(), last.agent.state.history);
-        // A write that was under way when the session ended may come through yet.
+        // A write that was in progress when the session ended may still reach the store.
         tokio::time::sleep(secs(100)).await;
         if self.store.beneath().exists(&self.id).await.unwrap() {
             self.session = builder(&self.store, &self.plan).open(self.id.clone()).await.unwrap();
@@ -324,7 +324,7 @@ impl Life {
         if is_safe {
             assert_eq!(tree, last.tree);
         } else {
-            assert!(self.trees.contains(&tree), "the store has a tree that never was:\n{tree}");
+            assert!(self.trees.contains(&tree), "the store has a tree that the session never had:\n{tree}");
         }
         assert!(tree.len() as u64 >= self.safe, "{} nodes of {} are left", tree.len(), self.safe);
         self.safe = tree.len() as u64;
@@ -385,7 +385,7 @@ impl Life {
             Op::Flush(seconds) => self.flush(secs(u64::from(seconds % 16))).await,
             Op::Stop(seconds) => self.stop(secs(u64::from(seconds % 16))).await,
             Op::Drop => {
-                // Another session stands in until this one has ended.
+                // Another session takes the place of this one until it has ended.
                 let other = builder(&self.store, &self.plan).create().await.unwrap();
                 drop(std::mem::replace(&mut self.session, other));
                 self.load_again(false).await;
@@ -399,7 +399,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 32, max_shrink_iters: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_life_over_any_store_agrees_and_loses_nothing(ops in prop::collection::vec(op(), 40..120)) {
+    fn any_operations_over_any_store_agree_and_lose_nothing(ops in prop::collection::vec(op(), 40..120)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
         runtime.unwrap().block_on(async {
             let mut life = Life::begin().await;

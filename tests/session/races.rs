@@ -1,4 +1,4 @@
-//! Prompts and moves that race with turns which an application's events begin.
+//! Prompts and moves that race with turns started by application events.
 
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// A session with two roots of one turn each, the path through the second, and a handler that answers events with a prompt.
+/// Returns a session with two roots of one turn each. The path leads through the second. A handler answers each event
+/// with a prompt.
 async fn two_roots() -> Watched {
     let provider =
         ScriptedProvider::from_fn(|_| Step::new().then_text(["A"]).wait(Duration::from_millis(1)).stop());
@@ -42,7 +43,7 @@ enum Act {
 const ALL: [Act; 5] = [Act::Navigate, Act::Clear, Act::Regenerate, Act::Branch, Act::Prompt];
 
 #[tokio::test(start_paused = true)]
-async fn act_raced_with_an_event_that_prompts_leaves_one_order_of_both() {
+async fn act_raced_with_an_event_that_prompts_both_apply_in_one_order() {
     let mut refused = 0;
     for act in ALL {
         for yields in 0..12 {
@@ -64,7 +65,7 @@ async fn act_raced_with_an_event_that_prompts_leaves_one_order_of_both() {
             let done = in_time(acting).await.unwrap();
             session.rest().await;
             let path = session.path();
-            // The turn of the event is there, whatever came before.
+            // The event's turn exists in every case.
             let event = ["user: From the event", "assistant: A"];
             assert_eq!(path.iter().filter(|message| *message == event[0]).count(), 1, "{act:?} {path:?}");
             let before = match (act, done.is_ok()) {
@@ -92,11 +93,11 @@ async fn act_raced_with_an_event_that_prompts_leaves_one_order_of_both() {
             }
         }
     }
-    assert!(refused > 0, "some came too late");
+    assert!(refused > 0, "no operation was refused");
 }
 
 #[tokio::test(start_paused = true)]
-async fn moves_of_many_at_once_are_all_answered() {
+async fn moves_by_many_tasks_are_all_answered() {
     let session = two_roots().await;
     let mut acting = tokio::task::JoinSet::new();
     for index in 0..100_u64 {
@@ -119,7 +120,7 @@ async fn moves_of_many_at_once_are_all_answered() {
     }
     assert!(moved >= 25, "{moved}");
     in_time(session.session.wait_until_idle()).await.unwrap();
-    // The view of before is too far behind by now.
+    // The old view has fallen too far behind by now.
     let mut session = Watched::of(&session.session).await;
     session.rest().await;
     let prompted = session.told.tree.nodes().filter(|node| node.message().text() == "From the event").count();

@@ -1,5 +1,5 @@
-//! Random operations, many at a time, on a session with a slow and failing store: whoever joins whenever comes to the
-//! truth, the path is the agent's history, and in the end the store has it all.
+//! Random concurrent operations on a session with a slow and failing store. Every subscriber, whenever it joins,
+//! arrives at the session's snapshot. The path equals the agent's history, and in the end the store has everything.
 
 use std::{
     sync::{
@@ -43,10 +43,10 @@ enum Op {
     Interrupt,
     Flush,
     Join,
-    /// A subscriber takes what is there; or leaves, and comes back after the last event it saw.
+    /// A subscriber reads the updates that are ready.
     Read(usize),
     Rejoin(usize),
-    /// All look at the truth.
+    /// All subscribers are compared with the session's snapshot.
     Check,
     Yield(usize),
     Wait(u64),
@@ -75,7 +75,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Numbers that follow from a seed.
+/// Pseudo-random numbers from a seed.
 #[derive(Clone, Debug)]
 struct Dice(Arc<AtomicU64>);
 
@@ -128,7 +128,7 @@ fn hooks(dice: &Dice) -> Hooks {
         })
 }
 
-/// A store that is slow, and fails now and then: before it writes, or when it has.
+/// A store that is slow and sometimes fails, before the write or after it.
 #[derive(Debug)]
 struct Rough(MemoryStore, Dice);
 
@@ -153,7 +153,7 @@ impl Rough {
         let bare = head.is_some_and(|head| {
             head.message().role == Role::User && head.message().tool_results().next().is_none()
         });
-        assert!(!bare, "a stored head is a bare prompt");
+        assert!(!bare, "a stored head is an unanswered prompt");
         if fate == 1 { Err(StoreError::failed("hearing from the store", NotNow)) } else { Ok(written) }
     }
 }
@@ -204,7 +204,7 @@ impl Store for Rough {
     }
 }
 
-/// A subscriber who folds what it is told.
+/// A subscriber that applies the updates it receives to a snapshot.
 struct Reader {
     events: SessionSubscription,
     told: SessionSnapshot,
@@ -238,7 +238,7 @@ impl Reader {
         }
     }
 
-    /// Comes to the truth, if it has not been told more already.
+    /// Reads up to the session's snapshot and compares with it, unless the reader is already further.
     async fn see(&mut self, truth: &SessionSnapshot) {
         self.read_to(truth.last).await;
         if self.told.last == truth.last {
@@ -250,7 +250,7 @@ impl Reader {
     }
 }
 
-/// What holds of every snapshot.
+/// Checks the invariants of every snapshot.
 fn check(snapshot: &SessionSnapshot) {
     assert_eq!(*snapshot.tree.history(), snapshot.agent.state.history, "{}", snapshot.tree);
     snapshot.agent.state.history.check().unwrap();
@@ -259,7 +259,7 @@ fn check(snapshot: &SessionSnapshot) {
     assert_eq!(again, snapshot.tree);
 }
 
-/// What may be refused, given that others act too.
+/// Whether this error is allowed, since other tasks act at the same time.
 fn is_fair(error: &SessionError) -> bool {
     matches!(
         error,
@@ -382,7 +382,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn operations_at_random_everybody_comes_to_the_truth(ops in vec(op(), 1..80), seed: u64) {
+    fn operations_at_random_all_subscribers_agree_with_the_session(ops in vec(op(), 1..80), seed: u64) {
         let mut runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = runtime.enable_all().start_paused(true).build().unwrap();
         runtime.block_on(run(ops, seed));

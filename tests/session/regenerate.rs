@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::watch::{Hooks, Watched, answered, brief, held, in_time, on, reached, scripted};
 
-/// The user messages of the path, in their order.
+/// The user messages of the path, in order.
 fn users(session: &Watched) -> Vec<NodeId> {
     let users =
         session.told.tree.iter().filter(|node| node.message().role == omni_agent::message::Role::User);
@@ -69,7 +69,7 @@ async fn regenerate_on_another_branch_moves_there() {
 #[tokio::test(start_paused = true)]
 async fn regenerate_with_continuations_commits_each_turn() {
     let steps = ["A1", "B1", "B2", "B3"].map(Step::text);
-    // The first turn of all has no continuation.
+    // The turn before the regeneration has no continuation.
     let mut first = true;
     let mut texts = vec!["C2", "C1"];
     let hooks = Hooks::new().on_turn(move |_, _| {
@@ -103,7 +103,7 @@ async fn regenerate_with_continuations_commits_each_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_cancelled_after_its_first_commit_keeps_what_is_committed() {
+async fn regenerate_cancelled_after_its_first_commit_keeps_the_committed_turns() {
     for fails in [false, true] {
         let gate = Gate::new();
         let last = if fails { Step::new().then_text(["Half"]).panic("broken") } else { held(&gate) };
@@ -158,7 +158,7 @@ async fn regenerate_with_tools_puts_the_whole_turn_below_the_message() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_cancelled_among_its_tools_is_rolled_back() {
+async fn regenerate_cancelled_while_its_tools_run_is_rolled_back() {
     let gate = Gate::new();
     let tool = {
         let gate = gate.clone();
@@ -184,7 +184,7 @@ async fn regenerate_cancelled_among_its_tools_is_rolled_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_with_a_staged_prompt_goes_on_below_the_new_answer() {
+async fn regenerate_with_a_staged_prompt_continues_below_the_new_answer() {
     let gate = Gate::new();
     let steps = [Step::text("A1"), held(&gate), Step::text("B2")];
     let mut session = Watched::scripted(steps).await;
@@ -223,7 +223,7 @@ async fn regenerate_cancelled_with_a_staged_prompt_carries_it_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_interrupted_keeps_what_came() {
+async fn regenerate_interrupted_keeps_the_partial_answer() {
     let gate = Gate::new();
     let mut session = Watched::scripted([Step::text("A1"), held(&gate), Step::text("B2")]).await;
     session.ask("Q1").await;
@@ -257,7 +257,7 @@ async fn regenerate_in_flight_snapshot_shows_the_message_once() {
     assert_eq!(shown.agent.partial.len(), 1);
     assert_eq!(shown.tree.len(), 4);
     session.see(&shown).await;
-    // Who joins now comes to the same.
+    // A subscriber that joins now sees the same.
     let mut joined = Watched::of(&session.session).await;
     gate.open();
     session.rest().await;
@@ -266,7 +266,7 @@ async fn regenerate_in_flight_snapshot_shows_the_message_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_never_stores_a_bare_prompt() {
+async fn regenerate_never_stores_an_unanswered_prompt() {
     use omni_agent::store::{MemoryStore, Store};
     let store: std::sync::Arc<dyn Store> = std::sync::Arc::new(MemoryStore::new());
     let gate = Gate::new();
@@ -277,13 +277,13 @@ async fn regenerate_never_stores_a_bare_prompt() {
     session.ask("Q2").await;
     regenerate(&session.session, users(&session)[1]).await;
     reached(&gate).await;
-    // Something else is saved meanwhile.
+    // A title is saved during the run.
     answered(session.session.set_title(Some("A title"))).await.unwrap();
     in_time(session.session.flush(Duration::from_secs(1))).await.unwrap();
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!(stored.state.title.as_deref(), Some("A title"));
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));
-    // A run that the end discards leaves no trace.
+    // A run that is discarded by the end leaves no trace.
     answered(session.session.stop_discarding(Duration::from_secs(1))).await.unwrap();
     let stored = store.load(session.session.id()).await.unwrap();
     assert_eq!((stored.nodes.len(), stored.head), (4, NodeId::new(4)));
@@ -292,7 +292,7 @@ async fn regenerate_never_stores_a_bare_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn regenerate_message_keeps_what_no_text_shows() {
+async fn regenerate_message_keeps_its_attachments() {
     let steps = ["A1", "B1"].map(Step::text);
     let mut session = Watched::scripted(steps).await;
     let image = omni_agent::message::Attachment::base64("image/png", "iVBORw0KGgo=");

@@ -1,5 +1,5 @@
-//! Another writer changes the title of an open conversation, on a store without owners: the session takes the title over and
-//! continues.
+//! Another writer changes the title of an open conversation, on a store without leases. The session adopts the title
+//! and continues.
 
 use omni_agent::{
     session::{Mode, Session, SessionEvent, StoreReport},
@@ -9,7 +9,7 @@ use omni_agent::{
 
 use crate::support::{Act, ScriptedStore, configure, created, id, node, parrot, report, secs, watch};
 
-/// As another process does it.
+/// Changes the stored title as another process would.
 async fn rename(store: &ScriptedStore, title: Option<&str>) {
     let version = store.beneath().load(&id("talk")).await.unwrap().version;
     let change = StateChange::Title(title.map(str::to_owned));
@@ -31,7 +31,7 @@ async fn assert_all_stored(store: &ScriptedStore, session: &Session, title: Opti
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_taken_over() {
+async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_adopted() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
@@ -52,14 +52,14 @@ async fn rename_elsewhere_before_a_turn_the_turn_is_stored_and_the_title_taken_o
         }
     }
     assert_eq!(told, ["Theirs".to_owned(), format!("{:?}", Some(node(4)))]);
-    // From here on it is as before.
+    // From here on, everything continues as usual.
     session.ask("Three").await.unwrap();
     assert_all_stored(&store, &session, Some("Theirs")).await;
     assert_eq!(store.words().len(), 4);
 }
 
 #[tokio::test(start_paused = true)]
-async fn titles_set_by_hand_in_two_sessions_the_later_one_stays_and_both_continue() {
+async fn titles_set_by_the_user_in_two_sessions_the_later_wins_and_both_continue() {
     let store = ScriptedStore::new([]);
     let first = created(&store, "talk", parrot()).await;
     let second = Session::builder(store.as_dyn()).agent(parrot()).open(id("talk")).await.unwrap();
@@ -69,21 +69,22 @@ async fn titles_set_by_hand_in_two_sessions_the_later_one_stays_and_both_continu
     assert_all_stored(&store, &second, Some("No, mine")).await;
     first.ask("One").await.unwrap();
     assert_all_stored(&store, &first, Some("No, mine")).await;
-    // The turn is a different matter: the second session does not have it.
+    // A turn is different from a title: the second session lacks the first session's turn, so it loses the
+    // conversation.
     second.ask("Another one").await.unwrap();
     assert_eq!(second.ended().await.reason, EndReason::LostPlace);
     assert_eq!(store.tree(first.id()).await, first.tree().await.unwrap());
 }
 
 #[tokio::test(start_paused = true)]
-async fn generated_title_gives_way_to_one_that_was_stored_meanwhile() {
+async fn generated_title_is_replaced_by_one_stored_meanwhile() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     rename(&store, Some("Theirs")).await;
     let mut events = watch(&session).await;
     assert!(session.suggest_title("Generated").await.unwrap());
     assert_all_stored(&store, &session, Some("Theirs")).await;
-    // There was nothing left to write, and subscribers learn that all is stored.
+    // Nothing was left to write, and subscribers are notified that everything is stored.
     assert_eq!(store.words(), ["title"]);
     let told = report(&mut events).await;
     let StoreReport::Saved { version, through: None, .. } = told else { panic!("{told:?}") };
@@ -91,7 +92,7 @@ async fn generated_title_gives_way_to_one_that_was_stored_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn generated_title_stays_where_the_stored_one_was_cleared() {
+async fn generated_title_stays_if_the_stored_one_was_cleared() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     rename(&store, None).await;
@@ -100,7 +101,7 @@ async fn generated_title_stays_where_the_stored_one_was_cleared() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn title_set_by_hand_after_a_generated_one_replaces_one_stored_meanwhile() {
+async fn title_set_by_the_user_after_a_generated_one_replaces_one_stored_meanwhile() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     rename(&store, Some("Theirs")).await;
@@ -127,7 +128,7 @@ async fn rename_elsewhere_after_a_lost_acknowledgement_the_turn_counts_as_stored
 }
 
 #[tokio::test(start_paused = true)]
-async fn changed_settings_and_a_rename_elsewhere_are_both_kept() {
+async fn settings_changed_and_renamed_elsewhere_both_are_kept() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     rename(&store, Some("Theirs")).await;
@@ -136,9 +137,9 @@ async fn changed_settings_and_a_rename_elsewhere_are_both_kept() {
     assert_eq!(kept(&store).await.state.system.as_deref(), Some("Be brief."));
 }
 
-/// The stored settings are known, although the session was started with others.
+/// The session knows the stored settings, although it was opened with others.
 #[tokio::test(start_paused = true)]
-async fn rename_elsewhere_of_a_session_loaded_with_other_settings_is_taken_over() {
+async fn rename_elsewhere_of_a_session_opened_with_other_settings_is_adopted() {
     let store = ScriptedStore::new([]);
     created(&store, "talk", parrot()).await.stop(secs(1)).await.unwrap();
     let other = parrot().system("Be brief.");
@@ -150,7 +151,7 @@ async fn rename_elsewhere_of_a_session_loaded_with_other_settings_is_taken_over(
 }
 
 #[tokio::test(start_paused = true)]
-async fn settings_changed_elsewhere_are_a_loss() {
+async fn settings_changed_elsewhere_lose_the_conversation() {
     for with_other_settings in [false, true] {
         let store = ScriptedStore::new([]);
         created(&store, "talk", parrot()).await.stop(secs(1)).await.unwrap();
@@ -167,9 +168,9 @@ async fn settings_changed_elsewhere_are_a_loss() {
     }
 }
 
-/// It has the same content and another title, but it is another conversation.
+/// The new conversation has the same content and another title, but it is not the session's conversation.
 #[tokio::test(start_paused = true)]
-async fn conversation_created_anew_under_the_id_is_not_taken_for_a_renamed_one() {
+async fn conversation_recreated_with_the_id_is_not_mistaken_for_a_renamed_one() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     let state = kept(&store).await.state;

@@ -1,4 +1,4 @@
-//! Saving beside the session: a store that is slow, hangs, fails, panics or blocks.
+//! Saving in parallel with the session's work: a store that is slow, hangs, fails, panics or blocks.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn store_hangs_session_answers_and_goes_on() {
+async fn store_hangs_session_answers_and_continues() {
     let store = ScriptedStore::new([Act::Hang]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     let start = Instant::now();
@@ -40,7 +40,7 @@ async fn store_hangs_session_answers_and_goes_on() {
     let snapshot = session.snapshot().await.unwrap();
     assert_eq!(snapshot.unsaved, (1..=9).map(node).collect::<Vec<_>>());
     assert_eq!(store.tried().len(), 1);
-    // The write is given up, and repeated.
+    // The hanging write is abandoned and repeated.
     assert_agree(&session, &store).await;
     assert_eq!(store.words(), ["create", "create", "commit with state"]);
 }
@@ -80,7 +80,7 @@ async fn store_fails_newer_turns_follow_the_failed_write_unchanged() {
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
     store.arrival().await;
-    // Each new commit gives reason to try again at once.
+    // Each new commit triggers a new attempt immediately.
     session.ask("Two").await.unwrap();
     store.arrival().await;
     session.ask("Three").await.unwrap();
@@ -94,7 +94,7 @@ async fn store_fails_newer_turns_follow_the_failed_write_unchanged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn store_fails_for_long_waits_grow_to_half_a_minute() {
+async fn store_fails_for_long_delays_grow_to_half_a_minute() {
     let store = ScriptedStore::new([]);
     store.otherwise(|| Act::Fail);
     let session = created(&store, "talk", parrot()).await;
@@ -129,7 +129,7 @@ async fn acknowledgement_lost_write_repeated_with_its_id_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn write_takes_too_long_is_given_up_and_repeated() {
+async fn write_takes_too_long_is_abandoned_and_repeated() {
     let store = ScriptedStore::new([Act::HangAfter, Act::Work, Act::Hang]);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).write_timeout(secs(7));
     let session = builder.create().await.unwrap();
@@ -139,7 +139,7 @@ async fn write_takes_too_long_is_given_up_and_repeated() {
     let StoreReport::Failed { error, .. } = report(&mut events).await else { panic!() };
     assert!(error.contains("7s"), "{error}");
     assert_eq!(start.elapsed(), secs(7));
-    // The creation was done all the same: its repetition is met with its first result.
+    // The creation was done before it hung: its repetition returns the first result.
     let StoreReport::Failed { what: SavedPart::Tree, .. } = report(&mut events).await else { panic!() };
     assert_eq!(start.elapsed(), Duration::from_millis(14_500));
     let StoreReport::Saved { .. } = report(&mut events).await else { panic!() };
@@ -176,7 +176,7 @@ async fn store_blocks_its_thread_session_answers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn store_slow_what_comes_meanwhile_is_written_together_and_told_in_order() {
+async fn store_slow_later_turns_are_written_together_and_reported_in_order() {
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let session = created(&store, "talk", parrot()).await;
@@ -194,7 +194,7 @@ async fn store_slow_what_comes_meanwhile_is_written_together_and_told_in_order()
     assert_eq!(nodes, [vec![1, 2], vec![3, 4, 5, 6, 7, 8], vec![9, 10]]);
     assert_eq!(store.words(), ["commit", "commit with state", "commit"]);
 
-    // A report comes after the trees that it tells of, and the versions ascend.
+    // A report follows the trees that it covers, and the versions ascend.
     let (mut grown, mut reports) = (0, Vec::new());
     while reports.len() < 3 {
         match &*event(&mut events).await {
@@ -235,21 +235,21 @@ async fn turn_saved_store_event_follows_its_tree() {
             words.push(word);
         }
     }
-    // To node 2 the path leads already, by way of it.
+    // The path already leads through node 2, so navigating to it emits nothing.
     let turn = ["turn", "tree", "store tree"];
     let rest = ["tree", "state", "store tree", "title", "store state"];
     assert_eq!(words, [&turn[..], &turn, &turn, &rest].concat());
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_much_unsaved_refuses_prompts_until_the_store_caught_up() {
+async fn too_much_unsaved_refuses_prompts_until_the_store_catches_up() {
     let store = ScriptedStore::new([]);
     store.otherwise(|| Act::Hang);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).unsaved_limit(10_000);
     let session = builder.create().await.unwrap();
     session.ask("Small").await.unwrap();
     session.ask("x".repeat(3_000)).await.unwrap();
-    // The agent tells of the turn before the session has taken it.
+    // The agent reports the turn before the session has processed it.
     session.tree().await.unwrap();
     session.ask("y".repeat(3_000)).await.unwrap();
     session.tree().await.unwrap();
@@ -259,7 +259,7 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_caught_up() {
     refused(session.ask("More").await.unwrap_err());
     refused(session.regenerate(node(1)).await.unwrap_err());
     refused(session.branch(None, "More").await.unwrap_err());
-    // All else goes on.
+    // All other operations continue to work.
     assert_answers(&session).await;
     session.navigate(None).await.unwrap();
     session.navigate(node(1)).await.unwrap();
@@ -275,7 +275,7 @@ async fn too_much_unsaved_refuses_prompts_until_the_store_caught_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn too_much_unsaved_run_in_flight_may_go_on() {
+async fn too_much_unsaved_run_in_flight_may_continue() {
     let (held, gate) = (Gate::new(), Gate::new());
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let steps = [crate::support::held(&held, &"x".repeat(500)), omni_agent::testing::Step::text("Two")];

@@ -1,4 +1,4 @@
-//! How a conversation comes to be in the store: with its first save, or at once under a given id.
+//! How a conversation gets into the store: with its first save, or immediately if its id is given.
 
 use std::sync::Arc;
 
@@ -60,7 +60,7 @@ async fn create_title_changes_while_the_first_save_is_slow_latest_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_is_in_the_store_before_it_returns() {
+async fn create_with_id_is_in_the_store_before_it_returns() {
     let store = ScriptedStore::new([]);
     let builder = Session::builder(store.as_dyn()).agent(parrot().system("Be brief.")).title("Talk");
     let session = builder.create_with_id(id("talk")).await.unwrap();
@@ -73,7 +73,7 @@ async fn create_as_is_in_the_store_before_it_returns() {
     assert_eq!(store.words(), ["create"]);
 }
 
-/// Tells that `init` ran.
+/// Callbacks that report each call of `init`.
 struct Told(tokio::sync::mpsc::UnboundedSender<ConversationId>);
 
 #[async_trait::async_trait]
@@ -89,7 +89,7 @@ impl AgentCallbacks for Told {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_taken_id_is_refused_before_init_and_changes_nothing() {
+async fn create_with_id_taken_is_refused_before_init_and_changes_nothing() {
     let store = ScriptedStore::new([]);
     let first = Session::builder(store.as_dyn()).agent(parrot()).create_with_id(id("talk")).await.unwrap();
     first.ask("One").await.unwrap();
@@ -104,7 +104,7 @@ async fn create_as_taken_id_is_refused_before_init_and_changes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_twice_at_once_one_succeeds() {
+async fn create_with_id_twice_at_once_one_succeeds() {
     for _ in 0..20 {
         let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
         let create = || Session::builder(store.as_dyn()).agent(parrot()).create_with_id(id("talk"));
@@ -121,14 +121,14 @@ async fn create_as_twice_at_once_one_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_store_fails_is_its_error_and_the_agent_ends() {
+async fn create_with_id_store_fails_returns_its_error_and_the_agent_ends() {
     let store = ScriptedStore::new([Act::Fail]);
     let (told, mut inits) = tokio::sync::mpsc::unbounded_channel();
     let failed =
         Session::builder(store.as_dyn()).agent(parrot().callbacks(Told(told))).create_with_id(id("talk"));
     assert!(matches!(failed.await, Err(SessionError::Store(StoreError::Failed { .. }))));
     assert_eq!(inits.recv().await, Some(id("talk")));
-    // The callbacks go with the agent.
+    // The callbacks are dropped with the agent.
     assert_eq!(inits.recv().await, None);
     assert!(!store.exists(&id("talk")).await.unwrap());
 }
@@ -146,7 +146,7 @@ async fn create_with_an_initial_history_is_an_error() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn load_with_a_history_is_an_error() {
+async fn open_with_a_history_is_an_error() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     let kept = Session::builder(Arc::clone(&store)).agent(parrot()).create_with_id(id("talk")).await.unwrap();
     kept.stop(secs(1)).await.unwrap();
@@ -156,7 +156,7 @@ async fn load_with_a_history_is_an_error() {
     Session::builder(store).agent(parrot()).open(id("talk")).await.unwrap();
 }
 
-/// Gives the agent a history in `init`.
+/// Callbacks that set a history in `init`.
 struct Historian;
 
 #[async_trait::async_trait]
@@ -173,7 +173,7 @@ impl AgentCallbacks for Historian {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_init_that_sets_the_history_is_refused() {
+async fn create_init_sets_the_history_is_refused() {
     let store = ScriptedStore::new([]);
     let agent = Agent::builder().model(ScriptedProvider::new([]).model()).callbacks(Historian);
     let refused = Session::builder(store.as_dyn()).agent(agent).create_with_id(id("talk")).await;
@@ -196,7 +196,7 @@ async fn open_or_create_creates_an_unknown_id_and_opens_a_known_one() {
 
 #[tokio::test(start_paused = true)]
 async fn open_or_create_of_several_that_create_at_once_one_succeeds() {
-    // Each first learns that the conversation does not exist, and then creates it.
+    // Each session first finds that the conversation does not exist, and then creates it.
     let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
     let start = || Session::builder(store.as_dyn()).agent(parrot()).open_or_create(id("c"));
     let (one, other) = tokio::join!(start(), start());

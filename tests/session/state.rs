@@ -1,4 +1,4 @@
-//! What of a session's state is saved, and when: what can be kept, and only when it has changed.
+//! The part of a session's state that is saved: only storable settings, and only if they have changed.
 
 use async_trait::async_trait;
 use omni_agent::{
@@ -16,7 +16,7 @@ use crate::support::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn state_changed_in_what_is_not_kept_nothing_is_written() {
+async fn state_changed_in_parts_that_are_not_saved_nothing_is_written() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     let echo = || tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });
@@ -33,7 +33,7 @@ async fn state_changed_in_what_is_not_kept_nothing_is_written() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn state_changed_in_what_is_kept_each_change_is_written() {
+async fn state_changed_in_saved_parts_each_change_is_written() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     configure(&session, |config| config.system = Some("Be brief.".into())).await;
@@ -70,7 +70,7 @@ async fn configure_model_by_name_is_resolved_and_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn title_set_is_written_alone_and_told_once() {
+async fn title_set_is_written_alone_and_emitted_once() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     let mut events = watch(&session).await;
@@ -160,7 +160,7 @@ async fn state_edited_by_a_callback_is_saved_with_the_commit() {
     let state = store.tried()[0].what.state().unwrap().clone();
     assert_eq!((state.system.as_deref(), state.options.max_tokens), (Some("Step 1."), Some(1)));
 
-    // What a run that is cancelled had edited is saved with the next commit.
+    // Edits made during a cancelled run are saved with the next commit.
     session.prompt("Two").await.unwrap();
     gate.reached().await;
     session.cancel().await.unwrap();
@@ -208,7 +208,7 @@ async fn secrets_never_reach_the_store() {
     }
     assert!(store.tried().len() >= 5);
     store.assert_sound();
-    // A key that comes and goes is no change of what is kept.
+    // A temporary key does not change the stored settings.
     let session = Session::builder(store.as_dyn()).agent(parrot()).open(id("given")).await.unwrap();
     let before = store.tried().len();
     configure(&session, |config| config.options.api_key = Some("hush".into())).await;

@@ -1,4 +1,4 @@
-//! The end of a session with something to save: what is said of it, and what is safe.
+//! The end of a session with unsaved data: the report of `stop`, and the data that is safe.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::support::{
     Act, ScriptedStore, created, event, held, id, node, parrot, scripted, secs, tree_in, watch,
 };
 
-/// Callbacks whose end never comes.
+/// Callbacks whose `terminate` never returns.
 struct Endless;
 
 #[async_trait]
@@ -34,7 +34,7 @@ fn unsaved(stopped: Result<(), SessionError>) -> (usize, Duration, Option<String
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_saves_what_is_unsaved() {
+async fn stop_saves_unsaved_turns() {
     let store = ScriptedStore::new([Act::Slow(secs(2)), Act::Slow(secs(2)), Act::Slow(secs(2))]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     session.ask("One").await.unwrap();
@@ -46,7 +46,7 @@ async fn stop_saves_what_is_unsaved() {
     let end = session.end().unwrap();
     assert_eq!(end.reason, EndReason::Stopped);
     assert_eq!(end.snapshot.unwrap().unsaved, []);
-    // Once more is fine.
+    // A second `stop` succeeds too.
     session.stop(secs(1)).await.unwrap();
     store.assert_sound();
 }
@@ -68,7 +68,7 @@ async fn stop_repeats_a_waiting_write_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_deadline_passes_says_how_much_is_unsaved() {
+async fn stop_deadline_passes_reports_the_number_of_unsaved_messages() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
@@ -82,7 +82,7 @@ async fn stop_deadline_passes_says_how_much_is_unsaved() {
     assert_eq!(last.unsaved, [node(3), node(4)]);
     assert_eq!(last.tree.len(), 4);
     assert_eq!(store.tree(session.id()).await.len(), 2);
-    // It has ended, and what it said holds.
+    // The session has ended, and a later `stop` reports the same.
     assert_eq!(unsaved(session.stop(secs(1)).await), (2, secs(1), None));
 }
 
@@ -102,7 +102,7 @@ async fn stop_of_failing_store_names_the_failure() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_deadline_zero_says_what_is_so() {
+async fn stop_deadline_zero_reports_whether_everything_is_saved() {
     let store = ScriptedStore::new([Act::Work, Act::Hang]);
     let saved = created(&store, "saved", parrot()).await;
     saved.ask("One").await.unwrap();
@@ -116,7 +116,7 @@ async fn stop_deadline_zero_says_what_is_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_deadline_zero_with_a_branch_in_flight_leaves_the_tree_of_before() {
+async fn stop_deadline_zero_with_a_branch_in_flight_restores_the_tree() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", scripted([Step::text("Yes."), held(&gate, "No.")])).await;
@@ -158,7 +158,7 @@ async fn stop_while_terminate_hangs_repeats_failed_writes_meanwhile() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_twice_at_once_both_learn_the_same() {
+async fn stop_twice_at_once_both_return_the_same() {
     let gate = Gate::new();
     let store = ScriptedStore::new([Act::Wait(gate.clone())]);
     let session = created(&store, "talk", parrot()).await;
@@ -175,7 +175,7 @@ async fn stop_twice_at_once_both_learn_the_same() {
     let session = created(&store, "talk", parrot()).await;
     session.ask("One").await.unwrap();
     let start = Instant::now();
-    // The nearest deadline counts.
+    // The earliest deadline applies.
     let (first, second) = tokio::join!(session.stop(secs(60)), session.stop(secs(3)));
     assert_eq!(unsaved(first).0, 2);
     assert_eq!(unsaved(second).0, 2);
@@ -183,7 +183,7 @@ async fn stop_twice_at_once_both_learn_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_with_a_branch_in_flight_tells_its_end_and_keeps_the_tree() {
+async fn stop_with_a_branch_in_flight_emits_its_end_and_keeps_the_tree() {
     let gate = Gate::new();
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", scripted([Step::text("Yes."), held(&gate, "No.")])).await;
@@ -226,7 +226,7 @@ async fn stop_during_a_turn_discards_it_and_saves_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_handle_dropped_what_is_unsaved_is_saved() {
+async fn last_handle_dropped_unsaved_turns_are_saved() {
     let store = ScriptedStore::new([Act::Slow(secs(5)), Act::Fail, Act::Slow(secs(5))]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     let name = session.id().clone();
@@ -247,7 +247,7 @@ async fn last_handle_dropped_what_is_unsaved_is_saved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_handle_dropped_hanging_store_is_waited_for_until_the_limit() {
+async fn last_handle_dropped_waits_for_a_hanging_store_until_the_limit() {
     let store = ScriptedStore::new([]);
     store.otherwise(|| Act::Hang);
     let builder = Session::builder(store.as_dyn()).agent(parrot()).end_timeout(secs(4));
@@ -283,13 +283,13 @@ async fn idle_shutdown_waits_for_saving() {
     assert!(session.end().is_none());
     let end = session.ended().await;
     assert_eq!(end.reason, EndReason::Idle);
-    // Saved after half a minute, and the title half a second later; then the time runs anew.
+    // The turn is saved after half a minute, and the title half a second later. Then the idle time starts again.
     assert_eq!(start.elapsed(), Duration::from_millis(31_500));
     assert_eq!(store.tree(&id("talk")).await, end.snapshot.unwrap().tree);
 }
 
 #[tokio::test(start_paused = true)]
-async fn agent_ends_by_itself_what_is_unsaved_is_saved() {
+async fn agent_ends_by_itself_unsaved_turns_are_saved() {
     let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     session.ask("One").await.unwrap();
@@ -301,7 +301,7 @@ async fn agent_ends_by_itself_what_is_unsaved_is_saved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_from_the_moment_of_a_commit_covers_it() {
+async fn stop_right_after_a_commit_saves_it() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     let mut events = watch(&session).await;

@@ -1,4 +1,4 @@
-//! What the tests of saving share: a store that does as it is told, and sessions upon it.
+//! Helpers for the tests of saving: a scripted store, and sessions that use it.
 
 use std::{
     collections::VecDeque,
@@ -26,30 +26,30 @@ use omni_agent::{
 };
 use tokio::{sync::Semaphore, time::Instant};
 
-/// What becomes of one write.
+/// The behaviour of the store for one write.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Work,
     /// Works once the gate is open.
     Wait(Gate),
-    /// Works after so long.
+    /// Works after this time.
     Slow(Duration),
-    /// Fails, and has done nothing.
+    /// Fails without writing.
     Fail,
     /// Fails for this reason.
     Refuse(StoreError),
-    /// Works, and fails to say so.
+    /// Writes, but returns an error.
     LoseWord,
-    /// Never answers, and does nothing.
+    /// Never answers, and writes nothing.
     Hang,
-    /// Works, and never answers.
+    /// Writes, and never answers.
     HangAfter,
     Panic,
-    /// Holds its thread up until the lock is opened, then works.
+    /// Blocks its thread until the lock is opened, then works.
     Block(Lock),
 }
 
-/// Holds a thread up.
+/// A lock that blocks a thread.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lock(Arc<(Mutex<bool>, Condvar)>);
 
@@ -65,7 +65,7 @@ impl Lock {
     }
 }
 
-/// A write, as the store got it.
+/// A write as the store received it.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Wrote {
     Create(WriteId, StoredState),
@@ -81,7 +81,7 @@ impl Wrote {
         }
     }
 
-    /// The nodes that it brings.
+    /// The nodes of the write.
     pub(crate) fn nodes(&self) -> Vec<u64> {
         match self {
             Self::Commit(_, commit) => commit.nodes.iter().map(|node| node.id().get()).collect(),
@@ -89,7 +89,7 @@ impl Wrote {
         }
     }
 
-    /// The whole state, if it brings one.
+    /// The whole state, if the write contains it.
     pub(crate) fn state(&self) -> Option<&StoredState> {
         match self {
             Self::Create(_, state) => Some(state),
@@ -99,7 +99,7 @@ impl Wrote {
         }
     }
 
-    /// What it is, in a word.
+    /// The kind of the write, in short.
     pub(crate) fn word(&self) -> &'static str {
         match self {
             Self::Create(..) => "create",
@@ -120,8 +120,8 @@ pub(crate) struct Tried {
 
 type Otherwise = Box<dyn FnMut() -> Act + Send>;
 
-/// A store whose writes go as the script says, and after it, well. It looks at all that is written for what must
-/// never be there.
+/// A store whose writes follow a script, and work after its end. It checks everything that is written for forbidden
+/// content.
 #[derive(Clone)]
 pub(crate) struct ScriptedStore(Arc<Inner>);
 
@@ -130,12 +130,12 @@ struct Inner {
     script: Mutex<VecDeque<Act>>,
     otherwise: Mutex<Otherwise>,
     tried: Mutex<Vec<Tried>>,
-    /// As many permits as writes that were tried and not awaited.
+    /// One permit for each attempted write that no test has awaited yet.
     arrivals: Semaphore,
     wrongs: Mutex<Vec<String>>,
-    /// Writes that are being performed.
+    /// Held once by each write in progress.
     open: Arc<()>,
-    /// The most that ever were at the same time.
+    /// The largest number of writes that were in progress at the same time.
     most: AtomicUsize,
     fails_loads: AtomicBool,
 }
@@ -149,7 +149,7 @@ impl ScriptedStore {
         Self::over(Arc::new(MemoryStore::new()), script)
     }
 
-    /// Upon another store.
+    /// A scripted store over another store.
     pub(crate) fn over(store: Arc<dyn Store>, script: impl IntoIterator<Item = Act>) -> Self {
         Self(Arc::new(Inner {
             store,
@@ -164,7 +164,7 @@ impl ScriptedStore {
         }))
     }
 
-    /// What comes after the script.
+    /// Sets the behaviour after the end of the script.
     pub(crate) fn otherwise(&self, act: impl FnMut() -> Act + Send + 'static) {
         *lock(&self.0.otherwise) = Box::new(act);
     }
@@ -178,37 +178,37 @@ impl ScriptedStore {
         self.0.fails_loads.store(fails, Ordering::Relaxed);
     }
 
-    /// The store underneath, which always works.
+    /// The underlying store, which always works.
     pub(crate) fn beneath(&self) -> &Arc<dyn Store> {
         &self.0.store
     }
 
-    /// Waits for the next write to be tried. Each is seen once.
+    /// Waits for the next attempted write. Each attempt is returned once.
     pub(crate) async fn arrival(&self) {
         let arrival = tokio::time::timeout(secs(300), self.0.arrivals.acquire()).await;
-        arrival.expect("a write that never comes").unwrap().forget();
+        arrival.expect("no write was attempted").unwrap().forget();
     }
 
     pub(crate) fn tried(&self) -> Vec<Tried> {
         lock(&self.0.tried).clone()
     }
 
-    /// The most writes that were performed at the same time.
+    /// The largest number of writes that were in progress at the same time.
     pub(crate) fn most_at_once(&self) -> usize {
         self.0.most.load(Ordering::Relaxed)
     }
 
-    /// What was tried, in words.
+    /// The kinds of the attempted writes, in short.
     pub(crate) fn words(&self) -> Vec<&'static str> {
         self.tried().iter().map(|tried| tried.what.word()).collect()
     }
 
-    /// What is in the store, as a tree.
+    /// The stored nodes as a tree.
     pub(crate) async fn tree(&self, id: &ConversationId) -> Tree {
         tree_in(&**self.beneath(), id).await
     }
 
-    /// Asserts that nothing was ever written that must not be.
+    /// Asserts that nothing forbidden was ever written.
     #[track_caller]
     pub(crate) fn assert_sound(&self) {
         assert_eq!(*lock(&self.0.wrongs), Vec::<String>::new());
@@ -255,7 +255,7 @@ impl ScriptedStore {
         }
     }
 
-    /// A stored head is never a bare prompt, and what is stored is a lawful tree.
+    /// Checks that the stored head is not an unanswered prompt, and that the stored nodes form a valid tree.
     async fn look(&self, id: &ConversationId) {
         let Ok(stored) = self.0.store.load(id).await else { return };
         let wrong = match Tree::hydrate(stored.nodes, stored.head, stored.cursors) {
@@ -361,12 +361,12 @@ pub(crate) fn held(gate: &Gate, text: &str) -> Step {
     Step::new().gate(gate).then_text([text]).stop()
 }
 
-/// A request that fails, and is not repeated.
+/// A request that fails and is not retried.
 pub(crate) fn failing() -> Step {
     Step::error(ProviderError::new(ErrorKind::InvalidRequest, "no"))
 }
 
-/// A session that was created under this id, whose creation is not in the script.
+/// Creates a conversation with this id outside the script, and opens it on the scripted store.
 pub(crate) async fn created(store: &ScriptedStore, name: &str, agent: AgentBuilder) -> Session {
     let made =
         Session::builder(Arc::clone(store.beneath())).agent(parrot()).create_with_id(id(name)).await.unwrap();
@@ -375,7 +375,7 @@ pub(crate) async fn created(store: &ScriptedStore, name: &str, agent: AgentBuild
     Session::builder(store.as_dyn()).agent(agent).open(id(name)).await.unwrap()
 }
 
-/// Asserts that the tree's path is the agent's history, and that the store has all of it.
+/// Asserts that the tree's path equals the agent's history, and that the store has all of it.
 pub(crate) async fn assert_agree(session: &Session, store: &ScriptedStore) {
     session.flush(secs(3600)).await.unwrap();
     let snapshot = session.snapshot().await.unwrap();
@@ -401,9 +401,9 @@ pub(crate) async fn configure(session: &Session, edit: impl FnOnce(&mut Config) 
 
 /// The next event.
 pub(crate) async fn event(events: &mut SessionSubscription) -> Arc<SessionEvent> {
-    match tokio::time::timeout(secs(300), events.next()).await.expect("an event that never comes") {
+    match tokio::time::timeout(secs(300), events.next()).await.expect("no event arrived") {
         Some(Update::Event(event)) => event.event,
-        other => panic!("no event but {other:?}"),
+        other => panic!("expected an event, got {other:?}"),
     }
 }
 
@@ -416,7 +416,7 @@ pub(crate) async fn report(events: &mut SessionSubscription) -> StoreReport {
     }
 }
 
-/// Asserts that the session answers everything at once, whatever its store does.
+/// Asserts that the session answers every query immediately, whatever the store does.
 pub(crate) async fn assert_answers(session: &Session) {
     let start = Instant::now();
     session.status().await.unwrap();

@@ -1,6 +1,7 @@
-//! Leases: a conversation is one session's at a time, in a store that knows owners.
+//! Leases: in a store with leases, a conversation belongs to one session at a time.
 //!
-//! Time runs here: leases are renewed on a thread of the crate's own, which knows nothing of a test's paused time.
+//! These tests run in real time: leases are renewed by a thread of the crate, to which a test's paused time does not
+//! apply.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +49,7 @@ fn is_owned_by(outcome: Result<Session, SessionError>, owner: &Owner) -> bool {
     matches!(outcome, Err(SessionError::Store(StoreError::Owned { owner: found, .. })) if found == *owner)
 }
 
-/// The session has ended because the conversation is another's; with these nodes unsaved.
+/// Checks that the session has ended because another owner took the conversation, with these nodes unsaved.
 async fn assert_lost(session: &Session, unsaved: &[u64]) -> Tree {
     let end = within(session.ended()).await;
     assert_eq!(end.reason, EndReason::LostPlace);
@@ -58,10 +59,10 @@ async fn assert_lost(session: &Session, unsaved: &[u64]) -> Tree {
     last.tree.clone()
 }
 
-// ---- who may open it ----
+// ---- opening a conversation ----
 
 #[tokio::test]
-async fn load_of_what_is_open_elsewhere_says_who_has_it() {
+async fn open_while_open_elsewhere_names_the_owner() {
     let store = LeasingStore::new();
     let first = created(&store, "talk", ann()).await;
     assert!(is_owned_by(load(&store, "talk", ben()).await, &ann()));
@@ -70,7 +71,7 @@ async fn load_of_what_is_open_elsewhere_says_who_has_it() {
 }
 
 #[tokio::test]
-async fn load_without_an_owner_is_one_of_its_own() {
+async fn open_without_an_owner_uses_a_distinct_owner() {
     let store = LeasingStore::new();
     let first =
         within(Session::builder(store.as_dyn()).agent(parrot()).create_with_id(id("talk"))).await.unwrap();
@@ -80,7 +81,7 @@ async fn load_without_an_owner_is_one_of_its_own() {
 }
 
 #[tokio::test]
-async fn load_after_stop_takes_over_at_once() {
+async fn open_after_stop_takes_over_immediately() {
     let store = LeasingStore::new();
     let first = created(&store, "talk", ann()).await;
     saved(&first, "One").await;
@@ -92,7 +93,7 @@ async fn load_after_stop_takes_over_at_once() {
 }
 
 #[tokio::test]
-async fn last_handle_dropped_gives_the_conversation_back() {
+async fn last_handle_dropped_lease_is_released() {
     let store = LeasingStore::new();
     let first = created(&store, "talk", ann()).await;
     drop(first);
@@ -100,7 +101,7 @@ async fn last_handle_dropped_gives_the_conversation_back() {
 }
 
 #[test]
-fn runtime_gone_with_an_open_session_gives_the_conversation_back() {
+fn runtime_dropped_with_an_open_session_lease_is_released() {
     let store = LeasingStore::new();
     let runtime = runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let session = runtime.block_on(created(&store, "talk", ann()));
@@ -110,11 +111,11 @@ fn runtime_gone_with_an_open_session_gives_the_conversation_back() {
 }
 
 #[tokio::test]
-async fn load_that_fails_gives_the_conversation_back() {
+async fn open_fails_lease_is_released() {
     let store = LeasingStore::new();
     let first = created(&store, "talk", ann()).await;
     within(first.stop(secs(30))).await.unwrap();
-    // An agent without a model, in a conversation without one.
+    // An agent without a model, and a conversation without a saved model.
     let agent = omni_agent::agent::Agent::builder();
     let failed = within(Session::builder(store.as_dyn()).agent(agent).owner(ann()).open(id("talk"))).await;
     assert!(failed.is_err());
@@ -122,7 +123,7 @@ async fn load_that_fails_gives_the_conversation_back() {
 }
 
 #[tokio::test]
-async fn load_dropped_before_the_store_answers_gives_the_conversation_back() {
+async fn open_dropped_before_the_store_answers_lease_is_released() {
     let store = LeasingStore::new();
     within(created(&store, "talk", Owner::new("ann")).await.stop(secs(9))).await.unwrap();
     store.ownership(Mood::Late);
@@ -138,14 +139,14 @@ async fn load_dropped_before_the_store_answers_gives_the_conversation_back() {
 }
 
 #[tokio::test]
-async fn load_of_what_is_missing_says_so() {
+async fn open_missing_conversation_is_not_found() {
     let store = LeasingStore::new();
     let missing = load(&store, "talk", ann()).await;
     assert!(matches!(missing, Err(SessionError::Store(StoreError::NotFound { .. }))), "{missing:?}");
 }
 
 #[tokio::test]
-async fn store_that_cannot_say_who_owns_it_is_not_opened() {
+async fn store_fails_to_report_the_owner_conversation_is_not_opened() {
     let store = LeasingStore::new();
     let first = created(&store, "talk", ann()).await;
     within(first.stop(secs(30))).await.unwrap();
@@ -156,7 +157,7 @@ async fn store_that_cannot_say_who_owns_it_is_not_opened() {
     load(&store, "talk", ben()).await.unwrap();
 }
 
-// ---- what it writes ----
+// ---- writing with an epoch ----
 
 #[tokio::test]
 async fn every_write_carries_the_epoch() {
@@ -191,7 +192,7 @@ async fn store_without_owners_is_written_to_without_an_epoch() {
     saved(&session, "One").await;
     let other =
         within(Session::builder(beneath.as_dyn()).agent(parrot()).owner(ben()).open(id("talk"))).await;
-    assert!(other.is_ok(), "versions alone decide");
+    assert!(other.is_ok(), "only versions decide");
     let epochs = beneath.tried().into_iter().filter_map(|tried| match tried.what {
         crate::support::Wrote::Commit(write, _) => Some(write.epoch),
         _ => None,
@@ -199,7 +200,7 @@ async fn store_without_owners_is_written_to_without_an_epoch() {
     assert_eq!(epochs.collect::<Vec<_>>(), [None]);
 }
 
-// ---- how it is kept ----
+// ---- keeping the lease ----
 
 #[test]
 fn runtime_blocked_leases_are_renewed() {
@@ -227,7 +228,7 @@ async fn renewals_that_fail_hang_or_panic_are_tried_again() {
     assert_eq!(store.epoch(session.id()), 1);
 }
 
-/// Each of them: a lease that ran out is owned again only once it is renewed.
+/// Checks that every lease is renewed: an expired lease is owned again only after a renewal.
 async fn all_are_renewed(store: &LeasingStore, sessions: &[Session]) {
     for session in sessions {
         store.run_out(session.id());
@@ -257,7 +258,7 @@ async fn many_conversations_are_all_renewed() {
 }
 
 #[tokio::test]
-async fn lease_ran_out_and_nobody_came_the_session_goes_on() {
+async fn lease_expired_without_a_new_owner_session_continues() {
     let store = LeasingStore::new();
     let session = created(&store, "talk", ann()).await;
     saved(&session, "One").await;
@@ -269,7 +270,7 @@ async fn lease_ran_out_and_nobody_came_the_session_goes_on() {
 }
 
 #[tokio::test]
-async fn lease_ran_out_before_a_write_the_write_is_made_once_it_goes_on() {
+async fn lease_expired_before_a_write_the_write_follows_the_renewal() {
     let gate = Gate::new();
     let store = LeasingStore::new();
     let agent = scripted([held(&gate, "Yes")]);
@@ -277,7 +278,7 @@ async fn lease_ran_out_before_a_write_the_write_is_made_once_it_goes_on() {
     let session = within(builder.create_with_id(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
-    // No renewal tells the session: the refused write does.
+    // The session learns of it from the refused write, since renewals fail.
     store.ownership(Mood::Fail);
     store.run_out(session.id());
     gate.open();
@@ -290,24 +291,24 @@ async fn lease_ran_out_before_a_write_the_write_is_made_once_it_goes_on() {
 }
 
 #[tokio::test]
-async fn lease_ran_out_again_before_the_write_was_repeated_the_session_goes_on() {
+async fn lease_expired_again_before_the_repeated_write_session_continues() {
     let refused = || Act::Refuse(StoreError::LeaseLost { id: id("talk") });
     let scripted_store = ScriptedStore::new([Act::Work, refused(), refused()]);
     let store = LeasingStore::over(scripted_store.as_dyn());
     let session = created(&store, "talk", ann()).await;
     let mut events = watch(&session).await;
     within(session.ask("One")).await.unwrap();
-    // It could be renewed, so it is nobody else's.
+    // The lease could be renewed, so no other owner has taken the conversation.
     let StoreReport::Failed { .. } = within(report(&mut events)).await else { panic!() };
     within(session.flush(secs(30))).await.unwrap();
     assert_eq!(store.owner(session.id()), Some(ann()));
     assert_eq!(tree_in(&store, session.id()).await.len(), 2);
 }
 
-// ---- how it is lost ----
+// ---- losing the lease ----
 
 #[tokio::test]
-async fn idle_session_whose_conversation_was_taken_says_so_and_ends() {
+async fn idle_session_conversation_taken_reports_the_loss_and_ends() {
     let store = LeasingStore::new();
     let session = created(&store, "talk", ann()).await;
     saved(&session, "One").await;
@@ -323,7 +324,7 @@ async fn idle_session_whose_conversation_was_taken_says_so_and_ends() {
 }
 
 #[tokio::test]
-async fn conversation_taken_before_a_turn_is_saved_the_turn_stays_readable_and_out_of_the_store() {
+async fn conversation_taken_before_a_turn_is_saved_turn_stays_readable_but_is_not_stored() {
     let gate = Gate::new();
     let store = LeasingStore::new();
     let first = created(&store, "talk", ann()).await;
@@ -333,7 +334,7 @@ async fn conversation_taken_before_a_turn_is_saved_the_turn_stays_readable_and_o
     let session = within(builder.open(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
-    // The other is here before the first one's next renewal shows it.
+    // The other owner takes the conversation before this session's next renewal can show it.
     store.ownership(Mood::Hang);
     let theirs = store.take(session.id(), &ben());
     gate.open();
@@ -363,7 +364,7 @@ async fn conversation_taken_while_a_turn_streams_ends_the_session() {
 }
 
 #[tokio::test]
-async fn conversation_taken_and_given_back_in_between_is_lost() {
+async fn conversation_taken_and_released_meanwhile_is_lost() {
     let store = LeasingStore::new();
     let session = created(&store, "talk", ann()).await;
     saved(&session, "One").await;
@@ -374,7 +375,7 @@ async fn conversation_taken_and_given_back_in_between_is_lost() {
     store.ownership(Mood::Work);
     store.run_out(session.id());
     assert_lost(&session, &[]).await;
-    // It did not stay the owner of what it does not know.
+    // The session releases the lease, since it does not know the stored state.
     within(store.released(session.id())).await;
     assert_eq!(load(&store, "talk", ben()).await.unwrap().tree().await.unwrap().len(), 2);
 }
@@ -390,7 +391,7 @@ async fn conversation_deleted_elsewhere_is_lost() {
 }
 
 #[tokio::test]
-async fn others_on_the_store_are_untouched_by_one_that_is_lost() {
+async fn other_sessions_on_the_store_are_unaffected_by_a_loss() {
     let store = LeasingStore::new();
     let lost = created(&store, "lost", ann()).await;
     let kept = created(&store, "kept", ann()).await;
@@ -401,20 +402,20 @@ async fn others_on_the_store_are_untouched_by_one_that_is_lost() {
     assert_eq!(store.writes(), [Some(1)]);
 }
 
-// ---- how it ends ----
+// ---- ending ----
 
 #[tokio::test]
-async fn stop_while_the_store_cannot_take_the_lease_back_keeps_to_its_deadline() {
+async fn stop_while_the_store_cannot_release_the_lease_keeps_its_deadline() {
     let store = LeasingStore::new();
     let session = created(&store, "talk", ann()).await;
     saved(&session, "One").await;
     store.ownership(Mood::Hang);
     within(session.stop(Duration::from_millis(50))).await.unwrap();
-    assert_eq!(store.owner(session.id()), Some(ann()), "it runs out");
+    assert_eq!(store.owner(session.id()), Some(ann()), "the lease stays until it expires");
 }
 
 #[tokio::test]
-async fn stop_with_a_write_under_way_gives_back_after_it() {
+async fn stop_with_a_write_in_progress_releases_the_lease_after_it() {
     let gate = Gate::new();
     let scripted_store = ScriptedStore::new([Act::Work, Act::Wait(gate.clone())]);
     let store = LeasingStore::over(scripted_store.as_dyn());
@@ -434,7 +435,7 @@ async fn stop_with_a_write_under_way_gives_back_after_it() {
 }
 
 #[tokio::test]
-async fn keepers_of_stores_that_are_gone_keep_nothing_alive() {
+async fn lease_keeper_does_not_keep_a_dropped_store_alive() {
     let store = Arc::new(LeasingStore::new());
     let shared: Arc<dyn Store> = store.clone();
     let weak = Arc::downgrade(&store);
@@ -443,7 +444,7 @@ async fn keepers_of_stores_that_are_gone_keep_nothing_alive() {
     let session = within(builder.create_with_id(ConversationId::new("talk").unwrap())).await.unwrap();
     within(session.stop(secs(30))).await.unwrap();
     drop((session, shared));
-    // The thread lets go of it a moment later.
+    // The thread releases it a moment later.
     within(async {
         while weak.strong_count() > 0 {
             tokio::task::yield_now().await;

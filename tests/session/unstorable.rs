@@ -1,4 +1,5 @@
-//! Writes that the store can never accept: the turns before one are written, and the session ends with the rest readable.
+//! Writes that the store can never accept: the turns before such a write are stored, and the session ends with the
+//! rest readable.
 
 use std::sync::Arc;
 
@@ -17,7 +18,7 @@ use crate::support::{
     Act, ScriptedStore, configure, created, id, node, parrot, report, secs, tree_in, watch,
 };
 
-/// A store that refuses messages and system prompts with a certain word, and commits of too many nodes.
+/// A store that refuses messages and system prompts with a certain word, and commits with too many nodes.
 struct Picky {
     beneath: MemoryStore,
     most_nodes: usize,
@@ -95,7 +96,7 @@ impl Store for Picky {
     }
 }
 
-/// A session whose first write waits at a gate, so that everything after it is saved together.
+/// Returns a session whose first write waits at a gate, so that everything after it is saved together.
 async fn held_up(most_nodes: usize) -> (Session, ScriptedStore, Gate) {
     let store = ScriptedStore::over(picky(most_nodes), []);
     let session = created(&store, "talk", parrot()).await;
@@ -125,7 +126,7 @@ async fn unstorable_turn_alone_ends_the_session_and_stays_readable() {
     assert_eq!(last.tree.node(node(3)).unwrap().message().text(), "poison");
     assert_eq!(last.store, Some(StoreReport::Lost { error }));
     assert_eq!(store.tree(session.id()).await.len(), 2);
-    // It was tried once.
+    // The unstorable commit was tried only once.
     assert_eq!(store.words(), ["commit", "commit"]);
     let stopped = session.stop(secs(1)).await;
     let Err(SessionError::Unsaved { nodes: 2, error: Some(error), .. }) = stopped else {
@@ -136,7 +137,7 @@ async fn unstorable_turn_alone_ends_the_session_and_stays_readable() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unstorable_turn_among_others_those_before_it_are_written() {
+async fn unstorable_turn_among_others_earlier_turns_are_written() {
     let (session, store, gate) = held_up(100).await;
     for said in ["One", "Two", "poison", "Three"] {
         session.ask(said).await.unwrap();
@@ -157,13 +158,13 @@ async fn unstorable_turn_among_others_those_before_it_are_written() {
     assert_eq!(ids[..2], [vec![1, 2], (3..=10).collect()]);
     assert_eq!(ids[2..], halves);
     store.assert_sound();
-    // The conversation can be loaded, and continues.
+    // The conversation can be opened again, and continues.
     let again = Session::builder(store.as_dyn()).agent(parrot()).open(id("talk")).await.unwrap();
     again.ask("Four").await.unwrap();
     again.flush(secs(1)).await.unwrap();
 }
 
-/// The store refuses the commit as a whole, and each of its turns is fine: nothing is lost.
+/// The store refuses the commit as a whole, but each of its turns is valid: nothing is lost.
 #[tokio::test(start_paused = true)]
 async fn unstorable_together_all_turns_are_written_alone() {
     let (session, store, gate) = held_up(2).await;
@@ -190,7 +191,7 @@ async fn unstorable_together_all_turns_are_written_alone() {
     ) {}
     assert!(session.end().is_none());
     assert_eq!(session.snapshot().await.unwrap().unsaved, []);
-    // From here on turns are written together again.
+    // From here on, turns are written together again.
     let tried = store.tried().len();
     session.ask("Two").await.unwrap();
     session.flush(secs(10)).await.unwrap();
@@ -248,7 +249,7 @@ async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_work
     session.ask("One").await.unwrap();
     session.ask("Two").await.unwrap();
     session.tree().await.unwrap();
-    // The commit of both is refused, and then the store is down for a while.
+    // The commit of both turns is refused, and then the store is down for a while.
     let mut writes = 0;
     store.otherwise(move || {
         writes += 1;
@@ -261,9 +262,9 @@ async fn unstorable_turn_before_the_store_fails_the_rest_is_written_when_it_work
     assert!(tried[2..6].iter().all(|attempt| attempt.what == tried[2].what), "{tried:?}");
 }
 
-/// The part before the unstorable turn adds a branch that the path does not follow.
+/// The part before the unstorable turn adds a branch that is not on the path.
 #[tokio::test(start_paused = true)]
-async fn unstorable_turn_after_a_move_between_branches_keeps_the_branch_that_was_chosen() {
+async fn unstorable_turn_after_a_move_between_branches_keeps_the_chosen_branch() {
     let (session, store, gate) = held_up(100).await;
     session.regenerate(node(1)).await.unwrap();
     session.wait_until_idle().await.unwrap();

@@ -1,4 +1,4 @@
-//! What these tests share: sessions whose events are checked on their way, and callbacks made of closures.
+//! Test helpers: sessions whose events are checked as they arrive, and callbacks built from closures.
 
 use std::{
     future::Future,
@@ -22,28 +22,28 @@ use omni_agent::{
 };
 use serde_json::Value;
 
-/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+/// Awaits `future`, and fails the test if that takes longer than an hour of paused time.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// The answer of an operation, which must not wait for anything that takes time.
+/// The result of an operation that must not wait for anything that takes time.
 pub(crate) async fn answered<T>(operation: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_millis(10), operation).await.expect("the operation was not answered")
 }
 
-/// Waits until somebody stands at the gate.
+/// Waits until the gate is reached.
 pub(crate) async fn reached(gate: &Gate) {
     in_time(gate.reached()).await;
 }
 
-/// A builder of a session on a store of its own.
+/// A session builder with a new store.
 pub(crate) fn on(agent: AgentBuilder) -> SessionBuilder {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
     Session::builder(store).agent(agent)
 }
 
-/// An agent that takes a script's steps, with an `echo` tool.
+/// An agent with a scripted model and an `echo` tool.
 pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     Agent::builder().model(ScriptedProvider::new(steps).model()).tool(echo())
 }
@@ -52,12 +52,12 @@ pub(crate) fn echo() -> impl Tool {
     tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) })
 }
 
-/// An answer that stops at the gate after its first words, and says no more.
+/// An answer whose first words arrive before the gate, and that ends after it.
 pub(crate) fn held(gate: &Gate) -> Step {
     Step::new().then_text(["Half"]).gate(gate).stop()
 }
 
-/// Which event it is, in a word.
+/// The kind of an event, in short.
 pub(crate) fn word(event: &SessionEvent) -> String {
     match event {
         SessionEvent::Agent(event) => match &**event {
@@ -88,7 +88,7 @@ pub(crate) fn briefs(history: &History) -> Vec<String> {
     history.iter().map(|message| brief(message)).collect()
 }
 
-/// A session and a view of it that is built of events alone.
+/// A session and a view of it that is built from its events alone.
 pub(crate) struct Watched {
     pub(crate) session: Session,
     pub(crate) events: SessionSubscription,
@@ -96,7 +96,7 @@ pub(crate) struct Watched {
 }
 
 impl Watched {
-    /// A new session of an agent that takes a script's steps.
+    /// A new session whose agent has a scripted model.
     pub(crate) async fn scripted(steps: impl IntoIterator<Item = Step>) -> Self {
         Self::start(on(scripted(steps))).await
     }
@@ -111,7 +111,8 @@ impl Watched {
         Self { session: session.clone(), events, told }
     }
 
-    /// The next event, taken in. It must survive serialisation and have the number that follows.
+    /// Applies the next event to the view and returns it. The event must survive serialization and have the next
+    /// number.
     pub(crate) async fn next(&mut self) -> Arc<SessionEvent> {
         let update = in_time(self.events.next()).await;
         let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
@@ -123,7 +124,8 @@ impl Watched {
         numbered.event
     }
 
-    /// The events up to the first of this name, included, without those of the store: these come when they come.
+    /// The names of the events up to and including the first with this name. Events of the store are left out, since
+    /// they come at any time.
     pub(crate) async fn until(&mut self, last: &str) -> Vec<String> {
         let mut seen = Vec::new();
         while seen.last().is_none_or(|seen| seen != last) {
@@ -135,19 +137,19 @@ impl Watched {
         seen
     }
 
-    /// Asks, and sees the turn through to the tree.
+    /// Asks, and waits until the turn is in the tree.
     pub(crate) async fn ask(&mut self, prompt: &str) {
         in_time(self.session.ask(prompt)).await.unwrap();
         self.check().await;
     }
 
-    /// Waits until nothing goes on; the view must be the truth then.
+    /// Waits until the session is idle, and checks the view.
     pub(crate) async fn rest(&mut self) {
         in_time(self.session.wait_until_idle()).await.unwrap();
         self.check().await;
     }
 
-    /// The view must be the truth, and the path the agent's history.
+    /// Checks that the view equals the session's snapshot, and that the path equals the agent's history.
     pub(crate) async fn check(&mut self) {
         let truth = answered(self.session.snapshot()).await.unwrap();
         self.see(&truth).await;
@@ -160,20 +162,23 @@ impl Watched {
         assert_eq!(*truth.tree.history(), truth.agent.state.history, "{}", truth.tree);
         truth.agent.state.history.check().unwrap();
         let mut told = self.told.clone();
-        // That a prompt is staged is told to who sent it.
+        // A staged prompt emits no event: only its sender learns of it.
         told.agent.staged.clone_from(&truth.agent.staged);
         told.agent.behind.clone_from(&truth.agent.behind);
         assert_eq!(told, *truth);
     }
 
-    /// How the session ended. The view must be the last snapshot.
+    /// The reason of the session's end. Checks that the view equals the last snapshot.
     pub(crate) async fn closed(&mut self) -> EndReason {
         loop {
             match in_time(self.events.next()).await {
                 Some(Update::Event(numbered)) => self.told.apply(&numbered.event).unwrap(),
                 Some(Update::Closed(End { reason, snapshot: Some(snapshot) })) => {
                     assert_eq!(self.told, *snapshot);
-                    assert!(in_time(self.events.next()).await.is_none(), "nothing follows the end");
+                    assert!(
+                        in_time(self.events.next()).await.is_none(),
+                        "nothing follows the closing update"
+                    );
                     return reason;
                 }
                 other => panic!("{other:?}"),
@@ -181,12 +186,12 @@ impl Watched {
         }
     }
 
-    /// The path's messages in short.
+    /// The messages of the path in short.
     pub(crate) fn path(&self) -> Vec<String> {
         briefs(self.told.tree.history())
     }
 
-    /// The tree, drawn.
+    /// The tree, drawn as text.
     pub(crate) fn drawn(&self) -> String {
         self.told.tree.to_string()
     }
@@ -202,7 +207,7 @@ type ToolUseHook = dyn FnMut(ToolUse) -> ToolDecision + Send;
 type EventHook = dyn FnMut(AppEvent, State) -> Later<Option<Prompt>> + Send;
 type EndHook = dyn FnMut(EndReason, State) -> Later<()> + Send;
 
-/// Callbacks made of closures; what has none does as callbacks do that are not written.
+/// Callbacks built from closures. A callback without a closure does what the trait's default does.
 #[derive(Default)]
 pub(crate) struct Hooks {
     turn: Option<Box<TurnHook>>,
@@ -224,7 +229,7 @@ impl Hooks {
         self
     }
 
-    /// Continues with these texts, one a turn, then stops.
+    /// Continues with these texts, one per turn, and then stops.
     pub(crate) fn continuing(self, texts: impl IntoIterator<Item = &'static str>) -> Self {
         let mut texts: Vec<_> = texts.into_iter().collect();
         texts.reverse();
@@ -283,7 +288,7 @@ impl AgentCallbacks for Hooks {
     }
 }
 
-/// What callbacks note down for a test to look at.
+/// A log that callbacks write to and tests read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<String>>>);
 

@@ -1,0 +1,24 @@
+//! Guides, in reading order.
+//!
+//! 1. [Getting started](getting_started)
+//! 2. [Tools and approvals](tools_and_approvals)
+//! 3. [Sessions and branches](sessions_and_branches)
+//! 4. [Stores](stores)
+//! 5. [Many conversations](many_conversations)
+//! 6. [Testing an application](testing)
+//! 7. [Writing a provider, a store or a backend](extending)
+
+#[doc = include_str!("../docs/getting-started.md")]
+pub mod getting_started {}
+#[doc = include_str!("../docs/tools-and-approvals.md")]
+pub mod tools_and_approvals {}
+#[doc = include_str!("../docs/sessions-and-branches.md")]
+pub mod sessions_and_branches {}
+#[doc = include_str!("../docs/stores.md")]
+pub mod stores {}
+#[doc = include_str!("../docs/many-conversations.md")]
+pub mod many_conversations {}
+#[doc = include_str!("../docs/testing.md")]
+pub mod testing {}
+#[doc = include_str!("../docs/extending.md")]
+pub mod extending {}

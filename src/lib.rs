@@ -121,6 +121,7 @@ compile_error!(
 mod actor;
 pub mod agent;
 mod error;
+pub mod guides;
 pub mod manager;
 pub mod message;
 pub mod provider;

@@ -2,7 +2,7 @@
 //!
 //! [`Manager`] is one handle for all conversations of an application. It opens each at most once, however many ask for
 //! it; tells what is open and what it does; gives titles; keeps within limits; and ends all of them in order. Sessions
-//! outlive those who opened them, and go when nobody wants them any more. The [guide] follows a web service through its life
+//! outlive those who opened them, and go when nobody wants them any more. The [guide](crate::guides::many_conversations) follows a web service through its life
 //! with one.
 //!
 //! ```
@@ -30,9 +30,6 @@
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-
-#[doc = include_str!("../docs/many-conversations.md")]
-pub mod guide {}
 
 mod closing;
 mod error;

@@ -23,7 +23,7 @@ const LAYERS: &[&str] = &[
 ];
 
 /// Beside the layers: may use all of them, and none of them uses it.
-const ASIDE: &[&str] = &["lib", "testing"];
+const ASIDE: &[&str] = &["lib", "guides", "testing"];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();

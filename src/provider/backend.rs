@@ -264,7 +264,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns [`BackendError::UnknownSession`] if there is no session with this id. Other errors are those of
+    /// Returns [`BackendError::UnknownSession`] if no session has this id. Other errors are those of
     /// [`start`](Backend::start).
     ///
     /// # Cancel safety
@@ -284,7 +284,7 @@ pub trait Backend: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// Returns [`BackendError::UnknownSession`] if there is no such session, and [`BackendError::Unsupported`] if it
+    /// Returns [`BackendError::UnknownSession`] if the session does not exist, and [`BackendError::Unsupported`] if it
     /// can't be forked at that position. Other errors are those of [`start`](Backend::start).
     ///
     /// # Cancel safety

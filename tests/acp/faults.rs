@@ -44,7 +44,7 @@ async fn start_of_a_program_that_cannot_run_is_misconfigured_and_names_it() {
 async fn start_of_a_program_that_ends_reports_its_status_and_output() {
     let error = fails(script("echo 'no licence' >&2; exit 7")).await;
     assert!(matches!(error, BackendError::Misconfigured(_)));
-    says(&error, "exit status: 7; its last words: no licence");
+    says(&error, "exit status: 7; its standard error ended with: no licence");
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn start_of_a_silent_program_ends_at_the_limit() {
 #[tokio::test]
 async fn start_of_a_program_with_other_output_quotes_it() {
     let error = fails(script("yes 'Welcome!'")).await;
-    says(&error, "what it writes is not the protocol: Welcome!");
+    says(&error, "its output is not the Agent Client Protocol: Welcome!");
     let error = fails(script("head -c 50000000 /dev/zero | tr '\\0' x; sleep 600")).await;
     says(&error, "longer than the limit of 33554432 bytes");
     let error = fails(script("echo '{\"jsonrpc\":\"2.0\",\"id\":'; sleep 600")).await;
@@ -91,7 +91,7 @@ fn agent(version: &str, body: &str) -> AcpBackend {
 async fn start_of_an_agent_with_another_version_names_it() {
     let error = fails(agent("99", "")).await;
     assert!(matches!(error, BackendError::Unsupported(_)));
-    says(&error, "speaks version 99 of the Agent Client Protocol, and not version 1");
+    says(&error, "speaks version 99 of the Agent Client Protocol; only version 1 is supported");
 }
 
 #[tokio::test]
@@ -144,10 +144,10 @@ async fn turn_with_unknown_messages_continues() {
 async fn turn_of_a_program_with_invalid_output_ends_in_an_error() {
     let cases = [
         ("echo '{\"jsonrpc\":\"2.0\",\"method\":'", "damaged message"),
-        ("yes rubbish", "not the protocol: rubbish"),
+        ("yes rubbish", "not the Agent Client Protocol: rubbish"),
         ("tr '\\0' x < /dev/zero", "longer than the limit"),
         ("exec >&-; sleep 600", "closed its standard output"),
-        ("echo broken >&2; exit 9", "exit status: 9; its last words: broken"),
+        ("echo broken >&2; exit 9", "exit status: 9; its standard error ended with: broken"),
     ];
     for (rubbish, words) in cases {
         let program = agent("1", &format!("read -r line; say one; {rubbish}; sleep 600"));
@@ -172,7 +172,7 @@ async fn prompt_to_a_program_that_stopped_reading_is_an_error() {
     let session = soon(agent("1", deaf).start(&SessionOptions::default())).await.unwrap();
     asked(&*session, "Hello").await.result.unwrap();
     let error = asked(&*session, "Hello").await.result.unwrap_err();
-    says(&error, "does not read any more");
+    says(&error, "stopped reading its input");
 }
 
 /// If nothing reads the updates, the program waits, but it can still end its turn.

@@ -116,7 +116,7 @@ async fn suite_passes_on_an_agent_of_the_typescript_sdk() {
         Subject(agent(&sdk, &place), place)
     });
     let report = report.await;
-    assert_eq!(report.skipped, ["fork_goes_on_from_its_place_and_leaves_the_other"], "{report:?}");
+    assert_eq!(report.skipped, ["fork_starts_at_its_position"], "{report:?}");
 }
 
 async fn decided(session: &dyn BackendSession, answer: PermissionAnswer) -> String {

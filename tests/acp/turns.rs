@@ -154,6 +154,6 @@ async fn start_with_a_model_selects_one_that_the_agent_offers() {
     let Err(error) = soon(place.agent("models").start(&SessionOptions::new("huge"))).await else {
         panic!("the session started")
     };
-    let there = "no model `huge`; there are: small, big";
+    let there = "no model `huge`; choose one of: small, big";
     assert!(matches!(&error, BackendError::Invalid(why) if why.contains(there)), "{error}");
 }

@@ -98,8 +98,11 @@ impl conformance::Subject for Plain {
 #[tokio::test(start_paused = true)]
 async fn suite_skips_checks_that_the_subject_does_not_support() {
     let report = conformance::check(async || Plain(ScriptedBackend::new([]))).await;
-    let skipped =
-        ["permission_allowed_goes_on", "resume_goes_on_where_it_was", "terminate_leaves_nothing_running"];
+    let skipped = [
+        "permission_allowed_continues_the_turn",
+        "resume_continues_the_conversation",
+        "terminate_leaves_nothing_running",
+    ];
     assert!(skipped.iter().all(|check| report.skipped.contains(check)), "{report:?}");
     assert!(report.passed.contains(&"prompt_after_terminate_is_an_error"), "{report:?}");
 }
@@ -163,15 +166,15 @@ breaches! {
         ScriptedBackend::whole(well, None).act("start", Act::Hang);
     suite_catches_an_update_that_fails: "turns_follow_one_another",
         ScriptedBackend::whole(well, None).act("update", Act::Fail(BackendError::Failed("no".into())));
-    suite_catches_a_cancel_that_is_ignored: "cancel_ends_the_turn_and_the_session_goes_on",
+    suite_catches_a_cancel_that_is_ignored: "cancel_ends_the_turn_and_keeps_the_session",
         ScriptedBackend::whole(well, None).act("cancel", Act::Hang);
-    suite_catches_a_cancel_that_needs_a_turn: "cancel_without_a_turn_is_no_error",
+    suite_catches_a_cancel_that_needs_a_turn: "cancel_without_a_turn_succeeds",
         ScriptedBackend::whole(well, None).act("cancel", Act::Fail(BackendError::Invalid("no turn".into())));
-    suite_catches_a_cancel_that_keeps_a_question_open: "permission_dropped_is_a_cancelled_turn",
+    suite_catches_a_cancel_that_keeps_a_question_open: "turn_that_asks_can_be_cancelled",
         ScriptedBackend::whole(well, None).act("cancel", Act::Hang);
     suite_catches_a_terminate_that_hangs: "prompt_after_terminate_is_an_error",
         ScriptedBackend::whole(well, None).act("terminate", Act::Hang);
-    suite_catches_a_stream_that_outlives_its_session: "terminate_in_mid_turn_ends_its_stream",
+    suite_catches_a_stream_that_outlives_its_session: "terminate_during_a_turn_ends_its_stream",
         ScriptedBackend::whole(well, Some(Fault::StreamsOn));
     suite_catches_answers_after_terminate: "prompt_after_terminate_is_an_error",
         ScriptedBackend::whole(well, Some(Fault::AnswersOn));
@@ -180,13 +183,13 @@ breaches! {
     suite_catches_processes_left_by_a_drop: "dropped_session_leaves_nothing_running",
         ScriptedBackend::whole(well, Some(Fault::RunsOn));
     suite_catches_a_session_that_forgets: "session_remembers", ScriptedBackend::whole(well, Some(Fault::Forgets));
-    suite_catches_sessions_that_share_prompts: "sessions_at_once_are_apart", ScriptedBackend::whole(well, Some(Fault::Tells));
-    suite_catches_a_resume_as_a_new_session: "resume_goes_on_where_it_was",
+    suite_catches_sessions_that_share_prompts: "parallel_sessions_are_independent", ScriptedBackend::whole(well, Some(Fault::Tells));
+    suite_catches_a_resume_as_a_new_session: "resume_continues_the_conversation",
         ScriptedBackend::whole(well, Some(Fault::ResumesAnew));
     suite_catches_a_resume_of_an_unknown_session: "resume_of_an_unknown_session_is_refused",
         ScriptedBackend::whole(well, Some(Fault::ResumesAnything));
-    suite_catches_a_fork_at_the_wrong_position: "fork_goes_on_from_its_place_and_leaves_the_other",
+    suite_catches_a_fork_at_the_wrong_position: "fork_starts_at_its_position",
         ScriptedBackend::whole(well, Some(Fault::ForksAtTheEnd));
-    suite_catches_a_fork_that_returns_the_same_session: "fork_goes_on_from_its_place_and_leaves_the_other",
+    suite_catches_a_fork_that_returns_the_same_session: "fork_starts_at_its_position",
         ScriptedBackend::whole(well, Some(Fault::ForksNothing));
 }

@@ -134,7 +134,7 @@ async fn session_reopened_but_unknown_to_the_backend_fails_clearly() {
     let other = ScriptedBackend::able(able(), []);
     let session = reopened(&store, session, &other).await;
     let error = session.ask("Two").await.unwrap_err();
-    assert!(words(&error).contains("knows no session s1"), "{error:?}");
+    assert!(words(&error).contains("has no session s1"), "{error:?}");
     assert_eq!(other.log(), ["resume s1"]);
 }
 

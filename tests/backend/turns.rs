@@ -99,7 +99,7 @@ async fn tool_activity_is_shown_and_kept_but_not_executed() {
     assert_eq!((response.stop_reason.clone(), response.model.as_str()), (StopReason::Stop, "m-1"));
     assert_eq!(response.usage.output, 7);
     assert!(response.warnings.contains(&"w".to_owned()), "{:?}", response.warnings);
-    assert!(response.warnings.iter().any(|warning| warning.contains("tools of its own")));
+    assert!(response.warnings.iter().any(|warning| warning.contains("the agent's tools are ignored")));
 
     let mut statuses = Vec::new();
     while let Some(Update::Event(event)) = events.next().await {

@@ -1,7 +1,8 @@
-//! Coding agents that speak the [Agent Client Protocol](https://agentclientprotocol.com) (feature `acp`).
+//! Coding agents that support the [Agent Client Protocol](https://agentclientprotocol.com) (feature `acp`).
 //!
-//! [`AcpBackend`] starts such an agent as a program and talks to it over its standard input and output. With
-//! [`BackendProvider`](super::BackendProvider) it is a provider like any other:
+//! [`AcpBackend`] starts such an agent as a program, and communicates with it over the program's standard input and
+//! output. An [`McpServer`] gives the agent further tools. With [`BackendProvider`](super::BackendProvider) the backend
+//! becomes a provider like any other:
 //!
 //! ```no_run
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -20,23 +21,27 @@
 //! # }
 //! ```
 //!
-//! - **A program for each session.** It starts with the conversation's first prompt and ends with the agent, however that
-//!   ends: its standard input is closed, and what has not ended a little later is killed, on Unix with everything
-//!   in its process group. Where it was killed, or failed, what it had put into other groups goes with it on Linux: a
-//!   variable in its environment, `OMNI_AGENT_PROGRAM`, tells. If the application itself is killed, its process group is
-//!   killed too on Unix, by a small `sh` that watches the application; processes in other groups survive then.
-//! - **The model's name** is `default` for the agent's own choice, or a model among those that it offers.
-//! - **A tool use** has the agent's name for it, else the protocol's kind (`read`, `edit`, `execute`, …), and the raw input;
-//!   the whole tool call as the protocol has it comes with each update. The agent's mode, commands and options are
-//!   statuses.
-//! - **Permission** is asked as the module [above](super) says. An agent that offers no option for what was decided gets the
-//!   outcome `cancelled`.
-//! - **Sessions are resumed** where the agent announces `session/resume` or `session/load`; with others that is
-//!   [`BackendError::NotResumable`]. What a loaded session tells of before is left out.
-//! - **Nothing is served**: no file system and no terminals. Agents have their own.
-//! - **The standard error** goes to the log ([`tracing`]), and its last lines into the error of a program that ended.
+//! - **Processes.** Each session has its own program. It starts with the conversation's first prompt and ends when the
+//!   agent ends, for any reason: its standard input is closed, and a program that is still running a little later is
+//!   killed, on Unix with its process group. If the program was killed or failed, the processes that it had moved to
+//!   other groups are killed too on Linux; they are found by a variable in their environment, `OMNI_AGENT_PROGRAM`. If
+//!   the application itself is killed on Unix, a small `sh` that watches the application kills the program's process
+//!   group; processes in other groups then survive.
+//! - **Models.** The model's name is `default` for the agent's own choice, or the name of a model that the agent
+//!   offers.
+//! - **Tools.** A tool use has the agent's name for it, or else the protocol's kind (`read`, `edit`, `execute`, …), and
+//!   the raw input. Each update contains the complete tool call as the protocol defines it. The agent's mode, commands
+//!   and options are statuses.
+//! - **Permissions.** A request for permission is handled as [above](super). If the agent offers no option for the
+//!   decision, it gets the outcome `cancelled`.
+//! - **Resuming.** A session is resumed if the agent announces `session/resume` or `session/load`; otherwise resuming
+//!   fails with [`BackendError::NotResumable`]. The conversation that the agent repeats when it loads a session is
+//!   discarded.
+//! - **Services.** The agent gets neither a file system nor terminals. Agents have their own.
+//! - **Logs.** The program's standard error goes to the log ([`tracing`]). If the program ends, its last lines are in
+//!   the error.
 //!
-//! It needs a tokio runtime with its input, output and time drivers.
+//! The backend needs a tokio runtime with its IO and time drivers.
 
 mod connection;
 mod content;
@@ -70,13 +75,13 @@ pub use mcp::McpServer;
 
 use super::{Backend, BackendError, BackendSession, Capabilities, SessionId, SessionOptions};
 
-/// An agent that is a program and speaks the Agent Client Protocol.
+/// A backend that runs an agent as a program and uses the Agent Client Protocol.
 ///
-/// Everything is set before the first session; clones share nothing but their settings.
+/// All settings are made before the first session. Clones share only their settings.
 #[derive(Clone)]
 pub struct AcpBackend(Config);
 
-/// How the program is started and talked to.
+/// How to start the program and communicate with it.
 #[derive(Clone)]
 struct Config {
     name: String,
@@ -92,8 +97,8 @@ struct Config {
 }
 
 impl AcpBackend {
-    /// A backend of this [name](Backend::name) that runs this program: a path, or a name that is looked for as a shell
-    /// does.
+    /// Creates a backend with this [name](Backend::name) that runs this program: a path, or a name that is looked up as
+    /// a shell does.
     pub fn new(name: impl Into<String>, program: impl Into<OsString>) -> Self {
         Self(Config {
             name: name.into(),
@@ -109,54 +114,56 @@ impl AcpBackend {
         })
     }
 
-    /// The same backend with these arguments after those it has.
+    /// Returns the same backend with these arguments after the existing ones.
     pub fn with_arguments(mut self, arguments: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
         self.0.arguments.extend(arguments.into_iter().map(Into::into));
         self
     }
 
-    /// The same backend working in this folder, in place of the process's own. A conversation that has a folder of
-    /// [its own](crate::provider::Options::with_folder) works in that one; a relative path is meant from this one.
+    /// Returns the same backend, which works in this folder instead of the process's current one. If a conversation has
+    /// a folder of [its own](crate::provider::Options::with_folder), the backend works in that folder; a relative path
+    /// is resolved against this folder.
     pub fn with_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.0.folder = Some(folder.into());
         self
     }
 
-    /// The same backend with this variable in the program's environment, beside those of the process.
+    /// Returns the same backend with this variable in the program's environment, in addition to those of the process.
     pub fn with_variable(mut self, name: impl Into<OsString>, value: impl Into<OsString>) -> Self {
         self.0.environment.push((name.into(), value.into()));
         self
     }
 
-    /// The same backend whose agent has the tools of this server too. One that the agent can't reach is an error at the
-    /// start.
+    /// Returns the same backend, whose agent also has the tools of this server. If the agent can't reach the server,
+    /// the start fails.
     pub fn with_mcp_server(mut self, server: McpServer) -> Self {
         self.0.servers.push(server);
         self
     }
 
-    /// The same backend, which signs in by this one of the agent's methods before each session. Agents that are signed
-    /// in already need none; [`BackendError::Auth`] says which there are.
+    /// Returns the same backend, which signs in with this method of the agent before each session. An agent that is
+    /// already signed in needs no method. [`BackendError::Auth`] lists the methods.
     pub fn with_sign_in(mut self, method: impl Into<String>) -> Self {
         self.0.sign_in = Some(method.into());
         self
     }
 
-    /// The same backend telling the agent that it is this application. It tells of this crate otherwise.
+    /// Returns the same backend, which introduces itself to the agent as this application instead of as this crate.
     pub fn with_client(mut self, name: impl Into<String>, version: impl Into<String>) -> Self {
         self.0.client = (name.into(), version.into());
         self
     }
 
-    /// The same backend with another limit for the start of a session, from the program's start on: 50 seconds, a little
-    /// less than [`BackendLimits::start`](super::BackendLimits::start), since this one can say what is slow.
+    /// Returns the same backend with another limit for the start of a session, measured from the start of the program.
+    /// The default is 50 seconds. That is a little less than [`BackendLimits::start`](super::BackendLimits::start),
+    /// because the error of this limit names the slow call.
     pub fn with_start_limit(mut self, limit: Duration) -> Self {
         self.0.start_limit = limit;
         self
     }
 
-    /// The same backend giving the program this long to end by itself when its input is closed: two seconds. It is asked to
-    /// end then, and half as long after that it is killed. Keep it well below
+    /// Returns the same backend, which gives the program this long to end after its input is closed. The default is two
+    /// seconds. Then the program is asked to end, and killed after another half of this time. Keep the limit well below
     /// [`BackendLimits::terminate`](super::BackendLimits::terminate).
     pub fn with_stop_limit(mut self, limit: Duration) -> Self {
         self.0.stop_limit = limit;
@@ -165,10 +172,11 @@ impl AcpBackend {
 }
 
 impl Config {
-    /// The folder to work in, as the protocol wants it: the conversation's own, else the backend's, else the process's.
+    /// Returns the folder to work in, as the absolute path that the protocol requires: the conversation's own,
+    /// otherwise the backend's, otherwise the process's.
     fn folder(&self, own: Option<&Path>) -> Result<PathBuf, BackendError> {
         let chosen = match (&self.folder, own) {
-            // A relative one is meant from the backend's, and an absolute one replaces it.
+            // A relative path is resolved against the backend's folder. An absolute path replaces it.
             (Some(folder), Some(own)) => Some(folder.join(own)),
             (folder, own) => own.map(Path::to_owned).or_else(|| folder.clone()),
         };
@@ -194,7 +202,7 @@ impl Config {
 
     fn command(&self, folder: &Path) -> Command {
         let path = Path::new(&self.program);
-        // A path is meant from where the application is, not from where the agent works.
+        // A relative path is resolved against the application's folder, not the agent's.
         let program = match absolute(path) {
             Ok(whole) if path.components().count() > 1 => whole.into(),
             _ => self.program.clone(),
@@ -208,7 +216,7 @@ impl Config {
     }
 }
 
-/// Without the environment, which may hold secrets.
+/// Omits the environment, which may contain secrets.
 impl fmt::Debug for AcpBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AcpBackend")
@@ -226,7 +234,7 @@ impl Backend for AcpBackend {
         &self.0.name
     }
 
-    /// Whether an agent can resume is known only when it runs: this says that it can be asked to.
+    /// Returns that sessions can be resumed. Whether the agent supports it is known only when it runs.
     fn capabilities(&self) -> Capabilities {
         Capabilities::default().with_resume()
     }

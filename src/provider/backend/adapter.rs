@@ -312,11 +312,11 @@ impl Owner {
         };
         if started_with != options {
             warnings.push(format!(
-                "`{name}` continues with the model, the system prompt and the settings it was started with"
+                "the change is ignored: `{name}` keeps the model, the system prompt and the settings it was started with"
             ));
         }
         if !request.tools.is_empty() {
-            warnings.push(format!("`{name}` has tools of its own and was not offered those of the agent"));
+            warnings.push(format!("the agent's tools are ignored: `{name}` only uses its own"));
         }
         let prompt = TurnPrompt { messages, options: request.options };
         let mut turn = Turn::new(Arc::clone(self), Arc::clone(&session), permit);
@@ -373,7 +373,7 @@ fn fresh_key() -> String {
 /// Logs that the session has received more prompts than the conversation contains.
 fn note_more(prompts: u64) {
     if prompts > 0 {
-        tracing::warn!(prompts, "a backend goes on with what it has heard of turns that were discarded");
+        tracing::warn!(prompts, "a backend remembers prompts of discarded turns, and continues with them");
     }
 }
 

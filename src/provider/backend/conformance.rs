@@ -186,11 +186,11 @@ macro_rules! checks {
 
 checks! {
     turns: turn_ends_in_one_terminal_event, turns_follow_one_another, tool_results_follow_their_uses,
-        permission_allowed_goes_on, permission_rejected_goes_on, permission_dropped_is_a_cancelled_turn;
-    sessions: name_and_capabilities_stay, session_remembers, sessions_at_once_are_apart, resume_goes_on_where_it_was,
-        resume_of_an_unknown_session_is_refused, fork_goes_on_from_its_place_and_leaves_the_other;
-    endings: cancel_ends_the_turn_and_the_session_goes_on, cancel_without_a_turn_is_no_error, terminate_leaves_nothing_running,
-        terminate_in_mid_turn_ends_its_stream, prompt_after_terminate_is_an_error, dropped_session_leaves_nothing_running;
+        permission_allowed_continues_the_turn, permission_rejected_continues_the_turn, turn_that_asks_can_be_cancelled;
+    sessions: name_and_capabilities_are_constant, session_remembers, parallel_sessions_are_independent,
+        resume_continues_the_conversation, resume_of_an_unknown_session_is_refused, fork_starts_at_its_position;
+    endings: cancel_ends_the_turn_and_keeps_the_session, cancel_without_a_turn_succeeds, terminate_leaves_nothing_running,
+        terminate_during_a_turn_ends_its_stream, prompt_after_terminate_is_an_error, dropped_session_leaves_nothing_running;
 }
 
 /// Runs the suite. `make` returns a new subject for each check.
@@ -234,7 +234,7 @@ async fn terminated(subject: &dyn Subject, session: Arc<dyn BackendSession>) {
 }
 
 async fn prompted(subject: &dyn Subject, session: &dyn BackendSession, prompt: TurnPrompt) -> EventStream {
-    soon(subject, "prompt", session.prompt(prompt)).await.expect("a prompt is taken")
+    soon(subject, "prompt", session.prompt(prompt)).await.expect("the session accepts a prompt")
 }
 
 /// A turn that has ended.
@@ -254,7 +254,7 @@ async fn read(
     let (mut text, mut tools) = (String::new(), 0);
     let result = loop {
         let next = soon(subject, "the next event", events.next()).await;
-        let event = next.expect("a turn ends in a terminal event, not in silence");
+        let event = next.expect("a turn ends with a terminal event");
         let kept = match event {
             BackendEvent::Text(more) => {
                 text.push_str(&more);
@@ -281,7 +281,7 @@ async fn read(
         kept.unwrap_or_else(|breach| panic!("{breach}"));
     };
     let more = soon(subject, "the end of the stream", events.next()).await;
-    assert!(more.is_none(), "after the terminal event came {more:?}");
+    assert!(more.is_none(), "{more:?} follows the terminal event");
     Ended { text, tools, result }
 }
 
@@ -298,9 +298,9 @@ async fn answered(subject: &dyn Subject, session: &dyn BackendSession, prompt: T
 async fn until_asked(subject: &dyn Subject, events: &mut EventStream) {
     loop {
         let event = soon(subject, "the next event", events.next()).await;
-        match event.expect("the turn was to ask for permission") {
+        match event.expect("the turn must ask for permission") {
             BackendEvent::Permission(_) => return,
-            event => assert!(!event.is_terminal(), "the turn was to ask for permission"),
+            event => assert!(!event.is_terminal(), "the turn must ask for permission"),
         }
     }
 }

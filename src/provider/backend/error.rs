@@ -25,8 +25,8 @@ pub enum BackendError {
     /// The session is over, for example because its program has ended. The next prompt resumes it, if that is possible.
     #[error("the backend's session has ended: {0}")]
     Ended(String),
-    /// There is no session with this id to resume or to fork.
-    #[error("the backend knows no session {id}{}; start a new conversation, or set `with_lost_session`", said(.message))]
+    /// No session with this id exists that could be resumed or forked.
+    #[error("the backend has no session {id}{}; start a new conversation, or set `with_lost_session`", said(.message))]
     UnknownSession {
         /// The id of the session.
         id: SessionId,
@@ -89,19 +89,19 @@ pub enum Breach {
         message: String,
     },
     /// A tool use was repeated in one turn.
-    #[error("the tool use {0} came twice in one turn")]
+    #[error("the tool use {0} was repeated in one turn")]
     RepeatedToolUse(ToolUseId),
     /// An update or a result is about a tool use that is not part of this turn.
-    #[error("there is no tool use {0} in this turn that the event could be about")]
+    #[error("an event is about the tool use {0}, which is not part of this turn")]
     UnknownToolUse(ToolUseId),
     /// An update or a result is about a tool use that already has its result.
-    #[error("the tool use {0} has its result already")]
+    #[error("an event is about the tool use {0}, which already has its result")]
     FinishedToolUse(ToolUseId),
     /// Permission for a tool use was requested while a request for the same tool use was open.
-    #[error("permission for the tool use {0} was asked for twice at once")]
+    #[error("permission for the tool use {0} was requested twice at once")]
     RepeatedPermission(ToolUseId),
     /// More permissions than this were requested at once.
-    #[error("more than {0} permissions were asked for at once")]
+    #[error("more than {0} permissions were requested at once")]
     TooManyPermissions(usize),
 }
 

@@ -131,7 +131,7 @@ async fn end(session: Arc<dyn BackendSession>, limit: Duration) {
         Ok(())
     });
     if let Err(error) = terminated.await {
-        tracing::error!(%error, "a backend's session was not terminated in order");
+        tracing::error!(%error, "a backend's session did not terminate cleanly");
     }
     if let Err(error) = ask("drop", || drop(session)) {
         tracing::error!(%error, "the drop of a backend's session panicked");

@@ -119,7 +119,7 @@ impl TurnPrompt {
     }
 }
 
-/// What a backend can do beyond the required methods.
+/// The capabilities of a backend beyond the required methods.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "independent capabilities")]

@@ -95,7 +95,7 @@ impl PermissionRequest {
             Decision::Execute => PermissionAnswer::Allow,
             Decision::ExecuteWith(input) if edits => PermissionAnswer::AllowWith(input),
             Decision::ExecuteWith(_) => PermissionAnswer::Reject(
-                "it was allowed with another input, which this backend can't do".into(),
+                "it was allowed with another input, which this backend does not support".into(),
             ),
             Decision::Reject(reason) => PermissionAnswer::Reject(reason),
             Decision::Provide(result) => {

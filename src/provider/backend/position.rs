@@ -70,7 +70,7 @@ impl Conversation {
             if let Some(told) = Position::told(name, message) {
                 position = Some(told.map_err(|error| {
                     BackendError::NotResumable(format!(
-                        "what its last answer says of `{name}` can't be read ({error}); start a new conversation"
+                        "the position of `{name}` in its last answer can't be read ({error}); start a new conversation"
                     ))
                 })?);
                 break;
@@ -79,7 +79,7 @@ impl Conversation {
         }
         new.reverse();
         if new.last().is_none_or(|message| message.role == Role::Assistant) {
-            return Err(BackendError::Invalid("nothing is new since its last answer".to_owned()));
+            return Err(BackendError::Invalid("there is no new message since its last answer".to_owned()));
         }
         Ok(Self { position, new })
     }
@@ -121,9 +121,9 @@ pub(super) enum Known {
 /// How to reach the conversation's position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Route {
-    /// The session in use is there. It has received this many more prompts, which were discarded.
+    /// The session in use is at this position. It has received this many more prompts, which were discarded.
     Stay(u64),
-    /// The previous session is there. It has received this many more prompts, which were discarded.
+    /// The previous session is at this position. It has received this many more prompts, which were discarded.
     Return(u64),
     Start,
     /// The session to resume, with the prompts that it has received.
@@ -134,7 +134,7 @@ pub(super) enum Route {
 /// The error if the backend has continued past the conversation's position.
 pub(super) fn elsewhere() -> BackendError {
     BackendError::Diverged(
-        "it goes on from an earlier place than the backend is at, and the backend can't fork; go on from its last answer, \
+        "it continues from an earlier position, and the backend can't fork its session; continue from its last answer, \
          if there is one, or start a new conversation"
             .to_owned(),
     )
@@ -151,7 +151,7 @@ pub(super) fn route(
     let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
     if foreign > 0 && !(can.history && conversation.position.is_none()) {
         return Err(BackendError::Diverged(format!(
-            "{foreign} answers in it are not the backend's own, and it can't be told of them; start a new conversation"
+            "{foreign} of its answers are not from the backend, which can't be given them; start a new conversation"
         )));
     }
     let Some(position) = &conversation.position else {

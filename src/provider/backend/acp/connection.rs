@@ -1,4 +1,4 @@
-//! A program and the connection to it, from its start to its end.
+//! A program and the connection to it.
 
 use std::{
     future::Future,
@@ -34,20 +34,21 @@ use super::{
 };
 use crate::provider::backend::BackendError;
 
-/// How long what follows at once is waited for: a program's end after that of its output, and the other way round.
+/// How long to wait for events that follow each other: the end of the program after the end of its output, and the
+/// reverse.
 const SOON: Duration = Duration::from_secs(1);
 
-/// How long a program that wrote what is no message has, at its start, to write one.
+/// How long a program that wrote something other than a message may take to write its first message.
 const NOISE_GRACE: Duration = Duration::from_secs(5);
 
-/// A connection to a program that runs. Dropped, the program is killed.
+/// A connection to a running program. Dropping this kills the program.
 pub(super) struct Connection {
     pub(super) shared: Arc<Shared>,
     pub(super) agent: ConnectionTo<Agent>,
     running: Running,
 }
 
-/// The program and the task that sees it through.
+/// The program and the task that supervises it.
 struct Running {
     process: Arc<Process>,
     shared: Arc<Shared>,
@@ -55,16 +56,16 @@ struct Running {
     task: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// A request was not answered with what it asked for.
+/// A request did not get the requested result.
 pub(super) enum Unanswered {
-    /// The agent refused it.
+    /// The agent refused the request.
     Refused(Error),
-    /// There is no answer.
+    /// The request got no response.
     Over(BackendError),
 }
 
 impl Connection {
-    /// Starts the program. `name` is the backend's.
+    /// Starts the program. `name` is the name of the backend.
     pub(super) async fn open(command: Command, name: &str) -> Result<Self, BackendError> {
         let program = command.get_program().to_string_lossy().into_owned();
         let cannot = |error: io::Error| {
@@ -99,7 +100,7 @@ impl Connection {
         }
     }
 
-    /// Asks the agent, within a limit. For the time before the first turn.
+    /// Sends a request to the agent and waits for the response within a limit. Used before the first turn.
     pub(super) async fn ask<R: JsonRpcRequest>(
         &self,
         call: &'static str,
@@ -107,7 +108,7 @@ impl Connection {
         limit: Duration,
     ) -> Result<R::Response, Unanswered> {
         let over = |error| match error {
-            // There was no session yet: the program is not an agent, or its arguments or settings are wrong.
+            // No session exists yet: the program is not an agent, or its arguments or settings are wrong.
             BackendError::Ended(why) => BackendError::Misconfigured(why),
             other => other,
         };
@@ -129,16 +130,16 @@ impl Connection {
         }
     }
 
-    /// Why nothing can be asked any more, if that is so.
+    /// Returns the reason why the connection is over, if it is.
     pub(super) async fn over(&self) -> Option<BackendError> {
         if self.running.process.has_ended() {
-            // It is seen to, and soon told.
+            // The supervisor reports the end soon.
             return Some(self.shared.ended().await);
         }
         self.shared.has_ended()
     }
 
-    /// Closes the program's standard input, and waits for its end, which is seen to when `grace` has passed.
+    /// Closes the program's standard input and waits for its end, which is enforced after `grace`.
     pub(super) async fn close(&self, grace: Duration) {
         let running = &self.running;
         running.closing.cancel();
@@ -147,7 +148,7 @@ impl Connection {
         let task = running.task.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(task) = task {
             task.abort();
-            // It was told to end, and has.
+            // The task was aborted and has ended.
             let _ = task.await;
         }
     }
@@ -163,7 +164,7 @@ impl Drop for Running {
     }
 }
 
-/// Sees a program through.
+/// Supervises a program until it ends.
 struct Supervisor {
     name: String,
     program: String,
@@ -175,7 +176,7 @@ struct Supervisor {
     stderr: ChildStderr,
 }
 
-/// However the supervisor ends, so does all that waits for it.
+/// Ends everything that waits for the supervisor, for whatever reason the supervisor ends.
 struct Last(Arc<Shared>, Arc<Process>);
 
 impl Drop for Last {
@@ -196,14 +197,15 @@ impl Supervisor {
         let mut reader = pin!(wire::read(stdout, incoming, &traffic).fuse());
         let why = {
             let taking = Arc::clone(&shared);
-            // The version is looked at where the answer is: so the raw builder, which does not.
+            // Our code checks the protocol version in the response, so this uses the raw builder, which does not check
+            // it.
             let driver = Builder::new(Client)
                 .on_receive_dispatch(
                     async move |dispatch, agent: ConnectionTo<Agent>| taking.take(dispatch, &agent),
                     on_receive_dispatch!(),
                 )
                 .connect_with(channel, async move |agent| {
-                    // Who opens it may have gone away.
+                    // The caller that opens the connection may have stopped waiting.
                     let _ = tell.send(agent.clone());
                     agent.incoming_closed().await;
                     Ok(())
@@ -211,7 +213,7 @@ impl Supervisor {
             let mut driver = pin!(driver.fuse());
             let mut writer = pin!(wire::write(stdin, outgoing, &traffic).fuse());
             let mut exit = pin!(process.ended().fuse());
-            // From when on what is left is to come soon, and why.
+            // Set when the rest of the output should arrive soon, with the reason in `deaf`.
             let mut late = pin!(Fuse::<Sleep>::terminated());
             let mut deaf = None;
             loop {
@@ -219,7 +221,7 @@ impl Supervisor {
                     biased;
                     () = closing.cancelled() => break None,
                     broken = &mut reader => {
-                        // What was read is still to be taken.
+                        // Messages that were read still have to be processed.
                         let _ = timeout(SOON, &mut driver).await;
                         break Some(broken);
                     }
@@ -228,7 +230,7 @@ impl Supervisor {
                         let why = ended.err().map_or_else(String::new, |error| error.to_string());
                         break Some(Broken::Failed(why));
                     }
-                    // What it wrote before may still have to be read.
+                    // Output from before the program's end may still have to be read.
                     _ = &mut exit => late.set(sleep(SOON).fuse()),
                     Err(error) = &mut writer => {
                         deaf = Some(error.to_string());
@@ -248,7 +250,7 @@ impl Supervisor {
                 if how.is_err() {
                     process.kill();
                 }
-                // Its last words are there by now, unless somebody else holds the pipe.
+                // The last lines have arrived by now, unless another process holds the pipe.
                 if !stderr.is_terminated() {
                     let _ = timeout(SOON, &mut stderr).await;
                 }
@@ -261,7 +263,7 @@ impl Supervisor {
         };
         shared.end(error);
         traffic.close();
-        // Until its end it may write: a program that is to end in order is not to fail at that.
+        // The program may write until it ends, so that it does not fail at that while it shuts down.
         let mut exit = pin!(process.ended());
         loop {
             tokio::select! {
@@ -273,7 +275,7 @@ impl Supervisor {
     }
 }
 
-/// Returns whether the system lacked something that it may have again soon, such as memory or a file descriptor.
+/// Returns whether the system lacked something that may be available again soon, such as memory or a file descriptor.
 fn is_shortage(error: &io::Error) -> bool {
     use io::ErrorKind::{ExecutableFileBusy, Interrupted, OutOfMemory, ResourceBusy, WouldBlock};
     #[cfg(unix)]
@@ -286,7 +288,7 @@ fn is_shortage(error: &io::Error) -> bool {
     matches!(error.kind(), ExecutableFileBusy | Interrupted | OutOfMemory | ResourceBusy | WouldBlock)
 }
 
-/// Does one thing while another goes on.
+/// Runs `work` while `other` also makes progress.
 async fn beside<T>(other: &mut (impl FusedFuture<Output = ()> + Unpin), work: impl Future<Output = T>) -> T {
     let mut work = pin!(work);
     tokio::select! {

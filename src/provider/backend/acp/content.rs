@@ -1,4 +1,4 @@
-//! A prompt as the protocol's content.
+//! Converts a prompt to the protocol's content.
 
 use std::fmt::Write as _;
 
@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-/// What is sent, if the agent takes it all.
+/// Returns the content of a prompt, if the agent accepts all of it.
 pub(super) fn blocks(
     prompt: &TurnPrompt,
     can: &PromptCapabilities,
@@ -25,16 +25,18 @@ pub(super) fn blocks(
         match content {
             Content::Text(text) => blocks.push(text.text.clone().into()),
             Content::Attachment(attachment) => blocks.push(attached(attachment, can)?),
-            // What the agent can't know of: an answer to a tool that another model used.
+            // The agent doesn't know this tool use: another model made it.
             Content::ToolResult(result) => blocks.push(result.text().into()),
             Content::ProviderItem(_) | Content::Thinking(_) => {}
             Content::ToolUse(_) => {
-                return Err(BackendError::Unsupported("it can't be given a tool use".to_owned()));
+                return Err(BackendError::Unsupported(
+                    "a prompt for an agent can't contain tool uses".to_owned(),
+                ));
             }
         }
     }
     if blocks.is_empty() {
-        return Err(BackendError::Invalid("there is nothing in the prompt".to_owned()));
+        return Err(BackendError::Invalid("the prompt is empty".to_owned()));
     }
     Ok(blocks)
 }
@@ -43,10 +45,12 @@ fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<Content
     let Attachment { source, media_type, name, .. } = attachment;
     let is = |start: &str| media_type.to_ascii_lowercase().starts_with(start);
     let cannot = |what: &str| {
-        Err(BackendError::Unsupported(format!("this agent takes no {what} ({media_type}) in its prompts")))
+        Err(BackendError::Unsupported(format!(
+            "this agent does not accept {what} ({media_type}) in its prompts"
+        )))
     };
     let data = match source {
-        // All agents take links.
+        // All agents accept links.
         Source::Url { url } => {
             let name = name.clone().unwrap_or_else(|| url.clone());
             return Ok(ContentBlock::ResourceLink(
@@ -79,21 +83,21 @@ fn attached(attachment: &Attachment, can: &PromptCapabilities) -> Result<Content
     Ok(ContentBlock::Resource(EmbeddedResource::new(contents)))
 }
 
-/// A name as part of a URI.
+/// Escapes a name for use in a URI.
 fn escaped(name: &str) -> String {
     let mut out = String::new();
     for byte in name.bytes() {
         if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
             out.push(char::from(byte));
         } else {
-            // Into a text nothing fails.
+            // Writing to a string never fails.
             let _ = write!(out, "%{byte:02X}");
         }
     }
     out
 }
 
-/// The options that the protocol has no word for.
+/// Returns the names of the options that the protocol can't express.
 pub(super) fn unheard(options: &OptionFields) -> Vec<&'static str> {
     let OptionFields {
         max_tokens,
@@ -131,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn attachments_go_as_the_agent_takes_them() {
+    fn attachments_are_sent_as_the_agent_accepts_them() {
         let all = || PromptCapabilities::new().image(true).audio(true).embedded_context(true);
         let none = PromptCapabilities::new;
         let image = || Attachment::base64("image/png", "aGk=");
@@ -150,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn prompt_with_nothing_in_it_is_refused() {
+    fn empty_prompt_is_refused() {
         let empty = TurnPrompt::new(Vec::<Message>::new());
         assert!(matches!(blocks(&empty, &PromptCapabilities::new()), Err(BackendError::Invalid(_))));
     }

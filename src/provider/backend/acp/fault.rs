@@ -1,4 +1,4 @@
-//! What went wrong, as the errors of a backend.
+//! Converts failures to the errors of a backend.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use super::{
 };
 use crate::provider::backend::{BackendError, SessionId};
 
-/// The longest text of the agent's that an error quotes.
+/// The maximum length of text from the agent that an error quotes.
 const LONGEST: usize = 2000;
 
-/// What an agent's answer to a request says.
+/// Returns the error for a request that the agent refused.
 pub(super) fn refused(method: &'static str, error: &Error, sign_in: &[AuthMethod]) -> BackendError {
     let words = format!("`{method}`: {}", words(error));
     match error.code {
@@ -25,19 +25,19 @@ pub(super) fn refused(method: &'static str, error: &Error, sign_in: &[AuthMethod
     }
 }
 
-/// What an agent's answer to the request to go on with a session says.
+/// Returns the error for a session that the agent did not resume.
 pub(super) fn not_resumed(
     method: &'static str,
     error: &Error,
     id: &SessionId,
     sign_in: &[AuthMethod],
 ) -> BackendError {
-    // Agents say this in many ways, of which the protocol has one.
+    // Agents use many texts for a missing session; the protocol defines only one code.
     let text = words(error).to_lowercase();
     let has = |words: &[&str]| words.iter().any(|words| text.contains(words));
     let is_missing = has(&["not found", "no such", "unknown", "not exist", "no session", "invalid session"])
         || (has(&["no "]) && has(&[" found"]));
-    // Keys, models and files of settings are not found either.
+    // Keys, models and settings files can be "not found" too.
     let is_unknown = is_missing && has(&["session", "thread", "conversation", "rollout"]);
     let unknown = || BackendError::UnknownSession { id: id.clone(), message: words(error) };
     match error.code {
@@ -51,7 +51,7 @@ pub(super) fn not_resumed(
 
 fn auth(words: &str, sign_in: &[AuthMethod]) -> String {
     if sign_in.is_empty() {
-        return format!("{words}; it names no way to sign in");
+        return format!("{words}; it offers no method to sign in");
     }
     let ways: Vec<String> = sign_in
         .iter()
@@ -61,7 +61,7 @@ fn auth(words: &str, sign_in: &[AuthMethod]) -> String {
         })
         .collect();
     let ways = shown(ways.join("; ").as_bytes(), LONGEST);
-    format!("{words}; sign in with the program itself, or name a way: {ways}")
+    format!("{words}; sign in with the program itself, or set `with_sign_in` to one of: {ways}")
 }
 
 fn words(error: &Error) -> String {
@@ -81,21 +81,21 @@ fn words(error: &Error) -> String {
     shown(words.as_bytes(), LONGEST)
 }
 
-/// How the connection ended, in words.
+/// Describes how the connection ended.
 pub(super) fn broken(broken: &Broken) -> String {
     match broken {
         Broken::Closed => "it closed its standard output".to_owned(),
         Broken::TooLong => {
             format!("it wrote a message that is longer than the limit of {LONGEST_MESSAGE} bytes")
         }
-        Broken::Noise(line) => format!("what it writes is not the protocol: {line}"),
+        Broken::Noise(line) => format!("its output is not the Agent Client Protocol: {line}"),
         Broken::Damaged(line) => format!("it wrote a damaged message: {line}"),
-        Broken::Failed(error) => format!("it can't be read: {error}"),
-        Broken::Deaf(error) => format!("it does not read any more: {error}"),
+        Broken::Failed(error) => format!("its output can't be read: {error}"),
+        Broken::Deaf(error) => format!("it stopped reading its input: {error}"),
     }
 }
 
-/// It took too long.
+/// Returns the error for a call that took too long.
 pub(super) fn slow(call: &'static str, limit: Duration) -> BackendError {
     BackendError::Timeout { call, limit }
 }
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn session_that_is_not_there_is_told_as_such_however_the_agent_says_it() {
+    fn missing_session_is_recognised_in_each_wording() {
         let id = SessionId::new("s");
         let told = |code: i32, message: &str, detail: &str| {
             let error = Error::new(code, message).data(serde_json::json!({ "details": detail }));

@@ -1,5 +1,5 @@
-//! What a program started and put into groups of their own, as agents do with their tools: found by a mark in its
-//! environment.
+//! Finds the processes that a program started and moved to other process groups, as agents do with their tools. They
+//! are recognised by a variable in their environment.
 
 use std::{
     fs,
@@ -14,14 +14,14 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 const VARIABLE: &str = "OMNI_AGENT_PROGRAM";
 
-/// How often it is looked for what was started meanwhile.
+/// How many times to search, since processes may start others in the meantime.
 const ROUNDS: usize = 20;
 
-/// What all that a program starts has in its environment, and nothing else.
+/// A mark in the environment of every process that a program starts, and of no other process.
 pub(super) struct Mark(String);
 
 impl Mark {
-    /// Marks a program that is to be started.
+    /// Marks a program before it is started.
     pub(super) fn set(command: &mut Command) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
@@ -31,7 +31,7 @@ impl Mark {
         Self(format!("{VARIABLE}={value}"))
     }
 
-    /// Kills what is left.
+    /// Kills all remaining processes that have the mark.
     pub(super) fn kill_all(&self) {
         for _ in 0..ROUNDS {
             let Ok(processes) = fs::read_dir("/proc") else { return };
@@ -43,11 +43,11 @@ impl Mark {
         }
     }
 
-    /// Kills a process if it has the mark; whether it did.
+    /// Kills a process if it has the mark. Returns whether it did.
     fn kill(&self, process: &Path) -> bool {
         let id = process.file_name().and_then(|name| name.to_str()?.parse().ok());
         let Some(id) = id.and_then(Pid::from_raw) else { return false };
-        // Held before it is looked at, so that its id can't come to be another's.
+        // The process is held before its environment is read, so that its id can't be reused for another process.
         let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else { return false };
         let Ok(environment) = fs::read(process.join("environ")) else { return false };
         let is_marked = environment.split(|byte| *byte == 0).any(|variable| variable == self.0.as_bytes());

@@ -1,4 +1,4 @@
-//! Lines of a program's output, of bounded length.
+//! Reads the lines of a program's output, with a limited length.
 
 use std::{
     collections::VecDeque,
@@ -10,26 +10,26 @@ use tokio::io::{self, AsyncRead, AsyncReadExt};
 
 const CHUNK: usize = 16 * 1024;
 
-/// The longest line of the standard error that is kept whole.
+/// The maximum length of a line of the standard error that is kept completely.
 const LONGEST_WORDS: usize = 8 * 1024;
 
 /// How many lines of the standard error an error can quote.
 const KEPT: usize = 8;
 
-/// A line without its end, or the beginning of one that is longer than it may be.
+/// A line without its end, or the beginning of a line that is too long.
 pub(super) enum Line {
     Whole(BytesMut),
     TooLong(BytesMut),
 }
 
-/// Cuts what it reads into lines.
+/// Splits the output of a reader into lines.
 pub(super) struct Lines<R> {
     reader: R,
     buffer: BytesMut,
-    /// As far as it has been searched for an end.
+    /// The length of the part that was already searched for a line end.
     searched: usize,
     longest: usize,
-    /// The rest of a line that was too long is passed over.
+    /// Whether the rest of a line that is too long is being skipped.
     skipping: bool,
 }
 
@@ -38,7 +38,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { reader, buffer: BytesMut::new(), searched: 0, longest, skipping: false }
     }
 
-    /// The next line; none at the end. Cancel-safe.
+    /// Returns the next line, or `None` at the end. Cancel-safe.
     pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
         loop {
             if let Some(at) = memchr::memchr(b'\n', &self.buffer[self.searched..]) {
@@ -76,7 +76,7 @@ fn whole(mut line: BytesMut) -> Line {
     Line::Whole(line)
 }
 
-/// The last words on the standard error.
+/// The last lines of a program's standard error.
 #[derive(Clone, Default)]
 pub(super) struct LastWords(Arc<Mutex<VecDeque<String>>>);
 
@@ -85,7 +85,7 @@ impl LastWords {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Reads the standard error to its end, into the log.
+    /// Reads the standard error to its end, and logs it.
     pub(super) async fn follow(&self, stderr: impl AsyncRead + Unpin, name: &str) {
         let mut lines = Lines::new(stderr, LONGEST_WORDS);
         while let Ok(Some(line)) = lines.next().await {
@@ -103,18 +103,18 @@ impl LastWords {
         }
     }
 
-    /// As the end of an error's text.
+    /// Returns the lines as the end of an error's text.
     pub(super) fn quoted(&self) -> String {
         let kept = self.lock();
         if kept.is_empty() {
             return String::new();
         }
         let lines: Vec<&str> = kept.iter().map(String::as_str).collect();
-        format!("; its last words: {}", lines.join(" | "))
+        format!("; its standard error ended with: {}", lines.join(" | "))
     }
 }
 
-/// What can be shown of it: no control characters, and not too much.
+/// Returns the bytes as text without control characters, cut to `longest` bytes.
 pub(super) fn shown(bytes: &[u8], longest: usize) -> String {
     let cut = &bytes[..bytes.len().min(longest)];
     let text: String = String::from_utf8_lossy(cut)
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_are_cut_and_long_ones_told() {
+    async fn lines_are_split_and_long_lines_are_reported() {
         let whole = |text: &str| (true, text.to_owned());
         assert_eq!(lines(b"a\r\n\nb\nrest", 9).await, [whole("a"), whole(""), whole("b"), whole("rest")]);
         assert_eq!(lines(b"", 9).await, []);

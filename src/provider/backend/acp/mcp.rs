@@ -6,12 +6,12 @@ use agent_client_protocol::v1::schema::{
 
 use crate::provider::backend::BackendError;
 
-/// A server of the Model Context Protocol, whose tools the agent is to have.
+/// A server of the Model Context Protocol, whose tools the agent can use.
 #[derive(Clone)]
 pub struct McpServer(Wire);
 
 impl McpServer {
-    /// A program that the agent starts. Its path should be absolute.
+    /// Creates a server that the agent starts as a program. The program's path should be absolute.
     pub fn program(
         name: impl Into<String>,
         program: impl Into<PathBuf>,
@@ -21,17 +21,17 @@ impl McpServer {
         Self(Wire::Stdio(McpServerStdio::new(name, program).args(arguments)))
     }
 
-    /// A server that is reached over HTTP. Not every agent can.
+    /// Creates a server that is reached over HTTP. Not every agent supports this.
     pub fn http(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self(Wire::Http(McpServerHttp::new(name, url)))
     }
 
-    /// A server that is reached by server-sent events, the older way. Not every agent can.
+    /// Creates a server that is reached with server-sent events, the older transport. Not every agent supports this.
     pub fn sse(name: impl Into<String>, url: impl Into<String>) -> Self {
         Self(Wire::Sse(McpServerSse::new(name, url)))
     }
 
-    /// The same server with a secret: a variable of the program's environment, or a header of each request.
+    /// Returns the same server with a secret: a variable of the program's environment, or a header of each request.
     pub fn with_secret(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         match &mut self.0 {
             Wire::Stdio(server) => server.env.push(EnvVariable::new(name, value)),
@@ -51,7 +51,7 @@ impl McpServer {
         }
     }
 
-    /// As it is sent to an agent that can reach it.
+    /// Returns the server as it is sent to the agent, if the agent can reach it.
     pub(super) fn wire(&self, can: &McpCapabilities) -> Result<Wire, BackendError> {
         let way = match &self.0 {
             Wire::Http(_) if !can.http => "HTTP",
@@ -60,12 +60,12 @@ impl McpServer {
         };
         let name = self.name();
         Err(BackendError::Unsupported(format!(
-            "this agent can't reach the MCP server `{name}`: not over {way}"
+            "this agent can't reach the MCP server `{name}`: it does not support {way}"
         )))
     }
 }
 
-/// The name alone: the rest may hold secrets.
+/// Shows only the name, since the rest may contain secrets.
 impl fmt::Debug for McpServer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("McpServer").field(&self.name()).finish()

@@ -1,7 +1,7 @@
-//! What a line of a program's output is taken for. Pure.
+//! Interprets a line of a program's output. Pure.
 //!
-//! Programs are exact in different things. What can be meant in one way only is taken so; what can't be anything that is
-//! waited for is passed over.
+//! Programs deviate from the protocol in different ways. A line with only one possible meaning is read with that
+//! meaning. A line that can't be anything expected is skipped.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -15,18 +15,19 @@ use serde_json::{Map, Value};
 
 use crate::provider::halves;
 
-/// What a line says.
+/// The meaning of a line.
 #[derive(Debug, PartialEq)]
 pub(super) enum Heard {
-    /// The protocol's; what there is in it to be taken, in order.
+    /// The protocol's messages in the line, in order.
     Messages(Vec<RawJsonRpcMessage>),
-    /// Something else.
+    /// Not a message.
     Noise,
-    /// The beginning of a message, or what is left of one: it may have been an answer.
+    /// The beginning or the rest of a message, which may have been a response.
     Damaged,
 }
 
-/// Our requests that wait for their answers, by the numbers that they go under: not every program takes other ids.
+/// Our requests that wait for their responses, by the numbers that are sent as their ids: not every program accepts
+/// other ids.
 pub(super) struct Asked {
     last: i64,
     waiting: HashMap<i64, RawJsonRpcId>,
@@ -34,20 +35,21 @@ pub(super) struct Asked {
 
 impl Default for Asked {
     fn default() -> Self {
-        // Programs count their own requests from 0 or 1, and logs may quote our answers to them: those are no answers to us.
+        // Programs count their own requests from 0 or 1, and logs may quote our responses to them. Large numbers keep
+        // those apart from responses to us.
         Self { last: rand::rng().random_range(1 << 20..1 << 30), waiting: HashMap::new() }
     }
 }
 
 impl Asked {
-    /// Takes in a request; gives the id that it is to go under.
+    /// Adds a request. Returns the id with which it is sent.
     pub(super) fn ask(&mut self, id: RawJsonRpcId) -> RawJsonRpcId {
         self.last += 1;
         self.waiting.insert(self.last, id);
         self.last.into()
     }
 
-    /// The request that an answer with this id is for.
+    /// Returns the request to which a response with this id belongs.
     fn answered(&mut self, id: &Value) -> Option<RawJsonRpcId> {
         let number = match id {
             Value::Number(number) => number.as_i64()?,
@@ -57,7 +59,7 @@ impl Asked {
         self.waiting.remove(&number)
     }
 
-    /// The request that could not be read, if it can be told which.
+    /// Returns the request that the program could not parse, if only one request is waiting.
     fn unread(&mut self) -> Option<RawJsonRpcId> {
         let mut waiting = self.waiting.keys();
         let (Some(&number), None) = (waiting.next(), waiting.next()) else { return None };
@@ -65,11 +67,11 @@ impl Asked {
     }
 }
 
-/// What a line says.
+/// Interprets a line.
 pub(super) fn hear(line: &[u8], asked: &mut Asked) -> Heard {
     if !begins_like_a_message(line) {
-        // Behind what a program wrote without ending the line stands the message; a log that quotes one looks the same.
-        // An answer that is taken twice does no harm.
+        // The message may follow output that did not end its line. A log line that quotes a message looks the same, but
+        // a response that is processed twice does no harm.
         let rest = memmem::find(line, b"{\"jsonrpc\"").map_or(&[][..], |at| &line[at..]);
         return match serde_json::from_slice(rest) {
             Ok(Value::Object(object)) if !object.contains_key("method") => heard([object.into()], asked),
@@ -91,7 +93,7 @@ pub(super) fn hear(line: &[u8], asked: &mut Asked) -> Heard {
     }
 }
 
-/// Whether this is a part of a text, which another message may continue.
+/// Returns whether the message is a part of a text, which another message may continue.
 fn is_chunk(message: &Value) -> bool {
     let kind = message.pointer("/params/update/sessionUpdate").and_then(Value::as_str);
     matches!(kind, Some("agent_message_chunk" | "agent_thought_chunk"))
@@ -106,7 +108,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
 fn heard(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> Heard {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
-        // Together in one message, which the protocol does not have, but what it is built on.
+        // A batch of messages. The protocol does not define it, but JSON-RPC does.
         Value::Array(values) => values,
         value => vec![value],
     });
@@ -117,7 +119,7 @@ fn heard(values: impl IntoIterator<Item = Value>, asked: &mut Asked) -> Heard {
         match message(object, says_so, asked) {
             Some(message) => messages.push(message),
             None if says_so => {
-                tracing::warn!("an agent's message is not right, or answers what nobody asked");
+                tracing::warn!("an agent's message is malformed, or answers no request");
             }
             None => {}
         }
@@ -129,7 +131,7 @@ fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> 
     let (id, params) = (object.remove("id"), object.remove("params"));
     if let Some(method) = object.get("method") {
         let method = method.as_str()?;
-        // Logs have methods too.
+        // Log records can have a member `method` too.
         if !says_so && !matches!(method, "session/update" | "session/request_permission") {
             return None;
         }
@@ -146,8 +148,8 @@ fn message(mut object: Map<String, Value>, says_so: bool, asked: &mut Asked) -> 
         return None;
     }
     let id = match id {
-        // Of a request that could not be read, and those two codes say so. What else has an error and no id is a log, or is
-        // about what asked for no answer.
+        // The response to a request that the program could not parse has no id, but one of these two codes. Any other
+        // error without an id is a log record, or is about a message that needs no response.
         Some(Value::Null) | None => match error.as_ref()?.get("code").and_then(Value::as_i64) {
             Some(-32700 | -32600) => asked.unread()?,
             _ => return None,
@@ -180,7 +182,7 @@ mod tests {
         asked
     }
 
-    /// What is taken of a line, written again.
+    /// Returns the messages of a line as JSON.
     fn taken(line: &str) -> Value {
         match hear(line.as_bytes(), &mut asking()) {
             Heard::Messages(messages) => json!(messages),
@@ -189,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_have_the_ids_of_what_they_answer() {
+    fn responses_get_the_ids_of_their_requests() {
         let answer = json!([{ "jsonrpc": "2.0", "id": "one", "result": 7 }]);
         for line in [
             r#"{"jsonrpc":"2.0","id":1,"result":7}"#,
@@ -214,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn answer_to_a_request_of_the_agents_own_that_a_log_quotes_is_noise_or_nothing() {
+    fn quoted_answer_to_a_request_of_the_agent_is_ignored() {
         let mut asked = Asked::default();
         asked.ask("one".to_owned().into());
         for id in 0..1000 {
@@ -225,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_could_not_be_read_is_told_only_if_it_can_be_told_which() {
+    fn parse_error_is_assigned_only_to_a_single_waiting_request() {
         let line = br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}"#;
         let mut asked = asking();
         asked.ask("two".to_owned().into());
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_keep_their_ids_and_lose_what_is_no_params() {
+    fn requests_keep_their_ids_and_lose_invalid_params() {
         let request = r#"{"jsonrpc":"2.0","id":"x","method":"_m","params":{"a":1}}"#;
         assert_eq!(taken(request), json!([serde_json::from_str::<Value>(request).unwrap()]));
         let request = r#"{"jsonrpc":"2.0","id":0,"method":"_m","params":"odd"}"#;
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn logs_are_noise_and_what_is_broken_off_is_not() {
+    fn logs_are_noise_and_cut_messages_are_damaged() {
         for line in [
             "hello",
             "[1]",

@@ -1,22 +1,22 @@
-//! Which of an agent's session options is its model. Pure.
+//! Finds the session option that chooses the agent's model. Pure.
 
 use agent_client_protocol::v1::schema::{
     SessionConfigId, SessionConfigKind, SessionConfigOption, SessionConfigOptionCategory,
     SessionConfigSelectOptions, SessionConfigValueId,
 };
 
-/// How a session gets to a model.
+/// How to select a model in a session.
 #[derive(Debug, PartialEq)]
 pub(super) enum Choice {
-    /// It is there.
+    /// The model is already selected.
     Chosen,
     Choose {
         option: SessionConfigId,
         value: SessionConfigValueId,
     },
-    /// The agent leaves none.
+    /// The agent offers no choice of models.
     None,
-    /// It is not among these.
+    /// The model is not one of these.
     Unknown(String),
 }
 
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn model_is_chosen_among_what_the_agent_offers() {
+    fn model_is_chosen_from_the_offered_models() {
         let options: Vec<SessionConfigOption> = serde_json::from_value(json!([
             { "id": "mode", "name": "Mode", "category": "mode", "type": "select", "currentValue": "small",
               "options": [{ "value": "small", "name": "Small" }] },

@@ -1,4 +1,4 @@
-//! The agent's question whether it may, and its answer.
+//! The agent's request for permission, and the response to it.
 
 use agent_client_protocol::v1::schema::{
     PermissionOption as Offered, PermissionOptionKind, RequestPermissionOutcome, RequestPermissionResponse,
@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::provider::backend::{PermissionAnswer, PermissionKind, PermissionOption};
 
-/// A question. Options that can't be understood can't be chosen.
+/// A request for permission. Options that can't be parsed can't be chosen.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct Question {
@@ -36,7 +36,7 @@ impl Question {
     }
 }
 
-/// What is sent for an answer; none is the turn's cancellation.
+/// Returns the response for an answer. `None` means that the turn was cancelled.
 pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOption]) -> Value {
     use PermissionKind::{AllowAlways, AllowOnce, RejectAlways, RejectOnce};
 
@@ -46,13 +46,13 @@ pub(super) fn outcome(answer: Option<PermissionAnswer>, options: &[PermissionOpt
     let chosen = match answer {
         Some(PermissionAnswer::Allow) => of([AllowOnce, AllowAlways]),
         Some(PermissionAnswer::Choose(id)) => options.iter().find(|option| option.id == id),
-        // Not as it was asked: the protocol has no word for another input.
+        // `AllowWith` is rejected, because the protocol can't express another input.
         Some(PermissionAnswer::Reject(_) | PermissionAnswer::AllowWith(_)) => of([RejectOnce, RejectAlways]),
         None => None,
     };
     let outcome = match chosen {
         Some(option) => RequestPermissionOutcome::Selected(SelectedPermissionOutcome::new(option.id.clone())),
-        // Also where the agent does not offer what was decided.
+        // This also applies if the agent offers no option for the decision.
         None => RequestPermissionOutcome::Cancelled,
     };
     json!(RequestPermissionResponse::new(outcome))
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answer_is_one_of_the_options_that_were_offered() {
+    fn answer_is_one_of_the_offered_options() {
         let question: Question = serde_json::from_value(json!({
             "sessionId": "s", "toolCall": { "toolCallId": "t" }, "options": [
                 { "optionId": "always", "name": "Always", "kind": "allow_always" },

@@ -1,4 +1,4 @@
-//! The agent's program: started, watched, and ended with everything that it started itself.
+//! The agent's program: starts it, watches it, and ends it with all processes that it started.
 
 use std::{
     io,
@@ -10,33 +10,33 @@ use std::{
 
 use tokio::{sync::watch, time::timeout};
 
-/// How often the end of a program is looked for where nothing tells of it.
+/// How often to check whether the program has ended, on systems that do not report it.
 #[cfg(any(not(unix), target_os = "openbsd"))]
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long what was killed may take to be gone: by then it is, or nobody takes notice of it, as in a container without an
-/// init.
+/// How long to wait until killed processes are gone. A process that still exists then is reaped by nobody, as in a
+/// container without an init process.
 #[cfg(unix)]
 const GOING: Duration = Duration::from_millis(200);
 
-/// A program that runs, or has ended. Dropped, it is killed.
+/// A program that runs or has ended. Dropping this kills the program.
 ///
-/// It is waited for on a thread of its own, so that it leaves no trace whatever becomes of the runtime.
+/// A separate thread waits for the program's end, so that the program leaves nothing behind even if the runtime ends.
 pub(super) struct Process {
     held: Arc<Mutex<Held>>,
     ended: watch::Receiver<Option<String>>,
 }
 
-/// The child, until its id may belong to somebody else.
+/// The child process, until its id may be reused.
 struct Held {
     child: Child,
     ended: bool,
-    /// Ends the program if the application is killed.
+    /// Kills the program if the application is killed.
     #[cfg(unix)]
     watcher: Option<super::watcher::Watcher>,
 }
 
-/// What the program is talked to through.
+/// The pipes to the program.
 pub(super) struct Pipes {
     pub(super) stdin: ChildStdin,
     pub(super) stdout: ChildStdout,
@@ -46,7 +46,8 @@ pub(super) struct Pipes {
 impl Process {
     pub(super) fn start(mut command: Command) -> io::Result<(Self, Pipes)> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // A group of its own: a Ctrl-C at the terminal is the application's, and what the program starts ends with it.
+        // The program gets its own process group. A Ctrl-C at the terminal then reaches only the application, and the
+        // processes that the program starts end with it.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         #[cfg(target_os = "linux")]
@@ -71,18 +72,19 @@ impl Process {
         let process = Self { held: Arc::clone(&held), ended };
         thread::Builder::new().name("acp-process".to_owned()).stack_size(256 * 1024).spawn(move || {
             let status = reap(&held);
-            // One that ends in order has seen to what it started.
+            // A program that exits successfully has ended the processes that it started.
             #[cfg(target_os = "linux")]
             if !status.as_ref().is_ok_and(ExitStatus::success) {
                 mark.kill_all();
             }
-            let how = status.map_or_else(|error| format!("how is unknown: {error}"), |how| how.to_string());
+            let how = status
+                .map_or_else(|error| format!("its exit status is unknown: {error}"), |how| how.to_string());
             tell.send_replace(Some(how));
         })?;
         Ok((process, Pipes { stdin, stdout, stderr }))
     }
 
-    /// Kills it, and what it started.
+    /// Kills the program and the processes that it started.
     pub(super) fn kill(&self) {
         lock(&self.held).kill();
     }
@@ -91,14 +93,14 @@ impl Process {
         lock(&self.held).ended
     }
 
-    /// How it ended, once it has.
+    /// Waits for the program's end, and returns its exit status as text.
     pub(super) async fn ended(&self) -> String {
         let mut ended = self.ended.clone();
         let how = ended.wait_for(Option::is_some).await.ok().and_then(|how| how.clone());
-        how.unwrap_or_else(|| "it was not waited for".to_owned())
+        how.unwrap_or_else(|| "its exit status is unknown".to_owned())
     }
 
-    /// Waits for its end, and sees to it when this time has passed.
+    /// Waits for the program's end, and enforces it after this time.
     pub(super) async fn stop(&self, grace: Duration) {
         if timeout(grace, self.ended()).await.is_ok() {
             return;
@@ -150,11 +152,11 @@ fn lock(held: &Mutex<Held>) -> MutexGuard<'_, Held> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for the program's end, and ends what it left behind.
+/// Waits for the program's end, and kills the processes that it left behind.
 fn reap(held: &Mutex<Held>) -> io::Result<ExitStatus> {
     wait(held);
     let mut held = lock(held);
-    // Its id is still its own, so that nobody else's group can be hit.
+    // The process is not reaped yet, so its id can't belong to another process group.
     held.kill();
     held.ended = true;
     #[cfg(unix)]
@@ -174,7 +176,7 @@ fn reap(held: &Mutex<Held>) -> io::Result<ExitStatus> {
     status
 }
 
-/// Waits without taking the program's id away, and without keeping others from killing it.
+/// Waits without reaping the process, and without blocking others from killing it.
 #[cfg(all(unix, not(target_os = "openbsd")))]
 fn wait(held: &Mutex<Held>) {
     use rustix::{

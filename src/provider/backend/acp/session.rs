@@ -1,4 +1,4 @@
-//! A session: how it comes to be, and its turns.
+//! Opens a session and runs its turns.
 
 use std::{
     path::PathBuf,
@@ -29,10 +29,11 @@ use crate::provider::backend::{
     BackendError, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt,
 };
 
-/// How long nothing of what was said before has to come for all of it to have come.
+/// How long the agent must be silent after it loaded a session, until its repetition of the conversation counts as
+/// complete.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// When a cancel is said again: some agents pass over one that comes while they begin a turn.
+/// When to repeat a cancellation: some agents ignore a cancellation that arrives while they begin a turn.
 const AGAIN: Duration = Duration::from_secs(1);
 
 pub(super) struct AcpSession {
@@ -40,7 +41,7 @@ pub(super) struct AcpSession {
     id: SessionId,
     name: String,
     can: PromptCapabilities,
-    /// What the first turn's answer is to warn of.
+    /// The warnings for the answer of the first turn.
     warnings: Mutex<Vec<String>>,
     grace: Duration,
 }
@@ -53,7 +54,7 @@ struct Opening<'a> {
     sign_in: Vec<AuthMethod>,
 }
 
-/// Starts the program and a session at it, or goes on with one.
+/// Starts the program, and starts or resumes a session.
 pub(super) async fn open(
     config: &Config,
     resumed: Option<&SessionId>,
@@ -76,7 +77,7 @@ pub(super) async fn open(
             (SessionId::new(id), session.config_options)
         }
         Some(id) => {
-            // Before the request: what comes of other sessions meanwhile is not this one's.
+            // The id is set before the request, so that updates of other sessions are ignored.
             opening.connection.shared.is_session(id.as_str());
             let options = opening.resume(id, folder, servers, &can).await?;
             (id.clone(), options)
@@ -84,11 +85,11 @@ pub(super) async fn open(
     };
     let mut warnings = Vec::new();
     if options.system.is_some() {
-        warnings.push(format!("`{}` has a system prompt of its own; the agent's was not sent", config.name));
+        warnings.push(format!("the system prompt is ignored: `{}` has its own", config.name));
     }
     let unknown = options.settings.keys().filter(|name| *name != "folder");
     warnings.extend(unknown.map(|setting| {
-        format!("the setting `{setting}` is ignored: `{}` is told its folder alone", config.name)
+        format!("the setting `{setting}` is ignored: `{}` supports only the setting `folder`", config.name)
     }));
     warnings.extend(opening.choose(&id, &options.model, model_options.unwrap_or_default()).await?);
     let connection = opening.connection;
@@ -111,7 +112,7 @@ impl Opening<'_> {
         let left = self.until.saturating_duration_since(Instant::now());
         let answer = self.connection.ask(call, request, left).await;
         answer.map_err(|unanswered| match unanswered {
-            // The limit is that of the start as a whole.
+            // The error names the limit of the start as a whole.
             Unanswered::Over(BackendError::Timeout { call, .. }) => {
                 Unanswered::Over(fault::slow(call, self.config.start_limit))
             }
@@ -136,7 +137,7 @@ impl Opening<'_> {
         let agent = self.ask("initialize", request).await?;
         if agent.protocol_version != ProtocolVersion::V1 {
             return Err(BackendError::Unsupported(format!(
-                "`{}` speaks version {} of the Agent Client Protocol, and not version {}",
+                "`{}` speaks version {} of the Agent Client Protocol; only version {} is supported",
                 self.config.program.to_string_lossy(),
                 agent.protocol_version,
                 ProtocolVersion::V1,
@@ -150,8 +151,8 @@ impl Opening<'_> {
         Ok(agent.agent_capabilities)
     }
 
-    /// Continues an earlier session. `session/resume` comes first, since it repeats nothing. An agent that announces it
-    /// and fails is asked to load the session, if it announces that too.
+    /// Resumes an earlier session. `session/resume` is tried first, since it repeats nothing. If the agent announces it
+    /// but fails, the session is loaded, if the agent announces that too.
     async fn resume(
         &self,
         id: &SessionId,
@@ -187,14 +188,14 @@ impl Opening<'_> {
         let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
         let session =
             self.answer("session/load", request).await.map_err(|error| refused("session/load", error))?;
-        // The agent repeats the conversation before it answers. Some agents continue behind their answer, and the next turn
-        // must not show that. An agent that never falls silent leaves time for the requests that follow.
+        // The agent repeats the conversation before it responds. Some agents continue after their response, and the
+        // next turn must not show that. If an agent never falls silent, time is left for the requests that follow.
         let left = self.until.saturating_duration_since(Instant::now());
         let _ = timeout(left / 2, self.connection.shared.quiet(SILENCE)).await;
         Ok(session.config_options)
     }
 
-    /// Chooses the model, if the agent leaves a choice. What can't be is told.
+    /// Selects the model, if the agent offers a choice. Returns a warning if it does not.
     async fn choose(
         &self,
         id: &SessionId,
@@ -212,11 +213,11 @@ impl Opening<'_> {
                 Ok(None)
             }
             model::Choice::None => Ok(Some(format!(
-                "`{}` leaves no choice of a model; `{model}` was not asked for",
+                "the model `{model}` is ignored: `{}` offers no choice of models",
                 self.config.name
             ))),
             model::Choice::Unknown(there) => Err(BackendError::Invalid(format!(
-                "`{}` has no model `{model}`; there are: {there}",
+                "`{}` has no model `{model}`; choose one of: {there}",
                 self.config.name
             ))),
         }
@@ -231,7 +232,7 @@ impl BackendSession for AcpSession {
 
     async fn prompt(&self, prompt: TurnPrompt) -> Result<EventStream, BackendError> {
         let shared = &self.connection.shared;
-        // A program that has ended has not heard it: it can be said to another.
+        // A program that has ended has not received the prompt, so the prompt can be sent to another program.
         if let Some(error) = self.connection.over().await {
             return Err(error);
         }
@@ -239,10 +240,14 @@ impl BackendSession for AcpSession {
         let mut warnings = std::mem::take(&mut *self.warnings.lock().unwrap_or_else(PoisonError::into_inner));
         let unheard = content::unheard(&prompt.options);
         if !unheard.is_empty() {
-            warnings.push(format!("`{}` can't be told: {}", self.name, unheard.join(", ")));
+            warnings.push(format!(
+                "`{}` has no settings for these options, which are ignored: {}",
+                self.name,
+                unheard.join(", ")
+            ));
         }
         let told = shared.begin(warnings)?;
-        // Its answer ends the turn, in its place among the updates.
+        // The response ends the turn, at its place among the updates.
         let request = PromptRequest::new(self.id.as_str().to_owned(), blocks);
         self.connection.agent.send_request(request).detach();
         Ok(Box::pin(stream::unfold(told, async |mut told| {
@@ -256,7 +261,7 @@ impl BackendSession for AcpSession {
         let turn = shared.cancel();
         while turn.is_some_and(|turn| shared.is_in_flight(turn)) {
             let notification = CancelNotification::new(self.id.as_str().to_owned());
-            // A connection that is gone has ended the turn.
+            // If the connection is gone, the turn has ended.
             let _ = self.connection.agent.send_notification(notification);
             if timeout(AGAIN, shared.idle()).await.is_ok() {
                 break;

@@ -1,4 +1,4 @@
-//! What a session's handle and its connection have in common: the turn in flight, and what the agent tells.
+//! State shared by a session's handle and its connection: the turn in flight, and what the agent reports.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-/// How many things told of the session between two turns are kept for the next.
+/// How many statuses that arrive between two turns are kept for the next turn.
 const MOST_STANDING: usize = 16;
 
 /// How many characters of an answer that continues after its end are kept for the next turn's warning.
@@ -40,10 +40,10 @@ const LONGEST_LATE: usize = 2000;
 pub(super) struct Shared {
     pub(super) traffic: Arc<Traffic>,
     state: Mutex<State>,
-    /// Set once, with the state locked.
+    /// Set once, while the state is locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
-    /// Counts what was told of turns while none was in flight.
+    /// Counts the updates of turns that arrived while no turn was in flight.
     told: watch::Sender<u64>,
 }
 
@@ -52,15 +52,15 @@ struct State {
     session: Option<String>,
     sign_in: Vec<AuthMethod>,
     turn: Option<Turn>,
-    /// How many there were.
+    /// The number of turns so far.
     turns: u64,
-    /// What was told of the session while no turn was in flight, by name.
+    /// The statuses that arrived while no turn was in flight, by name.
     standing: BTreeMap<String, Value>,
     /// The text that arrived after the end of the last turn.
     late: String,
 }
 
-/// An event, and the room that its message takes until it is read.
+/// An event, and the budget share that its message takes until the event is read.
 pub(super) type Told = (BackendEvent, Option<Room>);
 
 struct Turn {
@@ -69,12 +69,12 @@ struct Turn {
     translator: Translator,
     warnings: Vec<String>,
     cancelled: bool,
-    /// Its questions are taken back.
+    /// Cancelled when the turn is over, to withdraw its requests for permission.
     over: CancellationToken,
 }
 
 impl Turn {
-    /// Whoever does not listen any more does not want it.
+    /// Emits an event. If the receiver is dropped, the event is discarded.
     fn tell(&self, event: BackendEvent, room: Option<&Room>) {
         let _ = self.events.send((event, room.cloned()));
     }
@@ -98,7 +98,7 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes in which session this is, and how to sign in.
+    /// Sets the id of the session.
     pub(super) fn is_session(&self, id: &str) {
         self.lock().session = Some(id.to_owned());
     }
@@ -117,7 +117,7 @@ impl Shared {
             return Err(error.clone());
         }
         if state.turn.is_some() {
-            return Err(BackendError::Invalid("a turn is in flight".to_owned()));
+            return Err(BackendError::Invalid("a turn is already in flight".to_owned()));
         }
         let late = std::mem::take(&mut state.late);
         if !late.is_empty() {
@@ -125,7 +125,7 @@ impl Shared {
             tracing::warn!("{warning}");
             warnings.push(warning);
         }
-        // Its room is bounded by that of the messages.
+        // The budget for messages limits this channel.
         let (events, told) = mpsc::unbounded_channel();
         state.turns += 1;
         let turn = Turn {
@@ -144,7 +144,7 @@ impl Shared {
         Ok(told)
     }
 
-    /// Cancels the turn in flight, if there is one, and gives its number; its end is still to come.
+    /// Cancels the turn in flight, if there is one, and returns its number. The turn's end is still to come.
     pub(super) fn cancel(&self) -> Option<u64> {
         let mut state = self.lock();
         let turn = state.turn.as_mut()?;
@@ -157,19 +157,19 @@ impl Shared {
         self.lock().turn.as_ref().is_some_and(|in_flight| in_flight.number == turn)
     }
 
-    /// Done when no turn is in flight.
+    /// Waits until no turn is in flight.
     pub(super) async fn idle(&self) {
-        // The sender is here.
+        // The channel can't close: `self` owns its sender.
         let _ = self.idle.subscribe().wait_for(|idle| *idle).await;
     }
 
-    /// Done when nothing has been told of turns for so long, while none is in flight.
+    /// Waits until no update of a turn has arrived for `silence`. Used while no turn is in flight.
     pub(super) async fn quiet(&self, silence: Duration) {
         let mut told = self.told.subscribe();
         while timeout(silence, told.changed()).await.is_ok_and(|changed| changed.is_ok()) {}
     }
 
-    /// Ends all, for the first reason given.
+    /// Ends the turn and the session. The first reason counts.
     pub(super) fn end(&self, error: BackendError) {
         let mut state = self.lock();
         let is_first = self.ended.send_if_modified(|ended| {
@@ -187,14 +187,14 @@ impl Shared {
         self.ended.borrow().clone()
     }
 
-    /// Why it ended, once it has.
+    /// Waits for the end of the session and returns the reason.
     pub(super) async fn ended(&self) -> BackendError {
         let mut ended = self.ended.subscribe();
         let error = ended.wait_for(Option::is_some).await.ok().and_then(|error| error.clone());
         error.unwrap_or_else(|| BackendError::Ended("it was closed".to_owned()))
     }
 
-    /// Takes what the agent sends, in order. Never waits.
+    /// Processes a message of the agent, in order. Never waits.
     pub(super) fn take(&self, dispatch: Dispatch, agent: &ConnectionTo<Agent>) -> Result<(), Error> {
         let room = self.traffic.arrived();
         match dispatch {
@@ -208,7 +208,7 @@ impl Shared {
                 if method == "session/update" {
                     self.update(params, room.as_ref());
                 } else {
-                    tracing::debug!(method, "an agent's notification is passed over");
+                    tracing::debug!(method, "an agent's notification is ignored");
                 }
                 Ok(())
             }
@@ -217,7 +217,7 @@ impl Shared {
                 if method == "session/request_permission" {
                     return self.asked(params, responder, agent);
                 }
-                tracing::debug!(method, "an agent asks for what is not served");
+                tracing::debug!(method, "an agent's request is not supported");
                 responder.respond_with_error(Error::method_not_found().data(Value::from(method)))
             }
         }
@@ -227,7 +227,7 @@ impl Shared {
         let mut state = self.lock();
         let session = params.get("sessionId").and_then(Value::as_str);
         if state.session.is_some() && session != state.session.as_deref() {
-            tracing::debug!("an agent's update is of another session");
+            tracing::debug!("an agent's update is about another session");
             return;
         }
         let Some(update) = params.get_mut("update").map(Value::take) else {
@@ -239,7 +239,8 @@ impl Shared {
             }
             return;
         }
-        // A loaded session repeats its conversation before the first turn. After that, text has come too late for its turn.
+        // A loaded session repeats its conversation before the first turn. After that turn, text arrives too late for
+        // its turn.
         let Some((name, data)) = status(&update) else {
             if state.turns > 0
                 && let Some(text) = answer_text(&update)
@@ -255,7 +256,7 @@ impl Shared {
         }
     }
 
-    /// The agent asks for permission.
+    /// Handles the agent's request for permission.
     fn asked(
         &self,
         params: Value,
@@ -294,14 +295,14 @@ impl Shared {
         })
     }
 
-    /// The prompt is answered: the turn is over.
+    /// Ends the turn when its prompt is answered.
     fn answered(&self, answer: &Result<Value, Error>) {
         let mut state = self.lock();
         if answer
             .as_ref()
             .is_err_and(|error| is_incoming_transport_closed(error) || is_connection_terminated(error))
         {
-            // Who sees to the end knows more of it.
+            // The supervisor reports the end with more detail.
             return;
         }
         let Some(mut turn) = state.turn.take() else {
@@ -321,7 +322,7 @@ impl Shared {
                     "`session/prompt` was answered without a stop reason".to_owned(),
                 )),
             },
-            // Agents that fail at what they were to cancel have cancelled it.
+            // Agents that fail at work that should be cancelled have cancelled it.
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
             Err(error) => BackendEvent::Error(fault::refused("session/prompt", error, &state.sign_in)),
         };
@@ -347,7 +348,7 @@ fn stop_reason(answer: &Value) -> Option<StopReason> {
     })
 }
 
-/// What the turn has used, which some agents tell though the protocol does not have it yet.
+/// Returns the usage of the turn, which some agents report although the protocol does not define it yet.
 fn usage(answer: &Value) -> Option<Usage> {
     let usage = answer.get("usage")?.as_object()?;
     let count = |name: &str| usage.get(name).and_then(Value::as_u64);

@@ -1,4 +1,4 @@
-//! The agent's updates of a turn as events. Pure.
+//! Converts the agent's updates of a turn to events. Pure.
 
 use std::collections::HashMap;
 
@@ -16,11 +16,11 @@ use crate::{
     },
 };
 
-/// Turns a turn's updates into events.
+/// Converts a turn's updates to events.
 #[derive(Default)]
 pub(super) struct Translator {
     tools: HashMap<String, Tool>,
-    /// Tells uses of one id apart.
+    /// Makes ids of repeated tool uses distinct.
     uses: u64,
     /// The first half of a character at the end of the last text, and whether that text was thinking.
     open: Option<(bool, Half)>,
@@ -30,13 +30,13 @@ pub(super) struct Translator {
 struct Tool {
     id: ToolUseId,
     call: ToolCall,
-    /// Whether it was told as a tool use.
+    /// Whether it was emitted as a tool use.
     used: bool,
     finished: bool,
 }
 
 impl Translator {
-    /// The events of an update. An unknown update has none.
+    /// Returns the events of an update. An unknown update has no events.
     pub(super) fn update(&mut self, update: Value) -> Vec<BackendEvent> {
         let mut events = Vec::new();
         for event in self.events(update) {
@@ -49,7 +49,7 @@ impl Translator {
                     let text = self.joined(true, text, &mut events);
                     events.push(BackendEvent::Thinking(text));
                 }
-                // The text goes on behind these.
+                // The text continues after these events.
                 BackendEvent::Status { .. } | BackendEvent::Plan(_) => events.push(event),
                 event => events.extend(self.finish().into_iter().chain([event])),
             }
@@ -57,7 +57,7 @@ impl Translator {
         events
     }
 
-    /// A text without marks of halves, joined with the half that the text before it ended with.
+    /// Returns a text without marks of halves, joined with the half at the end of the previous text.
     fn joined(&mut self, thinking: bool, text: String, events: &mut Vec<BackendEvent>) -> String {
         if self.open.is_some_and(|(kind, _)| kind != thinking) {
             events.extend(self.finish());
@@ -68,7 +68,7 @@ impl Translator {
         text
     }
 
-    /// The text that is left at the turn's end: U+FFFD if the last text ended with half a character.
+    /// Returns the text that is left at the turn's end: U+FFFD if the last text ended with half a character.
     pub(super) fn finish(&mut self) -> Option<BackendEvent> {
         let (thinking, _) = self.open.take()?;
         let text = char::REPLACEMENT_CHARACTER.to_string();
@@ -82,13 +82,13 @@ impl Translator {
         if update.get("sessionUpdate").is_some_and(|kind| kind == "plan")
             && let Some(entries) = update.get("entries").filter(|entries| entries.is_array())
         {
-            // As it is: agents have priorities of their own.
+            // The entries are passed on unchanged, since agents define their own priorities.
             return vec![BackendEvent::Plan(entries.clone())];
         }
         let update = match serde_json::from_value::<SessionUpdate>(update) {
             Ok(update) => update,
             Err(error) => {
-                tracing::debug!(%error, "an agent's update is not understood");
+                tracing::debug!(%error, "an agent's update can't be parsed");
                 return Vec::new();
             }
         };
@@ -96,17 +96,17 @@ impl Translator {
             SessionUpdate::AgentMessageChunk(chunk) => vec![BackendEvent::Text(words(chunk.content))],
             SessionUpdate::AgentThoughtChunk(chunk) => vec![BackendEvent::Thinking(words(chunk.content))],
             SessionUpdate::ToolCall(call) => {
-                // An id that comes anew after its end is another use.
+                // If an id is repeated after its tool call has ended, it is another use.
                 let again = self.tools.get(&*call.tool_call_id.0).is_some_and(|tool| tool.finished);
                 self.tool(call.into(), again)
             }
             SessionUpdate::ToolCallUpdate(update) => self.tool(update, false),
-            // What the user said is known.
+            // The user's messages are already known.
             _ => Vec::new(),
         }
     }
 
-    /// The agent asks about a tool call: what is to be decided on.
+    /// Records a tool call about which the agent asks, and returns it as a tool use to decide on.
     pub(super) fn asked(&mut self, update: ToolCallUpdate) -> ToolUse {
         let again = self.tools.get(&*update.tool_call_id.0).is_some_and(|tool| tool.finished);
         self.merge(update, again).tool_use()
@@ -129,7 +129,7 @@ impl Translator {
         events
     }
 
-    /// Takes in what is told of a tool call, which may be the first of it.
+    /// Merges an update into its tool call, which may be new.
     fn merge(&mut self, update: ToolCallUpdate, again: bool) -> &mut Tool {
         let key = update.tool_call_id.0.to_string();
         if again {
@@ -154,7 +154,7 @@ impl Tool {
     fn tool_use(&self) -> ToolUse {
         let call = &self.call;
         let input = call.raw_input.clone().filter(|input| !input.is_null()).unwrap_or_else(|| {
-            // A person who is asked has to see something.
+            // A person who decides has to see something.
             let mut input = json!({});
             if !call.title.is_empty() {
                 input["title"] = json!(call.title);
@@ -170,7 +170,7 @@ impl Tool {
         ToolUse::new(self.id.clone(), self.name(), input)
     }
 
-    /// The tool's name, else its kind, else what is shown of it.
+    /// Returns the tool's name, otherwise its kind, otherwise its title.
     fn name(&self) -> String {
         let call = &self.call;
         if let Some(name) = call.name.as_ref().filter(|name| !name.is_empty()) {
@@ -183,7 +183,7 @@ impl Tool {
         }
     }
 
-    /// What came of it, if it is over.
+    /// Returns the result of the tool call, if it has ended.
     fn result(&self) -> Option<ToolResult> {
         let is_error = match self.call.status {
             ToolCallStatus::Completed => false,
@@ -217,7 +217,7 @@ fn block(content: &ToolCallContent) -> ResultBlock {
     Text::new(text).into()
 }
 
-/// A block in words.
+/// Returns a content block as text.
 fn words(block: ContentBlock) -> String {
     match block {
         ContentBlock::Text(text) => text.text,
@@ -233,7 +233,8 @@ fn words(block: ContentBlock) -> String {
     }
 }
 
-/// What an update says of the session as a whole, and under which name: also one of a kind that is not known here.
+/// Returns the status in an update, with its name, if the update is about the session as a whole. An update of an
+/// unknown kind is a status too.
 pub(super) fn status(update: &Value) -> Option<(String, Value)> {
     let kind = update.get("sessionUpdate")?.as_str()?;
     let (name, member) = match kind {
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_told_as_they_come() {
+    fn texts_are_emitted_in_order() {
         let text = |text: &str| json!({ "type": "text", "text": text });
         let updates = [
             chunk("agent_thought_chunk", &text("Hm")),
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn tool_is_used_once_whatever_comes_of_it_twice() {
+    fn repeated_updates_of_a_tool_emit_one_use() {
         let updates = [
             json!({ "sessionUpdate": "tool_call", "toolCallId": "t", "title": "List", "kind": "execute",
                 "rawInput": { "command": "ls" } }),
@@ -332,14 +333,14 @@ mod tests {
     }
 
     #[test]
-    fn update_of_a_tool_never_announced_announces_it() {
+    fn update_of_an_unannounced_tool_announces_it() {
         let update = json!({ "sessionUpdate": "tool_call_update", "toolCallId": "x", "status": "completed",
             "rawOutput": { "exit": 0 } });
         assert_eq!(told([update]), ["use x tool {}", r#"update x """#, r#"result x false {"exit":0}"#]);
     }
 
     #[test]
-    fn asked_before_it_is_announced_is_the_same_tool() {
+    fn permission_before_the_announcement_is_for_the_same_tool() {
         let mut translator = Translator::default();
         let update = json!({ "toolCallId": "x", "title": "Delete", "kind": "delete" });
         let tool_use = translator.asked(serde_json::from_value(update).unwrap());
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_of_the_session_is_a_status_and_what_is_odd_is_nothing() {
+    fn session_updates_are_statuses_and_invalid_updates_are_ignored() {
         let updates = [
             json!({ "sessionUpdate": "available_commands_update", "availableCommands": [{ "name": "plan" }] }),
             json!({ "sessionUpdate": "current_mode_update", "currentModeId": "ask" }),

@@ -1,8 +1,8 @@
-//! The end of an agent's program when the application is killed.
+//! Ends an agent's program when the application is killed.
 //!
-//! The program has a process group of its own, so neither a Ctrl-C at the terminal nor a kill of the application reaches
-//! it. A small shell watches the application: it reads from a pipe whose other end the application holds, and the
-//! system closes that end whatever happens to the application.
+//! The program has its own process group, so neither a Ctrl-C at the terminal nor a kill of the application reaches it.
+//! A small shell watches the application: it reads from a pipe whose other end the application holds, and the system
+//! closes that end whatever happens to the application.
 
 use std::{
     io::{self, Write as _},
@@ -12,14 +12,14 @@ use std::{
 
 use rustix::process::Pid;
 
-/// Waits for a line. The end of the pipe without one means that the application is gone.
+/// Waits for a line. If the pipe ends without a line, the application has ended.
 const SCRIPT: &str = r#"trap '' HUP INT TERM; read -r line; [ "$line" = end ] || kill -s KILL -- "-$1""#;
 
-/// A process that kills a process group as soon as this process has gone.
+/// A process that kills a process group as soon as the application has ended.
 pub(super) struct Watcher(Child);
 
 impl Watcher {
-    /// Watches on behalf of a process group.
+    /// Starts to watch on behalf of a process group.
     pub(super) fn start(group: Pid) -> io::Result<Self> {
         let mut command = Command::new("sh");
         command
@@ -30,10 +30,11 @@ impl Watcher {
         command.spawn().map(Self)
     }
 
-    /// Ends the watch. The group's id must still belong to the group: a watcher that misses this call kills it.
+    /// Stops watching. Call this while the group's id still belongs to the group: a watcher that is not stopped kills
+    /// the group.
     pub(super) fn stop(mut self) {
         if let Some(mut pipe) = self.0.stdin.take() {
-            // A watcher that somebody killed has closed the pipe.
+            // If the watcher was killed, its end of the pipe is closed.
             let _ = pipe.write_all(b"end\n");
         }
         if let Err(error) = self.0.wait() {

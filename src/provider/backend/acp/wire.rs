@@ -1,5 +1,6 @@
-//! Between the program's pipes and the protocol's implementation, which reads and keeps without bound: here lines have a
-//! longest length, what is not the protocol stays out, and only so much waits at once.
+//! Connects the program's pipes with the implementation of the protocol. That implementation reads and stores without
+//! limits. This module limits the length of lines, skips lines that are not messages, and limits the size of waiting
+//! messages.
 
 use std::{
     collections::VecDeque,
@@ -21,34 +22,34 @@ use super::{
     message::{Asked, Heard, hear},
 };
 
-/// The longest message, in bytes.
+/// The maximum size of a message in bytes.
 pub(super) const LONGEST: usize = 32 * 1024 * 1024;
 
-/// How many bytes of messages may wait to be read by the agent, or to be answered.
+/// The maximum size in bytes of all messages that wait to be processed or to be answered.
 const BUDGET: u32 = 8 * 1024 * 1024;
 
-/// How many lines that are no messages are passed over in a row.
+/// How many lines in a row may be skipped because they are not messages.
 const MOST_NOISE: u32 = 1000;
 
-/// Why nothing more is read.
+/// The reason why reading or writing has ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Broken {
     /// The program closed its standard output.
     Closed,
     TooLong,
-    /// Nothing but lines that are no messages; the first of them.
+    /// The program wrote only lines that are not messages. The text is the first of them.
     Noise(String),
-    /// A message that is damaged.
+    /// The program wrote a damaged message.
     Damaged(String),
     Failed(String),
     /// The program closed its standard input.
     Deaf(String),
 }
 
-/// Room for what has been read and is still held by somebody.
+/// The share of the budget that a message takes while it is still held.
 pub(super) type Room = Arc<OwnedSemaphorePermit>;
 
-/// What is on its way.
+/// The messages on their way in either direction.
 pub(super) struct Traffic {
     budget: Arc<Semaphore>,
     inner: Mutex<Inner>,
@@ -57,12 +58,12 @@ pub(super) struct Traffic {
 
 #[derive(Default)]
 struct Inner {
-    /// Of the messages that the implementation has not come to, in order.
+    /// The budget shares of messages that the implementation has not processed, in order.
     arrived: VecDeque<OwnedSemaphorePermit>,
-    /// Of the requests whose answers have not been written.
+    /// The budget shares of requests whose responses have not been written.
     owed: VecDeque<Room>,
     asked: Asked,
-    /// Lines that were no messages, since the last that was.
+    /// The number of lines that were not messages, since the last message.
     noise: u32,
 }
 
@@ -79,26 +80,26 @@ impl Traffic {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The room of the message that the implementation has come to.
+    /// Returns the budget share of the message that the implementation is processing now.
     pub(super) fn arrived(&self) -> Option<Room> {
         self.lock().arrived.pop_front().map(Arc::new)
     }
 
-    /// Keeps the room of a request until it is answered.
+    /// Holds the budget share of a request until the request is answered.
     pub(super) fn owe(&self, room: Option<Room>) {
         self.lock().owed.extend(room);
     }
 
-    /// Nothing waits any more; what still comes is passed over.
+    /// Stops waiting for the budget. Messages that arrive later are skipped.
     pub(super) fn close(&self) {
         self.budget.close();
     }
 
-    /// The first line that was no message, once no message has followed for so long.
+    /// Waits until a line was not a message and no message followed within `grace`. Returns the first such line.
     pub(super) async fn lasting_noise(&self, grace: Duration) -> String {
         let mut noise = self.noise.subscribe();
         loop {
-            // The sender is here.
+            // The channel can't close: `self` owns its sender.
             let first = noise.wait_for(Option::is_some).await.ok().and_then(|first| first.clone());
             let followed = timeout(grace, noise.wait_for(Option::is_none)).await.is_ok();
             if let Some(first) = first.filter(|_| !followed) {
@@ -107,10 +108,10 @@ impl Traffic {
         }
     }
 
-    /// Takes a line that is no message.
+    /// Skips a line that is not a message.
     fn pass_over(&self, line: &[u8]) -> Result<(), Broken> {
         let first = shown(line, 200);
-        tracing::warn!(line = %first, "an agent's program wrote what is no message");
+        tracing::warn!(line = %first, "an agent's program wrote a line that is not a message");
         let mut inner = self.lock();
         inner.noise += 1;
         self.noise.send_if_modified(|noise| {
@@ -124,7 +125,7 @@ impl Traffic {
         Err(Broken::Noise(self.noise.borrow().clone().unwrap_or_default()))
     }
 
-    /// What a line says.
+    /// Interprets a line.
     fn hear(&self, line: &[u8]) -> Heard {
         let mut inner = self.lock();
         let heard = hear(line, &mut inner.asked);
@@ -136,7 +137,7 @@ impl Traffic {
     }
 }
 
-/// Reads messages until that is over.
+/// Reads messages until reading fails or the output ends.
 pub(super) async fn read(
     stdout: impl AsyncRead + Unpin,
     messages: UnboundedSender<TransportFrame>,
@@ -156,7 +157,7 @@ pub(super) async fn read(
         let heard = match traffic.hear(&line) {
             Heard::Messages(heard) => heard,
             Heard::Damaged => return Broken::Damaged(shown(&line, 200)),
-            // Programs talk on their standard output though they must not.
+            // Programs write other text to their standard output, although the protocol forbids it.
             Heard::Noise => match traffic.pass_over(&line) {
                 Ok(()) => continue,
                 Err(broken) => return broken,
@@ -170,13 +171,13 @@ pub(super) async fn read(
                 break;
             };
             traffic.lock().arrived.push_back(room);
-            // Where nobody takes it any more, the rest is read to the end for the program to see its pipe work.
+            // If nobody receives messages any more, the rest is still read, so that the program can finish writing.
             let _ = messages.unbounded_send(TransportFrame::Single(message));
         }
     }
 }
 
-/// Writes messages until that is over.
+/// Writes messages until the channel closes.
 pub(super) async fn write(
     mut stdin: impl AsyncWrite + Unpin,
     mut messages: UnboundedReceiver<TransportFrame>,
@@ -202,7 +203,8 @@ pub(super) async fn write(
     Ok(())
 }
 
-/// The implementation's end, and ours: what is to be written comes out, what was read goes in.
+/// Returns the implementation's end of the connection, and ours: the messages to write, and the sender for messages
+/// that were read.
 pub(super) fn channel() -> (Channel, UnboundedReceiver<TransportFrame>, UnboundedSender<TransportFrame>) {
     let (theirs, ours) = Channel::duplex();
     let (rx, tx) = ours.into_parts();
@@ -222,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn messages_that_nobody_takes_make_the_program_wait() {
+    async fn unprocessed_messages_make_the_program_wait() {
         let (mut program, ours) = duplex(1024);
         let (messages, mut taken) = unbounded();
         let traffic = Traffic::new();
@@ -232,17 +234,17 @@ mod tests {
         let message = message(1_000_000);
         while timeout(Duration::from_mins(1), program.write_all(message.as_bytes())).await.is_ok() {
             written += 1;
-            assert!(written < 20, "all is taken that comes");
+            assert!(written < 20, "the program never had to wait");
         }
         assert!(written >= 7, "{written}");
-        // Each that is read makes room for another.
+        // Each message that is processed makes room for another.
         assert!(taken.next().await.is_some());
         drop(traffic.arrived());
         assert!(timeout(Duration::from_mins(1), program.write_all(b"\n")).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn noise_is_passed_over_and_told_while_nothing_follows() {
+    async fn noise_is_skipped_and_reported_until_a_message_follows() {
         let (mut program, ours) = duplex(1024);
         let (messages, mut taken) = unbounded();
         let traffic = Traffic::new();

@@ -6,11 +6,11 @@ use crate::provider::backend::EventStream;
 /// Waits for the first event, so that the turn has started.
 async fn begun(subject: &dyn Subject, events: &mut EventStream) {
     let event = soon(subject, "the first event", events.next()).await;
-    let event = event.expect("a turn that goes on until it is cancelled");
-    assert!(!event.is_terminal(), "the turn was to go on until it is cancelled: {event:?}");
+    let event = event.expect("a turn that continues until it is cancelled");
+    assert!(!event.is_terminal(), "the turn must continue until it is cancelled: {event:?}");
 }
 
-pub(super) async fn cancel_ends_the_turn_and_the_session_goes_on(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn cancel_ends_the_turn_and_keeps_the_session(subject: &dyn Subject) -> CheckOutcome {
     let Some(prompt) = subject.long_prompt() else {
         return CheckOutcome::Skipped;
     };
@@ -26,7 +26,7 @@ pub(super) async fn cancel_ends_the_turn_and_the_session_goes_on(subject: &dyn S
     CheckOutcome::Made
 }
 
-pub(super) async fn cancel_without_a_turn_is_no_error(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn cancel_without_a_turn_succeeds(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     soon(subject, "cancel", session.cancel()).await.expect("there is nothing to cancel");
     answered(subject, &*session, subject.prompt()).await;
@@ -41,13 +41,13 @@ pub(super) async fn terminate_leaves_nothing_running(subject: &dyn Subject) -> C
     answered(subject, &*session, subject.prompt()).await;
     soon(subject, "terminate", session.terminate()).await;
     match subject.running() {
-        Some(running) => assert_eq!(running, 0, "when terminate returns nothing is left"),
+        Some(running) => assert_eq!(running, 0, "nothing runs when terminate has returned"),
         None => return CheckOutcome::Skipped,
     }
     CheckOutcome::Made
 }
 
-pub(super) async fn terminate_in_mid_turn_ends_its_stream(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn terminate_during_a_turn_ends_its_stream(subject: &dyn Subject) -> CheckOutcome {
     let Some(prompt) = subject.long_prompt() else {
         return CheckOutcome::Skipped;
     };
@@ -63,7 +63,7 @@ pub(super) async fn prompt_after_terminate_is_an_error(subject: &dyn Subject) ->
     let session = started(subject).await;
     soon(subject, "terminate", session.terminate()).await;
     let refused = soon(subject, "prompt", session.prompt(subject.prompt())).await;
-    assert!(refused.is_err(), "a session that was terminated takes no prompt");
+    assert!(refused.is_err(), "a terminated session accepts no prompt");
     CheckOutcome::Made
 }
 

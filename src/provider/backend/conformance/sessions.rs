@@ -3,12 +3,12 @@ use futures_util::future::join;
 use super::{CheckOutcome, Subject, answered, soon, started, terminated};
 use crate::provider::backend::{BackendError, BackendSession, SessionId, SessionPosition};
 
-pub(super) async fn name_and_capabilities_stay(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn name_and_capabilities_are_constant(subject: &dyn Subject) -> CheckOutcome {
     let backend = subject.backend();
     let told = (backend.name().to_owned(), backend.capabilities());
     assert!(
         !told.0.is_empty() && !told.0.contains(':'),
-        "a name is a word without a colon, not {:?}",
+        "a name is not empty and has no colon, unlike {:?}",
         told.0
     );
     let session = started(subject).await;
@@ -25,19 +25,19 @@ pub(super) async fn session_remembers(subject: &dyn Subject) -> CheckOutcome {
     let session = started(subject).await;
     answered(subject, &*session, memory.tell).await;
     let answer = answered(subject, &*session, memory.ask).await;
-    assert!(answer.contains(&memory.word), "the session forgot what it was told: {answer}");
+    assert!(answer.contains(&memory.word), "the session forgot the word: {answer}");
     terminated(subject, session).await;
     CheckOutcome::Made
 }
 
-pub(super) async fn sessions_at_once_are_apart(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn parallel_sessions_are_independent(subject: &dyn Subject) -> CheckOutcome {
     let (one, two) = join(started(subject), started(subject)).await;
     let prompt = || subject.prompt();
     join(answered(subject, &*one, prompt()), answered(subject, &*two, prompt())).await;
     if let Some(memory) = subject.memory() {
         answered(subject, &*one, memory.tell).await;
         let answer = answered(subject, &*two, memory.ask).await;
-        assert!(!answer.contains(&memory.word), "a session knows what another was told: {answer}");
+        assert!(!answer.contains(&memory.word), "a session knows the word of another session: {answer}");
     }
     terminated(subject, one).await;
     answered(subject, &*two, subject.prompt()).await;
@@ -49,7 +49,7 @@ fn id(session: &dyn BackendSession) -> SessionId {
     session.id().expect("a session that can be resumed or forked has an id after its first turn")
 }
 
-pub(super) async fn resume_goes_on_where_it_was(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn resume_continues_the_conversation(subject: &dyn Subject) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
     if !backend.capabilities().resume {
         return CheckOutcome::Skipped;
@@ -62,11 +62,11 @@ pub(super) async fn resume_goes_on_where_it_was(subject: &dyn Subject) -> CheckO
     terminated(subject, session).await;
     let resumed =
         soon(subject, "resume", backend.resume(&id, &options)).await.expect("the session is resumed");
-    assert_eq!(resumed.checkpoint(), checkpoint, "nothing was said since");
+    assert_eq!(resumed.checkpoint(), checkpoint, "the checkpoint is the same without another turn");
     let ask = memory.as_ref().map_or_else(|| subject.prompt(), |memory| memory.ask.clone());
     let answer = answered(subject, &*resumed, ask).await;
     if let Some(memory) = memory {
-        assert!(answer.contains(&memory.word), "the resumed session forgot what it was told: {answer}");
+        assert!(answer.contains(&memory.word), "the resumed session forgot the word: {answer}");
     }
     terminated(subject, resumed).await;
     CheckOutcome::Made
@@ -80,13 +80,13 @@ pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subjec
     let nobody = SessionId::new("00000000-0000-4000-8000-000000000000");
     match soon(subject, "resume", backend.resume(&nobody, &options)).await {
         Err(BackendError::UnknownSession { id, .. }) => assert_eq!(id, nobody),
-        Err(error) => panic!("an id that nobody has is told as such, not as: {error}"),
-        Ok(_) => panic!("a session was resumed that there never was"),
+        Err(error) => panic!("an unknown id must be reported as `UnknownSession`, not as: {error}"),
+        Ok(_) => panic!("a session that never existed was resumed"),
     }
     CheckOutcome::Made
 }
 
-pub(super) async fn fork_goes_on_from_its_place_and_leaves_the_other(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn fork_starts_at_its_position(subject: &dyn Subject) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
     let Some(memory) = subject.memory().filter(|_| backend.capabilities().fork) else {
         return CheckOutcome::Skipped;
@@ -101,13 +101,13 @@ pub(super) async fn fork_goes_on_from_its_place_and_leaves_the_other(subject: &d
     for (place, knows) in [(before, false), (after, true)] {
         let fork =
             soon(subject, "fork", backend.fork(&place, &options)).await.expect("the session is forked");
-        assert_ne!(fork.id(), session.id(), "a fork is a session of its own");
+        assert_ne!(fork.id(), session.id(), "a fork is a separate session");
         let answer = answered(subject, &*fork, memory.ask.clone()).await;
         assert_eq!(answer.contains(&memory.word), knows, "a fork after {} prompts: {answer}", place.prompts);
         terminated(subject, fork).await;
     }
     let answer = answered(subject, &*session, memory.ask).await;
-    assert!(answer.contains(&memory.word), "the forked session is not as it was: {answer}");
+    assert!(answer.contains(&memory.word), "the fork changed the original session: {answer}");
     terminated(subject, session).await;
     CheckOutcome::Made
 }

@@ -25,7 +25,7 @@ pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> Che
     let events = prompted(subject, &*session, prompt).await;
     let ended = read(subject, events, drop).await;
     ended.result.expect("the turn ends in a result");
-    assert!(ended.tools > 0, "the turn was to run a tool");
+    assert!(ended.tools > 0, "the turn must run a tool");
     terminated(subject, session).await;
     CheckOutcome::Made
 }
@@ -43,21 +43,21 @@ async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> CheckOutcom
         request.answer(answer.clone());
     });
     ended.await.result.expect("a decided turn ends in a result");
-    assert!(asked > 0, "the turn was to ask for permission");
+    assert!(asked > 0, "the turn must ask for permission");
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
     CheckOutcome::Made
 }
 
-pub(super) async fn permission_allowed_goes_on(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn permission_allowed_continues_the_turn(subject: &dyn Subject) -> CheckOutcome {
     decided(subject, PermissionAnswer::Allow).await
 }
 
-pub(super) async fn permission_rejected_goes_on(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn permission_rejected_continues_the_turn(subject: &dyn Subject) -> CheckOutcome {
     decided(subject, PermissionAnswer::Reject("not today".to_owned())).await
 }
 
-pub(super) async fn permission_dropped_is_a_cancelled_turn(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn turn_that_asks_can_be_cancelled(subject: &dyn Subject) -> CheckOutcome {
     let Some(prompt) = subject.asking_prompt() else {
         return CheckOutcome::Skipped;
     };

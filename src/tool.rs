@@ -110,14 +110,14 @@ mod set;
 mod shared;
 mod typed;
 
-use std::borrow::Cow;
+use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
 pub(crate) use contain::panic_message;
 pub use context::{Extensions, Progress, ToolContext};
 pub use execute::ToolExt;
 pub use output::{ToolError, ToolOutput};
-pub use run::{ToolLimits, ToolTimeout};
+pub use run::ToolLimits;
 pub(crate) use schema::resolve as resolve_reference;
 pub use schema::{Schema, SchemaError};
 use serde::{Deserialize, Serialize};
@@ -137,7 +137,7 @@ use crate::message::ToolResult;
 /// A tool that passes its calls on to a server, which also supplies the name, the description and the schema:
 ///
 /// ```
-/// use std::borrow::Cow;
+/// use std::{borrow::Cow, time::Duration};
 ///
 /// use async_trait::async_trait;
 /// use omni_agent::tool::{Schema, Tool, ToolContext, ToolError, ToolExt, ToolOutput};
@@ -204,6 +204,12 @@ pub trait Tool: Send + Sync + 'static {
     /// to the application.
     fn has_handler(&self) -> bool {
         true
+    }
+
+    /// Returns the time limit of a call of this tool. `None`, the default, means the agent's limit:
+    /// [`ToolLimits::timeout`], two minutes unless set. `Some(Duration::MAX)` means no limit.
+    fn timeout(&self) -> Option<Duration> {
+        None
     }
 
     /// Runs the tool. If the call comes through a [`ToolSet`], the input is already checked against the schema.

@@ -6,7 +6,6 @@ use omni_agent::{
     agent::{Agent, AgentBuilder},
     session::{Session, SessionError},
     store::{ConversationId, FileSystemStore, MemoryStore, Store, StoreError},
-    tool::{ToolLimits, ToolTimeout},
 };
 
 use super::tool::{AskFirst, run_command};
@@ -74,10 +73,6 @@ fn common(picked: &Picked) -> AgentBuilder {
         .model(picked.model.clone())
         .registry(support::models())
         .tool(run_command())
-        .tool_limits(ToolLimits {
-            timeout: ToolTimeout::Fixed(Duration::from_mins(1)),
-            ..ToolLimits::default()
-        })
         .callbacks(AskFirst)
         .max_steps(20)
 }

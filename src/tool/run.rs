@@ -1,4 +1,4 @@
-use std::{fmt, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use serde_json::Value;
 
@@ -9,54 +9,11 @@ use super::{
 };
 use crate::message::{ToolResult, ToolUse};
 
-type TimeoutByName = Arc<dyn Fn(&str) -> Option<Duration> + Send + Sync>;
-
-/// The time limit of tool calls.
-#[derive(Clone)]
-#[non_exhaustive]
-pub enum ToolTimeout {
-    /// The same limit for every tool.
-    Fixed(Duration),
-    /// A limit per tool name. `None` means no limit.
-    ByName(TimeoutByName),
-}
-
-impl ToolTimeout {
-    /// Creates a limit per tool name. If `limit` returns `None`, the tool has no limit.
-    pub fn by_name(limit: impl Fn(&str) -> Option<Duration> + Send + Sync + 'static) -> Self {
-        Self::ByName(Arc::new(limit))
-    }
-
-    /// Returns the limit for the tool with this name.
-    pub fn of(&self, name: &str) -> Option<Duration> {
-        match self {
-            Self::Fixed(limit) => Some(*limit),
-            Self::ByName(limit) => limit(name),
-        }
-    }
-}
-
-impl Default for ToolTimeout {
-    /// Five seconds.
-    fn default() -> Self {
-        Self::Fixed(Duration::from_secs(5))
-    }
-}
-
-impl fmt::Debug for ToolTimeout {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Fixed(limit) => f.debug_tuple("Fixed").field(limit).finish(),
-            Self::ByName(_) => f.write_str("ByName"),
-        }
-    }
-}
-
 /// The limits of one tool call.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ToolLimits {
-    /// The time limit of the call.
-    pub timeout: ToolTimeout,
+    /// The time limit of the call, for tools without their own [`Tool::timeout`]. `Duration::MAX` means no limit.
+    pub timeout: Duration,
     /// The maximum size of the output in bytes, for all blocks together. Text counts as UTF-8, an attachment as its
     /// base64 data or URL and its name. Text beyond the limit is cut, and an attachment that does not fit is omitted.
     /// The result has a notice of this, within the limit if there is room for it.
@@ -64,9 +21,9 @@ pub struct ToolLimits {
 }
 
 impl Default for ToolLimits {
-    /// Five seconds and 256 KiB.
+    /// Two minutes and 256 KiB.
     fn default() -> Self {
-        Self { timeout: ToolTimeout::default(), max_output: 256 * 1024 }
+        Self { timeout: Duration::from_mins(2), max_output: 256 * 1024 }
     }
 }
 
@@ -107,7 +64,7 @@ impl ToolSet {
     ///
     /// Panics outside a tokio runtime with time enabled, if there is a timeout.
     pub async fn run(&self, tool_use: &ToolUse, context: ToolContext, limits: &ToolLimits) -> ToolResult {
-        let outcome = match contained(|| self.admit(tool_use, &limits.timeout)) {
+        let outcome = match contained(|| self.admit(tool_use, limits.timeout)) {
             Ok(Ok((tool, limit))) => call(tool, tool_use, &context, limit).await,
             Ok(Err(reason)) => Err(reason),
             Err(panic) => Err(panicked(&tool_use.name, &panic)),
@@ -126,11 +83,7 @@ impl ToolSet {
     }
 
     /// Returns the tool to call and its time limit, or the reason why it is not called. Runs code of the application.
-    fn admit(
-        &self,
-        tool_use: &ToolUse,
-        timeout: &ToolTimeout,
-    ) -> Result<(&dyn Tool, Option<Duration>), String> {
+    fn admit(&self, tool_use: &ToolUse, timeout: Duration) -> Result<(&dyn Tool, Duration), String> {
         let name = &tool_use.name;
         let tool = self.get(name).ok_or_else(|| self.no_such_tool(name))?;
         if !tool.has_handler() {
@@ -140,7 +93,7 @@ impl ToolSet {
             return Err(malformed(name, raw));
         }
         check_input(&**tool, name, &tool_use.input)?;
-        Ok((&**tool, timeout.of(name)))
+        Ok((&**tool, tool.timeout().unwrap_or(timeout)))
     }
 
     fn no_such_tool(&self, name: &str) -> String {
@@ -176,7 +129,7 @@ async fn call(
     tool: &dyn Tool,
     tool_use: &ToolUse,
     context: &ToolContext,
-    limit: Option<Duration>,
+    limit: Duration,
 ) -> Result<ToolOutput, String> {
     let name = &tool_use.name;
     let (own, cancellation) = context.with_own_cancellation();
@@ -184,10 +137,10 @@ async fn call(
     let abandoned = cancellation.drop_guard();
     let call = Contained::new(|| tool.call(tool_use.input.clone(), own));
     let timed = async {
-        match limit {
-            Some(limit) => tokio::time::timeout(limit, call).await.map_err(|_| limit),
-            None => Ok(call.await),
+        if limit == Duration::MAX {
+            return Ok(call.await);
         }
+        tokio::time::timeout(limit, call).await
     };
     let outcome = tokio::select! {
         biased;
@@ -204,7 +157,7 @@ async fn call(
         }
         Ok(Ok(Err(error))) => Err(error.text().to_owned()),
         Ok(Err(panic)) => Err(panicked(name, &panic)),
-        Err(limit) => Err(format!("The tool {name:?} did not finish within {limit:?} and was stopped.")),
+        Err(_) => Err(format!("The tool {name:?} did not finish within {limit:?} and was stopped.")),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Implements [`Tool`] for pointers to tools.
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -25,6 +25,10 @@ macro_rules! delegate {
 
             fn has_handler(&self) -> bool {
                 (**self).has_handler()
+            }
+
+            fn timeout(&self) -> Option<Duration> {
+                (**self).timeout()
             }
 
             async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {

@@ -1,4 +1,4 @@
-use std::{borrow::Cow, fmt, future::Future, marker::PhantomData};
+use std::{borrow::Cow, fmt, future::Future, marker::PhantomData, time::Duration};
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
@@ -19,6 +19,11 @@ pub trait TypedTool: Send + Sync + 'static {
 
     /// Returns what the tool does and when to use it, for the model to read.
     fn description(&self) -> Cow<'_, str>;
+
+    /// Returns the time limit of a call, as [`Tool::timeout`] does.
+    fn timeout(&self) -> Option<Duration> {
+        None
+    }
 
     /// Runs the tool.
     ///
@@ -64,6 +69,10 @@ impl<T: TypedTool> Tool for Typed<T> {
         &self.schema
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        self.tool.timeout()
+    }
+
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {
         let input = parse(input)?;
         self.tool.call(input, context).await
@@ -76,6 +85,7 @@ pub struct FnTool<I, F> {
     name: String,
     description: String,
     schema: Schema,
+    timeout: Option<Duration>,
     call: F,
     input: PhantomData<fn(I)>,
 }
@@ -124,7 +134,20 @@ impl<I, F> FnTool<I, F> {
         R: Future<Output = Result<O, ToolError>> + Send + 'static,
         O: Into<ToolOutput>,
     {
-        Self { name: name.into(), description: description.into(), schema, call, input: PhantomData }
+        Self {
+            name: name.into(),
+            description: description.into(),
+            schema,
+            timeout: None,
+            call,
+            input: PhantomData,
+        }
+    }
+
+    /// Sets the time limit of a call; see [`Tool::timeout`].
+    pub fn with_timeout(mut self, limit: Duration) -> Self {
+        self.timeout = Some(limit);
+        self
     }
 }
 
@@ -146,6 +169,10 @@ where
 
     fn schema(&self) -> &Schema {
         &self.schema
+    }
+
+    fn timeout(&self) -> Option<Duration> {
+        self.timeout
     }
 
     async fn call(&self, input: Value, context: ToolContext) -> Result<ToolOutput, ToolError> {

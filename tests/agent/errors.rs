@@ -10,7 +10,7 @@ use omni_agent::{
     },
     provider::{ErrorKind, ProviderError},
     testing::{Gate, Step},
-    tool::{Decision, ToolLimits, ToolTimeout, tool_fn},
+    tool::{Decision, ToolLimits, tool_fn},
 };
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -249,7 +249,7 @@ async fn turn_timeout_while_tools_run_retries_the_step_before_them() {
         }
     });
     let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Retry);
-    let limits = ToolLimits { timeout: ToolTimeout::by_name(|_| None), ..ToolLimits::default() };
+    let limits = ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() };
     let builder = builder.turn_timeout(seconds(10)).tool(stall).tool_limits(limits).callbacks(hooks);
     let mut agent = Watched::start(builder).await;
     let events = agent.run("Hi").await;

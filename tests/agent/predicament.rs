@@ -1,13 +1,13 @@
 //! Agents in the middle of work that does not end by itself.
 
-use std::{any::Any, sync::Arc, time::Duration};
+use std::{any::Any, time::Duration};
 
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentCallbacks, AgentSubscription, ErrorDecision, Failure, State},
     provider::{ErrorKind, ProviderError},
     testing::{Gate, Step},
-    tool::{ToolContext, ToolLimits, ToolTimeout, tool_fn},
+    tool::{ToolContext, ToolLimits, tool_fn},
 };
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -134,7 +134,7 @@ pub fn hanging(name: &str, gate: &Gate) -> impl omni_agent::tool::Tool {
 }
 
 pub fn no_timeout() -> ToolLimits {
-    ToolLimits { timeout: ToolTimeout::ByName(Arc::new(|_| None)), ..ToolLimits::default() }
+    ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() }
 }
 
 /// Waits for a long time before each retry.

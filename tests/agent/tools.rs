@@ -6,7 +6,7 @@ use omni_agent::{
     agent::{Agent, Event, WeakAgent},
     message::Attachment,
     testing::{Gate, Step},
-    tool::{ToolContext, ToolLimits, ToolOutput, ToolTimeout, tool_fn},
+    tool::{ToolContext, ToolLimits, ToolOutput, tool_fn},
 };
 use serde_json::{Value, json};
 
@@ -164,9 +164,9 @@ async fn tool_timeout_becomes_an_error_result_and_does_not_affect_the_others() {
             Ok("rested")
         })
     };
-    let limit = |name: &str| Some(Duration::from_secs(if name == "sleep" { 10 } else { 5 }));
-    let limits = ToolLimits { timeout: ToolTimeout::by_name(limit), ..ToolLimits::default() };
-    let mut agent = Watched::start(builder.tool(rest("nap")).tool(rest("sleep")).tool_limits(limits)).await;
+    let sleep = rest("sleep").with_timeout(Duration::from_secs(10));
+    let limits = ToolLimits { timeout: Duration::from_secs(5), ..ToolLimits::default() };
+    let mut agent = Watched::start(builder.tool(rest("nap")).tool(sleep).tool_limits(limits)).await;
     let start = tokio::time::Instant::now();
     let events = agent.run("Go").await;
     let results = results(&events);
@@ -194,8 +194,8 @@ async fn tool_timeout_cancels_only_its_context() {
         tokio::time::sleep(Duration::from_secs(20)).await;
         Ok(context.is_cancelled().to_string())
     });
-    let limit = |name: &str| (name == "stall").then_some(Duration::from_secs(5));
-    let limits = ToolLimits { timeout: ToolTimeout::by_name(limit), ..ToolLimits::default() };
+    let stall = stall.with_timeout(Duration::from_secs(5));
+    let limits = ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() };
     let mut agent = Watched::start(builder.tool(stall).tool(wait).tool_limits(limits)).await;
     let events = agent.run("Go").await;
     assert_eq!((cancelled.all(), results(&events)[1].0.text()), (vec!["a".to_owned()], "false".into()));

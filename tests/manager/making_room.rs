@@ -9,7 +9,7 @@ use omni_agent::{
     manager::{Manager, ManagerBuilder, ManagerError, OpenedSession, Titles},
     session::Session,
     testing::{Gate, Step},
-    tool::{ToolLimits, ToolTimeout, tool_fn},
+    tool::{ToolLimits, tool_fn},
 };
 use serde_json::{Value, json};
 use tokio::{task::JoinHandle, time::Instant};
@@ -162,7 +162,7 @@ async fn several_sessions_refuse_each_is_asked_again_when_it_reports_a_change() 
 // ---- tools that open sessions ----
 
 fn without_time_limit() -> ToolLimits {
-    ToolLimits { timeout: ToolTimeout::by_name(|_| None), ..ToolLimits::default() }
+    ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() }
 }
 
 /// An agent whose tool opens another session, and whose model sees what came of it.

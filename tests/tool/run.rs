@@ -16,7 +16,7 @@ use omni_agent::{
     message::{ToolResult, ToolUse},
     tool::{
         Extensions, FnTool, Progress, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet,
-        ToolTimeout, tool_fn,
+        Typed, TypedTool, tool_fn,
     },
 };
 use proptest::prelude::*;
@@ -24,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Barrier, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
-fn limits(timeout: ToolTimeout) -> ToolLimits {
+fn limits(timeout: Duration) -> ToolLimits {
     ToolLimits { timeout, ..ToolLimits::default() }
 }
 
@@ -228,7 +228,7 @@ async fn run_panic_in_drop_is_contained_after_success_and_timeout() {
     assert!(dropped.load(Ordering::Relaxed));
 
     let (tools, dropped) = panics_in_drop(false);
-    assert!(error_of(&tools, &raw_use()).await.contains("did not finish within 5s"));
+    assert!(error_of(&tools, &raw_use()).await.contains("did not finish within 120s"));
     assert!(dropped.load(Ordering::Relaxed));
 }
 
@@ -256,7 +256,7 @@ async fn run_timeout_says_the_limit_and_drops_the_call() {
         })
     });
     let started = tokio::time::Instant::now();
-    let timeout = ToolTimeout::Fixed(Duration::from_millis(1_500));
+    let timeout = Duration::from_millis(1_500);
     let result = tools.run(&raw_use(), ToolContext::detached("id"), &limits(timeout)).await;
     assert_eq!(result.text(), "The tool \"raw\" did not finish within 1.5s and was stopped.");
     assert!(result.is_error);
@@ -266,24 +266,26 @@ async fn run_timeout_says_the_limit_and_drops_the_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_timeout_is_five_seconds_unless_set() {
+async fn run_timeout_is_two_minutes_unless_set() {
     let tools = raw(|| Box::pin(std::future::pending()));
     let started = tokio::time::Instant::now();
-    assert!(error_of(&tools, &raw_use()).await.contains("within 5s"));
-    assert_eq!(started.elapsed(), Duration::from_secs(5));
+    assert!(error_of(&tools, &raw_use()).await.contains("within 120s"));
+    assert_eq!(started.elapsed(), Duration::from_mins(2));
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_timeout_by_name_goes_by_the_name() {
-    let slow = |name: &str| {
-        tool_fn(name, "Slow.", |_: Value, _| async {
+async fn run_timeout_of_the_tool_replaces_that_of_the_limits() {
+    let slow = |name: &str, limit| {
+        let tool = tool_fn(name, "Slow.", |_: Value, _| async {
             tokio::time::sleep(Duration::from_hours(1)).await;
             Ok("done")
-        })
+        });
+        // Behind a pointer, a tool keeps its limit.
+        Box::new(Arc::new(tool.with_timeout(limit))) as Box<dyn Tool>
     };
-    let tools = ToolSet::new().with(slow("patient")).unwrap().with(slow("hasty")).unwrap();
-    let timeout = ToolTimeout::by_name(|name| (name == "hasty").then_some(Duration::from_secs(1)));
-    let limits = limits(timeout);
+    let tools = ToolSet::new().with(slow("patient", Duration::MAX)).unwrap();
+    let tools = tools.with(slow("hasty", Duration::from_secs(1))).unwrap();
+    let limits = limits(Duration::from_secs(10));
     let patient = ToolUse::new("1", "patient", json!({}));
     let hasty = ToolUse::new("2", "hasty", json!({}));
     assert!(tools.run(&hasty, ToolContext::detached("2"), &limits).await.text().contains("within 1s"));
@@ -291,10 +293,24 @@ async fn run_timeout_by_name_goes_by_the_name() {
 }
 
 #[tokio::test]
-async fn run_timeout_function_that_panics_is_an_error_result() {
-    let tools = raw(|| Box::pin(async { Ok("called".into()) }));
-    let timeout = ToolTimeout::by_name(|_| panic!("no idea"));
-    let result = tools.run(&raw_use(), ToolContext::detached("id"), &limits(timeout)).await;
+async fn run_timeout_that_panics_is_an_error_result() {
+    struct Undecided;
+    impl TypedTool for Undecided {
+        type Input = Value;
+        fn name(&self) -> &str {
+            "raw"
+        }
+        fn description(&self) -> Cow<'_, str> {
+            "Has no limit.".into()
+        }
+        fn timeout(&self) -> Option<Duration> {
+            panic!("no idea")
+        }
+        async fn call(&self, _: Value, _: ToolContext) -> Result<ToolOutput, ToolError> {
+            Ok("called".into())
+        }
+    }
+    let result = run(&tools(Typed::new(Undecided)), &raw_use()).await;
     assert!(result.is_error && result.text().contains("no idea"), "{}", result.text());
 }
 
@@ -302,7 +318,7 @@ async fn run_timeout_function_that_panics_is_an_error_result() {
 async fn run_extreme_timeouts_are_legal() {
     let tools = raw(|| Box::pin(async { Ok("at once".into()) }));
     for limit in [Duration::ZERO, Duration::MAX] {
-        let limits = limits(ToolTimeout::Fixed(limit));
+        let limits = limits(limit);
         assert_eq!(tools.run(&raw_use(), ToolContext::detached("id"), &limits).await.text(), "at once");
     }
 }
@@ -311,7 +327,7 @@ async fn run_extreme_timeouts_are_legal() {
 async fn run_without_timeout_needs_no_timer() {
     let tools = raw(|| Box::pin(async { Ok("done".into()) }));
     let result = tokio::task::spawn_blocking(move || {
-        let limits = limits(ToolTimeout::by_name(|_| None));
+        let limits = limits(Duration::MAX);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(tools.run(&raw_use(), ToolContext::detached("id"), &limits))
     });

@@ -1,8 +1,30 @@
-//! Messages: pure data that every other layer speaks.
+//! Messages, content blocks and histories: the plain data that every other module uses.
 //!
-//! A [`Message`] has a [`Role`] and a list of [`Content`] blocks. A [`History`] is a sequence of shared
-//! messages that is cheap to clone and to extend. The *history law* — every tool use is answered exactly
-//! once, right after it — is in [`HistoryError`], [`History::check`] and [`History::repair`].
+//! A [`Message`] has a [`Role`] and a list of [`Content`] blocks: [`Text`], [`Thinking`], an [`Attachment`], a
+//! [`ToolUse`], a [`ToolResult`] or a [`ProviderItem`]. Functions that take content accept anything that converts into
+//! [`Blocks`], such as a string, one block or a list of blocks. [`Usage`] counts the tokens that a response took.
+//!
+//! A [`History`] is a sequence of shared messages that is cheap to clone and to extend. A model service accepts only a
+//! history that obeys the *history law*: every tool use is answered exactly once, in the user message right after it.
+//! [`History::check`] and [`History::check_sendable`] check the law, [`HistoryError`] describes a violation, and
+//! [`History::repair`] returns a history that obeys it.
+//!
+//! ```
+//! use omni_agent::message::{History, Message, ToolResult, ToolUse};
+//! use serde_json::json;
+//!
+//! let tool_use = ToolUse::new("call_1", "weather", json!({ "city": "Oslo" }));
+//! let mut history = History::from_iter([
+//!     Message::user("How is the weather in Oslo?"),
+//!     Message::assistant(tool_use.clone()),
+//! ]);
+//! assert!(history.check_sendable().is_err());
+//!
+//! history.push(Message::user(ToolResult::ok(&tool_use, "Snow, -3 °C")));
+//! assert_eq!(history.check_sendable(), Ok(()));
+//! ```
+//!
+//! Messages and histories serialize with `serde`. Stores keep messages in this JSON form.
 
 mod content;
 mod history;
@@ -26,11 +48,11 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Who speaks in a [`Message`]. The system prompt is configuration and no message.
+/// The author of a [`Message`]. The system prompt is not a message: it is part of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The application or its user, tool results included.
+    /// The application or its user. Tool results are user messages too.
     User,
     /// The model.
     Assistant,
@@ -47,6 +69,9 @@ impl fmt::Display for Role {
 
 /// One message of a conversation.
 ///
+/// Messages are plain data, and all fields are public. [`text`](Message::text), [`tool_uses`](Message::tool_uses) and
+/// [`tool_results`](Message::tool_results) pick out the blocks of one kind.
+///
 /// ```
 /// use omni_agent::message::{Content, Message, Role};
 ///
@@ -60,42 +85,42 @@ impl fmt::Display for Role {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
-    /// Who speaks.
+    /// The message's author.
     pub role: Role,
-    /// What is said, in order.
+    /// The content blocks, in order.
     pub content: Vec<Content>,
-    /// When the message was made.
+    /// The time at which the message was created.
     #[serde(default)]
     pub timestamp: Timestamp,
-    /// What a provider keeps with the message as a whole, one entry a wire format, keyed by the format's
-    /// name. It goes back to that format only; its keys also tell which format wrote the message. An endpoint
-    /// adds its own name as `service`, and drops what is private from requests to any other.
+    /// The data that providers keep with the message as a whole: one entry per wire format, with the format's name as
+    /// its key. An entry is sent back to its wire format only. The keys also show which wire format wrote the message.
+    /// An endpoint adds its own name as `service`, and removes private data from requests to any other service.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub provider_data: Map<String, Value>,
 }
 
 impl Message {
-    /// A message of `role` with the given blocks, made now.
+    /// Returns a message of `role` with the given blocks and the current time.
     pub fn new(role: Role, content: impl Into<Blocks>) -> Self {
         Self { role, content: content.into().0, timestamp: Timestamp::now(), provider_data: Map::new() }
     }
 
-    /// A user message, made now.
+    /// Returns a user message with the current time.
     pub fn user(content: impl Into<Blocks>) -> Self {
         Self::new(Role::User, content)
     }
 
-    /// An assistant message, made now.
+    /// Returns an assistant message with the current time.
     pub fn assistant(content: impl Into<Blocks>) -> Self {
         Self::new(Role::Assistant, content)
     }
 
-    /// All text blocks, joined without a separator.
+    /// Returns the text of all text blocks, joined without a separator.
     pub fn text(&self) -> String {
         self.content.iter().filter_map(Content::as_text).collect()
     }
 
-    /// The tool uses in this message, in order.
+    /// Iterates over the tool uses of this message, in order.
     pub fn tool_uses(&self) -> impl Iterator<Item = &ToolUse> {
         self.content.iter().filter_map(|block| match block {
             Content::ToolUse(tool_use) => Some(tool_use),
@@ -103,7 +128,7 @@ impl Message {
         })
     }
 
-    /// The tool results in this message, in order.
+    /// Iterates over the tool results of this message, in order.
     pub fn tool_results(&self) -> impl Iterator<Item = &ToolResult> {
         self.content.iter().filter_map(|block| match block {
             Content::ToolResult(result) => Some(result),
@@ -111,19 +136,20 @@ impl Message {
         })
     }
 
-    /// Whether `format` may see what is private to a wire format in this message (signatures, redacted
-    /// thinking, opaque items): it wrote the message, or nobody claims to have written it.
+    /// Returns whether the wire format named `format` may see the parts of this message that are private to one format:
+    /// signatures, redacted thinking and opaque items. This is so if `format` wrote the message, or if `provider_data`
+    /// names no author.
     pub fn is_native_to(&self, format: &str) -> bool {
         self.provider_data.is_empty() || self.provider_data.contains_key(format)
     }
 
-    /// Approximate bytes of payload, for bounding what is buffered.
+    /// Returns the approximate size of the message's payload in bytes, for limits on buffered data.
     pub fn weight(&self) -> usize {
         64 + self.content.iter().map(Content::weight).sum::<usize>() + map_weight(&self.provider_data)
     }
 }
 
-/// Content blocks, from whatever a caller has at hand: a string, one block, or many.
+/// Content blocks, converted from a string, one block, or many.
 ///
 /// ```
 /// use omni_agent::message::{Blocks, Content, Text};
@@ -136,7 +162,7 @@ impl Message {
 pub struct Blocks(pub Vec<Content>);
 
 impl Blocks {
-    /// Whether a model would see nothing: no block, or only blank text.
+    /// Returns whether a model would see nothing: the list is empty or has only blank text.
     pub fn is_blank(&self) -> bool {
         self.0.iter().all(|block| matches!(block, Content::Text(text) if text.text.trim().is_empty()))
     }
@@ -155,7 +181,7 @@ impl From<&String> for Blocks {
 }
 
 impl From<String> for Blocks {
-    /// One text block, or none for an empty string, which services refuse.
+    /// Returns one text block, or no block for an empty string, because services reject empty text.
     fn from(text: String) -> Self {
         Self(if text.is_empty() { Vec::new() } else { vec![Text::new(text).into()] })
     }

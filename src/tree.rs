@@ -1,8 +1,12 @@
-//! A branching conversation: pure data, indexed, with nothing overwritten.
+//! A conversation with branches, as plain data. Nothing in it is ever overwritten.
 //!
-//! A [`Tree`] holds every message of a conversation as a [`Node`]. Its *path* runs from a root to the *head*;
-//! the messages on it are the conversation as it stands. A push appends at the head; navigating moves the
-//! head, so that the next push makes a branch. A *cursor* remembers which child of a node was active last.
+//! A [`Tree`] holds every message of a conversation as a [`Node`] with a [`NodeId`]. Its *path* runs from a root to the
+//! *head*, and the messages on the path are the current conversation ([`Tree::history`]). A push appends a node at the
+//! head. [`Tree::navigate`] moves the head, so that the next push starts a branch. Each node has a *cursor*: it
+//! remembers which child was active last, and [`Tree::extend`] follows it.
+//!
+//! A tree can be stored and restored: [`Tree::changes_since`] returns the [`Changes`] that a store has to write,
+//! [`Tree::hydrate`] builds a tree from stored nodes and checks them, and [`TreeError`] describes a problem.
 //!
 //! ```
 //! use omni_agent::message::{Message, Usage};
@@ -14,14 +18,14 @@
 //! let turn = tree.push_turn([question, Message::assistant("Everest, K2, Lhotse.")], usage);
 //! tree.push_turn([Message::user("Higher!"), Message::assistant("There are none.")], usage);
 //!
-//! // Another answer to the question, and on from there.
+//! Branch off: another answer to the question, and a conversation that continues from it.
 //! tree.navigate(turn[0])?;
 //! tree.push_turn([Message::assistant("Fuji, Etna, Teide.")], usage);
 //! tree.push_turn([Message::user("And rivers?"), Message::assistant("Nile, Amazon, Yangtze.")], usage);
-//! // Another first message.
+//! Start again with a different first message.
 //! tree.clear();
 //! tree.push(Message::user("Hello?"));
-//! // Back to the branch before.
+//! Return to the branch before.
 //! tree.navigate(turn[0])?;
 //! tree.extend();
 //!
@@ -40,10 +44,10 @@
 //!
 //! # Snapshots and rolling back
 //!
-//! A clone of a tree costs the same whatever the tree's size: it shares everything. A change after it copies
-//! the few dozen links and nodes around the place of the change, never a message. So a clone is a snapshot for
-//! others; it is a point to roll back to, by assigning it back; and [`Tree::changes_since`] tells what was
-//! done since, at the price of what was done.
+//! Cloning a tree takes the same time for every size, because the clone shares everything. A later change copies the
+//! few dozen links and nodes around the changed place, and never a message. So a clone serves as a snapshot for
+//! readers. It also serves as a point to roll back to: assign it back. [`Tree::changes_since`] returns the changes
+//! since a clone, in time proportional to the changes.
 
 mod changes;
 mod chunks;
@@ -65,13 +69,31 @@ use crate::message::{History, Message, Role, Usage};
 use chunks::Chunks;
 use links::{Ids, Links, Slot};
 
-/// A branching conversation, with the path that is active. See the [module](self) for an example.
+/// A conversation with branches, of which one path is active.
 ///
-/// Of `n` nodes, `d` on the path: a push is amortised O(1), [`navigate`](Self::navigate) O(d), a lookup by id
-/// O(1) (O(log gaps) in a tree whose ids have gaps), a clone O(1).
+/// For a tree with `n` nodes, of which `d` are on the path: a push is amortized O(1), [`navigate`](Self::navigate) is
+/// O(d), a lookup by id is O(1) (O(log gaps) if the ids have gaps), and a clone is O(1).
 ///
-/// Serialised as its nodes in the order of their ids, the head, and those cursors that don't point to the
-/// newest child. What is deserialised is checked as by [`Tree::hydrate`].
+/// A tree is serialized as its nodes in the order of their ids, its head, and the cursors that don't point to the
+/// newest child. A deserialized tree is checked in the same way as by [`Tree::hydrate`].
+///
+/// ```
+/// use omni_agent::message::Message;
+/// use omni_agent::tree::Tree;
+///
+/// let mut tree = Tree::new();
+/// let question = tree.push(Message::user("Name a mountain."));
+/// let everest = tree.push(Message::assistant("Everest."));
+/// tree.navigate(question)?;
+/// let k2 = tree.push(Message::assistant("K2."));
+///
+/// assert_eq!(tree.head(), Some(k2));
+/// let answers: Vec<_> = tree.children(question).unwrap().map(|node| node.id()).collect();
+/// assert_eq!(answers, [everest, k2]);
+/// # Ok::<(), omni_agent::tree::TreeError>(())
+/// ```
+///
+/// The [module](self) has a longer example.
 #[derive(Clone)]
 pub struct Tree {
     nodes: Chunks<Node>,
@@ -84,7 +106,7 @@ pub struct Tree {
     usage: Usage,
 }
 
-/// The ends of the path. What lies between is where the cursors lead.
+/// The two ends of the path. Between them, the path follows the cursors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ends {
     root: Slot,
@@ -92,7 +114,7 @@ struct Ends {
 }
 
 impl Tree {
-    /// A tree without nodes.
+    /// Returns a tree without nodes.
     pub const fn new() -> Self {
         Self {
             nodes: Chunks::new(),
@@ -105,71 +127,72 @@ impl Tree {
         }
     }
 
-    /// How many nodes there are, on all branches. O(1).
+    /// Returns the number of nodes on all branches. O(1).
     pub const fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether there is no node. O(1).
+    /// Returns whether the tree has no nodes. O(1).
     pub const fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// The node at the end of the path; `None` while the path is empty. O(1).
+    /// Returns the node at the end of the path, or `None` if the path is empty. O(1).
     pub fn head(&self) -> Option<NodeId> {
         self.path.map(|path| self.at(path.head).id())
     }
 
-    /// The messages of the path. O(1): they are kept in step with it, and shared.
+    /// Returns the messages of the path. O(1): the tree keeps them up to date, and the messages are shared.
     pub const fn history(&self) -> &History {
         &self.history
     }
 
-    /// What all turns on all branches took together. O(1).
+    /// Returns the total usage of all turns on all branches. O(1).
     pub const fn usage(&self) -> Usage {
         self.usage
     }
 
-    /// The node with this id. O(1), O(log gaps) in a tree whose ids have gaps.
+    /// Returns the node with this id. O(1), or O(log gaps) in a tree whose ids have gaps.
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(self.ids.index(id, self.len())?)
     }
 
-    /// All nodes, in the order of their ids. O(1) each.
+    /// Iterates over all nodes in the order of their ids. O(1) each.
     pub fn nodes(&self) -> impl Iterator<Item = &Node> {
         self.nodes.iter()
     }
 
-    /// The nodes of the path, from its root to the head. O(1) each.
+    /// Iterates over the nodes of the path, from its root to the head. O(1) each.
     pub fn iter(&self) -> Path<'_> {
         Path::new(self, self.path.map(|path| (path.root, path.head)), self.history.len())
     }
 
-    /// The roots, oldest first. O(1) each.
+    /// Iterates over the roots, oldest first. O(1) each.
     pub fn roots(&self) -> Children<'_> {
         Children::new(self, self.newest_root)
     }
 
-    /// The children of a node, oldest first; `None` if there is no such node. O(1) each.
+    /// Iterates over the children of a node, oldest first. Returns `None` if the node does not exist. O(1) each.
     pub fn children(&self, id: NodeId) -> Option<Children<'_>> {
         Some(Children::new(self, self.links(self.slot(id)?).newest))
     }
 
-    /// The children of a node's parent, or the roots for a root, oldest first: the node is among them. `None`
-    /// if there is no such node. O(1) each.
+    /// Iterates over the children of a node's parent, or over the roots for a root, oldest first. The node itself is
+    /// included. Returns `None` if the node does not exist. O(1) each.
     pub fn siblings(&self, id: NodeId) -> Option<Children<'_>> {
         Some(Children::new(self, self.newest_beside(self.slot(id)?)))
     }
 
-    /// The child of a node that was active last, which [`extend`](Self::extend) follows; `None` for a leaf and
-    /// an unknown node. O(1).
+    /// Returns the child of a node that was active last, which [`extend`](Self::extend) follows. Returns `None` for a
+    /// leaf and for an unknown node. O(1).
     pub fn cursor(&self, id: NodeId) -> Option<NodeId> {
         let cursor = self.links(self.slot(id)?).cursor?;
         Some(self.at(cursor).id())
     }
 
-    /// The cursors, each a node and its child, that don't point to the newest child: with the nodes and the
-    /// head, all that [`hydrate`](Self::hydrate) needs to make the same tree. In the order of ids. O(n).
+    /// Iterates over the cursors that don't point to the newest child, each as a node and its child, in the order of
+    /// ids. Together with the nodes and the head, they are all that [`hydrate`](Self::hydrate) needs to build the same
+    /// tree. O(n).
     pub fn cursors(&self) -> impl Iterator<Item = (NodeId, NodeId)> {
         self.nodes.iter().zip(self.links.iter()).filter_map(|(node, links)| {
             let cursor = links.cursor.filter(|_| links.cursor != links.newest)?;
@@ -177,8 +200,8 @@ impl Tree {
         })
     }
 
-    /// The nodes from the root to this one, it included, whatever path is active; `None` if there is no such
-    /// node. O(its depth).
+    /// Returns the nodes from the root to this node, including it, regardless of the active path. Returns `None` if the
+    /// node does not exist. O(depth of the node).
     pub fn path_to(&self, id: NodeId) -> Option<Vec<&Node>> {
         let mut slot = self.slot(id)?;
         let mut path = vec![self.at(slot)];
@@ -190,21 +213,24 @@ impl Tree {
         Some(path)
     }
 
-    /// Appends a message at the head, which it becomes; a root if the path is empty. Amortised O(1).
+    /// Appends a message at the head and makes it the new head. If the path is empty, the message becomes a root.
+    /// Amortized O(1).
     ///
     /// # Panics
     ///
-    /// With 2^32 - 1 nodes in the tree.
+    /// Panics if the tree has 2^32 - 1 nodes.
     pub fn push(&mut self, message: impl Into<Arc<Message>>) -> NodeId {
         self.push_node(message.into(), None)
     }
 
-    /// Appends the messages of a turn one after another, and notes on its last assistant message what the turn
-    /// took (on its last message, if there is none from an assistant). Gives the new ids. O(messages).
+    /// Appends the messages of a turn in order, and returns their ids. O(messages).
+    ///
+    /// The usage of the turn is recorded on its last assistant message, or on its last message if the assistant wrote
+    /// none.
     ///
     /// # Panics
     ///
-    /// As [`push`](Self::push).
+    /// Panics as [`push`](Self::push) does.
     pub fn push_turn<M: Into<Arc<Message>>>(
         &mut self,
         messages: impl IntoIterator<Item = M>,
@@ -217,32 +243,32 @@ impl Tree {
         messages.into_iter().enumerate().map(push).collect()
     }
 
-    /// Moves the path: it ends in this node, with or without children, and the cursors along it point to it.
-    /// O(depth); to a node below the head, O(their distance).
+    /// Moves the path so that it ends at this node, which may have children. The cursors along the path then point to
+    /// it. O(depth), or O(distance) for a node below the head.
     ///
     /// # Errors
     ///
-    /// [`TreeError::UnknownNode`].
+    /// Fails with [`TreeError::UnknownNode`] if the node does not exist.
     pub fn navigate(&mut self, id: NodeId) -> Result<(), TreeError> {
         let slot = self.slot(id).ok_or(TreeError::UnknownNode { id })?;
         self.move_to(slot);
         Ok(())
     }
 
-    /// Goes on from the head to a leaf, always to the child that was active last. Gives the new head; without
-    /// a path there is none. O(distance).
+    /// Extends the path from the head to a leaf, each time to the child that was active last. Returns the new head, or
+    /// `None` if the path is empty. O(distance).
     pub fn extend(&mut self) -> Option<NodeId> {
         while self.step_down() {}
         self.head()
     }
 
-    /// Makes the path empty, so that the next push makes a root. O(1).
+    /// Makes the path empty, so that the next push adds a root. O(1).
     pub fn clear(&mut self) {
         self.path = None;
         self.history = History::new();
     }
 
-    /// The id that the next push gives.
+    /// Returns the id that the next push assigns.
     fn next_id(&self) -> NodeId {
         NodeId::after(self.nodes.last().map(Node::id))
     }
@@ -263,7 +289,7 @@ impl Tree {
         self.links.get_mut(slot.index()).expect("every node has its links")
     }
 
-    /// The youngest among the siblings of a node, itself included.
+    /// Returns the newest of a node's siblings, which may be the node itself.
     fn newest_beside(&self, slot: Slot) -> Option<Slot> {
         match self.links(slot).parent {
             Some(parent) => self.links(parent).newest,
@@ -280,7 +306,8 @@ impl Tree {
         id
     }
 
-    /// Adds a node whose id follows the highest, and points the cursor of its parent to it. The path stays.
+    /// Adds a node whose id follows the highest id, and points the cursor of its parent to it. The path does not
+    /// change.
     fn add(&mut self, node: Node, parent: Option<Slot>) -> Slot {
         let slot = Slot::new(self.len());
         self.usage += node.usage().copied().unwrap_or_default();
@@ -290,7 +317,7 @@ impl Tree {
         slot
     }
 
-    /// Makes a node the newest child of the parent that it is linked to, and the active one.
+    /// Makes a node the newest and active child of the parent that it is linked to.
     fn adopt(&mut self, slot: Slot) {
         let newest = match self.links(slot).parent {
             Some(parent) => {
@@ -306,20 +333,20 @@ impl Tree {
         }
     }
 
-    /// Makes a child of the head, or a root if the path is empty, the head.
+    /// Makes a child of the head the new head. If the path is empty, makes a root the head.
     fn step_onto(&mut self, slot: Slot) {
         self.history.push(Arc::clone(self.at(slot).message()));
         let root = self.path.map_or(slot, |path| path.root);
         self.path = Some(Ends { root, head: slot });
     }
 
-    /// Goes to the child of the head that was active last, if there is one.
+    /// Moves to the child of the head that was active last, if the head has children.
     fn step_down(&mut self) -> bool {
         let below = self.path.and_then(|path| self.links(path.head).cursor);
         below.map(|slot| self.step_onto(slot)).is_some()
     }
 
-    /// Makes the path end here: first up to where it starts or to the old head, pinning cursors, then down.
+    /// Makes the path end here. The walk leads up to a root or to the old head and sets cursors, then down again.
     fn move_to(&mut self, target: Slot) {
         let head = self.path.map(|path| path.head);
         let mut steps = Vec::new();
@@ -330,7 +357,7 @@ impl Tree {
                 self.clear();
                 break;
             };
-            // A look first: writing copies what a snapshot shares.
+            // Compare before writing, because a write copies data that a snapshot shares.
             if self.links(parent).cursor != Some(top) {
                 self.links_mut(parent).cursor = Some(top);
             }
@@ -349,9 +376,9 @@ impl Default for Tree {
 }
 
 impl PartialEq for Tree {
-    /// Whether nodes, head and cursors are the same. What both share is not looked at.
+    /// Compares nodes, head and cursors. Shared parts are not compared one by one.
     fn eq(&self, other: &Self) -> bool {
-        // Nodes stand in the order of their ids, so equal nodes have equal slots.
+        // Nodes are in the order of their ids, so equal nodes have equal slots.
         self.path == other.path && self.links == other.links && self.nodes == other.nodes
     }
 }

@@ -140,7 +140,7 @@ fn check(name: &str, error: &(dyn Error + 'static), cause: &str, deeper: &[&str]
 async fn display_of_an_agents_first_failures_names_the_cause_once() {
     let scripted = || Agent::builder().model(ScriptedProvider::new([Step::text("Hi")]).model());
     let open = ToolResult::ok(&ToolUse::new("a", "add", json!({})), "3");
-    let orphan = "message 0: the tool result for \"a\" answers no open tool use of the message before it";
+    let orphan = "message 0: the tool result for \"a\" answers no open tool use of the message before it; remove it, or use History::repair";
     let history: History = [Message::user("Hi")].into_iter().collect();
     let tool = |name: &str, schema| SchemaTool::new(name, "", schema);
     let no_schema = Schema::new(json!({"type": "array"})).unwrap();

@@ -14,16 +14,16 @@ pub enum Content {
     Thinking(Thinking),
     /// An image, a document or another file.
     Attachment(Attachment),
-    /// The model wants a tool run.
+    /// A call of a tool that the model requests.
     ToolUse(ToolUse),
-    /// What a tool gave back.
+    /// The output of a tool.
     ToolResult(ToolResult),
-    /// What only the provider that wrote it understands.
+    /// Data that only the provider that wrote it understands.
     ProviderItem(ProviderItem),
 }
 
 impl Content {
-    /// The text, if this is a text block.
+    /// Returns the text, if this is a text block.
     pub fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(&text.text),
@@ -31,7 +31,7 @@ impl Content {
         }
     }
 
-    /// What this is, with its article.
+    /// Returns the kind of this block, with its article.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Text(_) => "a text",
@@ -43,7 +43,7 @@ impl Content {
         }
     }
 
-    /// Approximate bytes of payload: every string counts.
+    /// Returns the approximate size of the payload in bytes. Every string counts.
     pub(crate) fn weight(&self) -> usize {
         64 + match self {
             Self::Text(text) => text.weight(),
@@ -65,13 +65,13 @@ fn optional(text: Option<&String>) -> usize {
 pub struct Text {
     /// The text.
     pub text: String,
-    /// The service's signature; it goes back unchanged to the service that gave it.
+    /// The service's signature. It is sent back unchanged to the service that issued it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
 }
 
 impl Text {
-    /// Unsigned text.
+    /// Returns text without a signature.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), signature: None }
     }
@@ -81,12 +81,12 @@ impl Text {
     }
 }
 
-/// The model's reasoning: readable, redacted, or both empty with only a signature.
+/// The model's reasoning: readable text, redacted data, or only a signature.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Thinking {
-    /// What can be read of it.
+    /// The readable part of the reasoning.
     pub text: String,
-    /// The service's signature; without it most services refuse the block when it is sent back.
+    /// The service's signature. Most services reject the block without it when it is sent back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
     /// The encrypted payload of reasoning that the service does not show.
@@ -95,12 +95,12 @@ pub struct Thinking {
 }
 
 impl Thinking {
-    /// Unsigned reasoning.
+    /// Returns reasoning without a signature.
     pub fn new(text: impl Into<String>) -> Self {
         Self { text: text.into(), signature: None, redacted: None }
     }
 
-    /// Whether a service would take the block back: it is signed or redacted.
+    /// Returns whether a service would accept the block when it is sent back: it is signed or redacted.
     pub fn is_signed(&self) -> bool {
         let is_there = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
         is_there(&self.signature) || is_there(&self.redacted)
@@ -112,27 +112,37 @@ impl Thinking {
 }
 
 /// An image, a document or another file.
+///
+/// ```
+/// use omni_agent::message::{Attachment, Content, Message};
+///
+/// let diagram = Attachment::url("image/png", "https://example.com/diagram.png").named("diagram.png");
+/// assert!(diagram.is_image());
+///
+/// let message = Message::user([Content::from("What does this diagram show?"), diagram.into()]);
+/// assert_eq!(message.content.len(), 2);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attachment {
-    /// Where the bytes are.
+    /// The location of the bytes.
     pub source: Source,
     /// The media type, such as `image/png` or `application/pdf`.
     pub media_type: String,
-    /// A file name, for services that show or demand one.
+    /// The file name, for services that show or require one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// The application's own notes. Stored with the message, never sent to a service.
+    /// The application's own notes. They are stored with the message and never sent to a service.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
 }
 
 impl Attachment {
-    /// An attachment whose bytes are given in base64 (standard alphabet, padded).
+    /// Returns an attachment with these bytes in base64 (standard alphabet, padded).
     pub fn base64(media_type: impl Into<String>, data: impl Into<String>) -> Self {
         Self::new(media_type.into(), Source::Base64 { data: data.into() })
     }
 
-    /// An attachment that the service fetches from a URL.
+    /// Returns an attachment that the service fetches from a URL.
     pub fn url(media_type: impl Into<String>, url: impl Into<String>) -> Self {
         Self::new(media_type.into(), Source::Url { url: url.into() })
     }
@@ -141,13 +151,13 @@ impl Attachment {
         Self { source, media_type, name: None, metadata: Map::new() }
     }
 
-    /// The same attachment with a file name.
+    /// Returns the same attachment with a file name.
     pub fn named(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
         self
     }
 
-    /// Whether the media type says that this is an image.
+    /// Returns whether the media type is that of an image.
     pub fn is_image(&self) -> bool {
         self.media_type.get(..6).is_some_and(|start| start.eq_ignore_ascii_case("image/"))
     }
@@ -158,52 +168,53 @@ impl Attachment {
     }
 }
 
-/// Where an attachment's bytes are.
+/// The location of an attachment's bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Source {
-    /// In the message, as base64.
+    /// The bytes are in the message, as base64.
     Base64 {
-        /// Standard alphabet, padded.
+        /// The bytes in base64, in the standard alphabet and padded.
         data: String,
     },
-    /// Behind a URL that the service can reach.
+    /// The bytes are at a URL that the service can reach.
     Url {
-        /// The address.
+        /// The URL.
         url: String,
     },
 }
 
-/// The model wants a tool run with this input.
+/// A tool call that the model requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolUse {
-    /// Names this use; its result carries the same id.
+    /// The id of this tool use. Its result carries the same id.
     pub id: ToolUseId,
-    /// Which tool.
+    /// The name of the tool.
     pub name: String,
-    /// What the model sent: a JSON object, its keys in the model's order.
+    /// The input from the model: a JSON object, with its keys in the model's order.
     pub input: Value,
-    /// The raw text, where what the model sent can't be taken for a JSON object; `input` is then an empty one.
+    /// The raw text of the input, if it can't be read as a JSON object. `input` is then an empty object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub malformed: Option<String>,
-    /// The service's signature; it goes back unchanged to the service that gave it.
+    /// The service's signature. It is sent back unchanged to the service that issued it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
     /// The result that was decided for this use in a turn that stopped because another tool of the step has no handler.
-    /// The next prompt sends it, unless that prompt brings a result of its own for this use. Services see only the
-    /// result that was sent.
+    /// The next prompt sends this result, unless the prompt contains a different result for this use. Services see only
+    /// the result that was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<Box<ToolResult>>,
 }
 
 impl ToolUse {
-    /// A well-formed tool use.
+    /// Returns a well-formed tool use.
     pub fn new(id: impl Into<ToolUseId>, name: impl Into<String>, input: Value) -> Self {
         Self { id: id.into(), name: name.into(), input, malformed: None, signature: None, decided: None }
     }
 
-    /// The result for this use if nobody gives another: the one that was decided, else an error that says so.
+    /// Returns the result for this use if the prompt contains none: the decided result, or else an error result that
+    /// explains this.
     pub(crate) fn fallback_result(&self) -> ToolResult {
         match &self.decided {
             Some(decided) => ToolResult::clone(decided).answering(self),
@@ -221,22 +232,22 @@ impl ToolUse {
     }
 }
 
-/// What a tool gave back.
+/// The output of a tool, as an answer to one tool use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolResult {
-    /// The tool use that this answers.
+    /// The id of the tool use that this result answers.
     pub tool_use_id: ToolUseId,
-    /// The tool's name; some services match results by it.
+    /// The tool's name. Some services match results by it.
     pub name: String,
     /// The output.
     pub content: Vec<ResultBlock>,
-    /// Whether the tool failed; `content` then says how, for the model to read.
+    /// Whether the tool failed. `content` then describes the failure to the model.
     #[serde(default)]
     pub is_error: bool,
 }
 
 impl ToolResult {
-    /// A success that answers `tool_use`.
+    /// Returns a success that answers `tool_use`.
     pub fn ok(tool_use: &ToolUse, content: impl Into<ResultBlock>) -> Self {
         Self {
             tool_use_id: tool_use.id.clone(),
@@ -246,17 +257,17 @@ impl ToolResult {
         }
     }
 
-    /// A failure that answers `tool_use`, with a text that the model can act on.
+    /// Returns a failure that answers `tool_use`, with a text that the model can act on.
     pub fn error(tool_use: &ToolUse, text: impl Into<String>) -> Self {
         Self { is_error: true, ..Self::ok(tool_use, Text::new(text)) }
     }
 
-    /// The same result with the id and the name of `tool_use`, whatever a callback made of them.
+    /// Returns the same result with the id and the name of `tool_use`, because a callback may have changed them.
     pub(crate) fn answering(self, tool_use: &ToolUse) -> Self {
         Self { tool_use_id: tool_use.id.clone(), name: tool_use.name.clone(), ..self }
     }
 
-    /// All text of the output, joined without a separator.
+    /// Returns all text of the output, joined without a separator.
     pub fn text(&self) -> String {
         self.content
             .iter()
@@ -267,7 +278,7 @@ impl ToolResult {
             .collect()
     }
 
-    /// Approximate bytes of payload.
+    /// Returns the approximate size of the payload in bytes.
     pub(crate) fn weight(&self) -> usize {
         let content: usize = self.content.iter().map(|block| 64 + block.weight()).sum();
         content + self.tool_use_id.as_str().len() + self.name.len()
@@ -279,7 +290,7 @@ impl ToolResult {
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ResultBlock {
-    /// Plain text; JSON goes here as text.
+    /// Plain text. JSON output is sent as text, too.
     Text(Text),
     /// An image or another file.
     Attachment(Attachment),
@@ -294,18 +305,18 @@ impl ResultBlock {
     }
 }
 
-/// Something opaque to everyone but the provider that wrote it, kept at its place in the message and given
-/// back unchanged: a reasoning item, a tool that the service ran itself, a backend's own activity.
+/// An opaque item that only the provider that wrote it understands: a reasoning item, a tool that the service ran
+/// itself, or a backend's own activity. The item keeps its position in the message and is sent back unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProviderItem {
-    /// The wire format or backend that wrote it, and the only one that gets it back.
+    /// The name of the wire format or backend that wrote the item. The item is sent back only there.
     pub format: String,
-    /// The item, exactly as it came.
+    /// The item, exactly as it was received.
     pub data: Value,
 }
 
 impl ProviderItem {
-    /// An item of this wire format or backend.
+    /// Returns an item of this wire format or backend.
     pub fn new(format: impl Into<String>, data: Value) -> Self {
         Self { format: format.into(), data }
     }
@@ -354,7 +365,7 @@ impl From<String> for ResultBlock {
     }
 }
 
-/// Approximate bytes of a JSON value's text, without writing it.
+/// Returns the approximate length of a JSON value's text, without encoding it.
 pub(crate) fn value_weight(value: &Value) -> usize {
     match value {
         Value::Null | Value::Bool(_) | Value::Number(_) => 8,
@@ -364,12 +375,12 @@ pub(crate) fn value_weight(value: &Value) -> usize {
     }
 }
 
-/// Approximate bytes of the members' text.
+/// Returns the approximate length of the members' JSON text.
 pub(crate) fn map_weight(map: &Map<String, Value>) -> usize {
     map.iter().map(|(key, value)| member_weight(key, value)).sum()
 }
 
-/// Approximate bytes of one member's text.
+/// Returns the approximate length of one member's JSON text.
 pub(crate) fn member_weight(key: &str, value: &Value) -> usize {
     key.len() + 4 + value_weight(value)
 }

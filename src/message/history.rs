@@ -4,15 +4,15 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Message;
 
-/// Messages a leaf holds, and children a branch holds.
+/// The number of messages in a leaf, and of children in a branch.
 const WIDTH: usize = 32;
 const BITS: u32 = 5;
 
-/// A sequence of shared messages: O(1) to clone and amortised O(1) to extend, however long it is and however
-/// many clones there are.
+/// A sequence of shared messages that is O(1) to clone and amortized O(1) to extend, regardless of its length and of
+/// the number of clones.
 ///
-/// Clones share everything that they have in common. Iteration borrows. A shorter history is made by
-/// collecting what is to stay of an iterator; it shares the messages.
+/// Clones share everything that they have in common. Iterators borrow the messages. To get a shorter history, collect
+/// the part of an iterator that is to be kept: the new history shares the messages.
 ///
 /// ```
 /// use omni_agent::message::{History, Message};
@@ -23,13 +23,13 @@ const BITS: u32 = 5;
 /// assert_eq!((before.len(), history.len()), (1, 2));
 /// assert_eq!(history.last().map(|message| message.text()), Some("Hi!".to_owned()));
 /// ```
-// A radix trie of full leaves, with the last, growing leaf beside it. An empty history owns no memory.
+// A radix trie of full leaves, plus the last leaf, which grows separately. An empty history allocates no memory.
 #[derive(Clone, Default)]
 pub struct History {
     root: Option<Arc<Node>>,
     tail: Option<Arc<Vec<Arc<Message>>>>,
     len: usize,
-    /// Levels of branches above the leaves in `root`.
+    /// The number of branch levels above the leaves in `root`.
     height: u32,
 }
 
@@ -40,17 +40,17 @@ enum Node {
 }
 
 impl History {
-    /// An empty history.
+    /// Returns an empty history.
     pub const fn new() -> Self {
         Self { root: None, tail: None, len: 0, height: 0 }
     }
 
-    /// How many messages there are.
+    /// Returns the number of messages.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there is no message.
+    /// Returns whether the history has no messages.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -62,14 +62,14 @@ impl History {
         self.len += 1;
         if tail.len() == WIDTH {
             let mut messages = std::mem::take(tail);
-            // A tail that was cloned on the way has grown beyond its need.
+            // A tail that was cloned while it grew has spare capacity.
             messages.shrink_to_fit();
             self.tail = None;
             self.push_leaf(Node::Leaf(messages));
         }
     }
 
-    /// Puts a full leaf, whose messages are counted already, behind the others.
+    /// Adds a full leaf after the others. `len` already includes its messages.
     fn push_leaf(&mut self, leaf: Node) {
         let index = self.len / WIDTH - 1;
         let Some(root) = &mut self.root else {
@@ -84,28 +84,28 @@ impl History {
         insert(root, self.height, index, leaf);
     }
 
-    /// The message at `index`, counted from 0.
+    /// Returns the message at `index`, counted from 0.
     pub fn get(&self, index: usize) -> Option<&Arc<Message>> {
         (index < self.len).then(|| &self.leaf(index / WIDTH)[index % WIDTH])
     }
 
-    /// The first message.
+    /// Returns the first message.
     pub fn first(&self) -> Option<&Arc<Message>> {
         self.get(0)
     }
 
-    /// The last message.
+    /// Returns the last message.
     pub fn last(&self) -> Option<&Arc<Message>> {
         self.get(self.len.checked_sub(1)?)
     }
 
-    /// The messages in order.
+    /// Iterates over the messages in order.
     pub fn iter(&self) -> Iter<'_> {
         Iter { history: self, leaf: &[], range: 0..self.len }
     }
 
-    /// Whether both are the same by identity: clones of one another with nothing pushed since. O(1). Equal
-    /// histories that were made apart are not the same.
+    /// Returns whether both histories are identical: clones of the same history, with nothing pushed since. O(1). Equal
+    /// histories that were built separately are not identical.
     pub fn same(&self, other: &Self) -> bool {
         fn same_arc<T>(a: Option<&Arc<T>>, b: Option<&Arc<T>>) -> bool {
             match (a, b) {
@@ -119,7 +119,7 @@ impl History {
             && same_arc(self.tail.as_ref(), other.tail.as_ref())
     }
 
-    /// The `index`th run of up to [`WIDTH`] messages.
+    /// Returns the leaf with number `index`: up to [`WIDTH`] messages.
     fn leaf(&self, index: usize) -> &[Arc<Message>] {
         if index == self.len / WIDTH {
             return self.tail.as_deref().map_or(&[], Vec::as_slice);
@@ -139,7 +139,7 @@ impl History {
     }
 }
 
-/// Puts `leaf` at leaf index `index` below `node`, which stands `height` levels above the leaves.
+/// Inserts `leaf` at leaf index `index` below `node`, which is `height` levels above the leaves.
 fn insert(node: &mut Arc<Node>, height: u32, index: usize, leaf: Node) {
     let Node::Branch(children) = Arc::make_mut(node) else {
         return;
@@ -148,17 +148,17 @@ fn insert(node: &mut Arc<Node>, height: u32, index: usize, leaf: Node) {
     if let Some(existing) = children.get_mut(child) {
         insert(existing, height - 1, index, leaf);
     } else {
-        // The first leaf of a new subtree: a chain of single-child branches above it.
+        // The first leaf of a new subtree needs a chain of branches with one child each above it.
         let chain = (1..height).fold(leaf, |node, _| Node::Branch(vec![Arc::new(node)]));
         children.push(Arc::new(chain));
     }
 }
 
-/// Iterates over the messages of a [`History`], borrowed.
+/// An iterator that borrows the messages of a [`History`].
 #[derive(Clone)]
 pub struct Iter<'a> {
     history: &'a History,
-    /// The run that holds the next message; empty where that must be looked up first.
+    /// The leaf that holds the next message. Empty if the leaf must be looked up first.
     leaf: &'a [Arc<Message>],
     range: Range<usize>,
 }
@@ -238,7 +238,7 @@ impl<M: Into<Arc<Message>>> Extend<M> for History {
 impl Eq for History {}
 
 impl PartialEq for History {
-    /// Compares messages, those that are shared by identity alone.
+    /// Compares the messages. Shared messages are compared by identity alone.
     fn eq(&self, other: &Self) -> bool {
         self.len == other.len && (self.same(other) || self.iter().eq(other.iter()))
     }

@@ -7,24 +7,24 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-/// Names one tool use; its result carries the same id. Given by the model service, unique in its message.
+/// The id of one tool use. Its result carries the same id. The model service assigns the id, unique within its message.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ToolUseId(Arc<str>);
 
 impl ToolUseId {
-    /// An id with exactly this text.
+    /// Returns an id with exactly this text.
     pub fn new(id: impl Into<Arc<str>>) -> Self {
         Self(id.into())
     }
 
-    /// The id's text.
+    /// Returns the id's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// Finds ids in maps and sets by their text.
+/// Lets maps and sets with `ToolUseId` keys be searched by text.
 impl Borrow<str> for ToolUseId {
     fn borrow(&self) -> &str {
         &self.0
@@ -55,13 +55,13 @@ impl From<String> for ToolUseId {
     }
 }
 
-/// A moment, in milliseconds since the Unix epoch. Serialised as that number.
+/// A point in time, in milliseconds since the Unix epoch. It is serialized as that number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Timestamp(pub u64);
 
 impl Timestamp {
-    /// The system clock's time.
+    /// Returns the current time of the system clock.
     pub fn now() -> Self {
         let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         Self(u64::try_from(since_epoch.as_millis()).unwrap_or(u64::MAX))

@@ -1,5 +1,5 @@
-//! The history law: every tool use is answered exactly once, in the user message right after it, and no
-//! tool result lacks its tool use.
+//! The history law: every tool use is answered exactly once, in the user message right after it, and every tool result
+//! answers a tool use.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -8,7 +8,7 @@ use std::{
 
 use super::{Blocks, Content, History, Message, Role, ToolResult, ToolUse, ToolUseId};
 
-/// How a history breaks the law. Indices count messages from 0.
+/// A violation of the history law. Indices count messages from 0.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum HistoryError {
@@ -17,55 +17,59 @@ pub enum HistoryError {
         "message {index}: tool use {id:?} is not answered in the next message; answer it with a tool result, or use History::repair"
     )]
     Unanswered {
-        /// The assistant message.
+        /// The index of the assistant message.
         index: usize,
-        /// The open tool use.
+        /// The id of the open tool use.
         id: ToolUseId,
     },
-    /// A tool result answers no open tool use, or one that is answered already.
-    #[error("message {index}: the tool result for {id:?} answers no open tool use of the message before it")]
+    /// A tool result does not answer an open tool use, or answers a tool use that already has a result.
+    #[error(
+        "message {index}: the tool result for {id:?} answers no open tool use of the message before it; remove it, or use History::repair"
+    )]
     OrphanResult {
-        /// The message that holds the result.
+        /// The index of the message that holds the result.
         index: usize,
-        /// The id that it names.
+        /// The tool use id in the result.
         id: ToolUseId,
     },
     /// Two tool uses of one message share an id.
-    #[error("message {index}: two tool uses share the id {id:?}")]
+    #[error("message {index}: two tool uses share the id {id:?}; remove one of them, or use History::repair")]
     DuplicateToolUse {
-        /// The assistant message.
+        /// The index of the assistant message.
         index: usize,
         /// The shared id.
         id: ToolUseId,
     },
-    /// A tool use in a user message, or a tool result in an assistant message.
-    #[error("message {index}: a {block} can't stand in a message of the {role}")]
+    /// A user message contains a tool use, or an assistant message contains a tool result.
+    #[error(
+        "message {index}: a {block} is not allowed in a message with the role {role}; remove it, or use History::repair"
+    )]
     Misplaced {
-        /// The message.
+        /// The index of the message.
         index: usize,
-        /// Its role.
+        /// The role of the message.
         role: Role,
-        /// The kind of block.
+        /// The kind of the block.
         block: &'static str,
     },
-    /// The history ends in a user message that no assistant answered: a prompt, not a commit.
+    /// The history ends in a user message without an answer by the assistant. This is a prompt, not a commit.
     #[error(
         "message {index}: the history ends in a user prompt; end it with the answer, or send the prompt with `prompt`"
     )]
     EndsInPrompt {
-        /// The last message.
+        /// The index of the last message.
         index: usize,
     },
 }
 
 impl History {
-    /// Checks that this history may be committed: it obeys the law and is empty, or ends in an assistant
-    /// message, or in a user message that closes the open tool uses. The tool uses of a last assistant
-    /// message may be open. O(n).
+    /// Checks that this history may be committed. It must obey the law, and it must be empty or end in an assistant
+    /// message or in a user message that answers the open tool uses. If the last message is from the assistant, its
+    /// tool uses may be open. O(n).
     ///
     /// # Errors
     ///
-    /// The first breach, with its place.
+    /// Returns the first violation and its index.
     pub fn check(&self) -> Result<(), HistoryError> {
         self.check_pairs()?;
         match self.last() {
@@ -76,12 +80,12 @@ impl History {
         }
     }
 
-    /// Checks that this history may be sent to a model: every tool use is answered exactly once in the user
-    /// message right after it, and no tool result lacks its tool use. O(n).
+    /// Checks that this history may be sent to a model: every tool use is answered exactly once in the user message
+    /// right after it, and every tool result answers a tool use. O(n).
     ///
     /// # Errors
     ///
-    /// The first breach, with its place.
+    /// Returns the first violation and its index.
     pub fn check_sendable(&self) -> Result<(), HistoryError> {
         self.check_pairs()?;
         match self.open_tool_uses().next() {
@@ -90,7 +94,7 @@ impl History {
         }
     }
 
-    /// The law for all but the tool uses of a last assistant message.
+    /// Checks the law for everything except the tool uses of a last assistant message.
     pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
         let mut before = None;
         self.iter()
@@ -98,20 +102,20 @@ impl History {
             .try_for_each(|(index, message)| check_step(before.replace(&**message), message, index))
     }
 
-    /// The tool uses that wait for an answer: those of the last message, if the assistant wrote it.
+    /// Iterates over the tool uses that wait for an answer: those of the last message, if the assistant wrote it.
     pub fn open_tool_uses(&self) -> impl Iterator<Item = &ToolUse> {
         self.last().into_iter().filter(|last| last.role == Role::Assistant).flat_map(|last| last.tool_uses())
     }
 
-    /// The nearest sendable history. O(n).
+    /// Returns the nearest history that may be sent. O(n).
     ///
-    /// Misplaced blocks, repeated tool uses and results that answer nothing are dropped, and so is a message
-    /// of which nothing is left. Results that stand in a later one of the user messages right after their
-    /// tool use move into the first of them. Tool uses without any result get the one that was
-    /// [decided](ToolUse::decided) for them, else an error result that says so.
-    /// All else stays in its order, and messages that need no change are shared.
+    /// Misplaced blocks, repeated tool uses and results that answer no tool use are removed. A message that becomes
+    /// empty is removed, too. If several user messages follow a tool use, results in the later ones move into the
+    /// first. A tool use without any result gets the result that was [decided](ToolUse::decided) for it, or else an
+    /// error result that explains this. Everything else keeps its order, and messages that need no change are shared.
     ///
-    /// A sendable history comes back as it is, so repairing twice changes nothing more.
+    /// A history that may be sent already is returned unchanged, so repairing twice has the same effect as repairing
+    /// once.
     pub fn repair(&self) -> Self {
         if self.check_sendable().is_ok() {
             return self.clone();
@@ -133,7 +137,7 @@ impl History {
     }
 }
 
-/// The kind of `block`, if a message of `role` can't hold it.
+/// Returns the kind of `block`, if a message of `role` can't contain it.
 fn misplaced(role: Role, block: &Content) -> Option<&'static str> {
     match (role, block) {
         (Role::User, Content::ToolUse(_)) => Some("tool use"),
@@ -142,7 +146,7 @@ fn misplaced(role: Role, block: &Content) -> Option<&'static str> {
     }
 }
 
-/// `message` without what breaks the law whatever stands around it; `None` if nothing is left.
+/// Returns `message` without the blocks that break the law in any context, or `None` if no block remains.
 fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
     let mut seen = HashSet::new();
     retain(message, |block| {
@@ -151,7 +155,8 @@ fn without_misplaced(message: &Arc<Message>) -> Option<Arc<Message>> {
     })
 }
 
-/// `message` with the blocks that are to `keep`: itself if that is all, `None` if it is none of several.
+/// Returns `message` with the blocks that `keep` accepts. If it accepts all, the message itself is returned; if it
+/// removes every block, `None`.
 fn retain<'a>(message: &'a Arc<Message>, mut keep: impl FnMut(&'a Content) -> bool) -> Option<Arc<Message>> {
     let kept: Vec<&Content> = message.content.iter().filter(|block| keep(block)).collect();
     if kept.len() == message.content.len() {
@@ -166,8 +171,8 @@ fn with_content(message: &Message, content: Vec<Content>) -> Arc<Message> {
     Arc::new(Message { role: message.role, content, timestamp: message.timestamp, provider_data })
 }
 
-/// The user messages `answers`, which stand right after `asking`, so that they answer its tool uses in the
-/// first of them, and nothing else.
+/// Rewrites the user messages `answers`, which follow `asking`: the first of them answers each tool use of `asking`,
+/// and they contain no other results.
 fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>> {
     let asked: Vec<&ToolUse> = asking
         .filter(|asking| asking.role == Role::Assistant)
@@ -211,14 +216,14 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
         }
     }
     if let (Some(asking), false) = (asking, front.is_empty()) {
-        // No user message to put them into.
+        // No user message follows that could hold the results.
         let timestamp = asking.timestamp;
         paired.push(Arc::new(Message { timestamp, ..Message::user(front) }));
     }
     paired
 }
 
-/// Checks the law for a message at `index` that follows `before`. The message's own tool uses may be open.
+/// Checks the law for the message at `index`, which follows `before`. The message's own tool uses may be open.
 pub(crate) fn check_step(
     before: Option<&Message>,
     message: &Message,
@@ -246,13 +251,13 @@ pub(crate) fn check_step(
     Ok(())
 }
 
-/// The content of a user message that follows `history`: `content`, with a result for every open tool use in
-/// front, in their order. A use that `content` does not answer gets the result that was decided for it, else an error
-/// result.
+/// Returns the content of a user message that follows `history`: `content`, preceded by a result for every open tool
+/// use, in the order of the uses. A use that `content` does not answer gets the result that was decided for it, or else
+/// an error result.
 ///
 /// # Errors
 ///
-/// `content` holds a tool use, or a result that answers nothing.
+/// Fails if `content` holds a tool use, or a result that answers no open tool use.
 pub(crate) fn answer_open_tool_uses(
     history: &History,
     content: Blocks,
@@ -311,14 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn answer_open_tool_uses_without_open_ones_leaves_the_content() {
+    fn answer_open_tool_uses_without_open_ones_keeps_the_content() {
         let history = History::from_iter([Message::assistant("hi")]);
         assert_eq!(answer_open_tool_uses(&history, "ho".into()), Ok(vec!["ho".into()]));
         assert_eq!(answer_open_tool_uses(&History::new(), Blocks::default()), Ok(vec![]));
     }
 
     #[test]
-    fn answer_open_tool_uses_with_what_breaks_the_law_is_an_error() {
+    fn answer_open_tool_uses_rejects_content_that_breaks_the_law() {
         let history = asking(&["a"]);
         let orphan = |id: &str| Err(HistoryError::OrphanResult { index: 1, id: id.into() });
         assert_eq!(answer_open_tool_uses(&history, result("x").into()), orphan("x"));
@@ -329,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn repair_of_an_open_tool_use_takes_the_result_decided_for_it() {
+    fn repair_answers_an_open_tool_use_with_its_decided_result() {
         let mut tool_use = ToolUse::new("a", "tool", json!({}));
         tool_use.decided = Some(Box::new(ToolResult::error(&ToolUse::new("x", "y", json!({})), "No.")));
         let repaired = History::from_iter([Message::assistant(tool_use.clone())]).repair();
@@ -339,7 +344,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn answer_open_tool_uses_gives_a_sendable_history(
+        fn answer_open_tool_uses_returns_a_sendable_history(
             count in 0usize..4,
             blocks in vec(proptest::option::of(0usize..5), 0..6),
         ) {

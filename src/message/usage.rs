@@ -2,10 +2,17 @@ use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
-/// Tokens that a model service counted, and what they cost.
+/// The tokens that a model service counted, and their cost.
 ///
-/// The counts do not overlap, but for `reasoning`, which is a part of `output`: the whole prompt is
-/// [`Usage::prompt`].
+/// The counts do not overlap, except that `reasoning` is a part of `output`. [`Usage::prompt`] returns the size of the
+/// whole prompt.
+///
+/// ```
+/// use omni_agent::message::Usage;
+///
+/// let usage = Usage { input: 12, cache_read: 100, output: 30, ..Usage::default() };
+/// assert_eq!((usage.prompt(), usage.total()), (112, 142));
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
@@ -17,26 +24,26 @@ pub struct Usage {
     pub cache_write: u64,
     /// Generated tokens, reasoning included.
     pub output: u64,
-    /// The part of `output` spent on reasoning, where the service tells.
+    /// The part of `output` that was spent on reasoning, if the service reports it.
     pub reasoning: u64,
-    /// Price in US dollars, where it is known. The crate takes a number that is not finite for an unknown price.
+    /// The cost in US dollars, if it is known. The crate treats a number that is not finite as an unknown cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
 }
 
 impl Usage {
-    /// All prompt tokens, cached or not.
+    /// Returns the number of all prompt tokens, cached or not.
     pub fn prompt(&self) -> u64 {
         self.input.saturating_add(self.cache_read).saturating_add(self.cache_write)
     }
 
-    /// Prompt and generated tokens together.
+    /// Returns the number of prompt and generated tokens together.
     pub fn total(&self) -> u64 {
         self.prompt().saturating_add(self.output)
     }
 
-    /// The same usage. A cost that is infinite or not a number becomes `None`: it would differ from itself, and JSON can't
-    /// write it.
+    /// Returns the same usage, with `None` in place of a cost that is infinite or not a number. Such a cost would
+    /// differ from itself, and JSON can't represent it.
     pub(crate) fn with_finite_cost(mut self) -> Self {
         self.cost = self.cost.filter(|cost| cost.is_finite());
         self
@@ -46,7 +53,8 @@ impl Usage {
 impl Add for Usage {
     type Output = Self;
 
-    /// Counts add up; the cost is known as soon as one side knows it. A sum that is too large for a finite number is unknown.
+    /// Adds the counts. The cost of the sum is known if the cost of either side is known. A cost too large for a finite
+    /// number becomes unknown.
     fn add(self, other: Self) -> Self {
         let (this, other) = (self.with_finite_cost(), other.with_finite_cost());
         let sum = Self {

@@ -5,33 +5,36 @@ use super::{
     links::{Links, Slot},
 };
 
-/// What was done to a tree since an earlier state of it, as [`Tree::changes_since`] tells: what a store has to
-/// write, and what a copy elsewhere needs to follow, by [`Tree::apply`].
+/// The changes of a tree since an earlier state of it.
+///
+/// [`Tree::changes_since`] returns them. A store writes them, and a copy elsewhere follows the tree with
+/// [`Tree::apply`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Changes {
     /// The new nodes, in the order of their ids.
     pub nodes: Vec<Node>,
-    /// The head as it is now.
+    /// The current head.
     pub head: Option<NodeId>,
-    /// Whether the head was another node before, or none.
+    /// Whether the head differs from the earlier head.
     pub moved: bool,
-    /// Cursors that are others now, each a node and its child. Those that follow from the new nodes are left
-    /// out: a node without a cursor follows its newest child, so an ordinary turn changes none.
+    /// The cursors that changed, each as a node and its child. Cursors that follow from the new nodes are omitted: a
+    /// node without a cursor follows its newest child, so an ordinary turn changes no cursor.
     pub cursors: Vec<(NodeId, NodeId)>,
 }
 
 impl Changes {
-    /// Whether nothing changed.
+    /// Returns whether nothing changed.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty() && !self.moved && self.cursors.is_empty()
     }
 }
 
 impl Tree {
-    /// What was done since `earlier`, a clone of this tree from then; `None` if this tree has not grown from
-    /// that one, as after a return to a state before it. O(changes).
+    /// Returns the changes since `earlier`, a clone of this tree from that time. Returns `None` if this tree did not
+    /// grow from `earlier`, for example after it was reset to a state before `earlier`. O(changes).
     ///
-    /// Stored nodes, the head, and stored cursors with the changed ones put over them make the same tree.
+    /// To restore this tree, combine the stored nodes, this head, and the stored cursors overwritten by the changed
+    /// cursors.
     ///
     /// ```
     /// use omni_agent::message::Message;
@@ -64,7 +67,7 @@ impl Tree {
         };
         self.links.differing(&earlier.links, &mut |first, now, before| {
             for (index, (now, before)) in now.iter().zip(before).enumerate() {
-                // Where there were children, a cursor may be stored that a new child does not replace.
+                // If there were children before, a cursor may be stored that a new child does not replace.
                 let unlike = (now.cursor, now.newest) != (before.cursor, before.newest);
                 if unlike && (before.newest.is_some() || now.cursor != now.newest) {
                     tell(first + index, now);
@@ -84,13 +87,13 @@ impl Tree {
         })
     }
 
-    /// Does to this tree what was done to the tree that `changes` is from. O(changes), O(depth) if the path
-    /// moved to another branch.
+    /// Applies changes that [`changes_since`](Self::changes_since) returned for another copy of this tree. O(changes), or
+    /// O(depth) if the path moved to another branch.
     ///
     /// # Errors
     ///
-    /// The changes do not fit this tree, or are none of a tree: `NotNext`, `UnknownParent`, `UnknownNode`,
-    /// `NotAChild`, `UnknownHead`. The tree is as it was.
+    /// Fails with `NotNext`, `UnknownParent`, `UnknownNode`, `NotAChild` or `UnknownHead` if the changes do not fit
+    /// this tree or are not consistent. The tree is then unchanged.
     pub fn apply(&mut self, changes: &Changes) -> Result<(), TreeError> {
         let mut next = self.clone();
         for node in &changes.nodes {

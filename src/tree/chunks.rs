@@ -1,23 +1,22 @@
 use std::sync::Arc;
 
-/// Values a leaf holds, and children a branch holds.
+/// The number of values in a leaf, and of children in a branch.
 const WIDTH: usize = 32;
 const BITS: u32 = 5;
 
-/// A sequence whose clones share what they have in common: O(1) to clone, amortised O(1) to extend, and a
-/// value can be changed at any place. A change copies the leaf that holds it and the branches above, each at
-/// most once after a clone.
-// A radix trie of full leaves, with the last, growing leaf beside it: a push after a clone copies no branches.
-// An empty sequence owns no memory.
+/// A sequence whose clones share common parts: O(1) to clone, amortized O(1) to extend, and changeable at any index. A
+/// change copies the leaf that holds the value and the branches above it, each at most once after a clone.
+// A radix trie of full leaves. The last, growing leaf is separate, so that a push after a clone copies no branches.
+// An empty sequence allocates no memory.
 pub(super) struct Chunks<T> {
     root: Option<Tier<T>>,
     tail: Option<Arc<Vec<T>>>,
     len: usize,
-    /// Levels of branches above the leaves in `root`.
+    /// The number of branch levels above the leaves in `root`.
     height: u32,
 }
 
-/// Slices, not vectors: what they hold is one pointer away.
+/// The variants hold slices instead of vectors, so that the content is one pointer away.
 enum Tier<T> {
     Branch(Arc<[Tier<T>]>),
     Leaf(Arc<[T]>),
@@ -32,7 +31,8 @@ impl<T> Clone for Tier<T> {
     }
 }
 
-/// The place, among the children of a branch `level` levels above the leaves, of the way to a leaf.
+/// Returns the position, among the children of a branch `level` levels above the leaves, of the subtree that holds a
+/// leaf.
 const fn child(leaf: usize, level: u32) -> usize {
     (leaf >> ((level - 1) * BITS)) % WIDTH
 }
@@ -58,12 +58,12 @@ impl<T> Chunks<T> {
         self.iter_from(0)
     }
 
-    /// The values from `index` on.
+    /// Iterates over the values from `index` on.
     pub(super) fn iter_from(&self, index: usize) -> impl Iterator<Item = &T> {
         (index / WIDTH..=self.len / WIDTH).flat_map(|leaf| self.leaf(leaf)).skip(index % WIDTH)
     }
 
-    /// The `index`th run of up to [`WIDTH`] values.
+    /// Returns the leaf with number `index`: up to [`WIDTH`] values.
     fn leaf(&self, index: usize) -> &[T] {
         if index >= self.len / WIDTH {
             let is_tail = index == self.len / WIDTH;
@@ -83,16 +83,16 @@ impl<T> Chunks<T> {
         }
     }
 
-    /// Hands over every run of values in which this sequence may differ from `earlier`, as far as `earlier`
-    /// goes: the index of its first value, the values here, and those of `earlier`. Runs that both share are
-    /// passed over whole.
+    /// Calls `visit` with every leaf that may differ between this sequence and `earlier`, up to the length of
+    /// `earlier`. The arguments are the index of the first value, the current values and the earlier values. Subtrees
+    /// that both share are skipped.
     pub(super) fn differing<'a>(
         &'a self,
         earlier: &'a Self,
         visit: &mut impl FnMut(usize, &'a [T], &'a [T]),
     ) {
         if let (Some(mut now), Some(before)) = (self.root.as_ref(), earlier.root.as_ref()) {
-            // What a sequence was before it grew a level is the first child of what it is now.
+            // When a sequence grows by a level, the old root becomes the first child of the new root.
             for _ in earlier.height..self.height {
                 if let Tier::Branch(children) = now {
                     now = &children[0];
@@ -130,7 +130,7 @@ impl<T: Clone> Chunks<T> {
     pub(super) fn push(&mut self, value: T) {
         let tail = Arc::make_mut(self.tail.get_or_insert_default());
         if tail.len() == tail.capacity() && tail.len() >= WIDTH / 2 {
-            // A tail that was copied has no room; doubling it would give it more than it can use.
+            // A copied tail has no spare capacity. Doubling would reserve more than a leaf can use.
             tail.reserve_exact(WIDTH - tail.len());
         }
         tail.push(value);
@@ -142,7 +142,7 @@ impl<T: Clone> Chunks<T> {
         self.len += 1;
     }
 
-    /// Puts a full leaf behind those in `root`.
+    /// Adds a full leaf after those in `root`.
     fn push_leaf(&mut self, leaf: Tier<T>) {
         let index = self.len / WIDTH;
         self.root = Some(match self.root.take() {
@@ -175,12 +175,13 @@ impl<T: Clone> Chunks<T> {
     }
 }
 
-/// A leaf alone below `height` branches.
+/// Returns a single leaf below `height` branches.
 fn chain<T>(leaf: Tier<T>, height: u32) -> Tier<T> {
     (0..height).fold(leaf, |tier, _| Tier::Branch([tier].into()))
 }
 
-/// `tier`, which stands `height` levels above the leaves, with its last leaf or its first beyond that.
+/// Returns `tier`, which is `height` levels above the leaves, with `leaf` at leaf index `index`, behind its
+/// other leaves.
 fn with_leaf<T>(tier: Tier<T>, height: u32, index: usize, leaf: Tier<T>) -> Tier<T> {
     let Tier::Branch(children) = tier else {
         return leaf;

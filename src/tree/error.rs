@@ -1,13 +1,13 @@
 use super::NodeId;
 
-/// Why a tree can't be what it is asked to be. The tree is unchanged.
+/// An operation on a [`Tree`](super::Tree) is impossible. The tree is unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
     /// No node has this id.
     #[error("the tree has no node {id}")]
     UnknownNode {
-        /// The id.
+        /// The unknown id.
         id: NodeId,
     },
     /// Two nodes share an id.
@@ -16,46 +16,46 @@ pub enum TreeError {
         /// The shared id.
         id: NodeId,
     },
-    /// An id leaves no room for those of nodes to come.
-    #[error("the id {id} is too large; ids are given in ascending order, from 1 on")]
+    /// An id is so large that no valid ids remain for later nodes.
+    #[error("the id {id} is too large; assign ids in ascending order, from 1 on")]
     IdTooLarge {
         /// The id.
         id: NodeId,
     },
-    /// A new node has not the id that is next.
-    #[error("node {id} can't be added here, where the next node is {next}")]
+    /// A new node does not have the next free id.
+    #[error("node {id} can't be added here; the next node must be node {next}")]
     NotNext {
-        /// The node's id.
+        /// The id of the node.
         id: NodeId,
-        /// The id that it must have.
+        /// The next free id.
         next: NodeId,
     },
-    /// A node follows one that is not there.
-    #[error("node {id} follows node {parent}, which does not exist")]
+    /// The parent of a node does not exist.
+    #[error("the parent of node {id} is node {parent}, which does not exist")]
     UnknownParent {
-        /// The node.
+        /// The id of the node.
         id: NodeId,
-        /// What it names as its parent.
+        /// The id of its parent.
         parent: NodeId,
     },
     /// A node is its own ancestor.
     #[error("node {id} is its own ancestor")]
     Cycle {
-        /// A node on the cycle.
+        /// The id of a node on the cycle.
         id: NodeId,
     },
-    /// The path is to end in a node that is not there.
+    /// The head does not exist.
     #[error("the head is node {id}, which does not exist")]
     UnknownHead {
-        /// The head's id.
+        /// The id of the head.
         id: NodeId,
     },
-    /// A cursor is to point from a node to one that is not its child.
-    #[error("the cursor of node {id} points to node {child}, which is no child of it")]
+    /// A cursor points to a node that is not a child of the cursor's node.
+    #[error("the cursor of node {id} points to node {child}, which is not its child")]
     NotAChild {
-        /// Whose cursor it is.
+        /// The id of the node with the cursor.
         id: NodeId,
-        /// Where it points to.
+        /// The id of the node that the cursor points to.
         child: NodeId,
     },
 }

@@ -1,4 +1,4 @@
-//! A tree from what was stored of it, checked, and its serialised form.
+//! Builds a tree from its stored parts, with checks. Defines the serialized form of a tree.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStruct};
 
@@ -7,18 +7,18 @@ use super::{
     links::{Ids, Links, Slot},
 };
 
-/// The largest id that can come from outside: all that pushes can add above it still fits a signed integer of
-/// 64 bits, the largest that databases have.
+/// The largest id that is accepted from outside. All ids that pushes can add above it still fit into a signed integer
+/// of 64 bits, the largest that databases have.
 const HIGHEST: u64 = (i64::MAX as u64) - (u32::MAX as u64);
 
 impl Tree {
-    /// A tree of these nodes, in whatever order, with this head.
+    /// Builds a tree from these nodes, in any order, with this head.
     ///
-    /// Each cursor is a node and its child; of several for one node the last counts, so that a log of changes
-    /// can be handed over as it is. A node without a cursor gets one to its newest child. On the path to the
-    /// head, cursors follow the path. Ids may have gaps; those of children may be below those of their parents.
+    /// Each cursor is a node and its child. If a node occurs several times, its last cursor counts, so a log of changes
+    /// can be passed as it is. A node without a cursor gets a cursor to its newest child. On the path to the head, the
+    /// cursors follow the path. Ids may have gaps, and a child may have a lower id than its parent.
     ///
-    /// O(n) for nodes in the order of their ids, else O(n log n).
+    /// O(n) for nodes in the order of their ids, otherwise O(n log n).
     ///
     /// ```
     /// use omni_agent::message::Message;
@@ -32,7 +32,7 @@ impl Tree {
     ///
     /// # Errors
     ///
-    /// Any [`TreeError`] but `NotNext`. It names the node.
+    /// Fails with any [`TreeError`] except `NotNext`. The error names the node.
     pub fn hydrate(
         nodes: impl IntoIterator<Item = Node>,
         head: Option<NodeId>,
@@ -67,13 +67,13 @@ impl Tree {
         Ok(tree)
     }
 
-    /// Where the parent stands that `node` names.
+    /// Returns the slot of the parent of `node`.
     pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<Slot>, TreeError> {
         let unknown = |parent| TreeError::UnknownParent { id: node.id(), parent };
         node.parent().map(|parent| self.slot(parent).ok_or_else(|| unknown(parent))).transpose()
     }
 
-    /// Sets these cursors, in their order, and then the head.
+    /// Sets these cursors in order, and then the head.
     pub(super) fn settle(
         &mut self,
         head: Option<NodeId>,
@@ -96,15 +96,15 @@ impl Tree {
         Ok(())
     }
 
-    /// A node that is its own ancestor. O(n), and without recursion, however deep the tree.
+    /// Returns a node that is its own ancestor. O(n), and without recursion, however deep the tree.
     fn find_cycle(&self) -> Option<Slot> {
         let parent = |slot: Slot| self.links(slot).parent;
         let slots = || (0..self.len()).map(Slot::new);
         if slots().all(|slot| parent(slot).is_none_or(|parent| parent.index() < slot.index())) {
-            // So it is in every tree that was pushed.
+            // Every tree that was built by pushes is of this kind.
             return None;
         }
-        // From which node each was met first on the way up.
+        // For each node, the start of the upward walk that reached it first.
         let mut met_from: Vec<Option<Slot>> = vec![None; self.len()];
         for start in slots() {
             let mut at = Some(start);
@@ -154,8 +154,8 @@ impl<'de> Deserialize<'de> for Tree {
         struct Stored {
             nodes: Vec<Node>,
             head: Option<NodeId>,
-            // Pairs, no map: the keys of a JSON map are strings, which do not become numbers again inside a
-            // tagged enum.
+            // A list of pairs instead of a map: the keys of a JSON map are strings, and inside a tagged enum they do
+            // not become numbers again.
             #[serde(default)]
             cursors: Vec<(NodeId, NodeId)>,
         }

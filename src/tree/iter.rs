@@ -6,7 +6,7 @@ use super::{Node, Tree, links::Slot};
 #[derive(Clone)]
 pub struct Path<'a> {
     tree: &'a Tree,
-    /// The first and the last node that are still to come, while there are any.
+    /// The first and the last remaining node, if any remain.
     ends: Option<(Slot, Slot)>,
     left: usize,
 }
@@ -16,7 +16,7 @@ impl<'a> Path<'a> {
         Self { tree, ends, left: len }
     }
 
-    /// Takes one node out, after which the rest is what `rest` makes of the first and the last.
+    /// Takes one node. `rest` holds the first and the last node after it, if any remain.
     fn take(&mut self, slot: Slot, rest: Option<(Slot, Slot)>) -> &'a Node {
         self.left -= 1;
         self.ends = rest.filter(|_| self.left > 0);
@@ -60,7 +60,7 @@ impl fmt::Debug for Path<'_> {
 #[derive(Clone)]
 pub struct Children<'a> {
     tree: &'a Tree,
-    /// The next and the last node that are still to come, while there are any.
+    /// The next and the last remaining node, if any remain.
     ends: Option<(Slot, Slot)>,
 }
 

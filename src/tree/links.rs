@@ -1,10 +1,10 @@
-//! Where nodes stand: slots, the links between them, and the way from an id to its slot.
+//! The slots of nodes, the links between slots, and the lookup of a slot by id.
 
 use std::{num::NonZeroU32, sync::Arc};
 
 use super::NodeId;
 
-/// The place of a node in the order of ids, counted from 0. Half the size of an id, and no search away.
+/// The index of a node in the order of ids. A slot is half the size of an id and needs no search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Slot(NonZeroU32);
 
@@ -19,15 +19,15 @@ impl Slot {
     }
 }
 
-/// What a node is linked to. Kept apart from the node, which never changes: a change of a link then copies
-/// plain numbers and touches no message.
+/// The links of a node. They are stored separately because nodes never change: changing a link copies plain numbers and
+/// no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Links {
     pub(super) parent: Option<Slot>,
-    /// The child that was active last: present as soon as there is a child.
+    /// The child that was active last. Set as soon as the node has a child.
     pub(super) cursor: Option<Slot>,
     pub(super) newest: Option<Slot>,
-    /// The next younger sibling; after the youngest, the oldest: so the newest child is the way to the first.
+    /// The next newer sibling. The newest sibling links to the oldest, so the newest child leads to the oldest child.
     pub(super) next: Slot,
 }
 
@@ -37,14 +37,14 @@ impl Links {
     }
 }
 
-/// Finds the index of an id. Ids without gaps need no memory for it, others some for each gap.
+/// Finds the index of an id. Ids without gaps need no memory for this. Otherwise each gap needs some.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ids {
-    /// `None` where ids begin at 1 and have no gaps.
+    /// The runs of consecutive ids, or `None` if the ids begin at 1 and have no gaps.
     runs: Option<Arc<[Run]>>,
 }
 
-/// Ids that follow one another, the first of them at `index`.
+/// A run of consecutive ids, of which the first is at `index`.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     first: NodeId,
@@ -56,7 +56,7 @@ impl Ids {
         Self { runs: None }
     }
 
-    /// Of ids in ascending order.
+    /// Returns the lookup for ids in ascending order.
     pub(super) fn of(ids: impl Iterator<Item = NodeId>) -> Self {
         let mut runs = Vec::new();
         let mut last = None;
@@ -69,7 +69,7 @@ impl Ids {
         Self { runs: (!runs.is_empty()).then(|| runs.into()) }
     }
 
-    /// The index of `id` among `len` nodes. O(log gaps).
+    /// Returns the index of `id` among `len` nodes. O(log gaps).
     pub(super) fn index(&self, id: NodeId, len: usize) -> Option<usize> {
         let runs = self.runs.as_deref().unwrap_or_default();
         let after = runs.partition_point(|run| run.first <= id);

@@ -9,14 +9,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::message::{Message, Usage};
 
-/// Names a node of a [`Tree`](super::Tree): 1, 2, 3… in the order in which nodes were pushed. Serialised as
-/// that number.
+/// The id of a node in a [`Tree`](super::Tree): 1, 2, 3… in the order of the pushes. It is serialized as that number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(NonZeroU64);
 
 impl NodeId {
-    /// The id with this number; `None` for 0, which names no node.
+    /// Returns the id with this number, or `None` for 0, which is not a valid id.
     pub const fn new(number: u64) -> Option<Self> {
         match NonZeroU64::new(number) {
             Some(number) => Some(Self(number)),
@@ -24,12 +23,12 @@ impl NodeId {
         }
     }
 
-    /// The id's number.
+    /// Returns the id's number.
     pub const fn get(self) -> u64 {
         self.0.get()
     }
 
-    /// The id of the node pushed after `highest`.
+    /// Returns the id of the node that is pushed after `highest`.
     pub(super) fn after(highest: Option<Self>) -> Self {
         let number = highest.map_or(Some(NonZeroU64::MIN), |highest| highest.0.checked_add(1));
         Self(number.expect("hydration leaves room above the highest id"))
@@ -50,47 +49,47 @@ impl fmt::Display for NodeId {
     }
 }
 
-/// A message at its place in a [`Tree`](super::Tree). Cheap to clone: message and usage are shared.
+/// A message at its place in a [`Tree`](super::Tree). Cheap to clone, because message and usage are shared.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Node {
     id: NodeId,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     parent: Option<NodeId>,
     message: Arc<Message>,
-    // Few nodes have one, and it is larger than the rest of the node.
+    // Boxed in an `Arc`, because few nodes have a usage and it is larger than the rest of the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     usage: Option<Arc<Usage>>,
 }
 
 impl Node {
-    /// A node without usage. Nodes are made by [`Tree::push`](super::Tree::push); this is for
-    /// [`Tree::hydrate`](super::Tree::hydrate).
+    /// Returns a node without usage, for [`Tree::hydrate`](super::Tree::hydrate). To add a message to a tree, use
+    /// [`Tree::push`](super::Tree::push).
     pub fn new(id: NodeId, parent: Option<NodeId>, message: impl Into<Arc<Message>>) -> Self {
         Self { id, parent, message: message.into(), usage: None }
     }
 
-    /// The same node with the usage of the turn that it ends. A cost that is not a finite number is left out.
+    /// Returns the same node with the usage of the turn that it ends. A cost that is not a finite number is removed.
     pub fn with_usage(mut self, usage: Usage) -> Self {
         self.usage = Some(Arc::new(usage.with_finite_cost()));
         self
     }
 
-    /// The node's id.
+    /// Returns the node's id.
     pub const fn id(&self) -> NodeId {
         self.id
     }
 
-    /// The node that this one follows; `None` for a root.
+    /// Returns the id of the node that this node follows, or `None` for a root.
     pub const fn parent(&self) -> Option<NodeId> {
         self.parent
     }
 
-    /// What was said.
+    /// Returns the node's message.
     pub const fn message(&self) -> &Arc<Message> {
         &self.message
     }
 
-    /// What the turn took, on the last assistant node of each turn.
+    /// Returns the usage of the turn, which is recorded on the last assistant node of each turn.
     pub fn usage(&self) -> Option<&Usage> {
         self.usage.as_deref()
     }

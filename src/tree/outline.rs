@@ -1,25 +1,25 @@
-//! A tree as people look at it.
+//! The outline of a tree, for people to read.
 
 use std::fmt;
 
 use super::{Node, Tree, links::Slot};
 use crate::message::{Content, Message};
 
-/// Characters of a message that a line shows at most.
+/// The largest number of characters of a message on a line.
 const WORDS: usize = 60;
 
-/// Characters of a text that are looked at: blanks count here.
+/// The largest number of characters of a text that are examined, blanks included.
 const LOOK: usize = 1000;
 
-/// Branchings that a line is indented by at most; of those beyond, the nearest are shown.
+/// The largest number of branch levels by which a line is indented. Of more levels, the innermost are shown.
 const LEVELS: usize = 20;
 
 impl fmt::Display for Tree {
-    /// An outline, one line a node: id, role and the first words. `*` marks the path, `>` the head. Only
-    /// branches indent, siblings of one another are joined by a line. O(n).
+    /// Writes an outline with one line per node: id, role and the first words. `*` marks the path and `>` the head.
+    /// Only branches are indented, and a line connects siblings. O(n).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut path = self.iter().peekable();
-        // For each branching above the line, whether the way through it leads by the youngest sibling.
+        // For each branch level of the line, whether the ancestor at that level is the newest sibling.
         let mut levels = Vec::new();
         let mut at = self.roots().next().and_then(|root| self.slot(root.id()));
         let mut line_end = "";
@@ -52,8 +52,8 @@ impl Tree {
         self.newest_beside(slot) == Some(slot)
     }
 
-    /// The node that follows in the outline: the first child, or else the next sibling of the nearest node
-    /// above that has one. Leaves the levels that end on the way.
+    /// Returns the next node of the outline: the first child, or else the next sibling of the nearest ancestor that has
+    /// one. Removes the levels that end here.
     fn after(&self, slot: Slot, levels: &mut Vec<bool>) -> Option<Slot> {
         if let Some(newest) = self.links(slot).newest {
             return Some(self.links(newest).next);
@@ -93,7 +93,7 @@ fn line(f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
     if words.is_empty() { Ok(()) } else { write!(f, ": {words}") }
 }
 
-/// The beginning of a message on one line. Looks at no more of the message than it takes.
+/// Returns the beginning of a message on one line. It reads no more of the message than it needs.
 fn first_words(message: &Message) -> String {
     let mut words = Words::default();
     let is_text =
@@ -102,7 +102,7 @@ fn first_words(message: &Message) -> String {
     for block in &message.content {
         match block {
             Content::Text(text) => words.text(&text.text),
-            // An answer is known by what it says.
+            // The text identifies an answer better than its thinking.
             Content::Thinking(_) if has_text => {}
             Content::Thinking(_) => words.word("[thinking]"),
             Content::Attachment(attachment) => words.label(&attachment.media_type, ""),
@@ -126,7 +126,7 @@ struct Words {
 }
 
 impl Words {
-    /// Words of any kind. Control characters part words too: a terminal would obey them.
+    /// Adds words of any kind. Control characters separate words too, because a terminal would obey them.
     fn text(&mut self, text: &str) {
         let end = text.char_indices().nth(LOOK).map_or(text.len(), |(end, _)| end);
         for word in text[..end].split(|c: char| c.is_whitespace() || c.is_control()) {
@@ -137,14 +137,14 @@ impl Words {
         }
     }
 
-    /// A label made of two parts, in brackets.
+    /// Adds a label of two parts, in brackets.
     fn label(&mut self, first: &str, second: &str) {
         let parts = first.chars().chain(second.chars()).filter(|c| !c.is_control());
         let label: String = parts.take(WORDS).collect();
         self.word(&format!("[{label}]"));
     }
 
-    /// One word, cut if it does not fit and begins the line, left out if it does not fit elsewhere.
+    /// Adds one word. A word that does not fit is cut if it is the first, and omitted otherwise.
     fn word(&mut self, word: &str) {
         if word.is_empty() || self.is_full {
             return;

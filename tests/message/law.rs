@@ -248,11 +248,17 @@ fn check_of_a_block_in_the_wrong_role_is_misplaced() {
     let use_by_user = history([Message::user([uses("a")])]);
     let error = use_by_user.check().unwrap_err();
     assert_eq!(error, HistoryError::Misplaced { index: 0, role: Role::User, block: "tool use" });
-    assert_eq!(error.to_string(), "message 0: a tool use can't stand in a message of the user");
+    assert_eq!(
+        error.to_string(),
+        "message 0: a tool use is not allowed in a message with the role user; remove it, or use History::repair"
+    );
     let result_by_model = history([asks(["a"]), Message::assistant([result("a")])]);
     let error = result_by_model.check().unwrap_err();
     assert_eq!(error, HistoryError::Misplaced { index: 1, role: Role::Assistant, block: "tool result" });
-    assert_eq!(error.to_string(), "message 1: a tool result can't stand in a message of the assistant");
+    assert_eq!(
+        error.to_string(),
+        "message 1: a tool result is not allowed in a message with the role assistant; remove it, or use History::repair"
+    );
 }
 
 /// The results of a message: id, text, and whether it is an error.

@@ -91,7 +91,7 @@ fn hydrate_with_cursors_beside_the_path_follows_the_path() {
 fn hydrate_with_an_unknown_parent_is_an_error() {
     let error = hydrate(&[(1, 0), (2, 7)], 0, &[]).unwrap_err();
     assert_eq!(error, TreeError::UnknownParent { id: id(2), parent: id(7) });
-    assert_eq!(error.to_string(), "node 2 follows node 7, which does not exist");
+    assert_eq!(error.to_string(), "the parent of node 2 is node 7, which does not exist");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Backends: services that own the conversation themselves, such as coding agents that run as a program.
 //!
 //! A model service gets the whole conversation with each request. A [`Backend`] keeps the conversation itself and runs
-//! its own tools. Its user starts a [`BackendSession`], gives it a [`TurnPrompt`], and reads [`BackendEvent`]s until
+//! its own tools. The caller starts a [`BackendSession`], gives it a [`TurnPrompt`], and reads [`BackendEvent`]s until
 //! the turn ends. [`BackendProvider`] makes any backend a [`Provider`](super::Provider), so that agents, sessions and
 //! managers can run on it. A backend for programs that use the Agent Client Protocol is in `acp` (feature `acp`);
 //! `conformance` (feature `test-util`) tests an implementation.
@@ -10,17 +10,18 @@
 //!
 //! - A session at the backend starts with the conversation's first prompt, once, and is terminated when the agent ends,
 //!   for any reason.
-//! - Each prompt sends only the messages after the backend's last answer. Each answer stores the backend's position in
-//!   the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. A
-//!   conversation that is loaded again is resumed from this position, or reports that it can't be resumed.
+//! - Each prompt sends only the messages after the backend's last response. Each response stores the backend's position
+//!   in the conversation in its [`provider_data`](crate::message::Message::provider_data), under the backend's name. If
+//!   the conversation is loaded again, its session is resumed at this position.
 //! - Settings of one conversation, such as the folder in which the backend works, are in
 //!   [`Options::backend`](super::OptionFields::backend). They are saved with the conversation and passed to each
 //!   session that is started, resumed or forked for it.
-//! - If the session of a conversation is lost, the prompt fails or starts a new session, depending on [`LostSession`].
+//! - If the session of a conversation is lost or can't be resumed, the prompt fails or starts a new session, depending
+//!   on [`LostSession`].
 //!
 //! # Turns
 //!
-//! - The backend's tools, plans and statuses are emitted as they arrive, and are kept in the answer as opaque items.
+//! - The backend's tools, plans and statuses are emitted as they arrive, and are kept in the response as opaque items.
 //!   The agent runs none of these tools.
 //! - A tool is an item with the members `type` (`"tool"`), `id`, `name`, `input`, `status`, and `update`, `result` and
 //!   `permission` where they exist. The status is `asking`, `running`, `done` or `failed`. When the turn has ended, a
@@ -39,8 +40,8 @@
 //! - If the conversation branches at an earlier position, the backend's session is forked there. If the backend can't
 //!   fork, the prompt fails before anything is sent.
 //! - If it branches at the very beginning, a new session is started.
-//! - The previous session keeps running until the branch has an answer. If the branch comes to nothing, the
-//!   conversation returns to that session.
+//! - The previous session keeps running until the branch has a response. If the branch is abandoned before that,
+//!   the conversation returns to that session.
 //! - After a conversation was loaded again, a branch is detected only by the backend's
 //!   [checkpoint](BackendSession::checkpoint), because the messages of one branch don't show what other branches sent.
 //!   A backend without checkpoints continues with everything that its session has received.
@@ -240,7 +241,8 @@ pub type EventStream = Pin<Box<dyn Stream<Item = BackendEvent> + Send>>;
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
     /// Returns the backend's name. It is the name of its provider, before the colon in `provider:model`, and the key
-    /// under which an answer stores the backend's position. If the name changes, stored conversations can't be resumed.
+    /// under which a response stores the backend's position. If the name changes, stored conversations can't be
+    /// resumed.
     fn name(&self) -> &str;
 
     /// Returns what the backend can do beyond the required methods of this trait. By default, nothing.

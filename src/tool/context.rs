@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::message::ToolUseId;
 
-/// The circumstances of a tool call: its ids, its cancellation, progress reports and the application's values.
+/// The context of a tool call: its id and key, its cancellation, progress reports and the application's values.
 ///
 /// An agent passes a context to each call. It is cheap to clone.
 ///

@@ -39,8 +39,8 @@ use super::{
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait ToolExt: Tool {
-    /// Checks the input as an agent does, and runs the tool. Outside an agent the call has no time limit, the output is not
-    /// cut, and a panic is not caught.
+    /// Checks the input as an agent does, and runs the tool. Outside an agent the call has no time limit, the output is
+    /// not cut, and a panic is not caught.
     ///
     /// # Errors
     ///

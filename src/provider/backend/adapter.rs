@@ -27,7 +27,7 @@ use crate::{
 /// Makes a [`Backend`] a [`Provider`]. The [module's page](super) describes how.
 ///
 /// Each conversation has a separate instance, which [`open`](Provider::open) creates; agents call it. A request outside
-/// an agent gets a session for itself, which ends with its answer.
+/// an agent gets a session for itself, which ends with its response.
 #[derive(Clone, Debug)]
 pub struct BackendProvider {
     backend: NamedBackend,
@@ -103,8 +103,8 @@ impl BackendProvider {
         self
     }
 
-    /// Returns the same provider with another reaction to a session that can't be resumed. The answer of a session that
-    /// was started instead has a warning with the backend's own message.
+    /// Returns the same provider with another reaction to a session that can't be resumed. If a new session
+    /// is started instead, its response has a warning with the backend's own message.
     pub fn with_lost_session(mut self, reaction: LostSession) -> Self {
         self.lost = reaction;
         self
@@ -132,7 +132,7 @@ impl Provider for BackendProvider {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        // The answer owns the instance. Dropping the instance terminates the session.
+        // The returned stream owns the instance. Dropping the instance terminates the session.
         self.instance().stream(request, context).await
     }
 }
@@ -258,11 +258,11 @@ impl Owner {
         self.retire(left);
         taken?;
         Ok(lacks.map(|_| {
-            "the backend does not know the last answer, which was broken off, nor its prompt".to_owned()
+            "the backend does not know the last response, which was broken off, nor its prompt".to_owned()
         }))
     }
 
-    /// Returns the session's position, for its answer to store.
+    /// Returns the session's position, for its response to store.
     pub(super) fn position(&self, session: &Arc<dyn BackendSession>) -> Result<Position, BackendError> {
         let (id, checkpoint) = ask("id", || (session.id(), session.checkpoint()))?;
         self.sessions().position(session, id, checkpoint)

@@ -17,7 +17,8 @@
 //! # use omni_agent::provider::{
 //! #     StopReason,
 //! #     backend::{
-//! #         BackendError, BackendEvent, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt, TurnResult,
+//! #         BackendError, BackendEvent, BackendSession, EventStream, SessionId, SessionOptions, TurnPrompt,
+//! #         TurnResult,
 //! #     },
 //! # };
 //! #
@@ -95,8 +96,8 @@ use crate::message::Message;
 
 /// A backend under test, with the prompts that the suite needs.
 ///
-/// Only [`backend`](Subject::backend) is required. If another method keeps its default, the checks that need it are
-/// skipped.
+/// Only [`backend`](Subject::backend) is required. If another method returns `None` or `false`, the checks that need it
+/// are skipped.
 #[async_trait]
 pub trait Subject: Send + Sync {
     /// Returns the backend.

@@ -14,7 +14,7 @@ use crate::{
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum BackendEvent {
-    /// A piece of the answer's text.
+    /// A piece of the response's text.
     Text(String),
     /// A piece of the model's thinking.
     Thinking(String),

@@ -102,7 +102,7 @@ pub(super) fn stream(
         asked: HashSet::new(),
         ready: VecDeque::new(),
     };
-    // The position is emitted at the start, so that an answer that is broken off has it too.
+    // The position is emitted at the start, so that a response that is broken off has it too.
     let beginning = exchange.where_it_is(true)?;
     exchange.tell(MessageDelta { warnings, ..beginning });
     Ok(Box::pin(stream::unfold(exchange, |mut exchange| async move {
@@ -228,7 +228,7 @@ impl Exchange {
         self.turn.over(told.as_ref().is_err_and(BackendError::is_final));
         let TurnResult { stop_reason, model, warnings, .. } = result;
         let stop_reason = match stop_reason {
-            // The agent has no tools to run for this answer and can't continue it.
+            // The agent has no tools to run for this response and can't continue it.
             StopReason::ToolUse | StopReason::Pause => StopReason::Stop,
             other => other,
         };
@@ -242,7 +242,7 @@ impl Exchange {
         self.ready.push_back(Delta::Message(Box::new(data)));
     }
 
-    /// Returns the session's position, as the answer stores it.
+    /// Returns the session's position, as the response stores it.
     fn where_it_is(&self, unfinished: bool) -> Result<MessageDelta, BackendError> {
         let position = Position { unfinished, ..self.turn.owner.position(&self.turn.session)? };
         let provider_data = Map::from_iter([(self.format.clone(), json!(position))]);
@@ -250,7 +250,7 @@ impl Exchange {
     }
 }
 
-/// Asks the agent the backend's question.
+/// Puts the backend's request for permission to the agent, and passes the answer on to the backend.
 async fn put(
     mut request: PermissionRequest,
     context: RequestContext,

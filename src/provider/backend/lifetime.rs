@@ -19,8 +19,8 @@ use tokio::{
 use super::{BackendError, BackendSession, Breach};
 use crate::tool::panic_message;
 
-/// How long a thread waits at most, in total, for dropped sessions that have no runtime left to terminate on. A runtime
-/// that shuts down drops all its sessions on one thread.
+/// How long a thread waits at most, in total, for the sessions that it drops and that have no runtime left to terminate
+/// on. A runtime that shuts down drops everything that it owned.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 
 thread_local! {

@@ -101,7 +101,7 @@ pub struct TurnPrompt {
     /// The new messages, in order. There is at least one, and all are user messages, unless the backend accepts
     /// [history](Capabilities::history).
     pub messages: Vec<Arc<Message>>,
-    /// The options for the answer. The backend reports options that it can't honour in
+    /// The options for the response. The backend reports options that it can't honour in
     /// [`TurnResult::warnings`](super::TurnResult::warnings).
     pub options: Options,
 }
@@ -129,7 +129,7 @@ pub struct Capabilities {
     /// Whether [`Backend::fork`](super::Backend::fork) works.
     pub fork: bool,
     /// Whether the first prompt of a session may include a conversation that the backend took no part in, with its
-    /// answers.
+    /// responses.
     pub history: bool,
     /// Whether a permission may be given for another input than the requested one.
     pub edits: bool,

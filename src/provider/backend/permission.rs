@@ -6,9 +6,9 @@ use crate::{message::ToolUse, tool::Decision};
 
 /// A backend's request for permission to run a tool.
 ///
-/// In an agent this becomes a question to `handle_tool_use`, which may pause. To execute the tool use allows it; to
-/// reject it refuses it. The options are in the opaque item of the tool use; to choose one of them, provide its id as
-/// the tool's result.
+/// An agent passes the request to `handle_tool_use`, which may pause. A decision to execute allows the tool, and a
+/// decision to reject refuses it. The options are in the opaque item of the tool use; to choose one of them, provide
+/// its id as the tool's result.
 #[derive(Debug)]
 pub struct PermissionRequest {
     /// The tool use to be allowed. The request may arrive before the event of the tool use.

@@ -1,4 +1,4 @@
-//! The position of a backend in a conversation, as the conversation's answers store it, and how to reach a position.
+//! The position of a backend in a conversation, as the conversation's responses store it, and how to reach a position.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub struct SessionPosition {
     pub checkpoint: Option<String>,
 }
 
-/// The position of the backend that an answer stores.
+/// The position of the backend that a response stores.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Position {
     /// A key that distinguishes sessions, including those without an id.
@@ -29,7 +29,7 @@ pub(super) struct Position {
     /// The session's id, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) session: Option<SessionId>,
-    /// The number of prompts that the session had accepted, including the prompt of this answer.
+    /// The number of prompts that the session had accepted, including the prompt of this response.
     pub(super) prompts: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) checkpoint: Option<String>,
@@ -39,7 +39,7 @@ pub(super) struct Position {
 }
 
 impl Position {
-    /// Returns the position that a message stores for the backend with this name, if the message is an answer of the
+    /// Returns the position that a message stores for the backend with this name, if the message is a response of the
     /// backend.
     pub(super) fn told(name: &str, message: &Message) -> Option<Result<Self, serde_json::Error>> {
         let told = message.provider_data.get(name).filter(|_| message.role == Role::Assistant)?;
@@ -55,9 +55,9 @@ impl Position {
 /// A conversation as one backend sees it.
 #[derive(Debug, PartialEq)]
 pub(super) struct Conversation {
-    /// The position at the backend's last answer.
+    /// The position at the backend's last response.
     pub(super) position: Option<Position>,
-    /// The messages after that answer.
+    /// The messages after that response.
     pub(super) new: Vec<Arc<Message>>,
 }
 
@@ -70,7 +70,7 @@ impl Conversation {
             if let Some(told) = Position::told(name, message) {
                 position = Some(told.map_err(|error| {
                     BackendError::NotResumable(format!(
-                        "the position of `{name}` in its last answer can't be read ({error}); start a new conversation"
+                        "the position of `{name}` in its last response can't be read ({error}); start a new conversation"
                     ))
                 })?);
                 break;
@@ -79,7 +79,7 @@ impl Conversation {
         }
         new.reverse();
         if new.last().is_none_or(|message| message.role == Role::Assistant) {
-            return Err(BackendError::Invalid("there is no new message since its last answer".to_owned()));
+            return Err(BackendError::Invalid("there is no new message since its last response".to_owned()));
         }
         Ok(Self { position, new })
     }
@@ -90,7 +90,7 @@ impl Conversation {
 pub(super) struct Heard {
     /// The number of prompts that the session was given.
     pub(super) given: u64,
-    /// The number of the last prompt whose answer, complete or broken off, became part of the conversation. Later
+    /// The number of the last prompt whose response, complete or broken off, became part of the conversation. Later
     /// prompts were discarded.
     pub(super) kept: u64,
 }
@@ -107,7 +107,7 @@ impl Heard {
     }
 }
 
-/// The state of the session that the conversation's last answer names.
+/// The state of the session that the conversation's last response names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// The session is in use.
@@ -134,7 +134,7 @@ pub(super) enum Route {
 /// The error if the backend has continued past the conversation's position.
 pub(super) fn elsewhere() -> BackendError {
     BackendError::Diverged(
-        "it continues from an earlier position, and the backend can't fork its session; continue from its last answer, \
+        "it continues from an earlier position, and the backend can't fork its session; continue from its last response, \
          if there is one, or start a new conversation"
             .to_owned(),
     )
@@ -151,12 +151,12 @@ pub(super) fn route(
     let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
     if foreign > 0 && !(can.history && conversation.position.is_none()) {
         return Err(BackendError::Diverged(format!(
-            "{foreign} of its answers are not from the backend, which can't be given them; start a new conversation"
+            "{foreign} of its responses are not from the backend, which can't be given them; start a new conversation"
         )));
     }
     let Some(position) = &conversation.position else {
         return Ok(match live {
-            // A session that received the answers of others once does not get them again.
+            // A session that received the responses of others once does not get them again.
             Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => Route::Stay(heard.given),
             _ => Route::Start,
         });

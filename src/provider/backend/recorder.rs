@@ -1,4 +1,4 @@
-//! Converts what happens at a backend to deltas of an answer. Pure.
+//! Converts what happens at a backend to deltas of a response. Pure.
 
 use std::collections::HashMap;
 
@@ -94,8 +94,8 @@ impl Recorder {
         }
     }
 
-    /// Ends the answer. A backend need not report the end of a tool, so every open tool gets a final status: `rejected`
-    /// if permission was refused, otherwise `ended`.
+    /// Ends the response. A backend need not report the end of a tool, so every open tool gets a final status:
+    /// `rejected` if permission was refused, otherwise `ended`.
     pub(super) fn finish(&mut self) {
         self.settle();
         let mut open: Vec<&mut Activity> =

@@ -14,10 +14,10 @@ use super::{
 pub(super) struct Sessions {
     /// The session in use.
     live: Option<Live>,
-    /// The previous session, kept while the conversation has no answer of the session in use. If the branch comes to
-    /// nothing, the conversation returns to this session.
+    /// The previous session, kept while the conversation has no response of the session in use. If the branch is
+    /// abandoned, the conversation returns to this session.
     parked: Option<Live>,
-    /// The sessions that were retired, by key. Each has an answer in the conversation.
+    /// The sessions that were retired, by key. Each has a response in the conversation.
     retired: HashMap<String, Retired>,
     closed: bool,
 }
@@ -27,7 +27,7 @@ pub(super) struct Live {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
     pub(super) heard: Heard,
-    /// Whether the conversation has no answer of this session yet.
+    /// Whether the conversation has no response of this session yet.
     pub(super) fresh: bool,
     pub(super) options: SessionOptions,
     /// The runtime on which the session was started and will be terminated.
@@ -83,7 +83,7 @@ impl Sessions {
         (left, Ok(()))
     }
 
-    /// Returns to the parked session. Returns the session to retire.
+    /// Switches back to the parked session. Returns the session to retire.
     pub(super) fn go_back(&mut self) -> Option<Live> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
@@ -103,7 +103,7 @@ impl Sessions {
         }
     }
 
-    /// Returns the session's position, for its answer to store.
+    /// Returns the session's position, for its response to store.
     pub(super) fn position(
         &self,
         of: &Arc<dyn BackendSession>,
@@ -115,8 +115,8 @@ impl Sessions {
         Ok(Position { key, session, prompts, checkpoint, unfinished: false })
     }
 
-    /// Records that the answer with this position is now part of the conversation. Returns a session that is no longer
-    /// needed.
+    /// Records that the response with this position is now part of the conversation. Returns a session that is no
+    /// longer needed.
     pub(super) fn keep(&mut self, position: &Position) -> Option<Live> {
         let its_own = |live: &&mut Live| live.key == position.key;
         if let Some(live) = self.live.as_mut().filter(its_own) {

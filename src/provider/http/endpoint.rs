@@ -51,13 +51,14 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 /// that ends in the middle of an event. All of these errors can be retried.
 ///
 /// Gemini and Chat Completions send usage after the finish reason, and some services never end the body. After a finish
-/// reason the response therefore ends when no further part of it arrives for 5 seconds. Missing usage is then reported as
-/// a warning, as after a stream that was cut at that point.
+/// reason the response therefore ends when no further part of it arrives for 5 seconds. Missing usage is then reported
+/// as a warning, as after a stream that was cut at that point.
 ///
 /// A service may refuse a large request before it has read all of it, for instance with status 413. If the service
-/// keeps the connection open until its response is read, as RFC 9112, section 9.6, describes, the error has that status.
-/// If it closes the connection at once, the error may be [`ErrorKind::Transport`] instead: the writer of the request
-/// can see the reset before the response is read, and the HTTP library then drops the connection and the response.
+/// keeps the connection open until its response is read, as RFC 9112, section 9.6, describes, the error has that
+/// status. If it closes the connection at once, the error may be [`ErrorKind::Transport`] instead: the writer of the
+/// request can see the reset before the response is read, and the HTTP library then drops the connection and the
+/// response.
 ///
 /// An empty prompt, or a history that begins with an assistant message, is refused with [`ErrorKind::InvalidRequest`],
 /// and nothing is sent.
@@ -200,8 +201,8 @@ impl Endpoint {
         self
     }
 
-    /// Returns the same endpoint with one more hook on deltas. The hook gets the deltas of one event of the response, and
-    /// may change, add and remove deltas.
+    /// Returns the same endpoint with one more hook on deltas. The hook gets the deltas of one event of the response,
+    /// and may change, add and remove deltas.
     pub fn with_delta_hook(
         mut self,
         hook: impl Fn(&mut Vec<Delta>) -> Result<(), ProviderError> + Send + Sync + 'static,

@@ -1,8 +1,8 @@
 //! Marks which service wrote a message.
 //!
 //! Only the service that made a signature, encrypted reasoning or an opaque item can use it; another service with the
-//! same wire format may reject it. Each response is therefore marked with its service, and messages of other services are
-//! sent without these parts. The history keeps everything.
+//! same wire format may reject it. Each response is therefore marked with its service, and messages of other services
+//! are sent without these parts. The history keeps everything.
 //!
 //! A message without a mark, for example from a history that an earlier version stored, counts as the service's own.
 

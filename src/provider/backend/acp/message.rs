@@ -1,7 +1,7 @@
 //! Interprets a line of a program's output. Pure.
 //!
-//! Programs deviate from the protocol in different ways. A line with only one possible meaning is read with that
-//! meaning. A line that can't be anything expected is skipped.
+//! Programs deviate from the protocol in different ways. A line is accepted if it can have only one meaning, and
+//! skipped if it can't be any expected message.
 
 use std::{collections::HashMap, sync::Arc};
 

@@ -41,7 +41,7 @@ pub(super) struct AcpSession {
     id: SessionId,
     name: String,
     can: PromptCapabilities,
-    /// The warnings for the answer of the first turn.
+    /// The warnings for the response of the first turn.
     warnings: Mutex<Vec<String>>,
     grace: Duration,
 }

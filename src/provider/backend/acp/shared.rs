@@ -34,7 +34,7 @@ use crate::{
 /// How many statuses that arrive between two turns are kept for the next turn.
 const MOST_STANDING: usize = 16;
 
-/// How many characters of an answer that continues after its end are kept for the next turn's warning.
+/// How many characters of a response that continues after its end are kept for the next turn's warning.
 const LONGEST_LATE: usize = 2000;
 
 pub(super) struct Shared {
@@ -121,7 +121,7 @@ impl Shared {
         }
         let late = std::mem::take(&mut state.late);
         if !late.is_empty() {
-            let warning = format!("after its last answer had ended, the agent continued: {late}");
+            let warning = format!("after its last response had ended, the agent continued: {late}");
             tracing::warn!("{warning}");
             warnings.push(warning);
         }
@@ -331,7 +331,7 @@ impl Shared {
     }
 }
 
-/// Returns the text that an update adds to an answer.
+/// Returns the text that an update adds to a response.
 fn answer_text(update: &Value) -> Option<&str> {
     let is_answer = update.get("sessionUpdate")? == "agent_message_chunk";
     update.get("content")?.get("text")?.as_str().filter(|_| is_answer)

@@ -16,7 +16,7 @@ pub(crate) fn agent() -> AgentBuilder {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_close_and_open_again_is_the_same_conversation() {
+async fn create_close_and_open_again_gives_the_same_conversation() {
     let manager = Manager::builder(MemoryStore::new()).build();
     let events = manager.subscribe();
     let mut told = events.snapshot().unwrap().as_ref().clone();

@@ -1,4 +1,4 @@
-//! Closing, deleting and renaming, whatever the conversation is doing.
+//! Closing, deleting and renaming a conversation in every state.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn is_not_found(error: &ManagerError) -> bool {
 // ---- close ----
 
 #[tokio::test(start_paused = true)]
-async fn close_of_what_is_not_open_is_fine() {
+async fn close_of_a_conversation_that_is_not_open_succeeds() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
@@ -46,7 +46,7 @@ async fn close_of_what_is_not_open_is_fine() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_of_a_busy_one_with_nothing_to_keep_cancels_its_run() {
+async fn close_of_a_busy_session_with_nothing_to_keep_cancels_its_run() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -63,7 +63,7 @@ async fn close_of_a_busy_one_with_nothing_to_keep_cancels_its_run() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_by_many_at_once_closes_once() {
+async fn close_by_many_callers_closes_once() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -77,7 +77,7 @@ async fn close_by_many_at_once_closes_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_with_a_store_that_hangs_says_what_is_not_saved_and_leaves_no_task() {
+async fn close_with_a_hanging_store_reports_unsaved_messages_and_leaves_no_task() {
     let store = MoodyStore::new();
     let manager = store.manager().close_timeout(secs(10)).build();
     let one = opened(&manager, "one").await;
@@ -94,7 +94,7 @@ async fn close_with_a_store_that_hangs_says_what_is_not_saved_and_leaves_no_task
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_whose_caller_goes_away_goes_on() {
+async fn close_dropped_by_its_caller_continues() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -110,7 +110,7 @@ async fn close_whose_caller_goes_away_goes_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_while_it_is_opened_waits_and_then_closes() {
+async fn close_during_open_waits_and_then_closes() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let kept = store.put("kept").await;
     store.make(Call::Load, Act::Wait(gate.clone()));
@@ -131,7 +131,7 @@ async fn close_while_it_is_opened_waits_and_then_closes() {
 // ---- delete ----
 
 #[tokio::test(start_paused = true)]
-async fn delete_of_an_open_stored_or_missing_one_removes_it() {
+async fn delete_of_an_open_stored_or_missing_conversation_succeeds() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
@@ -149,7 +149,7 @@ async fn delete_of_an_open_stored_or_missing_one_removes_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delete_of_a_busy_one_stops_it_first() {
+async fn delete_of_a_busy_session_stops_it_first() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let one = manager.create_with_id(&id("one"), scripted([held(&gate, "Never")])).await.unwrap();
@@ -161,11 +161,11 @@ async fn delete_of_a_busy_one_stops_it_first() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delete_with_a_slow_write_under_way_is_not_undone_by_it() {
+async fn delete_during_a_slow_write_is_not_undone_by_it() {
     let store = MoodyStore::new();
     let manager = store.manager().close_timeout(secs(5)).build();
     let one = manager.create(parrot()).await.unwrap();
-    // The first save creates the conversation, and comes after the deletion.
+    // The first save creates the conversation, and arrives after the deletion.
     store.make(Call::Create, Act::Slow(secs(50)));
     one.session.ask("Hi").await.unwrap();
     manager.delete(one.session.id()).await.unwrap();
@@ -175,7 +175,7 @@ async fn delete_with_a_slow_write_under_way_is_not_undone_by_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn delete_with_a_store_that_fails_or_panics_is_an_error_and_the_session_is_closed() {
+async fn delete_with_a_failing_or_panicking_store_is_an_error_and_the_session_is_closed() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     for act in [Act::Fail, Act::Panic] {
@@ -193,7 +193,7 @@ async fn delete_with_a_store_that_fails_or_panics_is_an_error_and_the_session_is
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_while_it_is_deleted_waits_and_finds_nothing() {
+async fn open_during_delete_waits_and_finds_nothing() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let one = opened(&manager, "one").await;
@@ -213,7 +213,7 @@ async fn open_while_it_is_deleted_waits_and_finds_nothing() {
 // ---- rename ----
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_a_running_one_is_told_listed_and_saved() {
+async fn rename_of_an_open_conversation_is_emitted_listed_and_saved() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -231,7 +231,7 @@ async fn rename_of_a_running_one_is_told_listed_and_saved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_an_open_one_returns_when_the_title_is_stored() {
+async fn rename_of_an_open_conversation_returns_when_the_title_is_stored() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let one = opened(&manager, "one").await;
@@ -239,7 +239,7 @@ async fn rename_of_an_open_one_returns_when_the_title_is_stored() {
     let mut renaming = Box::pin(manager.rename(one.session.id(), Some("New")));
     assert!(poll_times(&mut renaming, 100).await.is_none());
     assert_eq!(one.session.title().await.unwrap().as_deref(), Some("New"));
-    // The session itself can be had without waiting for the store.
+    // `open` still returns the session without waiting for the store.
     assert!(!in_time(manager.open(one.session.id(), parrot())).await.unwrap().started);
     gate.open();
     in_time(renaming).await.unwrap();
@@ -247,7 +247,7 @@ async fn rename_of_an_open_one_returns_when_the_title_is_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_an_open_one_while_the_store_is_down_fails_and_the_title_is_stored_later() {
+async fn rename_while_the_store_is_down_fails_and_the_title_is_stored_later() {
     let store = MoodyStore::new();
     let manager = store.manager().close_timeout(secs(3)).build();
     let one = opened(&manager, "one").await;
@@ -266,9 +266,9 @@ async fn rename_of_an_open_one_while_the_store_is_down_fails_and_the_title_is_st
     assert_eq!(title_in(&store, one.session.id()).await.as_deref(), Some("New"));
 }
 
-/// The session ends while its title waits to be stored: the title is stored in either case.
+/// If the session ends while its title waits to be stored, the title is stored all the same.
 #[tokio::test(start_paused = true)]
-async fn rename_of_one_that_ends_meanwhile_stores_the_title() {
+async fn rename_of_a_session_that_ends_meanwhile_stores_the_title() {
     for loses_place in [false, true] {
         let (store, gate) = (MoodyStore::new(), Gate::new());
         let manager = store.manager().build();
@@ -292,7 +292,7 @@ async fn rename_of_one_that_ends_meanwhile_stores_the_title() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_a_stored_one_is_told_and_saved() {
+async fn rename_of_a_stored_conversation_is_emitted_and_saved() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
@@ -310,7 +310,7 @@ async fn rename_of_a_stored_one_is_told_and_saved() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_a_missing_one_is_not_found_and_tells_nothing() {
+async fn rename_of_a_missing_conversation_is_not_found_and_emits_nothing() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -321,11 +321,11 @@ async fn rename_of_a_missing_one_is_not_found_and_tells_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_one_that_others_write_to_is_repeated_until_it_is_there() {
+async fn rename_during_writes_of_others_is_repeated_until_it_is_stored() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
-    // Another process commits between the look at the version and the title's write, several times.
+    // Several times, another process commits between the read of the version and the write of the title.
     let (beneath, name) = (store.beneath().clone(), kept.clone());
     let mut left = 5;
     store.mood(move |call, _| {
@@ -346,7 +346,7 @@ async fn rename_of_one_that_others_write_to_is_repeated_until_it_is_there() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_a_stored_one_while_it_is_opened_reaches_the_session() {
+async fn rename_during_open_reaches_the_session() {
     for polls in 0..12 {
         let store = MoodyStore::new();
         let kept = store.put("kept").await;
@@ -370,7 +370,7 @@ async fn rename_of_a_stored_one_while_it_is_opened_reaches_the_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_a_running_one_that_commits_is_kept_with_the_commit() {
+async fn rename_of_a_session_that_commits_is_kept_with_the_commit() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let one = opened(&manager, "one").await;
@@ -385,7 +385,7 @@ async fn rename_of_a_running_one_that_commits_is_kept_with_the_commit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_while_the_session_ends_waits_and_goes_to_the_store() {
+async fn rename_while_the_session_ends_waits_and_writes_to_the_store() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let hooks = Hooks::of(&Lives::default()).terminate(Act::Wait(gate.clone()));
@@ -404,12 +404,12 @@ async fn rename_while_the_session_ends_waits_and_goes_to_the_store() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn get_of_one_that_is_just_renamed_or_opened_finds_it() {
+async fn get_during_rename_or_open_finds_the_session() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let one = opened(&manager, "one").await;
     let mut renaming = Box::pin(manager.rename(one.session.id(), Some("New")));
-    assert!(poll_times(&mut renaming, 1).await.is_none(), "it takes a round trip");
+    assert!(poll_times(&mut renaming, 1).await.is_none(), "renaming takes a round trip");
     assert!(manager.get(one.session.id()).is_some());
     renaming.await.unwrap();
 

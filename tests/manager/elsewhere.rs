@@ -1,6 +1,7 @@
-//! Several managers on one store that knows owners, as in several processes: each conversation is one's at a time.
+//! Several managers on one store with leases, as in several processes: a conversation is open in at most one of them.
 //!
-//! Time runs here: leases are renewed on a thread of the crate's own, which knows nothing of a test's paused time.
+//! These tests run in real time: leases are renewed by a thread of the crate, to which a test's paused time does not
+//! apply.
 
 use std::time::Duration;
 
@@ -35,7 +36,7 @@ fn assert_elsewhere<T>(outcome: Result<T, ManagerError>, owner: &str) {
             assert_eq!((found.name.as_str(), found.address), (owner, Some(format!("http://{owner}"))));
         }
         Err(other) => panic!("{other}"),
-        Ok(_) => panic!("it went through"),
+        Ok(_) => panic!("the operation succeeded"),
     }
 }
 
@@ -45,7 +46,7 @@ async fn presence(manager: &Manager, name: &str) -> Presence {
 }
 
 #[tokio::test]
-async fn open_of_what_lives_elsewhere_names_its_owner_and_address() {
+async fn open_of_a_conversation_open_elsewhere_names_its_owner_and_address() {
     let store = LeasingStore::new();
     let (one, two) = (manager(&store, "one"), manager(&store, "two"));
     let talk = created(&one, "talk").await;
@@ -55,7 +56,7 @@ async fn open_of_what_lives_elsewhere_names_its_owner_and_address() {
 }
 
 #[tokio::test]
-async fn open_after_it_was_closed_elsewhere_takes_over() {
+async fn open_after_close_elsewhere_succeeds() {
     let store = LeasingStore::new();
     let (one, two) = (manager(&store, "one"), manager(&store, "two"));
     let talk = created(&one, "talk").await;
@@ -79,7 +80,7 @@ async fn open_again_in_the_same_manager_is_the_same_session() {
 }
 
 #[tokio::test]
-async fn managers_without_an_owner_are_told_apart() {
+async fn managers_without_an_owner_have_distinct_owners() {
     let store = LeasingStore::new();
     let build = || Manager::builder(store.as_dyn()).titles(Titles::Off).build();
     let (one, two) = (build(), build());
@@ -89,12 +90,12 @@ async fn managers_without_an_owner_are_told_apart() {
 }
 
 #[tokio::test]
-async fn manager_started_anew_under_its_name_takes_its_conversations_up_at_once() {
+async fn manager_restarted_with_its_owner_name_takes_over_its_conversations_immediately() {
     let store = LeasingStore::new();
     let talk = created(&manager(&store, "one"), "talk").await;
     within(talk.session.ask("One")).await.unwrap();
     within(talk.session.flush(secs(30))).await.unwrap();
-    // As after a crash: the first is still there as far as the store knows.
+    // Acts as after a crash: for the store, the first manager still owns the conversation.
     let again = manager(&store, "one");
     let opened = within(again.open(&id("talk"), parrot())).await.unwrap();
     assert_eq!(opened.session.tree().await.unwrap().len(), 2);
@@ -102,7 +103,7 @@ async fn manager_started_anew_under_its_name_takes_its_conversations_up_at_once(
 }
 
 #[tokio::test]
-async fn list_shows_who_has_a_conversation_open() {
+async fn list_shows_the_owner_of_an_open_conversation() {
     let store = LeasingStore::new();
     let (one, two) = (manager(&store, "one"), manager(&store, "two"));
     created(&one, "talk").await;
@@ -118,7 +119,7 @@ async fn list_shows_who_has_a_conversation_open() {
 }
 
 #[tokio::test]
-async fn delete_of_what_lives_elsewhere_is_refused_and_leaves_it() {
+async fn delete_of_a_conversation_open_elsewhere_is_refused_and_keeps_it() {
     let store = LeasingStore::new();
     let (one, two) = (manager(&store, "one"), manager(&store, "two"));
     let talk = created(&one, "talk").await;
@@ -130,7 +131,7 @@ async fn delete_of_what_lives_elsewhere_is_refused_and_leaves_it() {
 }
 
 #[tokio::test]
-async fn rename_of_what_lives_elsewhere_is_refused_and_its_session_goes_on() {
+async fn rename_of_a_conversation_open_elsewhere_is_refused_and_its_session_continues() {
     let store = LeasingStore::new();
     let (one, two) = (manager(&store, "one"), manager(&store, "two"));
     let talk = created(&one, "talk").await;
@@ -142,7 +143,7 @@ async fn rename_of_what_lives_elsewhere_is_refused_and_its_session_goes_on() {
 }
 
 #[tokio::test]
-async fn rename_of_what_nobody_has_open_gives_it_back() {
+async fn rename_of_a_stored_conversation_releases_its_lease() {
     let store = LeasingStore::new();
     let (one, two) = (manager(&store, "one"), manager(&store, "two"));
     created(&one, "talk").await;
@@ -150,11 +151,11 @@ async fn rename_of_what_nobody_has_open_gives_it_back() {
     within(two.rename(&id("talk"), Some("Theirs"))).await.unwrap();
     assert_eq!(store.summary(&id("talk")).await.unwrap().title.as_deref(), Some("Theirs"));
     assert_eq!(store.owner(&id("talk")), None);
-    assert!(store.writes().last().unwrap().is_some(), "written under the lease");
+    assert!(store.writes().last().unwrap().is_some(), "the title is written under a lease");
 }
 
 #[tokio::test]
-async fn taken_conversation_is_closed_with_its_reason_and_the_others_live_on() {
+async fn taken_conversation_is_closed_with_its_reason_and_the_others_continue() {
     let store = LeasingStore::new();
     let one = manager(&store, "one");
     let talk =
@@ -175,7 +176,7 @@ async fn taken_conversation_is_closed_with_its_reason_and_the_others_live_on() {
 }
 
 #[tokio::test]
-async fn open_while_the_store_cannot_say_who_owns_it_fails_and_the_next_one_works() {
+async fn open_while_the_store_cannot_report_the_owner_fails_and_the_next_open_works() {
     let store = LeasingStore::new();
     let one = manager(&store, "one");
     created(&one, "talk").await;
@@ -188,7 +189,7 @@ async fn open_while_the_store_cannot_say_who_owns_it_fails_and_the_next_one_work
 }
 
 #[tokio::test]
-async fn shutdown_gives_everything_back() {
+async fn shutdown_releases_all_leases() {
     let store = LeasingStore::new();
     let (one, two) = (manager(&store, "one"), manager(&store, "two"));
     for name in ["a", "b", "c"] {
@@ -201,12 +202,12 @@ async fn shutdown_gives_everything_back() {
 }
 
 #[tokio::test]
-async fn delete_of_what_another_took_over_meanwhile_leaves_it() {
+async fn delete_of_a_conversation_taken_meanwhile_is_refused() {
     let store = LeasingStore::new();
     let one = manager(&store, "one");
     drop(created(&one, "talk").await);
     within(one.close(&id("talk"))).await.unwrap();
-    // As a process that stands still between acquiring and deleting, for longer than its lease.
+    // Acts as a process that is suspended between acquiring and deleting, for longer than its lease.
     store.ownership(Mood::Late);
     let deleting = tokio::spawn({
         let one = one.clone();
@@ -220,5 +221,5 @@ async fn delete_of_what_another_took_over_meanwhile_leaves_it() {
     let lost = matches!(&refused, Err(ManagerError::Store(StoreError::LeaseLost { id: talk })) if *talk == id("talk"));
     assert!(lost, "{refused:?}");
     assert!(store.exists(&id("talk")).await.unwrap());
-    assert_eq!(store.owner(&id("talk")), Some(two), "and it is still the other's");
+    assert_eq!(store.owner(&id("talk")), Some(two), "the other owner keeps the conversation");
 }

@@ -1,4 +1,4 @@
-//! A session that fails takes nothing else down.
+//! A failing session does not affect any other.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use crate::rig::{
     Act, Call, Do, Hooks, Lives, MoodyStore, Watch, held, id, in_time, parrot, scripted, secs, settle, tasks,
 };
 
-/// Sessions around the one that fails: idle, and in the middle of a turn.
+/// Sessions next to the failing one: one is idle, one is in the middle of a turn.
 struct Neighbours {
     idle: omni_agent::session::Session,
     busy: omni_agent::session::Session,
@@ -49,7 +49,9 @@ impl Neighbours {
 
 async fn failed(events: &mut SessionSubscription) {
     loop {
-        let Some(Update::Event(event)) = in_time(events.next()).await else { panic!("no error came") };
+        let Some(Update::Event(event)) = in_time(events.next()).await else {
+            panic!("no error event arrived")
+        };
         if let SessionEvent::Agent(event) = &*event.event
             && matches!(**event, Event::Error { .. })
         {
@@ -58,7 +60,7 @@ async fn failed(events: &mut SessionSubscription) {
     }
 }
 
-/// The agent fails its run; it lives on, and so do the others.
+/// Checks that a failed run ends neither its session nor the others.
 async fn run_fails(agent: AgentBuilder) {
     let store = MoodyStore::new();
     let manager = store.manager().build();
@@ -73,12 +75,12 @@ async fn run_fails(agent: AgentBuilder) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_provider_leaves_all_running() {
+async fn panic_in_a_provider_ends_no_session() {
     run_fails(scripted([Step::new().then_text(["Half"]).panic("the provider broke")])).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_callback_of_a_turn_leaves_all_running() {
+async fn panic_in_a_callback_of_a_turn_ends_no_session() {
     struct Broken;
 
     #[async_trait::async_trait]
@@ -96,7 +98,7 @@ async fn a_panic_in_a_callback_of_a_turn_leaves_all_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_callback_of_an_event_leaves_all_running() {
+async fn panic_in_a_callback_of_an_event_ends_no_session() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let neighbours = Neighbours::new(&manager).await;
@@ -109,7 +111,7 @@ async fn a_panic_in_a_callback_of_an_event_leaves_all_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_a_tool_leaves_all_running() {
+async fn panic_in_a_tool_ends_no_session() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let neighbours = Neighbours::new(&manager).await;
@@ -124,7 +126,7 @@ async fn a_panic_in_a_tool_leaves_all_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_panic_in_terminate_leaves_all_running() {
+async fn panic_in_terminate_does_not_affect_the_others() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -138,7 +140,7 @@ async fn a_panic_in_terminate_leaves_all_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_terminate_that_hangs_holds_up_its_own_close_alone_and_not_for_ever() {
+async fn hanging_terminate_delays_only_its_close_and_only_for_a_limited_time() {
     let store = MoodyStore::new();
     let manager = store.manager().close_timeout(secs(10)).build();
     let neighbours = Neighbours::new(&manager).await;
@@ -153,13 +155,13 @@ async fn a_terminate_that_hangs_holds_up_its_own_close_alone_and_not_for_ever() 
     });
     assert!(created < secs(1));
     assert!(begun.elapsed() <= secs(11), "{closed:?}");
-    assert_eq!(lives.living(), 0, "it is cut off with its session");
+    assert_eq!(lives.living(), 0, "the agent is dropped with its session");
     assert!(manager.open(&name, parrot()).await.unwrap().started);
     neighbours.assert_well(&store).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_store_that_breaks_for_one_leaves_all_running() {
+async fn store_failing_for_one_session_does_not_affect_the_others() {
     for call in [Call::Commit, Call::State] {
         for act in [Act::Panic, Act::Fail, Act::Hang, Act::Slow(secs(1000))] {
             let store = MoodyStore::new();
@@ -185,7 +187,7 @@ async fn a_store_that_breaks_for_one_leaves_all_running() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_list_that_fails_or_panics_is_that_callers_alone() {
+async fn list_that_fails_or_panics_affects_only_its_caller() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let neighbours = Neighbours::new(&manager).await;
@@ -201,7 +203,7 @@ async fn a_list_that_fails_or_panics_is_that_callers_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_stalls_holds_nobody_up() {
+async fn stalled_subscriber_delays_no_other() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let _stalled = manager.subscribe();

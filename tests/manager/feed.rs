@@ -1,4 +1,4 @@
-//! The live feed: what it tells is the truth, whenever somebody joins, and whatever raced.
+//! The live feed agrees with the manager, whenever a subscriber joins and whatever happens at the same time.
 
 use omni_agent::{
     manager::{Activity, Manager, ManagerEvent, OpenOptions},
@@ -13,7 +13,7 @@ use crate::rig::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn subscribe_gives_what_is_open_and_then_what_happens() {
+async fn subscribe_gives_the_open_sessions_and_then_events() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().build();
     let one = manager
@@ -41,7 +41,7 @@ async fn subscribe_gives_what_is_open_and_then_what_happens() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_open_is_in_the_order_of_opening_however_long_each_took() {
+async fn open_sessions_are_in_the_order_of_opening_however_long_each_took() {
     let store = MoodyStore::new();
     let (slow, quick) = (store.put("slow").await, store.put("quick").await);
     let gate = Gate::new();
@@ -66,7 +66,7 @@ async fn what_is_open_is_in_the_order_of_opening_however_long_each_took() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_paused_session_is_told_as_paused() {
+async fn paused_session_is_reported_as_paused() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let provider = ScriptedProvider::new([Step::new()
@@ -101,7 +101,7 @@ impl omni_agent::agent::AgentCallbacks for Pausing {
 }
 
 #[tokio::test(start_paused = true)]
-async fn whoever_joins_at_any_moment_comes_to_the_truth() {
+async fn subscriber_joining_at_any_moment_agrees_with_the_manager() {
     let store = MoodyStore::new();
     store.mood(|_, _| Act::Slow(secs(1)));
     let manager = store.manager().max_open(3).idle_shutdown(Some(secs(2))).build();
@@ -150,7 +150,7 @@ async fn rename_often(manager: &Manager, times: usize) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscriber_that_lags_is_told_the_truth_and_goes_on_from_there() {
+async fn lagging_subscriber_is_resynced_and_continues_from_there() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
@@ -159,12 +159,14 @@ async fn a_subscriber_that_lags_is_told_the_truth_and_goes_on_from_there() {
     let Some(Update::Resync(truth)) = in_time(lagging.next()).await else { panic!("it lagged") };
     assert_eq!(*truth, **manager.subscribe().snapshot().unwrap());
     rename_often(&manager, 1).await;
-    let Some(Update::Event(event)) = in_time(lagging.next()).await else { panic!("it goes on") };
+    let Some(Update::Event(event)) = in_time(lagging.next()).await else {
+        panic!("an event follows the resync")
+    };
     assert_eq!(event.id.number, truth.last.number + 1);
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_from_an_event_gives_what_followed_it_or_a_resync() {
+async fn resume_from_an_event_gives_the_later_events_or_a_resync() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
@@ -175,7 +177,9 @@ async fn resume_from_an_event_gives_what_followed_it_or_a_resync() {
     rename_often(&manager, 2).await;
     let mut back = manager.resume_from(seen.id);
     for number in 1..=4 {
-        let Some(Update::Event(event)) = in_time(back.next()).await else { panic!("it was kept") };
+        let Some(Update::Event(event)) = in_time(back.next()).await else {
+            panic!("the event should still be available")
+        };
         assert_eq!(event.id.number, seen.id.number + number);
         assert!(matches!(&*event.event, ManagerEvent::Title { .. }));
     }
@@ -185,7 +189,7 @@ async fn resume_from_an_event_gives_what_followed_it_or_a_resync() {
         let mut resumed = manager.resume_from(strange);
         assert_eq!(resumed.last_id(), strange, "the reader has not seen the snapshot yet");
         let Some(Update::Resync(truth)) = in_time(resumed.next()).await else {
-            panic!("it is no event of this manager's");
+            panic!("the id belongs to another manager, so a resync comes first");
         };
         assert_eq!(resumed.last_id().incarnation, seen.id.incarnation);
         assert_eq!(truth.open, manager.list_open());
@@ -193,7 +197,7 @@ async fn resume_from_an_event_gives_what_followed_it_or_a_resync() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_subscription_ends_with_the_manager_also_one_that_comes_late() {
+async fn subscription_ends_with_the_manager_even_if_created_later() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let _one = manager.create_with_id(&id("one"), parrot()).await.unwrap();
@@ -220,7 +224,7 @@ async fn a_subscription_ends_with_the_manager_also_one_that_comes_late() {
 // ---- exactly one `closed` for each `opened` ----
 
 #[tokio::test(start_paused = true)]
-async fn an_agent_that_ends_closes_its_session() {
+async fn agent_ends_its_session_is_closed() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -234,7 +238,7 @@ async fn an_agent_that_ends_closes_its_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_that_lost_its_place_is_closed_and_can_be_opened_again() {
+async fn session_that_lost_its_conversation_is_closed_and_can_be_opened_again() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -251,7 +255,7 @@ async fn a_session_that_lost_its_place_is_closed_and_can_be_opened_again() {
     again.session.flush(secs(1)).await.unwrap();
 }
 
-/// How a session may end while something else is done to it.
+/// How a session ends while another operation is in progress.
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     Stop,
@@ -268,9 +272,9 @@ enum Meanwhile {
     Rename,
 }
 
-/// Each way to end raced with each operation, a poll apart.
+/// Races each kind of end with each operation, one poll apart.
 #[tokio::test(start_paused = true)]
-async fn whatever_races_each_opened_has_one_closed() {
+async fn any_race_gives_each_opened_event_one_closed_event() {
     use Ending::{AgentEnds, IdleShutdown, LosesPlace, Stop};
     use Meanwhile::{Close, Delete, Open, Rename};
     for ending in [Stop, AgentEnds, IdleShutdown, LosesPlace] {
@@ -312,11 +316,11 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
             let opened =
                 in_time(manager.open(&name, OpenOptions::new(hooked()).idle_shutdown(None))).await.unwrap();
             settle().await;
-            // One that was found running may have ended since; one that was started has not.
+            // A session that was found open may have ended since; a session that was started by this call has not.
             assert!(!opened.started || opened.session.end().is_none(), "{words}");
         }
         Meanwhile::Close => {
-            // What is unsaved since another has the place can't be saved.
+            // After the conversation was lost, unsaved data can't be saved, so closing may fail.
             let _ = in_time(manager.close(&name)).await;
             assert!(manager.get(&name).is_none(), "{words}");
         }
@@ -340,9 +344,9 @@ async fn race(ending: Ending, meanwhile: Meanwhile, polls: usize) {
     assert_eq!((tasks(), lives.living()), (0, 0), "{words}");
 }
 
-/// A session whose agent ends in its first moments, while it is still being opened.
+/// A session whose agent ends immediately, while it is still being opened.
 #[tokio::test(start_paused = true)]
-async fn a_session_that_ends_while_it_is_opened_is_closed_once_or_never_opened() {
+async fn session_that_ends_during_open_is_closed_once_or_never_opened() {
     struct Brief;
 
     #[async_trait::async_trait]
@@ -388,7 +392,7 @@ async fn a_session_that_ends_while_it_is_opened_is_closed_once_or_never_opened()
 }
 
 #[tokio::test(start_paused = true)]
-async fn events_are_numbered_whether_or_not_somebody_listens() {
+async fn events_are_numbered_with_and_without_subscribers() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let first = manager.subscribe().last_id();

@@ -1,5 +1,5 @@
-//! The manager on both flavours of runtime, in real time: on several threads, sessions and their manager run at the same
-//! time.
+//! The manager on both flavours of runtime, in real time. With several threads, the sessions and their manager run in
+//! parallel.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::runtime::Builder;
 
 use crate::support::{alone, create, id, parrot, scripted, secs};
 
-/// How often each race is run.
+/// The number of rounds of each race.
 const ROUNDS: usize = 30;
 
 /// Runs a test on one thread and on several, [`ROUNDS`] times each.
@@ -60,7 +60,7 @@ fn shutdown_right_after_turns_stores_their_titles() {
 }
 
 #[test]
-fn session_that_makes_room_right_after_its_turn_stores_its_title() {
+fn session_closed_for_room_right_after_its_turn_stores_its_title() {
     on_both_flavours(|| async {
         let store = MemoryStore::new();
         let manager = Manager::builder(Arc::new(store.clone())).max_open(1).build();
@@ -72,7 +72,7 @@ fn session_that_makes_room_right_after_its_turn_stores_its_title() {
 }
 
 #[test]
-fn many_open_and_leave_under_a_limit_everyone_is_served() {
+fn many_open_and_leave_under_a_limit_all_are_served() {
     on_both_flavours(|| async {
         let manager = Manager::builder(Arc::new(MemoryStore::new())).max_open(6).build();
         let users = (0..40).map(|user| {
@@ -91,7 +91,7 @@ fn many_open_and_leave_under_a_limit_everyone_is_served() {
 }
 
 #[test]
-fn tools_ask_other_sessions_under_limits_of_one_all_runs_complete() {
+fn tools_prompt_other_sessions_under_limits_of_one_all_runs_complete() {
     on_both_flavours(|| async {
         let manager = Manager::builder(Arc::new(MemoryStore::new())).max_turns(1).build();
         let users = (0..4).map(|user| {

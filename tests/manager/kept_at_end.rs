@@ -1,4 +1,5 @@
-//! The turn in flight when its session is closed: its completed steps are stored, unless the caller discards them by name.
+//! The turn in flight when its session is closed: its completed steps are stored, unless the caller uses the method
+//! that discards them.
 
 use async_trait::async_trait;
 use omni_agent::{
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::rig::{MoodyStore, id, in_time, scripted, secs, settle, tasks};
 
-/// Pauses before it writes.
+/// Pauses before the tool `write`.
 struct Asking;
 
 #[async_trait]
@@ -24,7 +25,7 @@ impl AgentCallbacks for Asking {
     }
 }
 
-/// A session that has run one tool, and is paused before the next.
+/// Returns a session that has run one tool and is paused before the next.
 async fn paused_after_a_step(manager: &Manager, name: &str) -> Session {
     let steps = [Step::tool_use("t1", "echo", json!({})), Step::tool_use("t2", "write", json!({}))];
     let echo = tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) });

@@ -1,4 +1,4 @@
-//! Who keeps a session alive, and what is left of callers that go away.
+//! How long a session lives, and the effects of callers that are dropped.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::rig::{
 };
 
 #[tokio::test(start_paused = true)]
-async fn create_and_open_subscribe_as_a_controller_unless_told_otherwise() {
+async fn create_and_open_subscribe_as_a_controller_by_default() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let one = manager.create(parrot()).await.unwrap();
@@ -36,7 +36,7 @@ async fn create_and_open_subscribe_as_a_controller_unless_told_otherwise() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_outlives_its_callers_until_its_idle_shutdown() {
+async fn session_outlives_its_callers_until_its_idle_shutdown() {
     let store = MoodyStore::new();
     let manager = Manager::builder(std::sync::Arc::new(store.clone())).build();
     let mut watch = Watch::new(&manager);
@@ -44,9 +44,9 @@ async fn a_session_outlives_its_callers_until_its_idle_shutdown() {
     drop(manager.create_with_id(&name, parrot()).await.unwrap());
     tokio::time::sleep(secs(5 * 60 - 1)).await;
     let again = manager.open(&name, parrot()).await.unwrap();
-    assert!(!again.started, "five minutes are the default, and not over yet");
+    assert!(!again.started, "the default of five minutes is not over yet");
     tokio::time::sleep(secs(1000)).await;
-    assert!(again.session.end().is_none(), "somebody has it open");
+    assert!(again.session.end().is_none(), "a controller keeps the session open");
     drop(again);
     tokio::time::sleep(Duration::from_mins(5) + secs(1)).await;
     watch.assert_agrees(&manager);
@@ -56,7 +56,7 @@ async fn a_session_outlives_its_callers_until_its_idle_shutdown() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_shutdown_is_the_managers_unless_the_start_has_its_own() {
+async fn idle_shutdown_of_the_options_overrides_that_of_the_manager() {
     let store = MoodyStore::new();
     let cases = [
         (Some(secs(10)), None, Some(10)),
@@ -87,7 +87,7 @@ async fn idle_shutdown_is_the_managers_unless_the_start_has_its_own() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_opened_by_an_observer_or_by_nobody_ends_after_the_time() {
+async fn session_opened_without_a_controller_ends_after_the_time() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().idle_shutdown(Some(secs(10))).build();
@@ -102,7 +102,7 @@ async fn session_opened_by_an_observer_or_by_nobody_ends_after_the_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn idle_shutdown_lets_a_turn_in_flight_finish() {
+async fn idle_shutdown_waits_for_a_turn_in_flight() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let manager = store.manager().idle_shutdown(Some(secs(0))).build();
     let one = manager.create(scripted([held(&gate, "Done")])).await.unwrap();
@@ -111,16 +111,16 @@ async fn idle_shutdown_lets_a_turn_in_flight_finish() {
     let name = one.session.id().clone();
     drop(one);
     tokio::time::sleep(secs(100)).await;
-    let session = manager.get(&name).expect("it is busy");
+    let session = manager.get(&name).expect("a busy session stays open");
     gate.open();
     assert_eq!(in_time(session.ended()).await.reason, EndReason::Idle);
     assert_eq!(manager.open(&name, parrot()).await.unwrap().session.tree().await.unwrap().len(), 2);
 }
 
-/// A caller that goes away after so many polls of its future: whatever it had come to, nothing keeps a session alive
-/// beyond the idle shutdown, and the id can be used again.
+/// Drops the caller's future after a number of polls. At any stage, nothing keeps the session alive beyond the idle
+/// shutdown, and the id can be used again.
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_goes_away_at_any_stage_leaves_nothing_behind() {
+async fn caller_dropped_at_any_stage_leaves_nothing_behind() {
     for act in [Act::Work, Act::Slow(secs(1))] {
         for polls in 0..25 {
             for create in [true, false] {
@@ -155,7 +155,7 @@ async fn a_caller_that_goes_away_at_any_stage_leaves_nothing_behind() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_caller_that_waits_for_room_and_goes_away_gives_it_up() {
+async fn caller_dropped_while_waiting_for_room_gives_up_its_place() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().max_open(1).build();
@@ -171,7 +171,7 @@ async fn a_caller_that_waits_for_room_and_goes_away_gives_it_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn another_caller_of_the_same_id_goes_on_waiting_for_room() {
+async fn another_caller_of_the_same_id_continues_to_wait_for_room() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().max_open(1).build();
@@ -190,7 +190,7 @@ async fn another_caller_of_the_same_id_goes_on_waiting_for_room() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_manager_dropped_leaves_sessions_to_those_who_have_them() {
+async fn last_manager_dropped_sessions_stay_with_their_handles() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -215,7 +215,7 @@ async fn the_last_manager_dropped_leaves_sessions_to_those_who_have_them() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_last_manager_dropped_while_one_is_opened_gives_it_to_its_caller() {
+async fn last_manager_dropped_during_open_caller_still_gets_the_session() {
     let (store, gate) = (MoodyStore::new(), Gate::new());
     let kept = store.put("kept").await;
     store.make(Call::Load, Act::Wait(gate.clone()));

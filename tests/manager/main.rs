@@ -1,4 +1,4 @@
-//! The manager, through its public surface.
+//! The manager, tested through its public API.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 

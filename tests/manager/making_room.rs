@@ -1,5 +1,5 @@
-//! How room is made: for each opening that waits one session is closed, all at the same time, and openings are woken as soon
-//! as a session may be closed.
+//! How room is made: one session is closed per waiting opening, all at the same time. Openings are woken as soon as a
+//! session may be closed.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-/// A manager with so many places, whose store has these conversations.
+/// A manager that may have `places` sessions open, and its store with these conversations.
 async fn limited(places: usize, stored: &[&str]) -> (ManagerBuilder, Told) {
     let store = Told::default();
     let before = store.manager().build();
@@ -47,7 +47,7 @@ async fn elapsed_of(openings: Vec<JoinHandle<Result<OpenedSession, ManagerError>
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_wait_and_sessions_end_slowly_all_of_them_end_at_the_same_time() {
+async fn several_openings_wait_slow_sessions_end_at_the_same_time() {
     let waiting = ["x", "y", "z"];
     let (builder, _) = limited(3, &waiting).await;
     let manager = builder.build();
@@ -60,7 +60,7 @@ async fn several_wait_and_sessions_end_slowly_all_of_them_end_at_the_same_time()
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_joins_while_a_session_ends_slowly_another_one_is_closed_for_it() {
+async fn second_opening_waits_while_a_session_ends_slowly_another_session_is_closed_for_it() {
     let (builder, _) = limited(3, &["x", "y"]).await;
     let manager = builder.build();
     for name in ["a", "b", "c"] {
@@ -69,7 +69,7 @@ async fn one_joins_while_a_session_ends_slowly_another_one_is_closed_for_it() {
     let first = opening(&manager, "x", alone(parrot()));
     tokio::time::sleep(secs(5)).await;
     let second = opening(&manager, "y", alone(parrot()));
-    // Nothing else is closed, whatever happens meanwhile.
+    // No other session is closed, whatever happens meanwhile.
     tokio::time::sleep(secs(5)).await;
     manager.get(&id("c")).unwrap().ask("Hi").await.unwrap();
     assert_eq!(elapsed_of(vec![first, second]).await, secs(15));
@@ -77,7 +77,7 @@ async fn one_joins_while_a_session_ends_slowly_another_one_is_closed_for_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn opening_is_given_up_while_its_session_ends_its_place_goes_to_the_next() {
+async fn opening_dropped_while_a_session_ends_the_next_gets_its_place() {
     let (builder, _) = limited(2, &["x", "y"]).await;
     let manager = builder.build();
     create(&manager, "a", slow_to_end(secs(20))).await;
@@ -92,7 +92,7 @@ async fn opening_is_given_up_while_its_session_ends_its_place_goes_to_the_next()
     assert_eq!(open_ids(&manager), ["b", "y"]);
 }
 
-/// Waits for an opening, which must be done at the very moment at which the gate opens.
+/// Waits for an opening that must finish at the same moment as the gate opens.
 async fn opens_with(gate: &Gate, opening: JoinHandle<Result<OpenedSession, ManagerError>>) -> OpenedSession {
     tokio::time::sleep(Duration::from_millis(10_033)).await;
     assert!(!opening.is_finished());
@@ -104,7 +104,7 @@ async fn opens_with(gate: &Gate, opening: JoinHandle<Result<OpenedSession, Manag
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_is_saved_late_the_opening_is_woken_at_once() {
+async fn session_is_saved_late_the_opening_is_woken_immediately() {
     let (builder, store) = limited(1, &["x"]).await;
     let manager = builder.build();
     let gate = Gate::new();
@@ -115,7 +115,7 @@ async fn session_is_saved_late_the_opening_is_woken_at_once() {
     opens_with(&gate, opening).await;
 }
 
-/// Handles application events at a gate.
+/// Waits at a gate in `handle_event`.
 struct HandlesSlowly(Gate);
 
 #[async_trait]
@@ -127,7 +127,7 @@ impl AgentCallbacks for HandlesSlowly {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_handles_an_event_for_long_the_opening_is_woken_at_once() {
+async fn session_handles_an_event_slowly_the_opening_is_woken_immediately() {
     let (builder, _) = limited(1, &["x"]).await;
     let manager = builder.build();
     let gate = Gate::new();
@@ -139,7 +139,7 @@ async fn session_handles_an_event_for_long_the_opening_is_woken_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_sessions_refuse_each_is_asked_again_when_it_reports_a_change() {
+async fn several_sessions_refuse_to_sleep_each_is_asked_again_after_a_change() {
     let (builder, store) = limited(2, &["x", "y"]).await;
     let manager = builder.build();
     let gates = [Gate::new(), Gate::new()];
@@ -165,7 +165,7 @@ fn without_time_limit() -> ToolLimits {
     ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() }
 }
 
-/// An agent whose tool opens another session, and whose model sees what came of it.
+/// An agent whose tool opens another session, and whose model receives the result.
 fn opens_another(manager: &Manager) -> AgentBuilder {
     let manager = manager.clone();
     let tool = tool_fn("open", "Opens another session.", move |_: Value, _| {
@@ -180,7 +180,7 @@ fn opens_another(manager: &Manager) -> AgentBuilder {
         .tool_limits(without_time_limit())
 }
 
-/// What the model is told of the tool's call.
+/// The result of the tool call as the model receives it.
 async fn result(session: &Session) -> String {
     let response = in_time(session.ask("Hi")).await.unwrap();
     let mut results = response.messages.iter().flat_map(|message| message.tool_results());
@@ -188,7 +188,7 @@ async fn result(session: &Session) -> String {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_opens_a_session_without_a_place_opening_fails_and_names_the_parent() {
+async fn tool_opens_a_session_without_room_opening_fails_and_names_the_parent() {
     let (builder, _) = limited(2, &[]).await;
     let manager = builder.room_timeout(Some(secs(10))).build();
     // The other place is held by a person.
@@ -205,7 +205,7 @@ async fn tool_opens_a_session_without_a_place_opening_fails_and_names_the_parent
 }
 
 #[tokio::test(start_paused = true)]
-async fn place_comes_free_in_time_the_tool_gets_it() {
+async fn room_becomes_free_in_time_the_tool_gets_it() {
     let (builder, _) = limited(2, &[]).await;
     let manager = builder.build();
     let person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
@@ -218,11 +218,11 @@ async fn place_comes_free_in_time_the_tool_gets_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn no_tool_holds_a_place_openings_wait_on() {
+async fn no_tool_holds_a_place_openings_keep_waiting() {
     let (builder, _) = limited(1, &["x"]).await;
     let manager = builder.build();
     let person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
-    // Its tools have run before.
+    // The person's session runs no tools at the moment.
     person.session.ask("Hi").await.unwrap();
     let opening = opening(&manager, "x", parrot());
     tokio::time::sleep(secs(3000)).await;

@@ -1,4 +1,4 @@
-//! Creating and opening: once for each id, whoever asks how often, and whatever goes wrong.
+//! Creating and opening: each id is opened once, with any number of callers and any failure.
 
 use futures_util::future::join_all;
 use omni_agent::{
@@ -30,12 +30,12 @@ fn is_taken(outcome: Result<OpenedSession, ManagerError>) {
             ManagerError::AlreadyExists { .. }
             | ManagerError::Session(SessionError::Store(StoreError::AlreadyExists { .. })),
         ) => {}
-        other => panic!("the id is taken, but: {other:?}"),
+        other => panic!("expected an error for a taken id, got {other:?}"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_by_many_at_once_loads_once_and_gives_all_the_same_session() {
+async fn open_by_many_callers_loads_once_and_gives_all_the_same_session() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let kept = store.put("kept").await;
     let gate = Gate::new();
@@ -53,7 +53,7 @@ async fn open_by_many_at_once_loads_once_and_gives_all_the_same_session() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_of_a_running_one_takes_nothing_of_the_start_but_the_subscription() {
+async fn open_of_an_open_conversation_uses_only_the_subscription_of_the_options() {
     let store = MoodyStore::new();
     let manager = store.manager().idle_shutdown(None).build();
     let name = id("one");
@@ -73,11 +73,11 @@ async fn open_of_a_running_one_takes_nothing_of_the_start_but_the_subscription()
     assert_eq!(second.session.title().await.unwrap().as_deref(), Some("First"));
     drop(first);
     tokio::time::sleep(secs(1000)).await;
-    assert!(manager.get(&name).is_some(), "the second start's idle shutdown was not to count");
+    assert!(manager.get(&name).is_some(), "the idle shutdown of the second call must not apply");
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_of_a_stored_one_applies_the_start() {
+async fn open_of_a_stored_conversation_applies_the_options() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
@@ -85,7 +85,11 @@ async fn open_of_a_stored_one_applies_the_start() {
     let opened = manager.open(&kept, start).await.unwrap();
     assert!(opened.started);
     assert_eq!(opened.session.state().await.unwrap().config().system.as_deref(), Some("mine"));
-    assert_eq!(opened.session.title().await.unwrap(), None, "a stored one has a title of its own, or none");
+    assert_eq!(
+        opened.session.title().await.unwrap(),
+        None,
+        "a stored conversation keeps its title or has none"
+    );
     let session = opened.session.clone();
     drop(opened);
     tokio::time::sleep(secs(6)).await;
@@ -96,7 +100,7 @@ async fn open_of_a_stored_one_applies_the_start() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_of_a_missing_one_is_not_found_and_leaves_nothing() {
+async fn open_of_a_missing_conversation_is_not_found_and_leaves_nothing() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let mut watch = Watch::new(&manager);
@@ -113,7 +117,7 @@ async fn open_of_a_missing_one_is_not_found_and_leaves_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_when_the_first_load_fails_is_tried_by_the_others() {
+async fn open_with_a_failing_first_load_is_retried_by_the_others() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let kept = store.put("kept").await;
     let gate = Gate::new();
@@ -138,7 +142,7 @@ async fn open_when_the_first_load_fails_is_tried_by_the_others() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_with_a_store_that_always_fails_fails_for_all() {
+async fn open_with_a_store_that_always_fails_is_an_error_for_all() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     store.make(Call::Load, Act::Fail);
@@ -152,7 +156,7 @@ async fn open_with_a_store_that_always_fails_fails_for_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_with_a_panic_in_load_or_init_is_an_error_and_the_next_one_works() {
+async fn open_with_a_panic_in_load_or_init_is_an_error_and_the_next_open_works() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let kept = store.put("kept").await;
     let manager = store.manager().build();
@@ -165,7 +169,7 @@ async fn open_with_a_panic_in_load_or_init_is_an_error_and_the_next_one_works() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_while_a_load_is_slow_leaves_other_ids_alone() {
+async fn open_with_a_slow_load_does_not_delay_other_ids() {
     let store = MoodyStore::new();
     let (slow, quick) = (store.put("slow").await, store.put("quick").await);
     let only = slow.clone();
@@ -183,7 +187,7 @@ async fn open_while_a_load_is_slow_leaves_other_ids_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_with_a_load_that_hangs_is_given_up_a_while_after_its_caller() {
+async fn open_with_a_hanging_load_is_abandoned_some_time_after_its_caller() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     store.script(Call::Load, [Act::Hang]);
@@ -198,7 +202,7 @@ async fn open_with_a_load_that_hangs_is_given_up_a_while_after_its_caller() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_during_close_waits_and_loads_afresh() {
+async fn open_during_close_waits_and_loads_again() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let manager = store.manager().build();
     let name = id("one");
@@ -223,7 +227,7 @@ async fn open_during_close_waits_and_loads_afresh() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_while_a_session_ends_by_itself_waits_and_loads_afresh() {
+async fn open_while_a_session_ends_by_itself_waits_and_loads_again() {
     for mode in [Some(Mode::Controller), Some(Mode::Observer), None] {
         let (store, lives) = (MoodyStore::new(), Lives::default());
         let manager = store.manager().build();
@@ -248,7 +252,7 @@ async fn open_while_a_session_ends_by_itself_waits_and_loads_afresh() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_with_a_taken_id_is_an_error() {
+async fn create_with_id_taken_is_an_error() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let kept = store.put("kept").await;
     let manager = store.manager().build();
@@ -256,11 +260,11 @@ async fn create_as_with_a_taken_id_is_an_error() {
     is_taken(manager.create_with_id(&kept, hooked()).await);
     manager.open(&kept, hooked()).await.unwrap();
     is_taken(manager.create_with_id(&kept, hooked()).await);
-    assert_eq!(lives.begun(&kept), 1, "a taken id is found before `init`");
+    assert_eq!(lives.begun(&kept), 1, "a taken id is detected before `init`");
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_by_many_at_once_succeeds_for_one() {
+async fn create_with_id_by_many_callers_succeeds_for_one() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let managers = [store.manager().build(), store.manager().build()];
     let name = id("new");
@@ -276,7 +280,7 @@ async fn create_as_by_many_at_once_succeeds_for_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_while_somebody_looks_in_vain_for_the_id_creates_it() {
+async fn create_with_id_during_an_unsuccessful_open_creates_it() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let name = id("new");
@@ -288,12 +292,12 @@ async fn create_as_while_somebody_looks_in_vain_for_the_id_creates_it() {
     assert!(poll_times(&mut creating, 20).await.is_none());
     gate.open();
     assert!(in_time(creating).await.unwrap().started);
-    // Who looked first either found nothing, or came again.
+    // The first caller either found nothing or tried again.
     let _ = looking.await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_while_the_id_is_deleted_creates_it_afterwards() {
+async fn create_with_id_during_delete_creates_it_afterwards() {
     let store = MoodyStore::new();
     let kept = store.put("kept").await;
     let manager = store.manager().build();
@@ -312,7 +316,7 @@ async fn create_as_while_the_id_is_deleted_creates_it_afterwards() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_gives_each_an_id_of_its_own_that_is_stored_with_its_first_turn() {
+async fn create_generates_distinct_ids_that_are_stored_with_the_first_turn() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let (one, two) =
@@ -343,7 +347,7 @@ async fn create_with_an_agent_that_cannot_start_is_an_error_and_leaves_nothing()
 }
 
 #[tokio::test(start_paused = true)]
-async fn create_as_that_the_store_fails_waits_for_the_agent_it_began() {
+async fn create_with_id_store_fails_waits_for_the_end_of_its_agent() {
     for act in [Act::Fail, Act::Panic] {
         let (store, lives) = (MoodyStore::new(), Lives::default());
         let manager = store.manager().build();
@@ -356,7 +360,7 @@ async fn create_as_that_the_store_fails_waits_for_the_agent_it_began() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_of_a_session_with_no_time_leaves_no_agent_for_the_next_to_meet() {
+async fn stop_with_zero_deadline_leaves_no_agent_for_the_next_session() {
     let (store, lives) = (MoodyStore::new(), Lives::default());
     let manager = store.manager().build();
     let hooks = Hooks::of(&lives).terminate(Act::Slow(secs(5)));
@@ -368,7 +372,7 @@ async fn stop_of_a_session_with_no_time_leaves_no_agent_for_the_next_to_meet() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_of_a_busy_one_joins_it() {
+async fn open_of_a_busy_session_joins_it() {
     let store = MoodyStore::new();
     let manager = store.manager().build();
     let gate = Gate::new();
@@ -387,7 +391,7 @@ async fn open_of_a_busy_one_joins_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_or_create_makes_the_conversation_once_and_finds_it_then() {
+async fn open_or_create_creates_the_conversation_once_and_then_finds_it() {
     let manager = Manager::builder(std::sync::Arc::new(MemoryStore::new())).build();
     let id = ConversationId::new("either").unwrap();
     let agent = crate::basics::agent;

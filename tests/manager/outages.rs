@@ -1,4 +1,4 @@
-//! A store that was down for long, or hangs, and works again while the manager ends sessions: all of them are saved.
+//! A store that fails or hangs for a long time and recovers while the manager ends sessions: all of them are saved.
 
 use std::time::Duration;
 
@@ -10,10 +10,11 @@ use tokio::time::Instant;
 
 use crate::rig::{Act, MoodyStore, id, parrot, secs};
 
-/// The outage, so long that the waits between two attempts have grown to half a minute.
+/// The length of the outage. By then, the delay between two attempts has grown to half a minute.
 const LONG: Duration = Duration::from_mins(10);
 
-/// A manager with a session whose turn could not be saved for ten minutes, and will not be for two more seconds.
+/// Returns a manager with a session whose turn could not be saved for ten minutes. The store works again in two
+/// seconds.
 async fn after_an_outage(down: Act, store: &MoodyStore) -> Manager {
     let manager = store.manager().titles(Titles::Off).build();
     let talk = manager.create_with_id(&id("talk"), parrot()).await.unwrap();

@@ -1,5 +1,5 @@
-//! Random lives of several conversations, from many tasks at a time, over a store, agents and callers that fail in every
-//! way: at most one session for each id at any moment, and in the end registry, feed, store and tasks agree.
+//! Random operations on several conversations by many tasks, with a store, agents and callers that fail in every way.
+//! An id has at most one session at any moment, and in the end the manager, its feed, the store and the tasks agree.
 
 use std::{
     sync::{
@@ -49,17 +49,17 @@ struct World {
     store: MoodyStore,
     lives: Lives,
     manager: Manager,
-    /// A short while; all times are made of it.
+    /// A short time; all other times are multiples of it.
     unit: Duration,
-    /// Whether things may hang, where time costs nothing.
+    /// Whether operations may hang. Only used with paused time, where waiting costs nothing.
     may_hang: bool,
 }
 
 impl World {
     fn new(seed: u64, unit: Duration, may_hang: bool) -> Self {
         let (dice, store) = (Dice::new(seed), MoodyStore::new());
-        // Beyond it, an agent of a conversation that could not be created is waited for no more. Where nothing hangs, a busy
-        // machine is not to come to that.
+        // After this limit, nothing waits any more for the agent of a conversation that could not be created. Without
+        // hanging operations, even a busy machine must not reach the limit.
         let limit = if may_hang { unit * 15 } else { Duration::from_secs(20) };
         let mut builder = store.manager().close_timeout(limit);
         builder = builder.idle_shutdown((!dice.one_in(3)).then(|| {
@@ -75,8 +75,8 @@ impl World {
         let world = Self { dice, store, lives: Lives::default(), manager: builder.build(), unit, may_hang };
         let moody = world.clone();
         world.store.mood(move |call, _| match (call, moody.act(12)) {
-            // A panic there is its caller's. And an agent that was begun for a conversation that can't be created has its
-            // time to end, beyond which nobody waits for it.
+            // A panic while listing affects only the caller, so it is replaced. A hanging creation is replaced too:
+            // its agent gets a limited time to end, and nothing waits for it afterwards.
             (Call::List, Act::Panic) | (Call::Create, Act::Hang) => Act::Fail,
             (_, act) => act,
         });
@@ -87,7 +87,7 @@ impl World {
         self.unit * u32::try_from(self.dice.below(4)).unwrap()
     }
 
-    /// How something goes: well, but for one time in so many.
+    /// The result of an operation: it works, except once in `many` times.
     fn act(&self, many: u64) -> Act {
         if !self.dice.one_in(many) {
             return Act::Work;
@@ -122,7 +122,7 @@ impl World {
         if self.dice.one_in(4) { start.idle_shutdown(Some(self.time())) } else { start }
     }
 
-    /// Waits for an operation to its end, or for some time, or goes away in the middle of it.
+    /// Runs an operation to its end, or with a time limit, or drops it in the middle.
     async fn call<T>(&self, operation: impl Future<Output = T>) -> Option<T> {
         if self.dice.one_in(4) {
             return poll_times(operation, usize::try_from(self.dice.below(12)).unwrap()).await;
@@ -130,7 +130,7 @@ impl World {
         timeout(self.unit * 8, operation).await.ok()
     }
 
-    /// A caller's life.
+    /// Performs the random operations of one caller.
     async fn live(self, steps: usize) {
         let (manager, dice) = (&self.manager, &self.dice);
         let mut held: Vec<OpenedSession> = Vec::new();
@@ -172,7 +172,7 @@ impl World {
     }
 
     async fn use_it(&self, session: &Session) {
-        // The session may have ended, or refuse, or fail: all is well as long as it answers.
+        // The session may have ended, refuse or fail; it only has to answer.
         match self.dice.below(8) {
             0 => drop(session.notify(Do::End).await),
             1 => drop(session.notify(Do::Panic).await),
@@ -184,11 +184,11 @@ impl World {
         }
     }
 
-    /// All callers are gone: what is left agrees, and goes.
+    /// Checks, after all callers are gone, that the remaining sessions agree with the store and can be closed.
     async fn assert_agrees(self, mut watch: Watch, before: usize) {
         self.store.mood(|_, _| Act::Work);
         let manager = &self.manager;
-        // What was begun comes to its end, and who nobody wants goes to sleep.
+        // Waits until started operations have ended and unused sessions are asleep.
         sleep(self.unit * 600).await;
         watch.assert_agrees(manager);
         self.lives.assert_sound();
@@ -196,7 +196,7 @@ impl World {
         let open = manager.list_open();
         assert_eq!(self.lives.living(), open.len());
         for open in &open {
-            let session = manager.get(&open.id).expect("it is open");
+            let session = manager.get(&open.id).expect("a listed session is open");
             assert!(session.end().is_none());
             session.wait_until_idle().await.unwrap();
             session.flush(self.unit * 600).await.unwrap();
@@ -206,13 +206,13 @@ impl World {
                     assert_eq!(Tree::hydrate(stored.nodes, stored.head, stored.cursors).unwrap(), tree);
                     assert_eq!(stored.state.title.as_deref(), open.title.as_deref());
                 }
-                Err(_) => assert!(tree.is_empty(), "it is not in the store"),
+                Err(_) => assert!(tree.is_empty(), "the conversation is missing in the store"),
             }
         }
         for listed in manager.list(Page::default()).await.unwrap() {
             let opened =
                 timeout(self.unit * 600, manager.open(&listed.summary.id, crate::rig::parrot())).await;
-            let opened = opened.expect("nothing holds it").unwrap();
+            let opened = opened.expect("opening must not wait").unwrap();
             timeout(self.unit * 600, manager.close(opened.session.id())).await.expect("it closes").unwrap();
         }
         for open in open {
@@ -222,19 +222,19 @@ impl World {
         assert_eq!(watch.told.open, []);
         let lives = self.lives.clone();
         drop((watch, self));
-        // Nothing tells when the last task is gone.
+        // The end of the last task is not reported, so it is polled.
         for _ in 0..1000 {
             if tasks() == before {
                 break;
             }
             sleep(Duration::from_millis(10)).await;
         }
-        assert_eq!(tasks(), before, "tasks are left");
+        assert_eq!(tasks(), before, "some tasks have not ended");
         assert_eq!(lives.living(), 0);
     }
 }
 
-/// Keeps the panics that are meant out of the test's output.
+/// Hides the intended panics from the test's output.
 fn hush() {
     static HUSHED: std::sync::Once = std::sync::Once::new();
     HUSHED.call_once(|| {
@@ -260,7 +260,7 @@ async fn live_all(world: World, callers: usize, steps: usize, before: usize) {
 }
 
 #[test]
-fn random_lives_of_conversations_end_with_all_in_agreement() {
+fn random_operations_end_in_a_consistent_state() {
     hush();
     for seed in 0..60 {
         let runtime =
@@ -269,7 +269,7 @@ fn random_lives_of_conversations_end_with_all_in_agreement() {
             runtime.block_on(async {
                 let world = World::new(seed, Duration::from_secs(1), true);
                 let lived = live_all(world, 8, 40, 0);
-                timeout(Duration::from_hours(2), lived).await.expect("it came to its end");
+                timeout(Duration::from_hours(2), lived).await.expect("the operations must end in time");
             });
         }));
         assert!(lived.is_ok(), "with seed {seed}");
@@ -277,7 +277,7 @@ fn random_lives_of_conversations_end_with_all_in_agreement() {
 }
 
 #[test]
-fn random_lives_on_many_threads_end_with_all_in_agreement() {
+fn random_operations_on_many_threads_end_in_a_consistent_state() {
     hush();
     for seed in 0..4 {
         let runtime =
@@ -285,7 +285,7 @@ fn random_lives_on_many_threads_end_with_all_in_agreement() {
         runtime.block_on(async {
             let world = World::new(seed, Duration::from_millis(1), false);
             let lived = live_all(world, 16, 100, tasks());
-            timeout(Duration::from_mins(1), lived).await.expect("it came to its end");
+            timeout(Duration::from_mins(1), lived).await.expect("the operations must end in time");
         });
     }
 }

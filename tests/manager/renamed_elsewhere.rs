@@ -1,4 +1,4 @@
-//! A conversation that one manager has open is renamed by another, on a store that does not know owners.
+//! A conversation that is open in one manager is renamed by another, on a store without leases.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! What these tests share: a store that does as it is told and keeps a record, and agents that are watched from their
-//! first moment to their last.
+//! Test helpers: a scripted store that counts its calls, and agents that are tracked from `init` to their end.
 
 use std::{
     collections::HashMap,
@@ -35,24 +34,24 @@ pub(crate) enum Call {
     Delete,
 }
 
-/// What becomes of a call.
+/// The behaviour of the store for one call.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Work,
     /// Works once the gate is open.
     Wait(Gate),
-    /// Works after so long.
+    /// Works after this time.
     Slow(Duration),
-    /// Fails, and has done nothing.
+    /// Fails without any effect.
     Fail,
-    /// Never answers, and does nothing.
+    /// Never answers, and has no effect.
     Hang,
     Panic,
 }
 
 type Mood = Box<dyn FnMut(Call, &ConversationId) -> Act + Send>;
 
-/// A store whose calls go as it is told. Clones are the same store.
+/// A store whose behaviour the test chooses. Clones share one store.
 #[derive(Clone)]
 pub(crate) struct MoodyStore(Arc<Inner>);
 
@@ -75,35 +74,35 @@ impl MoodyStore {
         }))
     }
 
-    /// From now on all calls go so.
+    /// Sets the behaviour for all calls from now on.
     pub(crate) fn mood(&self, mood: impl FnMut(Call, &ConversationId) -> Act + Send + 'static) {
         *lock(&self.0.mood) = Box::new(mood);
     }
 
-    /// From now on calls of this kind go so, and all others work.
+    /// Sets the behaviour for this method from now on; all other calls work.
     pub(crate) fn make(&self, which: Call, act: Act) {
         self.mood(move |call, _| if call == which { act.clone() } else { Act::Work });
     }
 
-    /// The next calls of this kind go so, and all others work.
+    /// Sets the behaviour for the next calls of this method; all other calls work.
     pub(crate) fn script(&self, which: Call, acts: impl IntoIterator<Item = Act>) {
         let mut acts = acts.into_iter().collect::<Vec<_>>().into_iter();
         self.mood(move |call, _| if call == which { acts.next().unwrap_or(Act::Work) } else { Act::Work });
     }
 
-    /// The store underneath, which always works.
+    /// The underlying store, which always works.
     pub(crate) fn beneath(&self) -> &MemoryStore {
         &self.0.beneath
     }
 
-    /// Another process changes the conversation's settings.
+    /// Changes the conversation's settings as another process would.
     pub(crate) async fn meddle(&self, id: &ConversationId) {
         let Stored { version, mut state, .. } = self.0.beneath.load(id).await.unwrap();
         state.system = Some("Theirs.".to_owned());
         self.0.beneath.save_state(id, &Write::on(version), &StateChange::whole(state)).await.unwrap();
     }
 
-    /// How often this was called.
+    /// The number of calls of this method.
     pub(crate) fn calls(&self, call: Call, id: &ConversationId) -> usize {
         lock(&self.0.calls).get(&(call, id.clone())).copied().unwrap_or_default()
     }
@@ -112,7 +111,7 @@ impl MoodyStore {
         Manager::builder(Arc::new(self.clone())).titles(Titles::Off)
     }
 
-    /// A conversation that is stored and not open.
+    /// Stores a conversation that is not open.
     pub(crate) async fn put(&self, name: &str) -> ConversationId {
         let id = id(name);
         let store: Arc<dyn Store> = Arc::new(self.0.beneath.clone());
@@ -197,22 +196,22 @@ pub(crate) fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+/// Awaits `future`, and fails the test if that takes longer than an hour of paused time.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// Asserts that a future is not done in a minute of paused time.
+/// Asserts that a future does not finish within a minute of paused time.
 pub(crate) async fn not_yet<T>(future: &mut (impl Future<Output = T> + Unpin)) {
-    assert!(tokio::time::timeout(secs(60), future).await.is_err(), "it should have waited");
+    assert!(tokio::time::timeout(secs(60), future).await.is_err(), "the future should have waited");
 }
 
-/// Lets everything run that can.
+/// Lets all ready tasks run.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
 
-/// Polls a future so often and lets others run in between; tells what came of it, if it is done by then.
+/// Polls a future this often, and lets other tasks run in between. Returns its output if it finishes by then.
 pub(crate) async fn poll_times<F: Future>(future: F, times: usize) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     for _ in 0..times {
@@ -232,7 +231,7 @@ pub(crate) fn parrot() -> AgentBuilder {
     Agent::builder().model(provider.model())
 }
 
-/// An agent that takes a script's steps.
+/// An agent with a scripted model.
 pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     Agent::builder().model(ScriptedProvider::new(steps).model())
 }
@@ -242,7 +241,7 @@ pub(crate) fn held(gate: &Gate, text: &str) -> Step {
     Step::new().gate(gate).then_text([text]).stop()
 }
 
-/// Counts the agents that live, by conversation. No conversation ever has two.
+/// Counts the living agents of each conversation. A conversation must never have two.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Lives(Arc<Mutex<Ledger>>);
 
@@ -254,12 +253,12 @@ struct Ledger {
 }
 
 impl Lives {
-    /// How many agents a conversation has had.
+    /// The number of agents that this conversation has had.
     pub(crate) fn begun(&self, id: &ConversationId) -> usize {
         lock(&self.0).begun.get(id).copied().unwrap_or_default()
     }
 
-    /// How many agents live.
+    /// The number of living agents.
     pub(crate) fn living(&self) -> usize {
         lock(&self.0).living.values().sum()
     }
@@ -282,7 +281,7 @@ impl Lives {
     }
 }
 
-/// An agent that lives.
+/// A living agent.
 struct Life {
     lives: Lives,
     id: ConversationId,
@@ -296,7 +295,8 @@ impl Drop for Life {
     }
 }
 
-/// Callbacks that may go wrong anywhere, and that are counted from `init` to `terminate` or their drop.
+/// Callbacks that fail on request in `init` or `terminate`. Their agent is counted from `init` to the end of
+/// `terminate` or the drop of the callbacks.
 #[derive(Default)]
 pub(crate) struct Hooks {
     pub(crate) lives: Lives,
@@ -336,10 +336,10 @@ async fn perform(act: Option<&Act>) -> Result<(), fmt::Error> {
     }
 }
 
-/// An event of the application's: what a callback does about it.
+/// The reaction of `handle_event` to an application event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Do {
-    /// The agent ends itself.
+    /// The agent stops itself.
     End,
     Panic,
 }
@@ -351,13 +351,17 @@ impl AgentCallbacks for Hooks {
         _: &mut StateEdit,
         state: &State,
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-        let id = state.extensions().get::<ConversationId>().expect("a session's agent knows its id").clone();
+        let id = state
+            .extensions()
+            .get::<ConversationId>()
+            .expect("the agent of a session has its id as an extension")
+            .clone();
         self.life = Some(self.lives.begin(id));
         Ok(perform(self.init.as_ref()).await?)
     }
 
     async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
-        match *event.downcast::<Do>().expect("it is one of ours") {
+        match *event.downcast::<Do>().expect("the event is sent by these tests") {
             Do::End => end(state.agent()),
             Do::Panic => panic!("the callback broke"),
         }
@@ -365,7 +369,7 @@ impl AgentCallbacks for Hooks {
     }
 
     async fn terminate(&mut self, _: &EndReason, _: &State) {
-        // It ends with this, also when it is cut off.
+        // The agent counts as ended when this method returns or is dropped.
         let _life = self.life.take();
         let _ = perform(self.terminate.as_ref()).await;
     }
@@ -380,7 +384,7 @@ fn end(agent: &WeakAgent) {
     });
 }
 
-/// The manager's events, folded. Checks on their way that each session that is opened is closed once.
+/// A snapshot built from the manager's events. It checks that each session is closed once after it was opened.
 pub(crate) struct Watch {
     pub(crate) events: ManagerSubscription,
     pub(crate) told: ManagerSnapshot,
@@ -404,7 +408,7 @@ impl Watch {
                 match event {
                     ManagerEvent::Opened { session } => assert!(!is_open(&session.id), "opened twice"),
                     ManagerEvent::Closed { id, reason } => {
-                        assert!(is_open(id), "{id} was closed, and not open");
+                        assert!(is_open(id), "{id} was closed without being open");
                         self.closed.push((id.clone(), reason.clone()));
                     }
                     ManagerEvent::Status { id, .. } => assert!(is_open(id), "{id} is not open"),
@@ -425,9 +429,9 @@ impl Watch {
         }
     }
 
-    /// Takes what is there.
+    /// Applies the updates that are ready.
     pub(crate) fn catch_up(&mut self) {
-        // Without a yield, in which more could happen.
+        // Does not yield, so that nothing else happens meanwhile.
         while self.end.is_none()
             && let Some(Some(update)) = unconstrained(self.events.next()).now_or_never()
         {
@@ -435,20 +439,20 @@ impl Watch {
         }
     }
 
-    /// Takes the next update.
+    /// Applies the next update.
     pub(crate) async fn next(&mut self) {
-        let update = in_time(self.events.next()).await.expect("there is more");
+        let update = in_time(self.events.next()).await.expect("another update follows");
         self.take(update);
     }
 
-    /// Comes to the manager's truth, which has to be the same.
+    /// Applies the ready updates, and checks that the snapshot equals the manager's.
     pub(crate) fn assert_agrees(&mut self, manager: &Manager) {
         self.catch_up();
         assert_eq!(self.told, *manager.subscribe().snapshot().unwrap().as_ref());
         assert_eq!(self.told.open, manager.list_open());
     }
 
-    /// The events of this conversation, in a word each.
+    /// The events of this conversation, in short.
     pub(crate) fn words(&self, id: &ConversationId) -> Vec<&'static str> {
         let word = |event: &ManagerEvent| match event {
             ManagerEvent::Opened { session } if session.id == *id => Some("opened"),
@@ -464,7 +468,7 @@ impl Watch {
     }
 }
 
-/// The tasks that run in this runtime.
+/// The number of tasks in this runtime.
 pub(crate) fn tasks() -> usize {
     tokio::runtime::Handle::current().metrics().num_alive_tasks()
 }

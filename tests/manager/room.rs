@@ -1,4 +1,4 @@
-//! How many sessions may be open: who is put to sleep, and who waits.
+//! The limit of open sessions: which session is put to sleep, and which opening waits.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::support::{
     settle, waiting_ids,
 };
 
-/// A manager with so many places, whose store has these conversations.
+/// A manager that may have `places` sessions open, and its store with these conversations.
 async fn limited(places: usize, stored: &[&str]) -> (Manager, Told) {
     let store = Told::default();
     let before = store.manager().build();
@@ -48,8 +48,8 @@ async fn limit_is_met_the_least_recently_used_idle_session_is_put_to_sleep() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_that_was_looked_at_last_is_used() {
-    // OpenedSession once more, and a controller that was there.
+async fn session_opened_again_counts_as_recently_used() {
+    // Opened again without a subscription, and with a controller that leaves.
     for subscribe in [None, Some(Mode::Controller)] {
         let (manager, _) = limited(2, &["c"]).await;
         create(&manager, "a", parrot()).await;
@@ -62,7 +62,7 @@ async fn session_that_was_looked_at_last_is_used() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_waits_and_loads_slowly_only_one_is_put_to_sleep() {
+async fn one_opening_waits_and_loads_slowly_only_one_session_is_put_to_sleep() {
     let (manager, store) = limited(3, &["d", "e"]).await;
     for name in ["a", "b", "c"] {
         create(&manager, name, parrot()).await;
@@ -73,7 +73,7 @@ async fn one_waits_and_loads_slowly_only_one_is_put_to_sleep() {
     in_time(gate.reached()).await;
     tokio::time::sleep(secs(60)).await;
     assert_eq!(open_ids(&manager), ["b", "c"]);
-    // What else happens meanwhile puts none to sleep either.
+    // Other activity does not put a session to sleep either.
     manager.get(&id("b")).unwrap().ask("Hi").await.unwrap();
     tokio::time::sleep(secs(60)).await;
     assert_eq!(open_ids(&manager), ["b", "c"]);
@@ -84,7 +84,7 @@ async fn one_waits_and_loads_slowly_only_one_is_put_to_sleep() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn several_wait_as_many_are_put_to_sleep() {
+async fn several_openings_wait_as_many_sessions_are_put_to_sleep() {
     let (manager, _) = limited(3, &["d", "e"]).await;
     for name in ["a", "b", "c"] {
         create(&manager, name, parrot()).await;
@@ -114,11 +114,11 @@ async fn controlled_and_busy_sessions_stay_and_others_wait_in_order() {
         let waits = entry.presence == Presence::Waiting;
         assert_eq!(waits, ["c", "d", "e"].contains(&entry.summary.id.as_ref()), "{entry:?}");
     }
-    // A controller leaves.
+    // The controller leaves.
     drop(controlled);
     settle().await;
     assert_eq!(feed.news().await, ["a closed", "d opened"]);
-    // A run ends, and is saved.
+    // The run ends and is saved.
     gate.open();
     tokio::time::sleep(secs(1)).await;
     assert_eq!(waiting_ids(&manager), ["e"]);
@@ -134,7 +134,7 @@ async fn controlled_and_busy_sessions_stay_and_others_wait_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_has_something_to_save_or_to_handle_waits_for_that_and_no_longer() {
+async fn session_with_unsaved_data_is_put_to_sleep_once_saved() {
     let (manager, store) = limited(1, &["b"]).await;
     let gate = Gate::new();
     let a = create(&manager, "a", parrot()).await;
@@ -152,7 +152,7 @@ async fn session_has_something_to_save_or_to_handle_waits_for_that_and_no_longer
 }
 
 #[tokio::test(start_paused = true)]
-async fn caller_goes_the_opening_is_given_up() {
+async fn caller_dropped_the_opening_is_given_up() {
     let (manager, _) = limited(1, &["b", "c"]).await;
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let mut feed = Feed::of(&manager);
@@ -167,7 +167,7 @@ async fn caller_goes_the_opening_is_given_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn second_caller_of_a_waiting_id_takes_it_over() {
+async fn second_caller_of_a_waiting_id_continues_the_opening() {
     let (manager, _) = limited(1, &["b"]).await;
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let first = opening(&manager, "b", parrot());
@@ -182,7 +182,7 @@ async fn second_caller_of_a_waiting_id_takes_it_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn opening_fails_its_place_is_given_back() {
+async fn opening_fails_its_place_is_released() {
     let (manager, store) = limited(1, &["b"]).await;
     for act in [Act::Fail, Act::Panic] {
         store.loads([act]);
@@ -192,7 +192,7 @@ async fn opening_fails_its_place_is_given_back() {
     in_time(manager.create_with_id(&id("b"), parrot())).await.unwrap_err();
     let no_model = omni_agent::agent::Agent::builder();
     in_time(manager.create(no_model)).await.unwrap_err();
-    // One that had to wait, too.
+    // A failed opening that had to wait gives up its place too.
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let mut feed = Feed::of(&manager);
     store.loads([Act::Fail]);
@@ -205,7 +205,7 @@ async fn opening_fails_its_place_is_given_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_of_one_serves_many_one_after_the_other() {
+async fn limit_of_one_serves_all_callers_in_turn() {
     let names = ["a", "b", "c", "d", "e", "f"];
     let (manager, _) = limited(1, &names).await;
     let asked = names.map(|name| {
@@ -229,7 +229,7 @@ async fn limit_is_at_least_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_that_is_deleted_slowly_makes_room_at_once() {
+async fn session_deleted_slowly_makes_room_immediately() {
     let (manager, store) = limited(1, &["b"]).await;
     let _a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     store.deletes([Act::Hang]);
@@ -241,7 +241,7 @@ async fn session_that_is_deleted_slowly_makes_room_at_once() {
 
 // ---- runs ----
 
-/// A manager with so many runs at once, and sessions whose answers wait at a gate.
+/// Returns a manager with a limit of concurrent runs, and sessions whose answers wait at a gate.
 async fn running(
     builder: omni_agent::manager::ManagerBuilder,
     sessions: &[(&str, &str)],
@@ -272,7 +272,7 @@ async fn runs_beyond_the_limit_are_queued_in_order() {
     let sessions = [("a", "t"), ("b", "t"), ("c", "t")];
     let (manager, made) = running(in_memory().max_turns(1), &sessions).await;
     let mut feed = Feed::of(&manager);
-    // Not in the order in which they were opened.
+    // The order differs from the order of opening.
     for nth in [1, 2, 0] {
         made[nth].0.prompt("Hi").await.unwrap();
         settle().await;
@@ -311,7 +311,7 @@ async fn queued_run_is_cancelled_or_closed_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn paused_run_does_not_count_and_waits_to_go_on() {
+async fn paused_run_does_not_count_and_waits_before_it_continues() {
     use async_trait::async_trait;
     use omni_agent::{
         agent::{AgentCallbacks, State, ToolDecision},
@@ -343,7 +343,7 @@ async fn paused_run_does_not_count_and_waits_to_go_on() {
     assert_eq!(activities(&manager, ["a", "b"]), [Activity::Idle; 2]);
 }
 
-/// An agent whose tool opens another session with `start`, asks it and returns its answer.
+/// An agent whose tool opens another session with `start`, prompts it and returns its answer.
 fn asking(
     manager: &Manager,
     name: &'static str,
@@ -361,10 +361,10 @@ fn asking(
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_asks_another_session_under_a_limit_of_one_both_runs_complete() {
+async fn tool_prompts_another_session_under_a_limit_of_one_both_runs_complete() {
     for builder in [in_memory().max_turns(1), in_memory().max_turns_per_tenant(1)] {
         let manager = builder.build();
-        // The asked session asks another one in its turn.
+        // The tool of the prompted session prompts a third one.
         let inner = manager.clone();
         let middle = move || alone(asking(&inner, "c", || alone(parrot()).tenant("t"))).tenant("t");
         let outer = alone(asking(&manager, "b", middle)).tenant("t");
@@ -374,14 +374,14 @@ async fn tool_asks_another_session_under_a_limit_of_one_both_runs_complete() {
         assert_eq!(response.text(), "Done.");
         let results = response.messages.iter().flat_map(|message| message.tool_results());
         assert_eq!(results.map(omni_agent::message::ToolResult::text).collect::<Vec<_>>(), ["Done."]);
-        // No place was taken, so no run waited.
+        // While its tool runs, a run holds no place, so no run was queued.
         settle().await;
         assert!(feed.news().await.iter().all(|news| !news.ends_with("queued")));
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn tools_run_others_take_the_place_and_the_run_is_queued_again() {
+async fn tools_run_while_others_take_the_place_the_run_is_queued_again() {
     use Activity::{Busy, Idle, Queued};
     let (manager, made) = running(in_memory().max_turns(1), &[("b", "t")]).await;
     let gate = Gate::new();
@@ -418,7 +418,7 @@ async fn one_tenant_does_not_starve_another() {
         session.prompt("Hi").await.unwrap();
         settle().await;
     }
-    // The others of the first tenant came before, and hold no place of all.
+    // The other runs of the first tenant came earlier, but hold no place of the common limit.
     assert_eq!(activities(&manager, ["a1", "a2", "a3", "b1"]), [Busy, Queued, Queued, Busy]);
     made[0].1.open();
     settle().await;
@@ -426,7 +426,7 @@ async fn one_tenant_does_not_starve_another() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn those_without_a_tenant_share_the_common_limit_alone() {
+async fn runs_without_a_tenant_share_only_the_common_limit() {
     let manager = in_memory().max_turns_per_tenant(1).build();
     let gate = Gate::new();
     for name in ["a", "b"] {
@@ -454,7 +454,7 @@ async fn queued_session_is_not_put_to_sleep() {
 // ---- several threads ----
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_threads_open_and_leave_the_limit_holds_and_nobody_waits_for_ever() {
+async fn many_threads_open_and_leave_the_limit_holds_and_no_caller_waits_for_ever() {
     let names: Vec<String> = (0..12).map(|nth| format!("s{nth}")).collect();
     let stored: Vec<&str> = names.iter().map(String::as_str).collect();
     let (manager, _) = limited(3, &stored).await;
@@ -466,7 +466,7 @@ async fn many_threads_open_and_leave_the_limit_holds_and_nobody_waits_for_ever()
                 let opening = manager.open(&name, parrot());
                 let patience = if (user + round) % 5 == 0 { std::time::Duration::ZERO } else { secs(20) };
                 let Ok(opened) = tokio::time::timeout(patience, opening).await else {
-                    assert!(patience.is_zero(), "waited for ever");
+                    assert!(patience.is_zero(), "an opening waited for too long");
                     continue;
                 };
                 assert!(manager.list_open().len() <= 3);
@@ -481,7 +481,7 @@ async fn many_threads_open_and_leave_the_limit_holds_and_nobody_waits_for_ever()
     for user in users {
         tokio::time::timeout(secs(60), user).await.unwrap().unwrap();
     }
-    // Those that were given up are out of line as soon as their tasks see it.
+    // Abandoned openings leave the queue as soon as their tasks notice.
     in_time(async {
         while !waiting_ids(&manager).is_empty() {
             tokio::task::yield_now().await;
@@ -492,7 +492,7 @@ async fn many_threads_open_and_leave_the_limit_holds_and_nobody_waits_for_ever()
 }
 
 #[test]
-fn runtime_is_killed_its_places_are_free_again() {
+fn runtime_dropped_its_places_are_free_again() {
     let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let (first, second) = (runtime(), runtime());
     let manager = first.block_on(async {
@@ -507,14 +507,14 @@ fn runtime_is_killed_its_places_are_free_again() {
     assert_eq!((open_ids(&manager), waiting_ids(&manager)), (vec![], vec![]));
     second.block_on(async {
         create(&manager, "x", parrot()).await;
-        // And room is made as before.
+        // Room is made as before.
         in_time(manager.open(&id("c"), parrot())).await.unwrap();
         in_time(manager.shutdown(secs(1), secs(1))).await.unwrap();
     });
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_of_what_waits_for_room_is_done_at_once() {
+async fn close_of_a_conversation_waiting_for_room_returns_immediately() {
     let manager = omni_agent::manager::Manager::builder(Arc::new(omni_agent::store::MemoryStore::new()))
         .max_open(1)
         .build();
@@ -536,12 +536,12 @@ fn assert_not_found(opened: Result<OpenedSession, ManagerError>) {
             assert_eq!(gone, id("b"));
         }
         Err(other) => panic!("{other:?}"),
-        Ok(_) => panic!("it is open"),
+        Ok(_) => panic!("a deleted conversation was opened"),
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn delete_of_what_waits_for_room_is_done_at_once() {
+async fn delete_of_a_conversation_waiting_for_room_returns_immediately() {
     let (manager, store) = limited(1, &["b"]).await;
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
@@ -555,7 +555,7 @@ async fn delete_of_what_waits_for_room_is_done_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn rename_of_what_waits_for_room_is_done_at_once_and_seen_when_it_opens() {
+async fn rename_of_a_conversation_waiting_for_room_applies_immediately() {
     let (manager, _) = limited(1, &["b"]).await;
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
@@ -567,7 +567,7 @@ async fn rename_of_what_waits_for_room_is_done_at_once_and_seen_when_it_opens() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn opening_that_has_its_turn_while_it_is_renamed_waits_for_that() {
+async fn opening_that_gets_room_during_a_rename_waits_for_it() {
     let (manager, store) = limited(1, &["b"]).await;
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
@@ -590,7 +590,7 @@ async fn opening_that_has_its_turn_while_it_is_renamed_waits_for_that() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn opening_given_up_while_it_is_deleted_keeps_the_next_one_out_until_that_is_done() {
+async fn opening_given_up_during_a_delete_the_next_opening_waits_for_the_delete() {
     let (manager, store) = limited(1, &["b", "c"]).await;
     let a = manager.create_with_id(&id("a"), parrot()).await.unwrap();
     let b = opening(&manager, "b", parrot());
@@ -607,7 +607,7 @@ async fn opening_given_up_while_it_is_deleted_keeps_the_next_one_out_until_that_
     assert_eq!(waiting_ids(&manager), [""; 0]);
     drop(a);
     let again = opening(&manager, "b", parrot());
-    // Its place is not lost with it.
+    // The abandoned opening has released its place.
     drop(in_time(manager.open(&id("c"), parrot())).await.unwrap());
     assert!(!again.is_finished());
     gate.open();

@@ -1,4 +1,4 @@
-//! The end of all sessions, in order and in time.
+//! The end of all sessions, in order and within the deadline.
 
 use std::{env, fs, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ fn names(error: &ShutdownError) -> Vec<String> {
     names
 }
 
-/// A shutdown beside the test.
+/// Starts a shutdown in another task.
 fn shutting(
     manager: &Manager,
     grace: Duration,
@@ -42,7 +42,7 @@ fn shutting(
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_of_nothing_is_done_at_once() {
+async fn shutdown_without_sessions_returns_immediately() {
     let manager = Told::default().manager().build();
     let feed = Feed::of(&manager);
     let begun = Instant::now();
@@ -50,7 +50,7 @@ async fn shutdown_of_nothing_is_done_at_once() {
     manager.shutdown(secs(60), secs(60)).await.unwrap();
     assert_eq!(begun.elapsed(), Duration::ZERO);
     assert_eq!(feed.closed().await, [""; 0]);
-    // Whoever subscribes now learns of the end.
+    // A subscriber that joins now receives the end.
     let last = manager.subscribe().last_id();
     for mut late in [manager.subscribe(), manager.resume_from(last)] {
         loop {
@@ -64,7 +64,7 @@ async fn shutdown_of_nothing_is_done_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_refuses_what_is_new_and_lets_runs_come_to_their_end() {
+async fn shutdown_refuses_new_work_and_waits_for_runs() {
     let store = Told::default();
     let manager = store.manager().build();
     let gate = Gate::new();
@@ -86,7 +86,7 @@ async fn shutdown_refuses_what_is_new_and_lets_runs_come_to_their_end() {
     in_time(down).await.unwrap().unwrap();
     let tree = stored(store.beneath(), &id("busy")).await;
     assert_eq!(tree.history().iter().map(|said| said.text()).collect::<Vec<_>>(), ["Hi", "Half"]);
-    // What the store alone is needed for still works.
+    // Operations that need only the store still work.
     manager.rename(&id("busy"), Some("Talk")).await.unwrap();
     manager.delete(&id("idle")).await.unwrap();
     manager.close(&id("idle")).await.unwrap();
@@ -189,7 +189,7 @@ impl AgentCallbacks for Endless {
 }
 
 #[tokio::test(start_paused = true)]
-async fn terminate_hangs_the_deadline_cuts_it_off() {
+async fn terminate_hangs_the_deadline_ends_it() {
     let store = Told::default();
     let manager = store.manager().build();
     let session = create(&manager, "a", parrot().callbacks(Endless)).await;
@@ -198,14 +198,14 @@ async fn terminate_hangs_the_deadline_cuts_it_off() {
     let begun = Instant::now();
     let down = shutting(&manager, secs(5), secs(10));
     assert_eq!(in_time(other.ended()).await.reason, EndReason::Stopped);
-    assert!(begun.elapsed() < secs(1), "it is not held up by the other");
+    assert!(begun.elapsed() < secs(1), "the hanging session does not delay the other");
     in_time(down).await.unwrap().unwrap();
     assert!(begun.elapsed() <= secs(11), "{:?}", begun.elapsed());
     assert_eq!(stored(store.beneath(), &id("a")).await.len(), 2);
 }
 
 #[tokio::test(start_paused = true)]
-async fn store_is_down_the_error_names_what_is_not_saved() {
+async fn store_is_down_the_error_names_the_unsaved_conversations() {
     let store = Told::default();
     let manager = store.manager().titles(Titles::Off).build();
     for name in ["a", "b", "c"] {
@@ -224,14 +224,14 @@ async fn store_is_down_the_error_names_what_is_not_saved() {
     for (_, error) in &error.sessions {
         assert!(matches!(error, SessionError::Unsaved { nodes: 2, error: Some(_), .. }), "{error:?}");
     }
-    // It is not gone, as long as somebody has a handle.
+    // The unsaved turn stays readable as long as a handle exists.
     assert_eq!(lost.end().unwrap().snapshot.unwrap().unsaved.len(), 2);
     assert!(manager.list_open().is_empty());
     in_time(manager.shutdown(secs(5), secs(10))).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_shutdowns_at_once_tell_the_same() {
+async fn two_shutdowns_at_once_return_the_same() {
     let store = Told::default();
     let manager = store.manager().titles(Titles::Off).build();
     let session = create(&manager, "a", parrot()).await;
@@ -246,7 +246,7 @@ async fn two_shutdowns_at_once_tell_the_same() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shutdown_is_dropped_and_repeated() {
+async fn shutdown_dropped_and_repeated_finishes() {
     let store = Told::default();
     let manager = store.manager().build();
     let gate = Gate::new();
@@ -266,7 +266,7 @@ async fn shutdown_is_dropped_and_repeated() {
     assert_eq!(stored(store.beneath(), &id("a")).await.len(), 2);
 }
 
-/// Prompts itself for ever.
+/// Prompts itself without end.
 struct Driven;
 
 #[async_trait]
@@ -297,7 +297,7 @@ async fn agent_prompts_itself_for_ever_shutdown_ends_it() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn controllers_and_subscribers_learn_of_the_end() {
+async fn controllers_receive_the_end() {
     let manager = Told::default().manager().build();
     let mut opened = manager.create(parrot()).await.unwrap();
     let mut controller = opened.subscription.take().unwrap();
@@ -311,12 +311,12 @@ async fn controllers_and_subscribers_learn_of_the_end() {
 
 // ---- in mid-flight, on the file system ----
 
-/// Sees how many turns were committed, to the end.
+/// The number of committed messages of this session, counted until its end.
 async fn committed(session: Session) -> (ConversationId, usize) {
     let mut events = session.subscribe(Mode::Observer).await.unwrap();
     let id = session.id().clone();
     drop(session);
-    // What was committed before is in the snapshot.
+    // The snapshot contains the messages committed so far.
     let mut messages = events.snapshot().unwrap().tree.len();
     loop {
         match events.next().await {
@@ -357,7 +357,7 @@ async fn shutdown_in_mid_flight_loses_no_committed_turn() {
             let start = alone(Agent::builder().model(provider.model()));
             let session = manager.create(start).await.unwrap().session;
             watched.push(tokio::spawn(committed(session.clone())));
-            // Each prompts again as soon as it may, until it may no more.
+            // Prompts again as soon as possible, until the session refuses.
             tokio::spawn(async move { while session.ask("And then?").await.is_ok() {} });
         }
         tokio::time::sleep(Duration::from_millis(5 + round % 10 * 3)).await;
@@ -373,5 +373,5 @@ async fn shutdown_in_mid_flight_loses_no_committed_turn() {
         }
     }
     let _ = fs::remove_dir_all(&folder);
-    assert!(in_all > 50 * 8, "hardly a turn in all: {in_all}");
+    assert!(in_all > 50 * 8, "too few messages for a useful test: {in_all}");
 }

@@ -1,4 +1,4 @@
-//! What the manager's tests share.
+//! Helpers for the manager's tests.
 
 use std::{
     collections::VecDeque,
@@ -23,12 +23,12 @@ use omni_agent::{
     testing::{Gate, ScriptedProvider, Step},
 };
 
-/// What `future` gives; the test fails if that takes longer than an hour of paused time.
+/// Awaits `future`, and fails the test if that takes longer than an hour of paused time.
 pub(crate) async fn in_time<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_hours(1), future).await.expect("nothing came")
 }
 
-/// Lets everything happen that takes no time.
+/// Runs everything that can happen without time passing.
 pub(crate) async fn settle() {
     tokio::time::sleep(Duration::from_millis(1)).await;
 }
@@ -54,24 +54,24 @@ pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> AgentBuilder {
     Agent::builder().model(ScriptedProvider::new(steps).model())
 }
 
-/// An agent whose every answer stops at the gate after its first word.
+/// An agent whose answers wait at the gate after the first word.
 pub(crate) fn held(gate: &Gate) -> AgentBuilder {
     let gate = gate.clone();
     let provider = ScriptedProvider::from_fn(move |_| Step::new().then_text(["Half"]).gate(&gate).stop());
     Agent::builder().model(provider.model())
 }
 
-/// A start that leaves no controller behind.
+/// Options that leave no controller behind.
 pub(crate) fn alone(agent: AgentBuilder) -> OpenOptions {
     OpenOptions::new(agent).subscribe(None)
 }
 
-/// A new conversation under this id, with no controller.
+/// Creates a conversation with this id and without a controller.
 pub(crate) async fn create(manager: &Manager, name: &str, agent: AgentBuilder) -> Session {
     in_time(manager.create_with_id(&id(name), alone(agent))).await.unwrap().session
 }
 
-/// Opens beside the test, so that it may wait.
+/// Opens a conversation in another task, so that it may wait.
 pub(crate) fn opening(
     manager: &Manager,
     name: &str,
@@ -81,7 +81,7 @@ pub(crate) fn opening(
     tokio::spawn(async move { manager.open(&name, start).await })
 }
 
-/// The ids of what is open, in order.
+/// The ids of the open sessions, in order.
 pub(crate) fn open_ids(manager: &Manager) -> Vec<String> {
     manager.list_open().iter().map(|open| open.id.to_string()).collect()
 }
@@ -94,7 +94,7 @@ pub(crate) fn activity(manager: &Manager, name: &str) -> Option<Activity> {
     manager.list_open().into_iter().find(|open| open.id == id(name)).map(|open| open.activity)
 }
 
-/// A subscription and what it has told so far.
+/// A subscription, and the snapshot that its events add up to.
 pub(crate) struct Feed {
     events: ManagerSubscription,
     pub(crate) told: ManagerSnapshot,
@@ -108,7 +108,7 @@ impl Feed {
         Self { events, told, manager: manager.clone() }
     }
 
-    /// What was told since, in short. What it adds up to must be what the manager says now.
+    /// The events since the last call, in short. Checks that the snapshot built from them equals the manager's.
     pub(crate) async fn news(&mut self) -> Vec<String> {
         let mut news = Vec::new();
         while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), self.events.next()).await {
@@ -121,7 +121,7 @@ impl Feed {
         news
     }
 
-    /// The updates up to the end; its snapshot must be what was told.
+    /// The events up to the end. Checks that the last snapshot equals the one built from events.
     pub(crate) async fn closed(mut self) -> Vec<String> {
         let mut news = Vec::new();
         loop {
@@ -155,7 +155,7 @@ fn brief(event: &ManagerEvent) -> String {
     }
 }
 
-/// What becomes of one call of a store.
+/// The behaviour of the store for one call.
 #[derive(Clone, Debug)]
 pub(crate) enum Act {
     Work,
@@ -165,7 +165,7 @@ pub(crate) enum Act {
     Wait(Gate),
 }
 
-/// A store whose loads and writes go as they are told to.
+/// A store whose loads, writes and deletions follow the test's orders.
 #[derive(Clone, Default)]
 pub(crate) struct Told(Arc<Orders>);
 
@@ -187,7 +187,7 @@ impl Told {
         &self.0.store
     }
 
-    /// What the next loads do; after them, they work.
+    /// Sets the behaviour of the next loads; later loads work.
     pub(crate) fn loads(&self, acts: impl IntoIterator<Item = Act>) {
         self.0.loads.lock().unwrap().extend(acts);
     }
@@ -200,7 +200,7 @@ impl Told {
         self.0.deletes.lock().unwrap().extend(acts);
     }
 
-    /// From now on no write works, or all do.
+    /// Makes all writes fail from now on, or work again.
     pub(crate) fn writes_fail(&self, fail: bool) {
         *self.0.writes_fail.lock().unwrap() = fail;
     }

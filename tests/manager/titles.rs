@@ -1,4 +1,4 @@
-//! Titles that nobody has to think of.
+//! Generated titles.
 
 use std::{
     error::Error,
@@ -31,7 +31,7 @@ async fn title(session: &Session) -> Option<String> {
     session.title().await.unwrap().map(|title| title.to_string())
 }
 
-/// The title of a conversation that begins so.
+/// The heuristic title of a conversation whose first prompt is `first`.
 async fn heuristic(first: impl Into<Prompt>) -> Option<String> {
     let manager = with(Titles::Heuristic);
     let session = create(&manager, "talk", parrot()).await;
@@ -54,7 +54,7 @@ async fn heuristic_takes_the_first_text_with_white_space_collapsed() {
 async fn heuristic_cuts_a_long_text_at_a_word() {
     let text = "Could you please tell me which of the islands is the nicest one to visit in spring?";
     assert_eq!(heuristic(text).await.unwrap(), "Could you please tell me which of the islands is…");
-    // One character more than there is room for.
+    // One character more than fits.
     let text = "12345 789 12345 789 12345 789 12345 789 12345 78901";
     assert_eq!(heuristic(text).await.unwrap(), "12345 789 12345 789 12345 789 12345 789 12345…");
 }
@@ -80,7 +80,7 @@ async fn heuristic_without_a_text_waits_for_the_next_turn() {
     assert_eq!(title(&session).await.unwrap(), "What is it?");
 }
 
-/// Goes on after its first turn, and waits in the second.
+/// Continues after its first turn.
 struct GoesOn;
 
 #[async_trait]
@@ -91,7 +91,7 @@ impl AgentCallbacks for GoesOn {
 }
 
 #[tokio::test(start_paused = true)]
-async fn title_is_made_after_the_first_turn_though_the_run_goes_on() {
+async fn title_is_made_after_the_first_turn_while_the_run_continues() {
     let gate = Gate::new();
     let provider =
         ScriptedProvider::new([Step::text("One."), Step::new().gate(&gate).then_text(["Two."]).stop()]);
@@ -106,7 +106,7 @@ async fn title_is_made_after_the_first_turn_though_the_run_goes_on() {
 
 // ---- by a model ----
 
-/// The title that is made of what a model answers.
+/// The title made from this answer of a model.
 async fn by_model(answer: Step) -> Option<String> {
     let provider = ScriptedProvider::new([answer]);
     let manager = with(Titles::Model(provider.model()));
@@ -117,7 +117,7 @@ async fn by_model(answer: Step) -> Option<String> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn model_is_shown_the_conversation_and_its_answer_tidied() {
+async fn model_receives_the_conversation_and_its_answer_is_cleaned_up() {
     let provider = ScriptedProvider::new([Step::text("A Trip to Lisbon")]);
     let manager = with(Titles::Model(provider.model()));
     let session = create(&manager, "talk", parrot()).await;
@@ -151,7 +151,7 @@ async fn model_is_shown_the_conversation_and_its_answer_tidied() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn model_gives_nothing_of_use_no_title() {
+async fn model_gives_no_usable_answer_no_title() {
     for answer in ["", "   ", "\n\n", "\"\"", "...", "Title:"] {
         assert_eq!(by_model(Step::text(answer)).await, None, "{answer:?}");
     }
@@ -184,9 +184,9 @@ async fn model_fails_it_is_asked_again_after_the_next_turn() {
     }
 }
 
-// ---- the application's own ----
+// ---- generators of the application ----
 
-/// What an own generator does, one after the other.
+/// The behaviour of a custom generator for one call.
 enum Make {
     Title(&'static str),
     None,
@@ -208,7 +208,7 @@ impl Own {
         Arc::new(Self { script: Mutex::new(script), lengths: Mutex::default() })
     }
 
-    /// How long the histories were that it was asked with.
+    /// The lengths of the histories that the generator received.
     fn asked(&self) -> Vec<usize> {
         self.lengths.lock().unwrap().clone()
     }
@@ -219,7 +219,7 @@ impl TitleGenerator for Own {
     async fn generate(&self, history: &History) -> Result<Option<String>, Box<dyn Error + Send + Sync>> {
         self.lengths.lock().unwrap().push(history.len());
         let next = self.script.lock().unwrap().pop();
-        match next.expect("asked once too often") {
+        match next.expect("the generator was called once too often") {
             Make::Title(title) => Ok(Some(title.into())),
             Make::None => Ok(None),
             Make::Error => Err("no".into()),
@@ -233,7 +233,7 @@ impl TitleGenerator for Own {
     }
 }
 
-/// A session whose titles are made so, and the maker.
+/// A session with a custom generator that follows this script.
 async fn own(script: impl IntoIterator<Item = Make>) -> (Manager, Session, Arc<Own>) {
     let own = Own::new(script);
     let manager = with(Titles::Own(Arc::clone(&own) as _));
@@ -242,7 +242,7 @@ async fn own(script: impl IntoIterator<Item = Make>) -> (Manager, Session, Arc<O
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_generator_is_asked_after_the_first_finished_turn_alone() {
+async fn custom_generator_is_called_only_after_the_first_finished_turn() {
     let own = Own::new([Make::Title("Mine")]);
     let manager = with(Titles::Own(Arc::clone(&own) as _));
     let provider = ScriptedProvider::new([
@@ -270,7 +270,7 @@ async fn own_generator_is_asked_after_the_first_finished_turn_alone() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_generator_fails_it_is_asked_again_after_the_next_turn() {
+async fn custom_generator_fails_it_is_called_again_after_the_next_turn() {
     let script = [Make::None, Make::Error, Make::Panic, Make::Title(" \n"), Make::Title("Mine")];
     let (_manager, session, own) = own(script).await;
     for turn in 1..=4 {
@@ -284,30 +284,30 @@ async fn own_generator_fails_it_is_asked_again_after_the_next_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn own_generator_hangs_another_is_asked_in_the_end() {
+async fn custom_generator_hangs_it_is_called_again_in_the_end() {
     let (_manager, session, own) = own([Make::Hang, Make::Title("Mine")]).await;
     session.ask("Hi").await.unwrap();
     settle().await;
     session.ask("Meanwhile").await.unwrap();
     settle().await;
-    assert_eq!(own.asked().len(), 1, "one at a time");
+    assert_eq!(own.asked().len(), 1, "only one title is made at a time");
     tokio::time::sleep(Duration::from_hours(1)).await;
     session.ask("Later").await.unwrap();
     assert_eq!(title(&session).await.unwrap(), "Mine");
 }
 
 #[tokio::test(start_paused = true)]
-async fn titles_are_off_none_is_made() {
+async fn titles_off_makes_none() {
     let manager = with(Titles::Off);
     let session = create(&manager, "talk", parrot()).await;
     session.ask("Hi").await.unwrap();
     assert_eq!(title(&session).await, None);
 }
 
-// ---- by hand ----
+// ---- titles set by the user ----
 
 #[tokio::test(start_paused = true)]
-async fn title_from_the_start_is_kept() {
+async fn title_from_the_options_is_kept() {
     let own = Own::new([]);
     let manager = with(Titles::Own(Arc::clone(&own) as _));
     let opened = manager.create(OpenOptions::new(parrot()).title("By hand")).await.unwrap();
@@ -317,8 +317,8 @@ async fn title_from_the_start_is_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn title_by_hand_wins_every_race() {
-    // Before, by the session or the manager.
+async fn title_set_by_the_user_wins_every_race() {
+    // Set before a title is made, through the session or the manager.
     for through_manager in [false, true] {
         let (manager, session, made) = own([]).await;
         rename(&manager, &session, through_manager, Some("By hand")).await;
@@ -326,7 +326,7 @@ async fn title_by_hand_wins_every_race() {
         assert_eq!(title(&session).await.unwrap(), "By hand");
         assert_eq!(made.asked(), [0; 0]);
     }
-    // While one is made, and after.
+    // Set while a title is made, and afterwards.
     for (through_manager, after) in [(false, false), (true, false), (false, true), (true, true)] {
         let gate = Gate::new();
         let (manager, session, _) = own([Make::Wait(gate.clone(), "Made")]).await;
@@ -342,7 +342,7 @@ async fn title_by_hand_wins_every_race() {
         session.ask("Again").await.unwrap();
         assert_eq!(title(&session).await.unwrap(), "By hand");
     }
-    // At the same moment.
+    // Set at the same moment as the generated title.
     for _ in 0..20 {
         let gate = Gate::new();
         let (manager, session, _) = own([Make::Wait(gate.clone(), "Made")]).await;
@@ -363,8 +363,8 @@ async fn rename(manager: &Manager, session: &Session, through_manager: bool, tit
 }
 
 #[tokio::test(start_paused = true)]
-async fn title_by_hand_while_the_conversation_is_closed_wins() {
-    // A title that is being made is for a session that is not there any more, or is another one.
+async fn title_set_by_the_user_while_the_conversation_is_closed_wins() {
+    // A generated title does not apply to a session that has ended, nor to the next session of the conversation.
     let gate = Gate::new();
     let (manager, session, made) = own([Make::Wait(gate.clone(), "Made")]).await;
     session.ask("Hi").await.unwrap();
@@ -394,7 +394,7 @@ async fn title_is_cleared_another_is_made_after_the_next_turn() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn loaded_untitled_conversation_gets_a_title() {
+async fn untitled_conversation_opened_again_gets_a_title() {
     let store = Told::default();
     let untitled = store.manager().titles(Titles::Off).build();
     let session = create(&untitled, "talk", parrot()).await;
@@ -402,7 +402,7 @@ async fn loaded_untitled_conversation_gets_a_title() {
     untitled.close(session.id()).await.unwrap();
     let manager = store.manager().build();
     let session = manager.open(&id("talk"), alone(parrot())).await.unwrap().session;
-    assert_eq!(title(&session).await, None, "not before a turn");
+    assert_eq!(title(&session).await, None, "no title is made before a turn");
     session.ask("Some more").await.unwrap();
     assert_eq!(title(&session).await.unwrap(), "The first words");
     manager.close(session.id()).await.unwrap();
@@ -410,14 +410,14 @@ async fn loaded_untitled_conversation_gets_a_title() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_ends_while_a_title_is_made_nothing_is_harmed() {
+async fn session_ends_while_a_title_is_made_the_next_session_is_unaffected() {
     let gate = Gate::new();
     let (manager, session, _) = own([Make::Wait(gate.clone(), "Made"), Make::Title("Anew")]).await;
     session.ask("Hi").await.unwrap();
     in_time(gate.reached()).await;
     manager.close(session.id()).await.unwrap();
     let again = manager.open(session.id(), alone(parrot())).await.unwrap().session;
-    // The other life makes its own.
+    // The next session makes its own title.
     again.ask("Again").await.unwrap();
     assert_eq!(title(&again).await.unwrap(), "Anew");
     gate.open();
@@ -429,7 +429,7 @@ async fn session_ends_while_a_title_is_made_nothing_is_harmed() {
 
 // ---- ends ----
 
-/// A session whose first title waits at a gate, its manager and its store.
+/// Returns a manager and its store, and the gate at which the first title waits.
 async fn waiting_title(idle_shutdown: Option<Duration>) -> (Manager, Told, Gate) {
     let (store, gate) = (Told::default(), Gate::new());
     let own = Own::new([Make::Wait(gate.clone(), "Made")]);
@@ -483,7 +483,7 @@ async fn close_or_shutdown_while_a_title_hangs_ends_within_its_deadline_with_eve
 }
 
 #[tokio::test(start_paused = true)]
-async fn close_in_the_first_turn_stores_what_it_keeps_with_a_title() {
+async fn close_in_the_first_turn_stores_the_kept_messages_with_a_title() {
     let store = Told::default();
     let manager = store.manager().build();
     let session = create(&manager, "talk", scripted([Step::new().then_text(["Half"]).hang()])).await;
@@ -495,8 +495,8 @@ async fn close_in_the_first_turn_stores_what_it_keeps_with_a_title() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn session_is_unwanted_while_its_title_is_made_ends_after_that() {
-    // By its idle shutdown, or since another waits for room.
+async fn session_unused_while_its_title_is_made_ends_afterwards() {
+    // The session is unused because of its idle shutdown, or because another conversation waits for room.
     for idle_shutdown in [Some(Duration::ZERO), None] {
         let (manager, store, gate) = waiting_title(idle_shutdown).await;
         let session = manager.get(&id("talk")).unwrap();

@@ -1,4 +1,5 @@
-//! Errors of all layers as a program prints them: `Display`, the chain of sources, and `Debug`, which `main` shows.
+//! The errors of all layers as a program prints them: `Display`, the chain of sources, and `Debug`, which `main`
+//! prints.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 
@@ -22,7 +23,7 @@ use omni_agent::{
 };
 use serde_json::json;
 
-/// An error with a cause of its own, as an application or a driver has them.
+/// An error with a cause, such as an application or a driver returns.
 #[derive(Debug)]
 struct Outer;
 
@@ -49,7 +50,7 @@ impl fmt::Display for Inner {
 
 impl Error for Inner {}
 
-/// A cause that repeats the sentence of its own cause, as some drivers' errors do.
+/// An error that repeats the text of its cause, as the errors of some drivers do.
 #[derive(Debug)]
 struct Repeating;
 
@@ -74,7 +75,7 @@ impl AgentCallbacks for Refusing {
     }
 }
 
-/// A folder that is removed when it is dropped.
+/// A folder that is removed on drop.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -110,7 +111,7 @@ fn spent() -> ProviderError {
     ProviderError::new(ErrorKind::Quota, "the account is empty").with_source(Outer)
 }
 
-/// The sentences of the chain: the error's own, then those of its sources.
+/// The texts of the chain: the error's own, then those of its sources.
 fn sentences(error: &(dyn Error + 'static)) -> Vec<String> {
     let mut sentences = vec![error.to_string()];
     let mut next = error.source();
@@ -121,8 +122,8 @@ fn sentences(error: &(dyn Error + 'static)) -> Vec<String> {
     sentences
 }
 
-/// Checks that `Display` names the cause once, at its end if nothing is below the cause, that no sentence of the chain
-/// repeats an earlier one, and that `main` prints the cause in a few lines.
+/// Checks the text and the sources of an error. `Display` contains the cause once, at the end. The sources are
+/// exactly `deeper`, and no text of the chain repeats an earlier one. `main` prints the cause in a few lines.
 fn check(name: &str, error: &(dyn Error + 'static), cause: &str, deeper: &[&str]) {
     let shown = error.to_string();
     assert_eq!(shown.matches(cause).count(), 1, "{name}: {shown}");
@@ -228,7 +229,7 @@ async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_onc
     let created = manager.create_with_id(&id("b"), Agent::builder().model("nobody:model")).await;
     check("model", &created.err().unwrap(), "add others with Registry::register", &[]);
 
-    // A file stands where the folder was.
+    // A file takes the place of the folder.
     fs::remove_dir_all(&folder.0).unwrap();
     fs::write(&folder.0, "").unwrap();
     let created = Session::builder(Arc::clone(&store)).agent(parrot()).create_with_id(id("c")).await;
@@ -260,7 +261,7 @@ async fn display_of_a_sessions_and_a_managers_first_failures_names_the_cause_onc
 }
 
 #[test]
-fn source_of_causes_that_repeat_themselves_is_what_was_not_said() {
+fn source_of_repeated_causes_is_only_the_part_not_printed_yet() {
     let error = StoreError::failed("reading the log", Repeating);
     check("repeating", &error, "the licence check failed: disk on fire", &[]);
     let error = ProviderError::new(ErrorKind::Service, "down").with_source(Repeating);

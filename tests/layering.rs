@@ -1,4 +1,4 @@
-//! Each layer uses only those before it: a file imports from its own layer and from earlier ones.
+//! Each layer uses only the layers before it: a file imports from its own layer and from earlier ones.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -22,8 +22,8 @@ const LAYERS: &[&str] = &[
     "manager",
 ];
 
-/// Beside the layers: may use all of them, and none of them uses it.
-const ASIDE: &[&str] = &["lib", "guides", "testing"];
+/// Modules outside the layers: they may use all layers, and no layer uses them.
+const ASIDE: &[&str] = &["lib", "testing"];
 
 fn rust_files(folder: &Path) -> Vec<PathBuf> {
     let mut files = Vec::new();
@@ -38,13 +38,13 @@ fn rust_files(folder: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The layer that a file below `src` belongs to.
+/// The layer of a file in `src`.
 fn layer_of(file: &Path, src: &Path) -> String {
     let first = file.strip_prefix(src).unwrap().components().next().unwrap();
     first.as_os_str().to_string_lossy().trim_end_matches(".rs").to_owned()
 }
 
-/// The layers that a file names in `crate::…` paths, grouped imports included, outside comments.
+/// The layers that a file names in `crate::…` paths outside comments, including grouped imports.
 fn layers_named(source: &str) -> Vec<String> {
     let code: String =
         source.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n");
@@ -83,7 +83,7 @@ fn every_file_uses_only_its_own_layer_and_earlier_ones() {
             continue;
         }
         let Some(own) = LAYERS.iter().position(|name| *name == layer) else {
-            breaches.push(format!("{}: {layer} is no layer; name it in this test", file.display()));
+            breaches.push(format!("{}: {layer} is not a layer; add it to this test", file.display()));
             continue;
         };
         for named in layers_named(&fs::read_to_string(&file).unwrap()) {
@@ -96,7 +96,7 @@ fn every_file_uses_only_its_own_layer_and_earlier_ones() {
             }
         }
     }
-    assert!(breaches.is_empty(), "layers are broken:\n{}", breaches.join("\n"));
+    assert!(breaches.is_empty(), "files use later layers:\n{}", breaches.join("\n"));
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! The loops of the documentation's first programs, run against models that fail, agents that end and readers that are
-//! slow. Each loop stands here and in the documents, line by line the same.
+//! The loops of the documentation's first programs, run with failing models, ended agents and slow readers. Each loop
+//! is the same in this file and in the documents, line by line.
 #![cfg(feature = "test-util")]
 #![allow(clippy::print_stdout, clippy::unwrap_used, reason = "the samples print, and the tests set them up")]
 
@@ -74,7 +74,7 @@ async fn read_session(mut events: SessionSubscription) -> Done {
 }
 
 async fn within_a_minute(read: impl Future<Output = Done>) -> Result<(), String> {
-    let read = timeout(Duration::from_mins(1), read).await.expect("the sample comes to its end");
+    let read = timeout(Duration::from_mins(1), read).await.expect("the sample ends within a minute");
     read.map_err(|error| error.to_string())
 }
 
@@ -132,7 +132,7 @@ async fn samples_whose_agent_ends_return_the_reason() {
     assert_eq!(within_a_minute(read_session(events)).await, Err("stopped".to_owned()));
 }
 
-/// More events than a subscription holds for a reader that does not read.
+/// More events than a subscription holds for a stalled reader.
 fn flood() -> Model {
     let pieces = (0..20_000).map(|number| format!("{number} "));
     ScriptedProvider::new([Step::new().then_text(pieces).stop()]).model()
@@ -160,7 +160,7 @@ fn sample(name: &str) -> String {
     lines(begin.split_once("// end\n").expect("a sample has an end").0)
 }
 
-/// The lines without indentation and the marks of doc comments.
+/// The lines without indentation and without the markers of doc comments.
 fn lines(text: &str) -> String {
     let bare = |line: &str| line.trim().trim_start_matches("//!").trim_start_matches("///").trim().to_owned();
     text.lines().map(bare).collect::<Vec<_>>().join("\n")

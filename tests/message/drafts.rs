@@ -1,4 +1,4 @@
-//! Random histories, lawful but for a few injuries.
+//! Random histories: valid ones with a few random faults.
 
 use omni_agent::message::{Content, History, Message, Role, Timestamp, ToolResult, ToolUse};
 use proptest::{collection::vec, prelude::*};
@@ -10,7 +10,7 @@ pub(crate) fn uses(id: &str) -> ToolUse {
     ToolUse::new(id, "tool", json!({}))
 }
 
-/// A block in the making; results and text get a text of their own, so that each can be told from all others.
+/// A block of a draft. Each result and text gets a distinct text, so that blocks can be told apart.
 #[derive(Clone, Copy, Debug)]
 enum Block {
     Text,
@@ -28,7 +28,8 @@ fn block() -> impl Strategy<Value = Block> {
 
 type Draft = Vec<(Role, Vec<Block>)>;
 
-/// A lawful exchange: a prompt, some tool uses, their results in any order and perhaps some text, an answer.
+/// A valid exchange: a prompt, some tool uses, their results in any order and perhaps with some text, and perhaps an
+/// answer.
 fn exchange() -> impl Strategy<Value = Draft> {
     let ids = Just(vec![0, 1, 2]).prop_shuffle();
     (ids, 0..=IDS.len(), 0usize..15, any::<bool>(), any::<bool>()).prop_map(
@@ -54,7 +55,7 @@ fn exchange() -> impl Strategy<Value = Draft> {
     )
 }
 
-/// What goes wrong, with places that are taken modulo what is there.
+/// A fault. Its positions are taken modulo the number of elements.
 #[derive(Clone, Debug)]
 enum Harm {
     DropMessage(usize),

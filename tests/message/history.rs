@@ -1,4 +1,4 @@
-//! `History` against a plain vector.
+//! `History` compared with a plain vector.
 
 use std::sync::Arc;
 
@@ -35,9 +35,9 @@ fn assert_holds(history: &History, expected: &[Arc<Message>]) {
 enum Step {
     Push,
     Extend(u16),
-    /// Keep a clone to be compared at the end.
+    /// Keeps a clone, which is compared at the end.
     Keep,
-    /// Go on with the clone kept as the n-th, and keep this one instead.
+    /// Continues with the n-th kept clone, and keeps the current history in its place.
     Swap(usize),
 }
 
@@ -104,7 +104,7 @@ proptest! {
         for (history, expected) in &kept {
             assert_holds(history, expected);
         }
-        // Numbers are never used twice, so that equal content is equal identity here.
+        // Numbers are never used twice, so here equal content means the same messages.
         for (a, numbers_a) in &kept {
             for (b, numbers_b) in &kept {
                 prop_assert_eq!(a == b, numbers_a == numbers_b);
@@ -136,7 +136,7 @@ proptest! {
 }
 
 #[test]
-fn push_across_every_level_keeps_what_was_there() {
+fn push_across_every_level_keeps_earlier_messages() {
     let sizes = [
         0, 1, 31, 32, 33, 63, 64, 1023, 1024, 1025, 1055, 1056, 1057, 32_767, 32_768, 32_769, 32_800, 40_000,
     ];
@@ -154,7 +154,7 @@ fn push_across_every_level_keeps_what_was_there() {
 }
 
 #[test]
-fn push_beyond_a_million_keeps_every_place() {
+fn push_beyond_a_million_keeps_every_message() {
     const COUNT: usize = 32 * 32 * 32 * 32 + 40;
     let pool = numbered(1009);
     let history: History = (0..COUNT).map(|index| Arc::clone(&pool[index % pool.len()])).collect();
@@ -173,7 +173,7 @@ fn clone_shares_every_message() {
     let clone = history.clone();
     assert!(clone.same(&history));
     assert!((0..5_000).all(|index| Arc::ptr_eq(clone.get(index).unwrap(), history.get(index).unwrap())));
-    // One owner in the trie, however many clones there are: nothing was copied, not even the pointers.
+    // The trie is the only owner of each message, whatever the number of clones: not even the pointers were copied.
     assert_eq!(Arc::strong_count(clone.get(0).unwrap()), 1);
     assert_eq!(Arc::strong_count(clone.get(4_999).unwrap()), 1);
 }
@@ -197,7 +197,7 @@ fn same_after_a_push_is_false() {
         a.push(Arc::clone(&message));
         b.push(message);
         assert!(!a.same(&history) && !history.same(&a), "{count}");
-        assert!(!a.same(&b), "equal, but pushed one by one: {count}");
+        assert!(!a.same(&b), "equal content, but pushed separately: {count}");
         assert_eq!(a, b);
         assert_ne!(a, history);
     }
@@ -212,7 +212,7 @@ fn same_of_equal_but_separate_histories_is_false() {
 
 #[test]
 fn new_history_owns_no_memory() {
-    // Made at compile time, it cannot hold anything on the heap.
+    // A value made at compile time cannot own memory on the heap.
     const EMPTY: History = History::new();
     assert!(EMPTY.is_empty());
     assert!(size_of::<History>() <= 4 * size_of::<usize>());
@@ -221,7 +221,7 @@ fn new_history_owns_no_memory() {
 }
 
 #[test]
-fn extend_with_a_history_of_its_own_keeps_both() {
+fn extend_with_a_clone_of_itself_keeps_both() {
     let mut history: History = numbered(40).into_iter().collect();
     let again = history.clone();
     history.extend(again.iter().cloned());

@@ -1,4 +1,4 @@
-//! The history law: what may be sent, what may be committed, and how a broken history is repaired.
+//! The rules of histories: which may be sent, which may be committed, and how an invalid history is repaired.
 
 use std::sync::Arc;
 
@@ -24,8 +24,8 @@ fn history<const N: usize>(messages: [Message; N]) -> History {
     History::from_iter(messages)
 }
 
-/// The law, said as plainly as can be: the ids of each message's results are those of the tool uses right
-/// before it, each once, and every block stands in a message of the right role.
+/// The rules in their simplest form. The ids of each message's results are those of the tool uses in the message
+/// before it, each exactly once, and every block is in a message of the right role.
 fn obeys_but_for_the_end(history: &History) -> bool {
     let used = |message: &Arc<Message>| {
         let mut ids: Vec<_> = message.tool_uses().map(|tool_use| tool_use.id.clone()).collect();
@@ -60,7 +60,7 @@ fn is_committed(history: &History) -> bool {
         }
 }
 
-/// All blocks in order, but for those that the law forbids where they stand.
+/// All blocks in order, except those that the rules forbid at their place.
 fn lawful_blocks(history: &History) -> Vec<(Role, Content)> {
     let mut lawful = Vec::new();
     let mut before: Option<&Arc<Message>> = None;
@@ -105,17 +105,17 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
 
     #[test]
-    fn check_sendable_agrees_with_the_law(history in any_history()) {
+    fn check_sendable_agrees_with_the_simple_rules(history in any_history()) {
         prop_assert_eq!(history.check_sendable().is_ok(), is_sendable(&history), "{:?}", history.check_sendable());
     }
 
     #[test]
-    fn check_agrees_with_the_four_ends(history in any_history()) {
+    fn check_agrees_with_the_four_valid_ends(history in any_history()) {
         prop_assert_eq!(history.check().is_ok(), is_committed(&history), "{:?}", history.check());
     }
 
     #[test]
-    fn check_error_names_a_message_that_is_there(history in any_history()) {
+    fn check_error_names_an_existing_message(history in any_history()) {
         for error in [history.check().err(), history.check_sendable().err()].into_iter().flatten() {
             let index = match error {
                 HistoryError::Unanswered { index, .. }
@@ -130,18 +130,18 @@ proptest! {
     }
 
     #[test]
-    fn repair_gives_a_sendable_history_that_needs_no_more(history in any_history()) {
+    fn repair_gives_a_sendable_history_and_is_idempotent(history in any_history()) {
         let repaired = history.repair();
         prop_assert_eq!(repaired.check_sendable(), Ok(()));
         prop_assert!(repaired.repair().same(&repaired));
         if is_sendable(&history) {
             prop_assert!(repaired.same(&history));
         }
-        prop_assert_eq!(history.repair(), repaired, "the same every time");
+        prop_assert_eq!(history.repair(), repaired, "repair is deterministic");
     }
 
     #[test]
-    fn repair_keeps_what_is_lawful_in_its_order(history in any_history()) {
+    fn repair_keeps_valid_blocks_in_order(history in any_history()) {
         let repaired = all_blocks(&history.repair());
         let mut rest = repaired.iter();
         for block in lawful_blocks(&history) {
@@ -150,7 +150,7 @@ proptest! {
     }
 
     #[test]
-    fn repair_adds_nothing_but_error_results(history in any_history()) {
+    fn repair_adds_only_error_results(history in any_history()) {
         let before = all_blocks(&history);
         for (role, block) in all_blocks(&history.repair()) {
             let added = matches!(&block, Content::ToolResult(result) if result.is_error);
@@ -159,7 +159,7 @@ proptest! {
     }
 
     #[test]
-    fn repair_shares_the_messages_that_it_does_not_change(history in any_history()) {
+    fn repair_shares_unchanged_messages(history in any_history()) {
         for message in &history.repair() {
             if let Some(original) = history.iter().find(|original| *original == message) {
                 prop_assert!(Arc::ptr_eq(message, original), "{message:?}");
@@ -169,7 +169,7 @@ proptest! {
 }
 
 #[test]
-fn check_accepts_each_of_the_four_ends() {
+fn check_accepts_each_of_the_four_valid_ends() {
     let ends = [
         history([]),
         history([Message::user("hi"), Message::assistant("hello")]),
@@ -191,7 +191,7 @@ fn check_of_a_history_that_ends_in_a_prompt_is_an_error() {
 }
 
 #[test]
-fn check_of_results_with_text_beside_them_accepts() {
+fn check_of_results_with_additional_text_succeeds() {
     let mut closing = answers(["a"]);
     closing.content.push("and then?".into());
     assert_eq!(history([asks(["a"]), closing]).check(), Ok(()));
@@ -206,7 +206,7 @@ fn check_sendable_of_open_tool_uses_at_the_end_names_the_first() {
 }
 
 #[test]
-fn check_of_ids_used_again_in_a_later_turn_accepts() {
+fn check_of_ids_used_again_in_a_later_turn_succeeds() {
     let again = history([asks(["a"]), answers(["a"]), asks(["a"]), answers(["a"]), Message::assistant("ok")]);
     assert_eq!(again.check_sendable(), Ok(()));
 }
@@ -224,7 +224,7 @@ fn check_of_results_over_two_messages_is_unanswered() {
 }
 
 #[test]
-fn check_of_a_result_given_twice_is_an_orphan() {
+fn check_of_a_repeated_result_is_an_orphan() {
     let twice = history([asks(["a"]), answers(["a", "a"])]);
     assert_eq!(twice.check(), Err(HistoryError::OrphanResult { index: 1, id: "a".into() }));
     let late = history([asks(["a"]), answers(["a"]), answers(["a"])]);
@@ -232,13 +232,13 @@ fn check_of_a_result_given_twice_is_an_orphan() {
 }
 
 #[test]
-fn check_of_a_foreign_result_beside_the_right_one_is_an_orphan() {
+fn check_of_an_additional_foreign_result_is_an_orphan() {
     let foreign = history([asks(["a"]), answers(["x", "a"])]);
     assert_eq!(foreign.check(), Err(HistoryError::OrphanResult { index: 1, id: "x".into() }));
 }
 
 #[test]
-fn check_of_an_id_twice_in_a_message_is_a_duplicate() {
+fn check_of_a_repeated_id_in_a_message_is_a_duplicate() {
     let twice = history([asks(["a", "b", "a"])]);
     assert_eq!(twice.check(), Err(HistoryError::DuplicateToolUse { index: 0, id: "a".into() }));
 }
@@ -285,7 +285,7 @@ fn repair_of_open_tool_uses_at_the_end_adds_error_results() {
 }
 
 #[test]
-fn repair_of_an_assistant_right_after_open_tool_uses_answers_between() {
+fn repair_of_an_assistant_right_after_open_tool_uses_inserts_results() {
     let repaired = history([asks(["a"]), Message::assistant("hm")]).repair();
     assert_eq!(repaired.len(), 3);
     assert!(is_made_up(repaired.get(1).unwrap(), "a"));
@@ -293,7 +293,7 @@ fn repair_of_an_assistant_right_after_open_tool_uses_answers_between() {
 }
 
 #[test]
-fn repair_of_results_over_two_messages_brings_them_together() {
+fn repair_of_results_over_two_messages_joins_them() {
     let mut second = answers(["b"]);
     second.content.push("go on".into());
     let repaired = history([asks(["a", "b"]), answers(["a"]), second]).repair();
@@ -307,7 +307,7 @@ fn repair_of_results_over_two_messages_brings_them_together() {
 }
 
 #[test]
-fn repair_of_a_prompt_before_the_results_brings_them_together() {
+fn repair_of_a_prompt_before_the_results_joins_them() {
     let repaired = history([asks(["a"]), Message::user("wait"), answers(["a"])]).repair();
     assert_eq!(repaired.len(), 2);
     let answer = repaired.last().unwrap();
@@ -316,7 +316,7 @@ fn repair_of_a_prompt_before_the_results_brings_them_together() {
 }
 
 #[test]
-fn repair_leaves_lawful_messages_as_they_are() {
+fn repair_does_not_change_valid_messages() {
     let mut text_first = Message::user("see:");
     text_first.content.push(result("b"));
     text_first.content.push(result("a"));
@@ -336,7 +336,7 @@ fn repair_drops_foreign_results_and_keeps_the_right_one() {
 }
 
 #[test]
-fn repair_of_a_message_that_vanishes_joins_what_was_around_it() {
+fn repair_of_a_removed_message_joins_its_neighbours() {
     let repaired = history([asks(["a"]), Message::assistant([result("a")]), answers(["a"])]).repair();
     assert_eq!(repaired.len(), 2);
     assert_eq!(results(repaired.last().unwrap()), [("a", "done".into(), false)]);

@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::strategies;
 
 #[test]
-fn user_from_whatever_is_at_hand_has_the_blocks() {
+fn user_from_any_supported_value_has_its_blocks() {
     let hi = [Content::from(Text::new("hi"))];
     let owned = String::from("hi");
     assert_eq!(Message::user("hi").content, hi);
@@ -33,7 +33,7 @@ fn user_from_whatever_is_at_hand_has_the_blocks() {
 }
 
 #[test]
-fn text_joins_the_text_blocks_alone() {
+fn text_joins_only_the_text_blocks() {
     let message = Message::assistant([
         Content::from("a"),
         Thinking::new("hidden").into(),
@@ -50,7 +50,7 @@ fn text_joins_the_text_blocks_alone() {
 }
 
 #[test]
-fn result_answers_the_tool_use_it_was_made_for() {
+fn result_has_the_id_of_its_tool_use() {
     let tool_use = ToolUse::new("1", "add", json!({}));
     let ok = ToolResult::ok(&tool_use, "3");
     let error = ToolResult::error(&tool_use, "no");
@@ -61,7 +61,7 @@ fn result_answers_the_tool_use_it_was_made_for() {
 }
 
 #[test]
-fn is_blank_sees_only_what_a_model_sees() {
+fn is_blank_considers_only_content_for_the_model() {
     assert!(Blocks::default().is_blank());
     assert!(Blocks::from(" \n\t").is_blank());
     assert!(Blocks::from(["", " "]).is_blank());
@@ -70,7 +70,7 @@ fn is_blank_sees_only_what_a_model_sees() {
 }
 
 #[test]
-fn is_native_to_the_format_that_wrote_it() {
+fn is_native_to_is_true_for_the_format_that_produced_it() {
     let mut message = Message::assistant("hi");
     assert!(message.is_native_to("responses") && message.is_native_to("messages"));
     message.provider_data.insert("responses".into(), json!({}));
@@ -86,7 +86,7 @@ fn thinking_is_signed_by_signature_or_redaction() {
 }
 
 #[test]
-fn is_image_goes_by_the_media_type() {
+fn is_image_depends_on_the_media_type() {
     assert!(Attachment::base64("image/png", "").is_image());
     assert!(Attachment::base64("IMAGE/PNG", "").is_image());
     assert!(!Attachment::base64("application/pdf", "").is_image());
@@ -94,7 +94,7 @@ fn is_image_goes_by_the_media_type() {
 }
 
 #[test]
-fn weight_counts_every_string_there_is() {
+fn weight_counts_every_string() {
     const LONG: usize = 100_000;
     let long = || "x".repeat(LONG);
     let tool_use = ToolUse::new("a", "b", json!({}));
@@ -181,7 +181,7 @@ fn usage() -> impl Strategy<Value = Usage> {
 }
 
 #[test]
-fn usage_cost_is_known_as_soon_as_one_side_knows_it() {
+fn usage_sum_has_a_cost_if_one_side_has() {
     let cost = |cost| Usage { cost, ..Usage::default() };
     assert_eq!((cost(None) + cost(None)).cost, None);
     assert_eq!((cost(Some(1.5)) + cost(None)).cost, Some(1.5));

@@ -1,4 +1,4 @@
-//! The stored format: exact bytes, nothing lost, nothing unknown in the way.
+//! The stored format: the exact bytes, lossless reading, and tolerance of unknown members.
 
 use omni_agent::message::{
     Attachment, Blocks, Content, History, Message, ProviderItem, Text, Thinking, Timestamp, ToolResult,
@@ -36,8 +36,8 @@ proptest! {
     }
 }
 
-/// Every kind of block, with as little and as much in it as there can be, in the format that stores hold.
-/// A change here is a change of the stored format.
+/// Each kind of block, with as few and as many fields as possible, in the format of the stores. A change here is a
+/// change of the stored format.
 fn golden() -> Vec<(Content, &'static str)> {
     let signed = |mut text: Text| {
         text.signature = Some("sig".into());
@@ -158,7 +158,7 @@ fn message_of_an_unknown_role_is_an_error_that_names_it() {
 }
 
 #[test]
-fn history_that_is_no_list_is_an_error() {
+fn history_that_is_not_a_list_is_an_error() {
     let error = from_str::<History>(r#"{"role":"user"}"#).unwrap_err().to_string();
     assert!(error.contains("a list of messages"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! A store that knows owners, whose leases run out when the test says so and never by themselves.
+//! A store with leases that expire only when the test expires them.
 
 use std::{
     collections::HashMap,
@@ -14,10 +14,10 @@ use omni_agent::store::{
 };
 use tokio::sync::watch;
 
-/// How long a lease is said to last: renewals come every third of it.
+/// The reported duration of a lease. Renewals come after every third of it.
 const LASTS: Duration = Duration::from_millis(30);
 
-/// What becomes of a call that concerns ownership.
+/// The behaviour of calls that concern ownership.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) enum Mood {
     #[default]
@@ -25,20 +25,20 @@ pub(crate) enum Mood {
     Fail,
     Hang,
     Panic,
-    /// A conversation is given, and the answer comes when the mood changes.
+    /// A conversation is acquired, but the answer comes only when the mood changes.
     Late,
 }
 
-/// Cheap to clone; a clone is the same store.
+/// A handle to the store. Clones share one store.
 #[derive(Clone)]
 pub(crate) struct LeasingStore(Arc<Inner>);
 
 struct Inner {
     store: Arc<dyn Store>,
     rows: Mutex<Rows>,
-    /// Tells a thread that does not run a runtime.
+    /// Notifies a thread without a runtime.
     changed: Condvar,
-    /// Tells everybody else: how much was renewed and tried so far.
+    /// Notifies tasks, with the number of renewals and calls so far.
     count: watch::Sender<Count>,
 }
 
@@ -47,7 +47,7 @@ struct Rows {
     leases: HashMap<ConversationId, Row>,
     mood: Mood,
     renewals: u64,
-    /// The epochs of the writes that were let through, and whether they had a lease at all.
+    /// The epochs of the accepted writes, or `None` for a write without a lease.
     writes: Vec<Option<Epoch>>,
 }
 
@@ -87,7 +87,7 @@ impl LeasingStore {
         Arc::new(self.clone())
     }
 
-    /// Who has the conversation now.
+    /// The current owner of the conversation.
     pub(crate) fn owner(&self, id: &ConversationId) -> Option<Owner> {
         let row = self.rows().leases.get(id).cloned()?;
         row.owner.filter(|_| !row.ran_out)
@@ -97,63 +97,63 @@ impl LeasingStore {
         self.rows().leases.get(id).map_or(0, |row| row.epoch)
     }
 
-    /// The epochs of all writes but creations that went through.
+    /// The epochs of all accepted writes except creations.
     pub(crate) fn writes(&self) -> Vec<Option<u64>> {
         self.rows().writes.iter().map(|epoch| epoch.map(|Epoch(epoch)| epoch)).collect()
     }
 
-    /// The lease of this conversation runs out.
+    /// Expires the lease of this conversation.
     pub(crate) fn run_out(&self, id: &ConversationId) {
-        self.rows().leases.get_mut(id).expect("there is a lease").ran_out = true;
+        self.rows().leases.get_mut(id).expect("the conversation has a lease").ran_out = true;
     }
 
-    /// The lease runs out, and another takes the conversation before its owner notices.
+    /// Expires the lease and gives the conversation to another owner before the first one notices.
     pub(crate) fn take(&self, id: &ConversationId, owner: &Owner) -> Lease {
         let mut rows = self.rows();
-        let row = rows.leases.get_mut(id).expect("there is a lease");
+        let row = rows.leases.get_mut(id).expect("the conversation has a lease");
         *row = Row { owner: Some(owner.clone()), epoch: row.epoch + 1, ran_out: false };
         Lease::lasting(Epoch(row.epoch), LASTS)
     }
 
-    /// How calls that concern ownership go from now on.
+    /// Sets the behaviour of calls that concern ownership from now on.
     pub(crate) fn ownership(&self, mood: Mood) {
         self.rows().mood = mood;
         self.0.count.send_modify(|_| {});
     }
 
-    /// Waits until somebody has the conversation.
+    /// Waits until the conversation has an owner.
     pub(crate) async fn owned(&self, id: &ConversationId) {
         let mut count = self.0.count.subscribe();
         while self.owner(id).is_none() {
-            count.changed().await.expect("the store is there");
+            count.changed().await.expect("the store still exists");
         }
     }
 
-    /// Waits for the leases of all to be renewed so often from now on.
+    /// Waits until all leases were renewed this often from now on.
     pub(crate) async fn renewed(&self, times: u64) {
         self.until(|count| count.renewals, times).await;
     }
 
-    /// Waits for so many calls that concern ownership from now on, whatever becomes of them.
+    /// Waits for this many calls that concern ownership from now on, whether they succeed or not.
     pub(crate) async fn tried(&self, times: u64) {
         self.until(|count| count.tries, times).await;
     }
 
-    /// Waits until nobody has the conversation.
+    /// Waits until the conversation has no owner.
     pub(crate) async fn released(&self, id: &ConversationId) {
         let mut count = self.0.count.subscribe();
         while self.owner(id).is_some() {
-            count.changed().await.expect("the store is there");
+            count.changed().await.expect("the store still exists");
         }
     }
 
     async fn until(&self, of: fn(&Count) -> u64, times: u64) {
         let mut count = self.0.count.subscribe();
         let goal = of(&count.borrow()) + times;
-        count.wait_for(|count| of(count) >= goal).await.expect("the store is there");
+        count.wait_for(|count| of(count) >= goal).await.expect("the store still exists");
     }
 
-    /// Holds its thread up until the leases are renewed so often.
+    /// Blocks its thread until the leases were renewed this often.
     pub(crate) fn block_until_renewed(&self, times: u64) {
         let rows = self.rows();
         let goal = rows.renewals + times;
@@ -175,7 +175,8 @@ impl LeasingStore {
         }
     }
 
-    /// Refuses a write under a lease that is over. The test's store below writes at once, so that nothing comes between.
+    /// Refuses a write under an expired or replaced lease. The underlying test store writes immediately, so nothing
+    /// happens in between.
     fn fence(&self, id: &ConversationId, write: &Write) -> Result<(), StoreError> {
         let mut rows = self.rows();
         if let Some(epoch) = write.epoch {
@@ -264,7 +265,7 @@ impl Store for LeasingStore {
         let mut count = self.0.count.subscribe();
         self.0.count.send_modify(|_| {});
         while self.rows().mood == Mood::Late {
-            count.changed().await.expect("the store is there");
+            count.changed().await.expect("the store still exists");
         }
         Ok(lease)
     }
@@ -276,7 +277,7 @@ impl Store for LeasingStore {
         if !sound {
             return Err(StoreError::LeaseLost { id: id.clone() });
         }
-        rows.leases.get_mut(id).expect("it was there").ran_out = false;
+        rows.leases.get_mut(id).expect("the lease exists").ran_out = false;
         rows.renewals += 1;
         drop(rows);
         self.0.changed.notify_all();

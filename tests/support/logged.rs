@@ -1,4 +1,4 @@
-//! The log, for a test to look at.
+//! Access to the log for tests.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -16,18 +16,18 @@ impl Log {
         self.0.lock().unwrap().clone()
     }
 
-    /// Takes the events of this thread until the guard is dropped.
+    /// Records the events of this thread until the guard is dropped.
     ///
-    /// A place that logs for the first time, on another thread and at the same moment, may be remembered as of interest
-    /// to nobody. A default subscriber for all threads prevents that.
+    /// If another thread logs at a call site for the first time at the same moment, that call site may be cached as
+    /// disabled. A default subscriber for all threads prevents this.
     pub fn listen(&self) -> tracing::subscriber::DefaultGuard {
-        // Another test has set it already.
+        // Another test may already have set it.
         let _ = tracing::subscriber::set_global_default(Unsure);
         tracing::subscriber::set_default(self.clone())
     }
 }
 
-/// A subscriber that takes nothing and wants to be asked about everything.
+/// A subscriber that records nothing, and whose interest in a call site is never cached.
 struct Unsure;
 
 impl tracing::Subscriber for Unsure {

@@ -1,5 +1,4 @@
-//! A server that does what it is told, faults included: HTTP/1.1 on the loopback, one scripted reply a
-//! request.
+//! A scripted HTTP/1.1 server on the loopback interface, with faults on request. It sends one reply per request.
 
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "part of tests")]
@@ -21,15 +20,15 @@ use tokio::{
     sync::{Semaphore, mpsc},
 };
 
-/// What the server got.
+/// A request as the server received it.
 #[derive(Clone, Debug)]
 pub(crate) struct Received {
-    /// Method and target.
+    /// The method and the target.
     pub(crate) line: String,
-    /// Names in lower case.
+    /// The header names are in lower case.
     pub(crate) headers: Vec<(String, String)>,
     pub(crate) body: Bytes,
-    /// Counts the server's connections, from 0.
+    /// The number of the connection, counted from 0.
     pub(crate) connection: usize,
 }
 
@@ -43,14 +42,14 @@ impl Received {
     }
 }
 
-/// What happens on the server's side, for a test to wait for.
+/// An event on the server's side that a test can wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// A connection was taken.
+    /// A connection was accepted.
     Connected,
     /// A request was read.
     Received,
-    /// The reply has come to a stall or a gate; all before it is sent.
+    /// The reply has reached a stall or a gate. Everything before it has been sent.
     Stalled,
     /// The client closed the connection.
     Closed,
@@ -80,7 +79,7 @@ enum Step {
     Reset,
 }
 
-/// One reply, built up in the order in which it is sent.
+/// A reply, built step by step in the order in which it is sent.
 pub(crate) struct Reply {
     head: Option<String>,
     chunked: bool,
@@ -108,7 +107,7 @@ impl Reply {
         Self::new(status).header("content-type", "application/json").piece(body.to_owned())
     }
 
-    /// No head: what follows is sent as it is.
+    /// A reply without a head: the following pieces are sent unchanged.
     pub(crate) fn headless() -> Self {
         Self { head: None, chunked: false, steps: Vec::new() }
     }
@@ -119,26 +118,26 @@ impl Reply {
         self
     }
 
-    /// Sends the body as it is and lets the end of the connection end it, instead of in chunks.
+    /// Sends the body without chunks. The end of the connection ends it.
     pub(crate) fn until_close(mut self) -> Self {
-        assert!(self.steps.is_empty(), "say so before the first piece");
+        assert!(self.steps.is_empty(), "call `until_close` before the first piece");
         self.chunked = false;
         self.header("connection", "close")
     }
 
-    /// A piece of the body.
+    /// Adds a piece of the body.
     pub(crate) fn piece(mut self, piece: impl Into<Bytes>) -> Self {
         let piece = self.framed(piece.into());
         self.steps.push(Step::Send(piece));
         self
     }
 
-    /// The body in pieces of `size` bytes.
+    /// Adds the body in pieces of `size` bytes.
     pub(crate) fn pieces(self, body: &[u8], size: usize) -> Self {
         body.chunks(size).fold(self, |reply, piece| reply.piece(Bytes::copy_from_slice(piece)))
     }
 
-    /// Bytes that no chunk frames.
+    /// Adds bytes that are not framed as a chunk.
     pub(crate) fn raw(mut self, bytes: impl Into<Bytes>) -> Self {
         self.steps.push(Step::Send(bytes.into()));
         self
@@ -150,20 +149,20 @@ impl Reply {
         self
     }
 
-    /// Sends nothing more until the client goes.
+    /// Sends nothing more until the client disconnects.
     pub(crate) fn stall(mut self) -> Self {
         self.steps.push(Step::Stall);
         self
     }
 
-    /// Sends this again and again until the client goes.
+    /// Sends this piece repeatedly until the client disconnects.
     pub(crate) fn forever(mut self, piece: impl Into<Bytes>) -> Self {
         let piece = self.framed(piece.into());
         self.steps.push(Step::Forever(piece));
         self
     }
 
-    /// Closes the connection, whatever was promised.
+    /// Closes the connection, even if the announced body is incomplete.
     pub(crate) fn close(mut self) -> Self {
         self.steps.push(Step::Close);
         self
@@ -193,7 +192,7 @@ pub(crate) struct Server {
     events: mpsc::UnboundedReceiver<Event>,
 }
 
-/// What answers a request; none closes the connection.
+/// Answers a request; `None` closes the connection.
 type Answering = Box<dyn FnMut(&Received) -> Option<Reply> + Send>;
 
 struct State {
@@ -204,19 +203,20 @@ struct State {
 }
 
 impl Server {
-    /// Answers requests with these replies, in order; the request after the last one finds a closed door.
+    /// Starts a server that answers requests with these replies, in order. On the next request it closes the
+    /// connection.
     pub(crate) async fn start(replies: impl IntoIterator<Item = Reply>) -> Self {
         let mut replies: VecDeque<Reply> = replies.into_iter().collect();
         Self::answering(move |_| replies.pop_front()).await
     }
 
-    /// Answers each request with what `answering` makes of it; where that is nothing, the door is closed.
+    /// Starts a server that answers each request with the result of `answering`; `None` closes the connection.
     pub(crate) async fn answering(
         answering: impl FnMut(&Received) -> Option<Reply> + Send + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        // Unbounded: a test reads few of the few events there are.
+        // Unbounded, since a test does not read all events, and there are few.
         let (sender, events) = mpsc::unbounded_channel();
         let state = Arc::new(State {
             answering: Mutex::new(Box::new(answering)),
@@ -236,9 +236,9 @@ impl Server {
         self.address.port()
     }
 
-    /// Waits until this has happened. What happens before it is passed over.
+    /// Waits for this event, and skips all events before it.
     pub(crate) async fn wait_for(&mut self, event: Event) {
-        while self.events.recv().await.expect("the server is there") != event {}
+        while self.events.recv().await.expect("the server is running") != event {}
     }
 
     /// All requests so far.
@@ -246,7 +246,7 @@ impl Server {
         self.state.received.lock().unwrap().clone()
     }
 
-    /// Bytes that the server could get rid of so far.
+    /// The number of bytes that the server has sent so far.
     pub(crate) fn sent(&self) -> usize {
         self.state.sent.load(Ordering::SeqCst)
     }
@@ -267,7 +267,7 @@ async fn accept(listener: TcpListener, state: Arc<State>) {
     }
 }
 
-/// Serves one connection. An error means that the client is gone.
+/// Serves one connection. An error means that the client has disconnected.
 async fn serve(mut stream: TcpStream, state: &State, connection: usize) -> std::io::Result<()> {
     let mut buffer = BytesMut::new();
     while let Some(request) = read_request(&mut stream, &mut buffer, connection).await? {
@@ -284,7 +284,7 @@ async fn serve(mut stream: TcpStream, state: &State, connection: usize) -> std::
     Ok(())
 }
 
-/// Sends a reply; whether the connection is good for another one.
+/// Sends a reply. Returns whether the connection can be used for another one.
 async fn play(stream: &mut TcpStream, reply: Reply, state: &State) -> std::io::Result<bool> {
     let Reply { head, chunked, steps } = reply;
     let has_head = head.is_some();
@@ -304,7 +304,7 @@ async fn play(stream: &mut TcpStream, reply: Reply, state: &State) -> std::io::R
             }
             Step::Stall => {
                 _ = state.events.send(Event::Stalled);
-                // The client sends nothing more, so this ends when it goes.
+                // The client sends nothing more, so this loop ends when it disconnects.
                 while stream.read(&mut [0; 1024]).await? > 0 {}
                 return Ok(false);
             }

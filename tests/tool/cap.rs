@@ -36,7 +36,7 @@ fn run_output_of_exactly_the_limit_is_whole() {
 }
 
 #[test]
-fn run_text_beyond_the_limit_is_cut_and_says_how_much() {
+fn run_text_beyond_the_limit_is_cut_with_a_note() {
     let result = run(vec!["x".repeat(1_000).into()], 200);
     assert!(!result.is_error);
     let [ResultBlock::Text(start), ResultBlock::Text(notice)] = &result.content[..] else {
@@ -50,7 +50,7 @@ fn run_text_beyond_the_limit_is_cut_and_says_how_much() {
 }
 
 #[test]
-fn run_text_behind_a_cut_is_left_out_whole() {
+fn run_text_after_a_cut_is_omitted() {
     let result = run(vec!["x".repeat(1_000).into(), "end".into()], 500);
     assert!(!result.text().contains("end"), "{}", result.text());
     assert_eq!(result.content.len(), 2);

@@ -1,4 +1,4 @@
-//! One tool run by itself: what it gives, and whether the input or the tool is at fault.
+//! Executing a single tool: its output, and whether an error is due to the input or to the tool.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -34,7 +34,7 @@ fn order() -> impl Tool {
 }
 
 #[tokio::test]
-async fn execute_valid_input_gives_the_output() {
+async fn execute_valid_input_returns_the_output() {
     let output = order().execute(json!({ "pieces": 2 })).await.unwrap();
     assert_eq!(output, ToolOutput::from(r#"{"pieces":2,"note":null}"#));
     let context = ToolContext::detached("call").with_extensions(Extensions::default().with("hi".to_owned()));
@@ -60,7 +60,7 @@ async fn execute_tool_fails_is_not_invalid_input() {
 }
 
 #[tokio::test]
-async fn execute_invalid_input_is_told_apart_and_the_tool_is_not_run() {
+async fn execute_invalid_input_is_reported_as_such_and_the_tool_is_not_run() {
     for input in [json!({}), json!({ "pieces": "two" }), json!(["pieces"]), Value::Null] {
         let invalid = order().execute(input.clone()).await.unwrap_err();
         assert!(invalid.is_invalid_input(), "{input}: {invalid}");
@@ -69,7 +69,7 @@ async fn execute_invalid_input_is_told_apart_and_the_tool_is_not_run() {
     let rejected = order().execute(json!({ "pieces": 9 })).await.unwrap_err();
     assert_eq!((rejected.text(), rejected.is_invalid_input()), ("at most 8 pieces", true));
 
-    // The schema allows it, the type does not.
+    // The schema allows the input, but the type does not.
     let schema = Schema::new(json!({ "type": "object" })).unwrap();
     let call = |_: Order, _| async move { Ok("run") };
     let unread = FnTool::with_schema("order", "Orders.", schema, call).execute(json!({})).await.unwrap_err();
@@ -77,7 +77,7 @@ async fn execute_invalid_input_is_told_apart_and_the_tool_is_not_run() {
 }
 
 #[test]
-fn json_of_what_has_no_json_form_is_an_error() {
+fn json_of_a_value_without_a_json_form_is_an_error() {
     assert_eq!(ToolOutput::json(&[1, 2]).unwrap(), ToolOutput::from("[1,2]"));
     assert_eq!(ToolOutput::json("text").unwrap(), ToolOutput::from(json!("text")));
     let error = ToolOutput::json(&HashMap::from([((1, 2), 3)])).unwrap_err();

@@ -1,4 +1,4 @@
-//! The tool layer through its public API.
+//! The tool layer, tested through its public API.
 #![allow(clippy::unwrap_used, reason = "a test's helpers may panic as the test itself may")]
 
 mod cap;

@@ -49,7 +49,7 @@ fn poll_once<F: Future>(future: Pin<&mut F>) -> Poll<F::Output> {
     future.poll(&mut Context::from_waker(Waker::noop()))
 }
 
-/// A tool whose result tells that it was called.
+/// A tool whose result shows that it was called.
 fn strict() -> impl Tool {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer" } }, "required": ["n"] });
     FnTool::with_schema(
@@ -60,7 +60,7 @@ fn strict() -> impl Tool {
     )
 }
 
-/// A tool whose call is whatever the function makes.
+/// A tool that calls the function and returns its future.
 struct Raw<F>(Schema, F);
 
 type Call<'a> = Pin<Box<dyn Future<Output = Result<ToolOutput, ToolError>> + Send + 'a>>;
@@ -96,7 +96,7 @@ fn raw_use() -> ToolUse {
 }
 
 #[tokio::test]
-async fn run_malformed_input_says_why_and_does_not_call() {
+async fn run_malformed_input_gives_the_reason_and_does_not_call() {
     let tools = tools(strict());
     let mut tool_use = ToolUse::new("id", "strict", json!({}));
     tool_use.malformed = Some(r#"{"n": 1, "#.to_owned());
@@ -114,7 +114,7 @@ async fn run_malformed_input_says_why_and_does_not_call() {
 }
 
 #[tokio::test]
-async fn run_input_that_is_no_object_is_an_error() {
+async fn run_input_that_is_not_an_object_is_an_error() {
     let echo = tools(tool_fn("echo", "Echo.", |input: Value, _| async { Ok(input) }));
     for input in [json!(null), json!([]), json!("{}"), json!(1)] {
         assert!(error_of(&echo, &ToolUse::new("id", "echo", input)).await.contains("must be a JSON object"));
@@ -132,7 +132,7 @@ async fn run_invalid_input_lists_the_problems_and_does_not_call() {
 }
 
 #[tokio::test]
-async fn run_unknown_name_names_the_tools_there_are() {
+async fn run_unknown_name_lists_the_available_tools() {
     let text = error_of(&tools(strict()), &ToolUse::new("id", "stict", json!({}))).await;
     assert_eq!(text, "There is no tool \"stict\". The tools are: strict.");
     let text = error_of(&ToolSet::new(), &ToolUse::new("id", "a", json!({}))).await;
@@ -191,7 +191,7 @@ async fn run_panic_with_any_payload_is_an_error_result() {
     assert!(error_of(&long, &raw_use()).await.len() < 1_000);
 }
 
-/// A future that panics when it is dropped, ready or not.
+/// A future that panics when it is dropped, whether it has finished or not.
 struct PanicsInDrop {
     ready: bool,
     dropped: Arc<AtomicBool>,
@@ -233,7 +233,7 @@ async fn run_panic_in_drop_is_contained_after_success_and_timeout() {
 }
 
 #[tokio::test]
-async fn run_dropped_drops_a_call_that_panics_in_drop() {
+async fn run_dropped_contains_a_panic_in_drop() {
     let (tools, dropped) = panics_in_drop(false);
     let tool_use = raw_use();
     let limits = ToolLimits::default();
@@ -245,7 +245,7 @@ async fn run_dropped_drops_a_call_that_panics_in_drop() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_timeout_says_the_limit_and_drops_the_call() {
+async fn run_timeout_names_the_limit_and_drops_the_call() {
     let (alive, mut dropped) = mpsc::channel::<()>(1);
     let tools = raw(move || {
         let alive = alive.clone();
@@ -274,9 +274,9 @@ async fn run_timeout_is_two_minutes_unless_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_timeout_of_the_tool_replaces_that_of_the_limits() {
-    let slow = |name: &str, limit| {
-        let tool = tool_fn(name, "Slow.", |_: Value, _| async {
+async fn run_timeout_by_name_depends_on_the_name() {
+    let slow = |name: &str| {
+        tool_fn(name, "Slow.", |_: Value, _| async {
             tokio::time::sleep(Duration::from_hours(1)).await;
             Ok("done")
         });
@@ -396,7 +396,7 @@ async fn run_already_cancelled_does_nothing() {
     assert!(result.text().contains("cancelled"), "{}", result.text());
 }
 
-/// Starts work elsewhere that reports when it is told to stop, then waits, or not.
+/// A tool that starts a task, which reports when it is cancelled. If `wait` is set, the tool itself never finishes.
 fn spawns(wait: bool) -> (ToolSet, mpsc::Receiver<&'static str>) {
     let (report, reports) = mpsc::channel(1);
     let tool = tool_fn("spawns", "Spawns.", move |_: Value, context: ToolContext| {
@@ -418,14 +418,14 @@ fn spawns(wait: bool) -> (ToolSet, mpsc::Receiver<&'static str>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_timed_out_tells_work_elsewhere() {
+async fn run_timed_out_cancels_spawned_tasks() {
     let (tools, mut reports) = spawns(true);
     assert!(error_of(&tools, &ToolUse::new("id", "spawns", json!({}))).await.contains("did not finish"));
     assert_eq!(reports.recv().await, Some("stopped"));
 }
 
 #[tokio::test]
-async fn run_dropped_tells_work_elsewhere() {
+async fn run_dropped_cancels_spawned_tasks() {
     let (tools, mut reports) = spawns(true);
     let tool_use = ToolUse::new("id", "spawns", json!({}));
     let limits = ToolLimits::default();
@@ -437,7 +437,7 @@ async fn run_dropped_tells_work_elsewhere() {
 }
 
 #[tokio::test]
-async fn run_finished_leaves_work_elsewhere_until_the_context_is_cancelled() {
+async fn run_finished_spawned_tasks_continue_until_the_context_is_cancelled() {
     let (tools, mut reports) = spawns(false);
     let token = CancellationToken::new();
     let context = ToolContext::detached("id").with_cancellation(token.clone());
@@ -450,7 +450,7 @@ async fn run_finished_leaves_work_elsewhere_until_the_context_is_cancelled() {
 }
 
 #[tokio::test]
-async fn context_tells_of_the_call() {
+async fn context_has_the_ids_and_extensions_of_the_call() {
     struct Tenant(u32);
     let tool = tool_fn("tell", "Tells.", |_: Value, context: ToolContext| async move {
         let tenant = context.extensions().get::<Tenant>().map(|tenant| tenant.0);
@@ -493,7 +493,7 @@ async fn progress_is_sent_in_order_and_waits_for_room() {
 }
 
 #[tokio::test]
-async fn progress_nobody_wants_is_nothing() {
+async fn progress_without_a_receiver_is_ignored() {
     let tool = tool_fn("work", "Works.", |_: Value, context: ToolContext| async move {
         context.progress(json!(1)).await;
         Ok("done")
@@ -513,11 +513,11 @@ async fn run_absurdly_deep_input_is_an_error_result() {
     let deep = (0..100_000).fold(json!({}), |inner, _| Value::Array(vec![inner]));
     let tool_use = ToolUse::new("id", "echo", Value::Object([("a".to_owned(), deep)].into_iter().collect()));
     assert!(error_of(&echo, &tool_use).await.contains("nests deeper"));
-    // Dropping it would take stack for each level.
+    // Dropping the value would use stack for each level.
     std::mem::forget(tool_use);
 }
 
-/// A tool that panics in its simple methods.
+/// A tool that panics in `has_handler`.
 struct Rude(&'static str, Schema);
 
 #[async_trait]

@@ -15,7 +15,7 @@ fn problems(schema: Value, value: &Value) -> String {
 }
 
 #[test]
-fn new_wrong_keyword_types_are_refused_with_their_place() {
+fn new_wrong_keyword_types_are_refused_with_their_path() {
     let reason = refused(json!({ "type": "object", "properties": { "a": { "type": "strnig" } } }));
     assert!(reason.starts_with("- at /properties/a/type: ") && reason.contains("\"string\""), "{reason}");
     assert_eq!(refused(json!({ "required": "a" })), "- at /required: expected array, got string");
@@ -61,7 +61,7 @@ fn new_file_that_exists_and_is_a_schema_is_not_loaded() {
 }
 
 #[test]
-fn new_server_that_would_answer_is_not_asked() {
+fn new_reference_to_a_running_server_is_not_fetched() {
     let server = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     server.set_nonblocking(true).unwrap();
     let url = format!("http://{}/schema.json", server.local_addr().unwrap());
@@ -72,7 +72,7 @@ fn new_server_that_would_answer_is_not_asked() {
 }
 
 #[test]
-fn new_what_is_not_resolved_by_reading_is_refused() {
+fn new_unresolvable_reference_or_nested_id_is_refused() {
     assert!(refused(json!({ "$ref": "#/$defs/a" })).contains("which does not exist"));
     assert!(refused(json!({ "$ref": "#a", "$defs": { "a": { "$anchor": "a" } } })).contains("anchor"));
     assert!(refused(json!({ "$dynamicRef": "#a" })).contains("$dynamicRef"));
@@ -122,7 +122,7 @@ fn new_each_draft_is_understood() {
 }
 
 #[test]
-fn new_schema_of_a_generator_that_names_every_place_is_accepted() {
+fn new_schema_with_an_id_in_every_subschema_is_accepted() {
     let schema = json!({
         "$schema": "http://json-schema.org/draft-07/schema",
         "$id": "http://example.com/example.json",
@@ -133,7 +133,7 @@ fn new_schema_of_a_generator_that_names_every_place_is_accepted() {
 }
 
 #[test]
-fn as_value_is_what_was_given() {
+fn as_value_returns_the_original_schema() {
     let given = json!({
         "$id": "https://example.com/tool",
         "properties": { "z": { "format": "date" }, "a": { "multipleOf": 0.01, "pattern": "^(?!x)" } },
@@ -145,13 +145,13 @@ fn as_value_is_what_was_given() {
 }
 
 #[test]
-fn deserialize_no_schema_fails() {
+fn deserialize_invalid_schema_fails() {
     let error = serde_json::from_value::<Schema>(json!({ "type": 1 })).unwrap_err();
     assert!(error.to_string().contains("unusable JSON Schema"), "{error}");
 }
 
 #[test]
-fn validate_what_no_check_is_exact_for_passes() {
+fn validate_keywords_without_an_exact_check_pass() {
     let schema = json!({
         "$schema": "http://json-schema.org/draft-07/schema#",
         "properties": {
@@ -185,7 +185,7 @@ fn validate_properties_named_like_keywords_are_properties() {
 }
 
 #[test]
-fn validate_several_problems_each_has_its_place() {
+fn validate_several_problems_each_has_its_path() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -213,7 +213,7 @@ fn validate_several_problems_each_has_its_place() {
 }
 
 #[test]
-fn validate_alternatives_names_what_is_wrong_with_the_one_that_was_meant() {
+fn validate_alternatives_reports_the_problem_of_the_closest_one() {
     #[derive(Deserialize, JsonSchema)]
     #[serde(tag = "kind", rename_all = "snake_case")]
     #[expect(dead_code, reason = "only its schema is used")]
@@ -260,7 +260,7 @@ fn validate_one_long_problem_is_capped() {
 }
 
 #[test]
-fn validate_every_kind_of_problem_is_told_in_words() {
+fn validate_every_kind_of_problem_has_a_message() {
     let cases = [
         (json!({ "const": 1 }), json!(2), "must be 1"),
         (json!({ "minProperties": 1 }), json!({}), "at least 1 properties"),
@@ -294,7 +294,7 @@ fn validate_every_kind_of_problem_is_told_in_words() {
 }
 
 #[test]
-fn of_type_is_written_in_place_in_order_without_noise() {
+fn of_type_is_inlined_in_order_without_noise() {
     #[derive(Deserialize, JsonSchema)]
     #[expect(dead_code, reason = "only its schema is used")]
     struct Place {
@@ -351,7 +351,7 @@ fn of_recursive_type_is_checked_at_every_level() {
 }
 
 #[test]
-fn of_type_too_large_to_be_written_in_place_uses_references() {
+fn of_type_too_large_to_be_inlined_uses_references() {
     #[derive(Deserialize, JsonSchema)]
     #[expect(dead_code, reason = "only its schema is used")]
     struct Two<T> {
@@ -368,7 +368,7 @@ fn of_type_too_large_to_be_written_in_place_uses_references() {
 }
 
 #[test]
-fn of_type_with_a_schema_that_is_none_fails_when_used() {
+fn of_type_with_an_invalid_schema_fails_when_used() {
     #[derive(Deserialize)]
     struct Broken;
 

@@ -4,7 +4,7 @@ use omni_agent::tool::Schema;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
-/// Less than any thread of a runtime has.
+/// A smaller stack than any thread of a runtime has.
 const SMALL_STACK: usize = 512 * 1024;
 
 fn on_small_stack<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -19,7 +19,7 @@ fn array_of(levels: usize) -> Value {
     nested(levels, json!(1), |inner| Value::Array(vec![inner]))
 }
 
-/// Dropping a deep value takes stack for each level.
+/// Leaks a deep value, since dropping it would use stack for each level.
 fn forget<T>(value: T) {
     std::mem::forget(value);
 }
@@ -65,13 +65,13 @@ fn new_unreferenced_and_nested_definitions_count() {
 }
 
 #[test]
-fn validate_as_deep_as_the_schema_goes_works_on_a_small_stack() {
+fn validate_value_as_deep_as_the_schema_works_on_a_small_stack() {
     on_small_stack(|| {
         let schema = nested(120, json!({ "type": "string" }), |inner| json!({ "items": inner }));
         let schema = Schema::new(schema).unwrap();
         assert!(schema.validate(&array_of(120)).unwrap_err().ends_with("expected string, got number"));
 
-        // As many frames as are still checked without a stack of their own.
+        // The deepest nesting that is still checked on the caller's stack.
         let schema = nested(15, json!({ "type": "string" }), |inner| json!({ "items": inner }));
         let schema = Schema::new(schema).unwrap();
         assert!(schema.validate(&array_of(15)).unwrap_err().ends_with("expected string, got number"));
@@ -108,7 +108,7 @@ fn validate_absurdly_deep_value_is_refused() {
 }
 
 #[test]
-fn new_reference_that_leads_back_at_once_is_refused() {
+fn new_reference_cycle_without_a_step_down_is_refused() {
     for schema in [
         json!({ "$ref": "#" }),
         json!({ "anyOf": [{ "type": "null" }, { "$ref": "#" }] }),
@@ -151,7 +151,7 @@ fn new_more_subschemas_than_the_limit_is_refused() {
 }
 
 #[test]
-fn validate_doubling_with_each_level_of_the_value_ends() {
+fn validate_work_doubling_with_each_level_ends() {
     let alternative = |tag: &str| json!({ "properties": { "tag": { "const": tag }, "next": { "$ref": "#" } }, "required": ["x"] });
     let schema = Schema::new(json!({
         "anyOf": [{ "type": "null" }, alternative("a"), alternative("b"), alternative("c")],
@@ -213,7 +213,7 @@ fn new_usual_patterns_are_accepted_and_checked() {
 }
 
 #[test]
-fn new_pattern_property_that_can_not_be_matched_is_refused() {
+fn new_unmatchable_pattern_property_is_refused() {
     let schema = json!({ "patternProperties": { "^(?!x)": {} }, "additionalProperties": false });
     assert!(Schema::new(schema).unwrap_err().0.contains("look-around"));
 }
@@ -234,7 +234,7 @@ fn any_json() -> impl Strategy<Value = Value> {
     })
 }
 
-/// Mostly sound schemas, with some keywords gone wrong.
+/// Mostly valid schemas, with some invalid keywords.
 fn any_schema() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         4 => Just(json!({ "type": "string" })),
@@ -275,7 +275,7 @@ proptest! {
     }
 
     #[test]
-    fn validate_any_value_never_panics_and_its_words_are_bounded(schema in any_schema(), value in any_json()) {
+    fn validate_any_value_never_panics_and_its_message_is_bounded(schema in any_schema(), value in any_json()) {
         if let Ok(schema) = Schema::new(schema)
             && let Err(problems) = schema.validate(&value)
         {

@@ -24,7 +24,7 @@ fn names(set: &ToolSet) -> Vec<String> {
     set.iter().map(|tool| tool.name().to_owned()).collect()
 }
 
-/// Counts how often it was described.
+/// A tool that counts the calls of `description`.
 struct Counting {
     schema: Schema,
     described: AtomicUsize,
@@ -63,7 +63,7 @@ fn insert_keeps_order_and_finds_by_name() {
 }
 
 #[test]
-fn insert_taken_name_is_refused_and_changes_nothing() {
+fn insert_duplicate_name_is_refused_and_changes_nothing() {
     let mut set = ToolSet::new().with(tool("a")).unwrap();
     let first = Arc::clone(set.get("a").unwrap());
     assert_eq!(set.insert(Arc::new(tool("a"))), Err(ToolSetError::Duplicate("a".to_owned())));
@@ -85,7 +85,7 @@ fn insert_name_that_services_refuse_is_refused() {
 }
 
 #[test]
-fn insert_schema_of_no_object_is_refused() {
+fn insert_schema_that_is_not_an_object_is_refused() {
     let mut set = ToolSet::new();
     for schema in
         [json!({ "type": "string" }), json!({ "type": ["object", "null"] }), json!(true), json!(false)]
@@ -99,13 +99,13 @@ fn insert_schema_of_no_object_is_refused() {
 }
 
 #[test]
-fn insert_derived_schema_of_no_object_is_refused() {
+fn insert_derived_schema_that_is_not_an_object_is_refused() {
     let text = tool_fn("text", "Takes text.", |text: String, _| async { Ok(text) });
     assert!(matches!(ToolSet::new().with(text), Err(ToolSetError::BadSchema { .. })));
 }
 
 #[test]
-fn remove_takes_out_the_one_of_that_name() {
+fn remove_removes_the_tool_with_that_name() {
     let mut set = ToolSet::new().with(tool("a")).unwrap().with(tool("b")).unwrap();
     let before = set.clone();
     assert!(set.remove("a"));
@@ -124,7 +124,7 @@ fn insert_into_a_clone_leaves_the_original() {
 }
 
 #[test]
-fn declarations_ask_for_the_description_each_time() {
+fn declarations_read_the_description_each_time() {
     let counting = Counting { schema: Schema::new(json!({})).unwrap(), described: AtomicUsize::new(0) };
     let set = ToolSet::new().with(counting).unwrap();
     for before in 0..2 {
@@ -142,7 +142,7 @@ fn declarations_description_that_panics_is_empty() {
 }
 
 #[test]
-fn declarations_tell_what_has_a_handler() {
+fn declarations_show_whether_a_tool_has_a_handler() {
     let schema = json!({ "type": "object", "properties": { "z": {}, "a": {} } });
     let set = ToolSet::new().with(with_schema(schema.clone())).unwrap().with(tool("run")).unwrap();
     let declarations = set.declarations();

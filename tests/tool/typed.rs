@@ -128,7 +128,7 @@ async fn tool_fn_value_takes_any_object() {
 }
 
 #[test]
-fn tool_fn_schema_has_what_services_demand() {
+fn tool_fn_schema_meets_the_demands_of_services() {
     #[derive(Deserialize, JsonSchema)]
     struct Nothing {}
 
@@ -150,7 +150,7 @@ fn tool_fn_schema_has_what_services_demand() {
 }
 
 #[tokio::test]
-async fn with_schema_checks_by_the_schema_written_by_hand() {
+async fn with_schema_checks_against_the_hand_written_schema() {
     let schema = json!({ "type": "object", "properties": { "n": { "type": "integer", "minimum": 1 } } });
     let tool = FnTool::with_schema(
         "n",
@@ -165,7 +165,7 @@ async fn with_schema_checks_by_the_schema_written_by_hand() {
 }
 
 #[tokio::test]
-async fn run_valid_input_that_the_type_refuses_is_an_error_result() {
+async fn run_input_valid_for_the_schema_but_not_the_type_is_an_error_result() {
     let schema = Schema::new(json!({ "type": "object" })).unwrap();
     let tool = FnTool::with_schema("c", "C.", schema, |input: City, _: ToolContext| async { Ok(input.city) });
     let result = run(tool, json!({ "city": 5 })).await;
@@ -174,7 +174,7 @@ async fn run_valid_input_that_the_type_refuses_is_an_error_result() {
 }
 
 #[tokio::test]
-async fn schema_tool_is_declared_and_never_run() {
+async fn schema_tool_is_declared_and_never_called() {
     let tool = SchemaTool::of::<City>("ask_user", "Asks the user.");
     assert!(!tool.has_handler());
     assert_eq!(tool.schema().as_value()["required"], json!(["city"]));
@@ -200,7 +200,7 @@ async fn pointers_to_tools_are_tools() {
 }
 
 #[test]
-fn output_from_what_tools_have_at_hand() {
+fn output_from_each_supported_type() {
     let text = ResultBlock::from("a");
     let image = Attachment::base64("image/png", "AAAA");
     for output in ["a".into(), "a".to_owned().into(), Text::new("a").into(), ToolOutput::from(text.clone())] {
@@ -214,7 +214,7 @@ fn output_from_what_tools_have_at_hand() {
     assert_eq!(ToolOutput::blocks([image.clone()]).blocks, [ResultBlock::from(image)]);
 }
 
-/// An error with a cause, which may or may not repeat the cause's text.
+/// An error with an optional cause, whose text it may repeat.
 #[derive(Debug)]
 struct Layer(&'static str, Option<Box<Layer>>);
 
@@ -236,7 +236,7 @@ fn layers(texts: &[&'static str]) -> Option<Box<Layer>> {
 }
 
 #[test]
-fn error_from_another_has_the_texts_of_its_causes_once() {
+fn error_from_another_error_contains_each_cause_once() {
     let error = *layers(&["reading failed", "disk full", "no space"]).unwrap();
     assert_eq!(ToolError::from(error).to_string(), "reading failed: disk full: no space");
     let error = *layers(&["reading failed: disk full", "disk full", "no space"]).unwrap();

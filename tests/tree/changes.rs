@@ -1,4 +1,4 @@
-//! What was done since a point, and doing it again elsewhere.
+//! The changes of a tree since an earlier state, and applying them to a copy.
 
 use omni_agent::{
     message::Usage,
@@ -57,7 +57,7 @@ fn changes_since_a_cleared_path_are_the_head() {
 }
 
 #[test]
-fn changes_since_a_second_child_name_its_parent_even_where_the_cursor_went_back() {
+fn changes_since_a_second_child_have_the_cursor_even_if_it_went_back() {
     let mut tree = Tree::new();
     tree.push(user("a"));
     tree.push(assistant("b"));
@@ -67,12 +67,12 @@ fn changes_since_a_second_child_name_its_parent_even_where_the_cursor_went_back(
     assert_eq!(tree.changes_since(&point).unwrap().cursors, [(id(1), id(3))]);
     tree.navigate(id(2)).unwrap();
     let changes = tree.changes_since(&point).unwrap();
-    assert_eq!(changes.cursors, [(id(1), id(2))], "it would follow the newest child");
+    assert_eq!(changes.cursors, [(id(1), id(2))], "without a cursor, a copy would follow the newest child");
     assert!(!changes.moved);
 }
 
 #[test]
-fn changes_since_a_state_that_the_tree_left_are_none() {
+fn changes_since_an_abandoned_state_are_none() {
     let mut tree = branching();
     let point = tree.clone();
     tree.push(user("a"));
@@ -80,14 +80,14 @@ fn changes_since_a_state_that_the_tree_left_are_none() {
     tree = point.clone();
     assert_eq!(tree.changes_since(&abandoned), None, "shorter");
     tree.push(user("b"));
-    assert_eq!(tree.changes_since(&abandoned), None, "as long, with another node");
+    assert_eq!(tree.changes_since(&abandoned), None, "the same length, with another node");
     tree.push(user("c"));
     assert_eq!(tree.changes_since(&abandoned), None, "longer");
     assert_eq!(numbers(tree.changes_since(&point).unwrap().nodes.iter()), [10, 11]);
 }
 
 #[test]
-fn changes_since_nothing_are_the_whole_tree() {
+fn changes_since_an_empty_tree_are_the_whole_tree() {
     let mut tree = branching();
     tree.navigate(id(2)).unwrap();
     let changes = tree.changes_since(&Tree::new()).unwrap();
@@ -97,7 +97,7 @@ fn changes_since_nothing_are_the_whole_tree() {
 }
 
 #[test]
-fn apply_of_changes_makes_the_same_tree() {
+fn apply_of_changes_gives_the_same_tree() {
     let mut tree = branching();
     tree.navigate(id(4)).unwrap();
     let mut copy = tree.clone();
@@ -149,7 +149,7 @@ fn apply_of_changes_that_do_not_fit_is_an_error_and_changes_nothing() {
 }
 
 proptest! {
-    /// A number that is not equal to itself would make two states of one tree look foreign to each other.
+    /// A cost that is not equal to itself, such as NaN, would make two states of one tree look unrelated.
     #[test]
     fn changes_since_a_turn_with_any_cost_are_found(costs in proptest::collection::vec(proptest::option::of(proptest::num::f64::ANY), 1..6)) {
         let mut tree = Tree::new();

@@ -1,4 +1,4 @@
-//! Trees from what was stored, sound and unsound.
+//! Building trees from stored parts, valid and invalid.
 
 use omni_agent::tree::{Node, NodeId, Tree, TreeError};
 
@@ -16,7 +16,7 @@ fn hydrate_of_its_own_parts_is_the_same_tree() {
 }
 
 #[test]
-fn cursors_to_the_newest_child_are_left_out() {
+fn cursors_to_the_newest_child_are_omitted() {
     let mut tree = branching();
     assert_eq!(tree.cursors().count(), 0);
     tree.navigate(id(6)).unwrap();
@@ -26,7 +26,7 @@ fn cursors_to_the_newest_child_are_left_out() {
 }
 
 #[test]
-fn hydrate_takes_nodes_in_any_order() {
+fn hydrate_accepts_nodes_in_any_order() {
     let ordered = hydrate(&[(1, 0), (2, 1), (3, 1), (4, 0)], 2, &[]).unwrap();
     let shuffled = hydrate(&[(3, 1), (4, 0), (1, 0), (2, 1)], 2, &[]).unwrap();
     assert_eq!(ordered, shuffled);
@@ -35,7 +35,7 @@ fn hydrate_takes_nodes_in_any_order() {
 }
 
 #[test]
-fn hydrate_takes_parents_with_higher_ids() {
+fn hydrate_accepts_parents_with_higher_ids() {
     let tree = hydrate(&[(1, 3), (2, 3), (3, 5), (5, 0)], 1, &[]).unwrap();
     assert_eq!(numbers(&tree), [5, 3, 1]);
     assert_eq!(numbers(tree.children(id(3)).unwrap()), [1, 2]);
@@ -43,7 +43,7 @@ fn hydrate_takes_parents_with_higher_ids() {
 }
 
 #[test]
-fn hydrate_takes_gaps_however_wide() {
+fn hydrate_accepts_gaps_of_any_size() {
     let far = 1 << 62;
     let pairs = [(3, 0), (4, 3), (70, 4), (far, 4), (far + 1, far)];
     let mut tree = hydrate(&pairs, far + 1, &[]).unwrap();
@@ -73,13 +73,13 @@ fn hydrate_without_a_head_has_no_path() {
 }
 
 #[test]
-fn hydrate_with_several_cursors_for_a_node_takes_the_last() {
+fn hydrate_with_several_cursors_for_a_node_uses_the_last() {
     let tree = hydrate(&[(1, 0), (2, 1), (3, 1), (4, 1)], 0, &[(1, 2), (1, 4), (1, 3)]).unwrap();
     assert_eq!(tree.cursor(id(1)), Some(id(3)));
 }
 
 #[test]
-fn hydrate_with_cursors_beside_the_path_follows_the_path() {
+fn hydrate_with_cursors_that_contradict_the_path_follows_the_path() {
     let mut tree = hydrate(&[(1, 0), (2, 1), (3, 1), (4, 2)], 4, &[(1, 3)]).unwrap();
     assert_eq!(tree.cursor(id(1)), Some(id(2)));
     assert_eq!(numbers(&tree), [1, 2, 4]);
@@ -95,24 +95,28 @@ fn hydrate_with_an_unknown_parent_is_an_error() {
 }
 
 #[test]
-fn hydrate_with_two_nodes_of_one_id_is_an_error() {
+fn hydrate_with_a_duplicate_id_is_an_error() {
     let duplicate = Err(TreeError::DuplicateId { id: id(2) });
     assert_eq!(hydrate(&[(1, 0), (2, 1), (2, 1)], 0, &[]), duplicate);
-    assert_eq!(hydrate(&[(2, 0), (1, 0), (3, 1), (2, 1)], 0, &[]), duplicate, "also apart from one another");
+    assert_eq!(
+        hydrate(&[(2, 0), (1, 0), (3, 1), (2, 1)], 0, &[]),
+        duplicate,
+        "the duplicates need not be adjacent"
+    );
 }
 
 #[test]
 fn hydrate_with_a_cycle_is_an_error_that_names_a_node_on_it() {
     let cycle = |pairs: &[(u64, u64)]| match hydrate(pairs, 0, &[]) {
         Err(TreeError::Cycle { id }) => id.get(),
-        other => panic!("a cycle, not {other:?}"),
+        other => panic!("expected a cycle, got {other:?}"),
     };
     assert_eq!(cycle(&[(1, 1)]), 1);
     assert_eq!(cycle(&[(1, 0), (2, 2)]), 2);
     assert!([1, 2].contains(&cycle(&[(1, 2), (2, 1)])));
     assert!(
         [4, 5, 6].contains(&cycle(&[(1, 0), (2, 1), (3, 4), (4, 6), (5, 4), (6, 5)])),
-        "3 only leads to it"
+        "node 3 leads to the cycle, but is not on it"
     );
 }
 
@@ -125,7 +129,7 @@ fn hydrate_with_an_unknown_head_is_an_error() {
 }
 
 #[test]
-fn hydrate_with_a_cursor_to_no_child_is_an_error() {
+fn hydrate_with_a_cursor_to_a_node_that_is_not_a_child_is_an_error() {
     let with = |parent, child| hydrate(&[(1, 0), (2, 1), (3, 2)], 0, &[(parent, child)]);
     let no_child = |parent, child| Err(TreeError::NotAChild { id: id(parent), child: id(child) });
     assert_eq!(with(1, 3), no_child(1, 3));
@@ -136,13 +140,13 @@ fn hydrate_with_a_cursor_to_no_child_is_an_error() {
 }
 
 #[test]
-fn hydrate_with_an_id_that_leaves_no_room_is_an_error() {
+fn hydrate_with_an_id_too_large_is_an_error() {
     for number in [u64::MAX, i64::MAX as u64] {
         assert_eq!(hydrate(&[(1, 0), (number, 1)], 0, &[]), Err(TreeError::IdTooLarge { id: id(number) }));
     }
 }
 
-/// Each node the only child of the one before it by `parent`, all with one message.
+/// A chain of nodes with one shared message, whose parents are given by `parent`.
 fn chain(depth: u64, parent: impl Fn(u64) -> u64) -> impl Iterator<Item = Node> {
     let message = user("deep");
     (1..=depth).map(move |number| Node::new(id(number), NodeId::new(parent(number)), message.clone()))

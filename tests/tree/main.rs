@@ -1,4 +1,4 @@
-//! The tree layer through its public API.
+//! The tree layer, tested through its public API.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 

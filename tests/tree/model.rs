@@ -1,4 +1,4 @@
-//! The tree against a naive model of it, which searches for everything.
+//! The tree compared with a naive model, which searches for everything.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,7 +13,7 @@ use proptest::{collection::vec, prelude::*};
 
 use crate::support::{assistant, id, numbers, tokens, user};
 
-/// The rules of the tree as they are told, with every cursor noted.
+/// The documented rules of the tree, with every cursor recorded.
 #[derive(Clone, Debug, Default)]
 struct Model {
     nodes: Vec<Entry>,
@@ -72,7 +72,7 @@ impl Model {
         }
     }
 
-    /// Gives ids from `from` on another number, `by` higher.
+    /// Adds `by` to all ids from `from` on.
     fn renumber(&mut self, from: u64, by: u64) {
         let renumbered = |id: u64| if id >= from { id + by } else { id };
         for entry in &mut self.nodes {
@@ -96,7 +96,7 @@ impl Model {
     }
 }
 
-/// What a store holds.
+/// The content of a store.
 #[derive(Clone, Debug, Default)]
 struct Stored {
     nodes: Vec<Node>,
@@ -117,7 +117,7 @@ impl Stored {
     }
 }
 
-/// Compares everything that can be asked.
+/// Compares the results of all queries.
 fn assert_agrees(tree: &Tree, model: &Model) {
     assert_eq!(tree.len(), model.nodes.len());
     assert_eq!(tree.head(), model.path.last().copied().map(id));
@@ -155,17 +155,17 @@ enum Step {
     Navigate(prop::sample::Index),
     Extend,
     Clear,
-    /// Takes a point to return to, and saves what was done since the last one.
+    /// Adds a point to return to, and stores the changes since the last point.
     Mark,
-    /// Returns to a point and forgets those after it.
+    /// Returns to a point and forgets the later ones.
     Return(prop::sample::Index),
-    /// Goes on with a tree loaded from what the model knows.
+    /// Continues with a tree loaded from the model's data.
     Hydrate,
-    /// The same without cursors, but for those that the path implies.
+    /// Does the same without cursors, except those that the path implies.
     Forget,
-    /// Through JSON.
+    /// Sends the tree through JSON.
     Serde,
-    /// Through the changes since the last point, done to a clone from then.
+    /// Applies the changes since the last point to a clone from that time.
     Apply,
     /// Puts a gap between the ids.
     Renumber(prop::sample::Index, u64),
@@ -189,7 +189,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A point: the tree and the model then, and what a store holds that was told of the changes up to it.
+/// A point: the tree and the model at that time, and the content of a store that received the changes up to it.
 type Point = (Tree, Model, Stored);
 
 struct World {
@@ -204,7 +204,7 @@ impl World {
         Self { tree: Tree::new(), model: Model::default(), points: vec![start] }
     }
 
-    /// Goes on with a tree that shares nothing with the one before.
+    /// Continues with a tree that shares nothing with the old one.
     fn restart(&mut self, tree: Tree) {
         self.tree = tree;
         self.points = vec![(self.tree.clone(), self.model.clone(), self.model.stored())];
@@ -280,7 +280,7 @@ impl World {
                 *tree = copy;
             }
             Step::Renumber(index, by) if !model.nodes.is_empty() => {
-                // Later gaps would leave no room above.
+                // A later gap would leave no room for more ids.
                 if model.nodes.last().unwrap().id < 1 << 60 {
                     model.renumber(index.get(&model.nodes).id, *by);
                     let tree = model.stored().load();
@@ -291,12 +291,12 @@ impl World {
         }
     }
 
-    /// Also the points must be as they were, whatever was done since.
+    /// Checks the points too: they must be unchanged, whatever happened since.
     fn check(&self) {
         assert_agrees(&self.tree, &self.model);
         for (tree, model, stored) in &self.points {
             assert_agrees(tree, model);
-            assert_eq!(stored.load(), *tree, "what a store holds of all commits");
+            assert_eq!(stored.load(), *tree, "the store has the tree of all commits");
         }
         let (last, _, stored) = self.points.last().unwrap();
         let mut stored = stored.clone();
@@ -320,7 +320,7 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Beyond the size of one leaf, and of one branch.
+    /// More nodes than fit into one leaf or one branch.
     #[test]
     fn tree_of_thousands_of_nodes_agrees_with_the_model(
         bursts in vec((0usize..700, any::<prop::sample::Index>(), step()), 1..6),
@@ -344,7 +344,7 @@ proptest! {
     }
 }
 
-/// Leaves, branches, and branches of branches: snapshots of every stage stay what they were.
+/// Enough nodes for leaves, branches, and branches of branches. Snapshots of every stage stay unchanged.
 #[test]
 fn tree_of_forty_thousand_nodes_keeps_its_snapshots() {
     let mut tree = Tree::new();

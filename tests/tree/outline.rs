@@ -1,4 +1,4 @@
-//! The drawing of a tree.
+//! The text drawing of a tree.
 
 use omni_agent::{
     message::{Attachment, Content, Message, ProviderItem, Thinking, ToolResult, ToolUse},
@@ -38,7 +38,7 @@ fn display_without_branches_does_not_indent() {
     assert_eq!(tree.to_string(), "  1 user: a\n  2 user: b\n  3 user: c");
 }
 
-/// What the line of this message says after the role.
+/// The text after the role in the line of this message.
 fn words(message: Message) -> String {
     let mut tree = Tree::new();
     let start = format!("> 1 {}", message.role);
@@ -47,7 +47,7 @@ fn words(message: Message) -> String {
 }
 
 #[test]
-fn display_shows_what_is_no_text_in_a_word() {
+fn display_shows_blocks_without_text_in_brackets() {
     let tool_use = ToolUse::new("a", "weather", json!({ "city": "Rome" }));
     let answer: Vec<Content> = vec![
         Thinking::new("hm").into(),
@@ -92,7 +92,7 @@ fn display_cuts_at_a_word_within_sixty_characters() {
     assert!(words(Message::assistant(tool_use)).chars().count() < 70);
 }
 
-/// A branching at every level: what would indent for ever is cut on the left.
+/// Branches at every level: the growing indentation is cut on the left.
 #[test]
 fn display_of_many_nested_branches_stays_narrow() {
     let mut tree = Tree::new();

@@ -1,4 +1,4 @@
-//! Each rule of the tree, one by one.
+//! The rules of the tree, one by one.
 
 use std::sync::Arc;
 
@@ -44,7 +44,7 @@ fn push_numbers_nodes_from_one_and_moves_the_head() {
 }
 
 #[test]
-fn push_on_a_tree_with_gaps_goes_on_from_the_highest_id() {
+fn push_on_a_tree_with_gaps_continues_from_the_highest_id() {
     let mut tree = hydrate(&[(3, 0), (90, 3)], 3, &[]).unwrap();
     assert_eq!(tree.push(user("next")), id(91));
     assert_eq!(tree.node(id(91)).unwrap().parent(), Some(id(3)));
@@ -75,7 +75,7 @@ fn push_pins_the_cursor_to_the_new_node() {
 }
 
 #[test]
-fn push_turn_notes_usage_on_the_last_assistant_message() {
+fn push_turn_records_usage_on_the_last_assistant_message() {
     let mut tree = Tree::new();
     let turn = [user("a"), assistant("b"), user("c"), assistant("d"), user("e")];
     assert_eq!(tree.push_turn(turn, tokens(3, 4)), [1, 2, 3, 4, 5].map(id));
@@ -85,7 +85,7 @@ fn push_turn_notes_usage_on_the_last_assistant_message() {
 }
 
 #[test]
-fn push_turn_without_an_assistant_message_notes_usage_on_the_last() {
+fn push_turn_without_an_assistant_message_records_usage_on_the_last_message() {
     let mut tree = Tree::new();
     tree.push_turn([user("a"), user("b")], tokens(3, 4));
     assert_eq!(tree.node(id(1)).unwrap().usage(), None);
@@ -93,7 +93,7 @@ fn push_turn_without_an_assistant_message_notes_usage_on_the_last() {
 }
 
 #[test]
-fn push_turn_of_nothing_changes_nothing() {
+fn push_turn_without_messages_changes_nothing() {
     let mut tree = branching();
     let before = tree.clone();
     assert_eq!(tree.push_turn(Vec::<Message>::new(), tokens(3, 4)), []);
@@ -193,7 +193,7 @@ fn children_siblings_and_roots_come_oldest_first() {
     assert_eq!(numbers(tree.children(id(1)).unwrap()), [2, 5, 8]);
     assert_eq!(numbers(tree.children(id(5)).unwrap()), [6, 7]);
     assert_eq!(tree.children(id(4)).unwrap().count(), 0);
-    assert_eq!(numbers(tree.siblings(id(5)).unwrap()), [2, 5, 8], "itself among them");
+    assert_eq!(numbers(tree.siblings(id(5)).unwrap()), [2, 5, 8], "the node itself is included");
     assert_eq!(numbers(tree.siblings(id(3)).unwrap()), [3]);
     assert_eq!(numbers(tree.siblings(id(9)).unwrap()), [1, 9]);
     assert_eq!(numbers(tree.roots()), [1, 9]);
@@ -209,7 +209,7 @@ fn path_to_a_node_does_not_need_it_to_be_active() {
 }
 
 #[test]
-fn unknown_nodes_have_nothing() {
+fn queries_for_unknown_nodes_return_none() {
     let tree = branching();
     for number in [10, u64::MAX] {
         let unknown = id(number);
@@ -259,14 +259,14 @@ fn clone_is_a_point_to_roll_back_to() {
 }
 
 #[test]
-fn equality_sees_nodes_head_and_cursors() {
+fn equality_compares_nodes_head_and_cursors() {
     let tree = branching();
-    assert_eq!(tree, branching(), "trees made apart");
+    assert_eq!(tree, branching(), "trees built separately");
     let mut head = tree.clone();
     head.navigate(id(8)).unwrap();
     assert_ne!(head, tree);
     head.clear();
-    assert_eq!(head, tree, "its cursors were there already");
+    assert_eq!(head, tree, "the cursors existed before");
     let mut cursors = tree.clone();
     cursors.navigate(id(2)).unwrap();
     cursors.clear();

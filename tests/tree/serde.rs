@@ -1,4 +1,4 @@
-//! The serialised form, and what is refused of it.
+//! The serialized form, and rejected input.
 
 use omni_agent::{
     message::Usage,
@@ -71,7 +71,7 @@ fn stored(id: u64, parent: Option<u64>) -> Value {
 }
 
 #[test]
-fn deserialize_of_an_unsound_tree_is_an_error_that_names_the_node() {
+fn deserialize_of_an_invalid_tree_is_an_error_that_names_the_node() {
     let two = [stored(1, None), stored(2, Some(1))];
     let cases = [
         (json!({ "nodes": [stored(0, None)] }), "integer `0`"),
@@ -93,7 +93,7 @@ fn deserialize_of_an_unsound_tree_is_an_error_that_names_the_node() {
 }
 
 #[test]
-fn node_id_is_serialised_as_its_number() {
+fn node_id_is_serialized_as_its_number() {
     assert_eq!(serde_json::to_string(&id(7)).unwrap(), "7");
     assert_eq!(serde_json::from_str::<NodeId>("7").unwrap(), id(7));
     assert!(serde_json::from_str::<NodeId>("0").is_err());

@@ -1,4 +1,4 @@
-//! Short ways to build trees.
+//! Helpers that build trees.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ pub(crate) fn id(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
 }
 
-/// A message without a time of its own, so that equal ones are equal.
+/// A message with timestamp 0, so that messages with equal content are equal.
 pub(crate) fn timeless(mut message: Message) -> Arc<Message> {
     message.timestamp = Timestamp(0);
     Arc::new(message)
@@ -29,7 +29,7 @@ pub(crate) fn tokens(input: u64, output: u64) -> Usage {
     Usage { input, output, ..Usage::default() }
 }
 
-/// A user node, to hydrate from.
+/// A user node for `hydrate`.
 pub(crate) fn node(number: u64, parent: u64) -> Node {
     Node::new(id(number), NodeId::new(parent), user(&number.to_string()))
 }
@@ -38,17 +38,22 @@ pub(crate) fn numbers<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Vec<u64>
     nodes.into_iter().map(|node| node.id().get()).collect()
 }
 
-/// A tree of user messages from pairs of id and parent (0 for none), with this head (0 for none).
+/// A tree of user messages, built from pairs of id and parent (0 for none), with this head (0 for none).
 pub(crate) fn hydrate(pairs: &[(u64, u64)], head: u64, cursors: &[(u64, u64)]) -> Result<Tree, TreeError> {
     let nodes = pairs.iter().map(|(number, parent)| node(*number, *parent));
     let cursors = cursors.iter().map(|(parent, child)| (id(*parent), id(*child)));
     Tree::hydrate(nodes, NodeId::new(head), cursors)
 }
 
+/// Returns this tree with an empty path. Node 9 is a second root.
+///
+/// ```text
 /// 1 ─┬─ 2 ── 3 ── 4
 ///    ├─ 5 ─┬─ 6
 ///    │     └─ 7
-///    └─ 8              and 9, another root. The path is empty.
+///    └─ 8
+/// 9
+/// ```
 pub(crate) fn branching() -> Tree {
     let mut tree = Tree::new();
     for (parent, count) in [(0, 1), (1, 3), (1, 1), (5, 1), (5, 1), (1, 1), (0, 1)] {

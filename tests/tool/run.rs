@@ -274,9 +274,9 @@ async fn run_timeout_is_two_minutes_unless_set() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_timeout_by_name_depends_on_the_name() {
-    let slow = |name: &str| {
-        tool_fn(name, "Slow.", |_: Value, _| async {
+async fn run_timeout_of_the_tool_replaces_that_of_the_limits() {
+    let slow = |name: &str, limit| {
+        let tool = tool_fn(name, "Slow.", |_: Value, _| async {
             tokio::time::sleep(Duration::from_hours(1)).await;
             Ok("done")
         });

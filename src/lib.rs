@@ -33,19 +33,21 @@
 //!
 //! # Layers
 //!
-//! Each uses only the public surface of those above it, and is useful alone.
+//! Each layer uses only the layers above it, and is useful alone.
 //!
-//! | module | what it is |
+//! | module | contents |
 //! | --- | --- |
 //! | [`message`] | pure data: messages, content blocks, [`History`](message::History), usage |
 //! | [`tool`] | what a model can call |
-//! | [`provider`] | one streaming request to a model, whoever serves it; wire formats and endpoints |
+//! | [`provider`] | one streaming request to a model; wire formats, endpoints, retry |
 //! | [`subscription`] | a snapshot and numbered events, without gap or overlap |
 //! | [`agent`] | one conversation as an actor: turn loop, callbacks, approval, steering, events |
 //! | [`tree`] | pure data: a branching conversation |
-//! | [`store`] | where conversations live between runs |
-//! | [`session`] | a conversation with an identity: an agent, a tree and a store, as an actor |
+//! | [`store`] | stored conversations: the trait, and stores in memory, files, SQLite and PostgreSQL |
+//! | [`session`] | a conversation with an id, a tree and a store, as an actor |
 //! | [`manager`] | many sessions by id |
+//!
+//! The [`guides`] explain them step by step, beginning with [getting started](guides::getting_started).
 //!
 //! The types of a first program are also at the root. So are the crates that it needs in the versions of this crate:
 //! [`async_trait`], [`schemars`] and [`serde_json`].
@@ -91,24 +93,23 @@
 //!
 //! # Features
 //!
-//! | feature | default | what it brings |
+//! | feature | default | adds |
 //! | --- | --- | --- |
 //! | `http` | yes | the HTTP endpoints: Anthropic, OpenAI, Google, Ollama, OpenRouter, Groq, Moonshot, Z.ai, Alibaba, OpenCode, and every service compatible with one of them |
-//! | `sqlite` | no | conversations in one SQLite file; SQLite is compiled in, which takes a C compiler |
+//! | `sqlite` | no | conversations in one SQLite file; SQLite is compiled in, which needs a C compiler |
 //! | `postgres` | no | conversations in PostgreSQL, for several machines |
 //! | `acp` | no | coding agents that speak the Agent Client Protocol, as programs: [`AcpBackend`](https://docs.rs/omni-agent/latest/omni_agent/provider/backend/acp/struct.AcpBackend.html) |
 //! | `test-util` | no | a scripted provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::backend::Backend`] |
 //!
 //! # Errors
 //!
-//! Each layer has one error type. `Display` ends with the sentence of the cause, and [`error_chain`] adds the causes below
-//! it. Before a run, [`AgentError`](agent::AgentError) names what is missing; a failed request is
-//! [`AgentError::provider_error`](agent::AgentError::provider_error).
+//! Each layer has one error type. `Display` includes the direct cause, and [`error_chain`] adds the causes below it.
+//! [`AgentError::provider_error`](agent::AgentError::provider_error) returns the error of a failed request.
 //!
 //! # Panics
 //!
 //! Panics in tools, callbacks and providers are contained, which needs `panic = "unwind"`, the default. With
-//! `panic = "abort"` the first of them ends the process.
+//! `panic = "abort"` the first panic ends the process.
 
 #![warn(unreachable_pub)]
 #![cfg_attr(docsrs, feature(doc_cfg))]

@@ -73,7 +73,7 @@ impl Fate {
                 format!("{}<br>warning: {}", changes.join("<br>"), warnings.join("; "))
             }
             Self::Reported(warnings) => format!("warning: {}", warnings.join("; ")),
-            Self::Silent => "nothing to say".to_owned(),
+            Self::Silent => "no change".to_owned(),
             Self::Refused(error) => format!("error: {error}"),
         };
         cell.replace('|', "\\|").replace('\n', " ")
@@ -142,18 +142,18 @@ fn service(page: &mut String, endpoint: &Endpoint, models: &[&str]) {
 const HEAD: &str = "\
 # Services and options
 
-What each service is sent for each option and each kind of attachment. The tables are made from the endpoints
-themselves, and a test holds them to it. `Endpoint::preview` shows the same for any request of yours. What one model can't
-take although its service could, such as images, is settled before, from what the catalogue knows of it.
+This page shows what each service receives for each option and each kind of attachment. The tables are generated from the
+endpoints, and a test keeps them up to date. `Endpoint::preview` shows the same for any request. The limits of a single
+model, such as missing support for images, are applied earlier, from the catalogue's information about the model.
 
-| word | what becomes of the option |
+| word | treatment of the option |
 | --- | --- |
-| yes | it is sent as it was meant |
-| nearest | the nearest that the service has is sent, and a warning says so |
-| reported | it is left out, and a warning says so |
-| as is | there is nothing to say: the service does so by itself, or the option is for this side alone |
-| error | the request fails before anything is sent; an attachment becomes a placeholder if asked for |
+| yes | The option is sent as intended. |
+| nearest | The nearest available setting is sent, and a warning reports it. |
+| reported | The option is omitted, and a warning reports it. |
+| as is | Nothing changes: the service behaves so by default, or the option is handled by this crate alone. |
+| error | The request fails before anything is sent. An attachment becomes a placeholder if requested. |
 
-Warnings come with the answer's message data, as events and in the log.
+Warnings are part of the answer's message data, of the events and of the log.
 
 ";

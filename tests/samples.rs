@@ -139,7 +139,7 @@ fn flood() -> Model {
 }
 
 #[tokio::test(start_paused = true)]
-async fn samples_that_read_too_late_end_with_the_snapshot() {
+async fn samples_that_fall_behind_end_with_the_snapshot() {
     let agent = agent(flood()).await;
     let events = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();

@@ -214,7 +214,7 @@ async fn next_request_after_tools_without_a_free_permit_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_that_waits_again_is_cancelled_discards_the_turn_and_leaves_the_queue() {
+async fn cancel_while_waiting_again_discards_the_turn_and_leaves_the_queue() {
     let turnstile = Turnstile::new(1);
     let (_, builder) = with_a_tool();
     let (mut agent, _other) = waits_again_after_a_tool(builder, &turnstile).await;
@@ -225,7 +225,7 @@ async fn run_that_waits_again_is_cancelled_discards_the_turn_and_leaves_the_queu
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_that_waits_again_is_interrupted_keeps_its_steps_and_leaves_the_queue() {
+async fn interrupt_while_waiting_again_keeps_the_steps_and_leaves_the_queue() {
     let turnstile = Turnstile::new(1);
     let (_, builder) = with_a_tool();
     let (mut agent, _other) = waits_again_after_a_tool(builder, &turnstile).await;
@@ -236,7 +236,7 @@ async fn run_that_waits_again_is_interrupted_keeps_its_steps_and_leaves_the_queu
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_that_waits_again_is_stopped_ends_at_once_and_leaves_the_queue() {
+async fn stop_while_waiting_again_ends_at_once_and_leaves_the_queue() {
     let turnstile = Turnstile::new(1);
     let (_, builder) = with_a_tool();
     let (agent, _other) = waits_again_after_a_tool(builder, &turnstile).await;
@@ -247,7 +247,7 @@ async fn run_that_waits_again_is_stopped_ends_at_once_and_leaves_the_queue() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_that_waits_again_with_a_time_limit_pauses_its_clock() {
+async fn time_limit_is_paused_while_the_run_waits_again() {
     let turnstile = Turnstile::new(1);
     let (_, builder) = scripted([
         Step::new().wait(seconds(4)).then_tool_use("t1", "look", json!({})).stop(),
@@ -315,7 +315,7 @@ async fn leaves_the_queue(end: impl AsyncFnOnce(Agent)) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn waiting_run_is_ended_early_leaves_the_queue() {
+async fn waiting_run_ended_early_leaves_the_queue() {
     leaves_the_queue(async |agent| agent.cancel().await.unwrap()).await;
     leaves_the_queue(async |agent| agent.interrupt().await.unwrap()).await;
     leaves_the_queue(async |agent| agent.stop(seconds(1)).await.unwrap()).await;
@@ -354,7 +354,7 @@ async fn gives_back(step: Step, end: impl AsyncFnOnce(Agent)) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_ends_in_any_way_returns_its_permit() {
+async fn run_that_ends_in_any_way_returns_its_permit() {
     let half = || Step::new().then_text(["Half"]).hang();
     gives_back(half(), async |agent| agent.cancel().await.unwrap()).await;
     gives_back(half(), async |agent| agent.interrupt().await.unwrap()).await;
@@ -364,7 +364,7 @@ async fn run_ends_in_any_way_returns_its_permit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn run_ends_before_an_event_is_handled_returns_its_permit_first() {
+async fn run_that_ends_returns_its_permit_before_an_event_is_handled() {
     // `handle_event` is not part of a run: a run that it starts asks for a new permit.
     let turnstile = Turnstile::new(1);
     let (gate, gauge) = (Gate::new(), Arc::clone(&turnstile));
@@ -408,7 +408,7 @@ async fn paused_run_returns_its_permit_and_asks_before_the_next_request() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn paused_run_is_ended_early_holds_no_permit() {
+async fn paused_run_ended_early_holds_no_permit() {
     for interrupt in [false, true] {
         let turnstile = Turnstile::new(1);
         let steps = [Step::tool_use("t1", "echo", json!({})), Step::text("Again.")];
@@ -545,7 +545,7 @@ async fn permit_is_dropped_before_the_end_of_the_run_is_emitted() {
 }
 
 #[tokio::test]
-async fn waiting_run_is_killed_with_its_runtime_leaves_the_queue() {
+async fn waiting_run_killed_with_its_runtime_leaves_the_queue() {
     let dropped = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let flag = Arc::clone(&dropped);
     let killed = std::thread::spawn(move || {

@@ -183,7 +183,7 @@ struct City {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ask_as_gives_the_typed_value_and_sends_its_schema_for_that_prompt() {
+async fn ask_as_returns_the_typed_value_and_sends_its_schema_for_that_prompt() {
     let (provider, builder) =
         scripted([Step::text(r#"{"name": "Oslo", "people": 700000}"#), Step::text("Hi")]);
     let agent = builder.start().await.unwrap();

@@ -119,7 +119,7 @@ async fn handle_tool_use_pause_holds_the_other_uses_and_reports_the_reason() {
     let Event::Pause { tool_use, reason } = &**events.last().unwrap() else { unreachable!() };
     assert_eq!((tool_use.id.as_str(), reason), ("1", &json!({ "ask": "Bob" })));
     assert_eq!(asked.all(), ["a", "b"]);
-    assert!(log.all().is_empty(), "no tool runs before all are decided on");
+    assert!(log.all().is_empty(), "no tool runs before all uses are decided");
     agent.check().await;
     let snapshot = agent.agent.snapshot().await.unwrap();
     let Pause { tool_use, reason, .. } = snapshot.pause.unwrap();
@@ -158,7 +158,7 @@ async fn handle_tool_use_pause_twice_in_a_step_waits_twice() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn resume_takes_every_decision() {
+async fn resume_accepts_every_decision() {
     let stranger = ToolUse::new("other", "other", json!({}));
     let cases: [(Decision, &[&str], &str, Option<Value>); 4] = [
         (Decision::Execute, &[r#"look {"n":0}"#], "look done", None),

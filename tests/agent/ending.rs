@@ -61,7 +61,7 @@ async fn last_handle_dropped_mid_turn_interrupted_and_terminated() {
     agent.prompt("staged").await.unwrap();
     let clone = agent.clone();
     drop(agent);
-    assert_eq!(clone.status().await.unwrap(), Status::Busy, "one handle is enough");
+    assert_eq!(clone.status().await.unwrap(), Status::Busy, "one handle keeps the agent alive");
     drop(clone);
     let run = run_events(&mut events).await;
     let Event::Turn(TurnOutcome::Stop { response, staged }) = &**run.last().unwrap() else {
@@ -172,7 +172,7 @@ async fn stop_again_with_an_earlier_deadline_the_earlier_one_applies() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn operations_while_terminate_runs_stopped() {
+async fn operations_while_terminate_runs_return_stopped() {
     let gate = Gate::new();
     let terminating = Terminating { gate: Some(gate.clone()), ..Terminating::default() };
     let agent = echoing([]).callbacks(terminating).start().await.unwrap();
@@ -285,10 +285,10 @@ impl AgentCallbacks for Inward {
 }
 
 #[tokio::test(start_paused = true)]
-async fn weak_handle_upgrades_from_the_start_until_the_last_handle_is_gone() {
+async fn weak_handle_upgrades_from_the_start_until_the_last_handle_is_dropped() {
     let inward = Inward::default();
     let agent = echoing([Step::text("Hello!")]).callbacks(inward.clone()).start().await.unwrap();
-    assert!(!inward.init.load(Ordering::SeqCst), "nothing runs yet in init");
+    assert!(!inward.init.load(Ordering::SeqCst), "the agent does not run yet in init");
     answered(agent.ask("Hi")).await.unwrap();
     assert_eq!(*inward.step.lock().unwrap(), Some(Status::Busy));
     let weak = agent.downgrade();
@@ -366,7 +366,7 @@ async fn set_state_another_model_instance_of_the_old_provider_closed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn wait_until_idle_idle_at_once_and_after_a_run() {
+async fn wait_until_idle_returns_at_once_or_after_the_run() {
     let gate = Gate::new();
     let agent = scripted([Step::new().gate(&gate).then_text(["Hi"]).stop()]).1.start().await.unwrap();
     answered(agent.wait_until_idle()).await.unwrap();
@@ -399,7 +399,7 @@ async fn ended_waits_for_the_end_and_returns_its_reason_and_snapshot() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn ended_of_a_weak_handle_keeps_nothing_alive() {
+async fn ended_of_a_weak_handle_does_not_keep_the_agent_alive() {
     let (_, builder) = scripted([]);
     let agent = builder.start().await.unwrap();
     let weak = agent.downgrade();

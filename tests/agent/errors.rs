@@ -48,7 +48,7 @@ async fn handle_error_stop_ends_the_run_and_carries_the_discarded_messages() {
     assert_eq!((response.messages.len(), response.usage, response.text().as_str()), (4, tokens(13), "A c"));
     let names = names(&events);
     assert_eq!(names[names.len() - 3..], ["text_delta", "status(idle)", "error"]);
-    assert!(agent.history().await.is_empty(), "the history is as before the turn");
+    assert!(agent.history().await.is_empty(), "the history is unchanged");
     assert_eq!(stopped(&agent.run("Hi").await).text(), "Hello");
 }
 
@@ -118,7 +118,7 @@ async fn handle_error_retry_counts_the_usage_of_the_void_output_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn handle_error_retry_after_waits_that_long() {
+async fn handle_error_retry_after_waits_for_the_delay() {
     let broken = Step::new().then_text(["A d"]).fail(down());
     let (_, builder) = scripted([broken, Step::text("A cat")]);
     let hooks = Hooks::new().on_error(|_, _| ErrorDecision::RetryAfter(seconds(90)));
@@ -354,7 +354,7 @@ async fn turn_timeout_of_a_prompt_replaces_the_one_of_the_agent() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn turn_timeout_over_an_idle_agent_does_nothing() {
+async fn turn_timeout_of_an_idle_agent_does_nothing() {
     let (provider, builder) = scripted([Step::text("One"), Step::text("Two")]);
     let mut agent = Watched::start(builder.turn_timeout(seconds(10))).await;
     agent.run("Hi").await;

@@ -71,7 +71,7 @@ fn assert_lossless(event: &Event) {
     let json = serde_json::to_string(event).unwrap();
     let read: Event = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json}"));
     assert_eq!(read, *event);
-    assert_eq!(serde_json::to_string(&read).unwrap(), json, "written again, the same bytes");
+    assert_eq!(serde_json::to_string(&read).unwrap(), json, "serializing again gives the same bytes");
     let value: Event = serde_json::from_value(serde_json::to_value(event).unwrap()).unwrap();
     assert_eq!(value, *event);
     let id = EventId { incarnation: u64::MAX, number: 1 };
@@ -81,12 +81,12 @@ fn assert_lossless(event: &Event) {
 }
 
 #[test]
-fn serialise_every_kind_of_event_lossless() {
+fn every_kind_of_event_is_serialized_without_loss() {
     awkward_events().iter().for_each(assert_lossless);
 }
 
 #[tokio::test(start_paused = true)]
-async fn serialise_events_and_snapshots_of_runs_lossless() {
+async fn events_and_snapshots_of_runs_are_serialized_without_loss() {
     let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
     let gate = omni_agent::testing::Gate::new();
     let script = [
@@ -145,7 +145,7 @@ fn odd_response() -> Arc<omni_agent::agent::Response> {
 }
 
 #[test]
-fn end_reason_written_by_name_and_read_again() {
+fn end_reason_is_written_by_name_and_read_again() {
     let reasons = [
         (EndReason::Stopped, "stopped"),
         (EndReason::HandlesDropped, "handles_dropped"),

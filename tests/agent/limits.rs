@@ -97,7 +97,11 @@ async fn limit_does_not_delay_a_staged_prompt() {
     let events = agent.end().await;
     let turns = turns(&events);
     assert_eq!(turns[0].stop_reason, StopReason::MaxSteps);
-    assert_eq!((turns[1].step, turns[1].text().as_str()), (1, "Steered."), "with a fresh count");
+    assert_eq!(
+        (turns[1].step, turns[1].text().as_str()),
+        (1, "Steered."),
+        "the staged prompt has a fresh step count"
+    );
     assert_eq!(
         sent(&provider.requests()[1]),
         ["user: Go", "assistant: use a", "user: result a", "user: Rather this"]
@@ -201,7 +205,7 @@ async fn limit_lowered_by_a_callback_applies_from_the_next_request_on() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn limit_raised_by_handle_turn_lets_it_continue() {
+async fn limit_raised_by_handle_turn_allows_its_continuation() {
     let (_, builder) = scripted([Step::text("One"), Step::text("Two"), Step::text("Three")]);
     let hooks = Hooks::new().on_turn(|_, state| {
         state.config_mut().max_steps = Some(2);

@@ -60,7 +60,7 @@ impl Provider for Endless {
 }
 
 #[tokio::test]
-async fn cancel_stream_always_ready_done() {
+async fn cancel_of_an_always_ready_stream_succeeds() {
     let agent = Agent::builder().model(Model::new(Arc::new(Endless), "m")).start().await.unwrap();
     for _ in 0..3 {
         agent.prompt("Hi").await.unwrap();

@@ -290,7 +290,7 @@ async fn handle_event_edits_the_configuration() {
     agent.agent.notify(()).await.unwrap();
     agent.agent.wait_until_idle().await.unwrap();
     let events = agent.run("Hi").await;
-    assert_eq!(names(&events)[0], "status(busy)", "and emits no event");
+    assert_eq!(names(&events)[0], "status(busy)", "an edit in handle_event emits no event");
     assert_eq!(provider.requests()[0].system.as_deref(), Some("Be kind."));
 }
 

@@ -59,7 +59,10 @@ async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
     );
     assert_eq!(ended.all(), [StopReason::ToolUse]);
     assert_eq!(agent.history().await, ["user: Go", "assistant: use a, use b, use c, use d"]);
-    assert!(provider.requests()[0].tools.get("ask_user").is_some(), "it is offered to the model");
+    assert!(
+        provider.requests()[0].tools.get("ask_user").is_some(),
+        "the declared tool is offered to the model"
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -41,7 +41,7 @@ fn answering(text: &str, usage: u64) -> Step {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_that_does_not_fit_is_asked_for_again_outside_the_history() {
+async fn answer_that_does_not_fit_is_requested_again_outside_the_history() {
     let (provider, builder) =
         scripted([answering("Oslo", 1), answering(r#"{"name": "Oslo"}"#, 10), answering(OSLO, 100)]);
     let mut agent = Watched::start(builder).await;
@@ -100,7 +100,7 @@ async fn answer_that_never_fits_is_returned_unchanged_at_the_limit() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answer_cut_or_refused_is_not_asked_for_again() {
+async fn answer_cut_or_refused_is_not_requested_again() {
     for reason in
         [StopReason::Length, StopReason::ContextLength, StopReason::Refusal, StopReason::StopSequence]
     {
@@ -304,7 +304,7 @@ async fn schema_set_while_a_request_is_prepared_applies_to_later_requests() {
     let agent = builder.callbacks(hooks).start().await.unwrap();
     let plain = agent.ask("Hi").await.unwrap();
     assert_eq!((plain.output.as_ref(), plain.output_error.as_ref()), (None, None));
-    assert_eq!(provider.requests().len(), 1, "nothing had to fit");
+    assert_eq!(provider.requests().len(), 1, "the request had no schema yet");
     assert!(agent.ask("A city?").await.unwrap().output.is_some());
 }
 
@@ -315,7 +315,7 @@ async fn answer_is_checked_against_the_schema_of_its_request() {
     let agent = builder.options(with_schema()).callbacks(hooks).start().await.unwrap();
     let response = agent.ask("Hi").await.unwrap();
     assert_eq!((response.text().as_str(), response.output_error.as_ref()), ("Plain", None));
-    assert_eq!(provider.requests().len(), 1, "it was asked for without a schema");
+    assert_eq!(provider.requests().len(), 1, "the answer was requested without a schema");
 
     let (provider, builder) = scripted([Step::text("Plain"), Step::text(OSLO), Step::text("Plain")]);
     let mut retries = [1, 0].into_iter();
@@ -326,5 +326,5 @@ async fn answer_is_checked_against_the_schema_of_its_request() {
     let agent = builder.callbacks(hooks).start().await.unwrap();
     assert!(agent.ask("A city?").await.unwrap().output.is_some());
     assert!(agent.ask("A city?").await.unwrap().output_error.is_some());
-    assert_eq!(provider.requests().len(), 3, "as often as the request allows");
+    assert_eq!(provider.requests().len(), 3, "the number of retries is that of the request");
 }

@@ -48,8 +48,8 @@ async fn run_misbehaving(at: At, act: Act) {
         _ => assert!(message.contains("max_steps"), "{message}"),
     }
     let after = answered(agent.state()).await.unwrap();
-    assert!(after.history().same(before.history()), "{at:?}: the history is as before");
-    assert_eq!(after.config().system, None, "{at:?}: its edits are void");
+    assert!(after.history().same(before.history()), "{at:?}: the history is unchanged");
+    assert_eq!(after.config().system, None, "{at:?}: the edits of the callback are void");
     assert_eq!(after.status(), Status::Idle, "{at:?}");
     answered(agent.ask("Hello?")).await.unwrap();
 }

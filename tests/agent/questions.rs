@@ -55,7 +55,7 @@ async fn question_is_answered_by_handle_tool_use() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn question_gets_every_decision() {
+async fn question_receives_every_decision() {
     let ready = ToolResult::ok(&question("q"), "From the cache");
     let cases = [
         (ToolDecision::Execute, Decision::Execute),
@@ -224,7 +224,7 @@ async fn question_does_not_block_the_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn question_whose_stream_fails_goes_to_handle_error_busy() {
+async fn question_open_while_the_stream_fails_handle_error_runs_busy() {
     struct Falls;
     #[async_trait]
     impl Provider for Falls {

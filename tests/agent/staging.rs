@@ -112,7 +112,7 @@ async fn staged_prompt_replaced_is_returned() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn prompt_refused_leaves_the_staged_one_in_place() {
+async fn prompt_refused_keeps_the_staged_prompt() {
     let (mut agent, _, gate) = busy(Hooks::new(), [Step::text("Two")]).await;
     agent.agent.prompt("Keep me").await.unwrap();
     assert!(agent.agent.prompt("").await.is_err());
@@ -141,7 +141,7 @@ async fn prompt_while_paused_is_staged() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn staged_prompt_in_a_later_turn_of_the_run_is_taken_too() {
+async fn staged_prompt_in_a_later_turn_of_the_run_starts_too() {
     let (first, second) = (Gate::new(), Gate::new());
     let held = |gate: &Gate, text: &str| Step::new().gate(gate).then_text([text]).stop();
     let (_, builder) = scripted([held(&first, "One"), held(&second, "Two"), Step::text("Three")]);

@@ -252,7 +252,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
         // The sum of the bytes held by the feed, the bytes queued for the stalled subscriber, and a few events in
         // flight.
         assert!(most <= 2 * LIMIT + 12 * 10_000, "{most} bytes were held at most");
-        assert!(held(&events) > 0, "the replay ring holds some");
+        assert!(held(&events) > 0, "the replay ring holds some bytes");
         let mut resyncs = 0;
         while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), stalled.next()).await {
             resyncs += usize::from(matches!(update, Some(Update::Resync(_))));
@@ -332,7 +332,7 @@ async fn last_handle_dropped_lagging_subscriber_receives_the_true_reason() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn last_handle_dropped_subscriptions_keep_nothing_alive() {
+async fn last_handle_dropped_subscriptions_do_not_keep_the_agent_alive() {
     let scene = Amid::Stream.agent().await;
     let (agent, mut events) = (scene.agent, scene.events);
     let mut other = agent.subscribe().await.unwrap();

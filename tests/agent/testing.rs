@@ -38,7 +38,7 @@ async fn script_answers_in_order_and_records_the_requests() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn script_used_up_is_an_error_until_a_step_is_pushed() {
+async fn script_exhausted_is_an_error_until_a_step_is_pushed() {
     let provider = ScriptedProvider::new([]);
     let error = provider.model().generate(Request::prompt("Hi")).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::InvalidRequest);
@@ -49,7 +49,7 @@ async fn script_used_up_is_an_error_until_a_step_is_pushed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn provider_from_fn_answers_without_end_and_after_what_was_pushed() {
+async fn provider_from_fn_answers_without_end_after_the_pushed_steps() {
     let mut count = 0;
     let provider = ScriptedProvider::from_fn(move |request| {
         count += 1;
@@ -127,7 +127,7 @@ async fn step_without_an_end_is_truncated() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn step_cut_at_each_action_is_truncated_at_each() {
+async fn step_cut_after_any_action_is_truncated() {
     let whole = || Step::new().then_text(["One ", "two"]).then_tool_use("a", "look", json!({})).stop();
     for actions in 0..whole().actions() {
         let (_, builder) = scripted([whole().cut_after(actions)]);
@@ -140,7 +140,7 @@ async fn step_cut_at_each_action_is_truncated_at_each() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn step_fails_at_any_action_and_nothing_follows() {
+async fn step_failing_at_any_action_ends_there() {
     let down = || ProviderError::new(ErrorKind::Service, "down");
     let whole = || Step::new().then_text(["One ", "two"]).stop();
     for actions in 0..=whole().actions() {
@@ -154,7 +154,7 @@ async fn step_fails_at_any_action_and_nothing_follows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn step_error_refuses_the_request_and_a_transient_one_is_repeated() {
+async fn step_error_refuses_the_request_and_a_transient_error_is_retried() {
     let refused = answer(Step::error(ProviderError::new(ErrorKind::Auth, "no key"))).await.unwrap_err();
     assert_eq!((refused.kind, refused.message.as_str()), (ErrorKind::Auth, "no key"));
     let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));

@@ -108,7 +108,7 @@ async fn callback_reaches_its_own_agent_weakly() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_progress_shows_as_events_before_the_result() {
+async fn tool_progress_is_emitted_before_the_result() {
     let step = Step::new().then_tool_use("a", "work", json!({})).then_tool_use("b", "work", json!({})).stop();
     let (_, builder) = scripted([step, Step::text("Done")]);
     let work = tool_fn("work", "Reports.", |_: Value, context: ToolContext| async move {
@@ -138,7 +138,7 @@ async fn tool_progress_shows_as_events_before_the_result() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn tool_reports_progress_rapidly_loses_none() {
+async fn tool_reports_progress_rapidly_no_report_is_lost() {
     let (_, builder) = scripted([Step::tool_use("a", "work", json!({})), Step::text("Done")]);
     let work = tool_fn("work", "Reports.", |_: Value, context: ToolContext| async move {
         for n in 0..1000 {

@@ -68,7 +68,7 @@ async fn open_after_close_elsewhere_succeeds() {
 }
 
 #[tokio::test]
-async fn open_again_in_the_same_manager_is_the_same_session() {
+async fn open_again_in_the_same_manager_gives_the_same_session() {
     let store = LeasingStore::new();
     let one = manager(&store, "one");
     created(&one, "talk").await;

@@ -41,7 +41,7 @@ async fn subscribe_gives_the_open_sessions_and_then_events() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_sessions_are_in_the_order_of_opening_however_long_each_took() {
+async fn open_sessions_are_listed_in_the_order_in_which_they_became_open() {
     let store = MoodyStore::new();
     let (slow, quick) = (store.put("slow").await, store.put("quick").await);
     let gate = Gate::new();

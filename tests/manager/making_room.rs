@@ -60,7 +60,7 @@ async fn several_openings_wait_slow_sessions_end_at_the_same_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn second_opening_waits_while_a_session_ends_slowly_another_session_is_closed_for_it() {
+async fn second_opening_waits_during_a_slow_end_another_session_is_closed_for_it() {
     let (builder, _) = limited(3, &["x", "y"]).await;
     let manager = builder.build();
     for name in ["a", "b", "c"] {

@@ -294,7 +294,7 @@ async fn runs_beyond_the_limit_are_queued_in_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn queued_run_is_cancelled_or_closed_leaves_the_queue() {
+async fn queued_run_cancelled_or_closed_leaves_the_queue() {
     let sessions = [("a", "t"), ("b", "t"), ("c", "t"), ("d", "t")];
     let (manager, made) = running(in_memory().max_turns(1), &sessions).await;
     for (session, _) in &made {

@@ -141,7 +141,7 @@ async fn paused_and_queued_runs_do_not_outlast_the_grace() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn openings_that_wait_or_load_are_refused() {
+async fn waiting_and_loading_openings_are_refused() {
     let store = Told::default();
     let manager = store.manager().max_open(2).build();
     create(&manager, "stored", parrot()).await;

@@ -42,7 +42,7 @@ async fn heuristic(first: impl Into<Prompt>) -> Option<String> {
 // ---- the heuristic ----
 
 #[tokio::test(start_paused = true)]
-async fn heuristic_takes_the_first_text_with_white_space_collapsed() {
+async fn heuristic_uses_the_first_text_with_collapsed_white_space() {
     assert_eq!(heuristic("Where to?").await.unwrap(), "Where to?");
     assert_eq!(heuristic("  Where \n\n\t to,\u{a0} \r\nthen?  ").await.unwrap(), "Where to, then?");
     let fifty = "12345 789 12345 789 12345 789 12345 789 12345 7890";
@@ -297,7 +297,7 @@ async fn custom_generator_hangs_it_is_called_again_in_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn titles_off_makes_none() {
+async fn titles_off_generates_no_title() {
     let manager = with(Titles::Off);
     let session = create(&manager, "talk", parrot()).await;
     session.ask("Hi").await.unwrap();

@@ -329,7 +329,7 @@ fn repair_does_not_change_valid_messages() {
 }
 
 #[test]
-fn repair_drops_foreign_results_and_keeps_the_right_one() {
+fn repair_drops_foreign_results_and_keeps_the_matching_one() {
     let repaired = history([asks(["a"]), answers(["x", "a", "a"])]).repair();
     assert_eq!(repaired.len(), 2);
     assert_eq!(results(repaired.last().unwrap()), [("a", "done".into(), false)]);

@@ -98,7 +98,7 @@ async fn stop_while_busy_keeps_the_partial_text_of_a_branch() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_asked_for_twice_answers_both() {
+async fn stop_called_twice_answers_both() {
     let gate = Gate::new();
     let session = Watched::scripted([held(&gate)]).await;
     answered(session.session.prompt("Q1")).await.unwrap();
@@ -150,7 +150,7 @@ async fn operations_while_the_session_stops_are_answered_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn stop_with_a_hanging_terminate_is_done_by_its_deadline() {
+async fn stop_with_a_hanging_terminate_returns_by_its_deadline() {
     let hooks = Hooks::new().on_end(|_, _| std::future::pending());
     let mut session = Watched::start(on(scripted([Step::text("A1")]).callbacks(hooks))).await;
     session.ask("Q1").await;

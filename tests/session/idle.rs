@@ -92,7 +92,7 @@ async fn no_subscriber_from_the_start_session_ends_after_the_time() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn zero_starter_subscribes_or_prompts_in_time() {
+async fn zero_idle_time_first_subscription_or_prompt_is_in_time() {
     let builder = || on(scripted([Step::text("A1")])).idle_shutdown(Duration::ZERO);
     let session = builder().create().await.unwrap();
     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -130,7 +130,7 @@ async fn run_fails_without_a_controller_session_ends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn unset_session_stays() {
+async fn idle_time_unset_session_stays() {
     let session = on(scripted([Step::text("A1")])).create().await.unwrap();
     drop(answered(session.subscribe(Mode::Controller)).await.unwrap());
     session.ask("Q1").await.unwrap();
@@ -138,7 +138,7 @@ async fn unset_session_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn zero_session_ends_at_once() {
+async fn zero_idle_time_session_ends_at_once() {
     let (session, controller) = open(scripted([]), Duration::ZERO).await;
     lives(&session, AFTER).await;
     drop(controller);
@@ -146,7 +146,7 @@ async fn zero_session_ends_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn zero_turn_in_flight_is_finished_and_saved() {
+async fn zero_idle_time_turn_in_flight_is_finished_and_saved() {
     let gate = Gate::new();
     let (session, controller) = open(scripted([held(&gate)]), Duration::ZERO).await;
     answered(session.prompt("Q1")).await.unwrap();

@@ -113,7 +113,7 @@ async fn conversation_deleted_while_open_is_lost_and_not_created_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn generated_id_taken_before_the_first_save_is_a_loss() {
+async fn generated_id_taken_before_the_first_save_loses_the_conversation() {
     let store = ScriptedStore::new([]);
     let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
     let other =

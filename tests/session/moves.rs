@@ -87,7 +87,7 @@ async fn branch_applies_the_options_of_its_prompt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn navigate_lands_on_the_leaf_that_was_active_last() {
+async fn navigate_ends_at_the_last_active_leaf() {
     let mut session = forked([Step::text("A4")]).await;
     for (to, head) in [(3, 4), (1, 4), (5, 6), (2, 6), (4, 4), (6, 6)] {
         answered(session.session.navigate(node(to))).await.unwrap();

@@ -195,7 +195,7 @@ async fn open_or_create_creates_an_unknown_id_and_opens_a_known_one() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn open_or_create_of_several_that_create_at_once_one_succeeds() {
+async fn open_or_create_twice_at_once_one_succeeds() {
     // Each session first finds that the conversation does not exist, and then creates it.
     let store = ScriptedStore::new([Act::Slow(secs(1)), Act::Slow(secs(1))]);
     let start = || Session::builder(store.as_dyn()).agent(parrot()).open_or_create(id("c"));
@@ -206,7 +206,7 @@ async fn open_or_create_of_several_that_create_at_once_one_succeeds() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn builder_takes_a_store_and_a_shared_store() {
+async fn builder_accepts_a_store_and_a_shared_store() {
     let shared = Arc::new(MemoryStore::new());
     let any: Arc<dyn Store> = Arc::clone(&shared) as Arc<dyn Store>;
     let start = |builder: SessionBuilder| builder.agent(parrot()).open_or_create(id("c"));

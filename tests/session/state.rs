@@ -70,7 +70,7 @@ async fn configure_model_by_name_is_resolved_and_stored() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn title_set_is_written_alone_and_emitted_once() {
+async fn title_set_is_written_separately_and_emitted_once() {
     let store = ScriptedStore::new([]);
     let session = created(&store, "talk", parrot()).await;
     let mut events = watch(&session).await;

@@ -166,7 +166,7 @@ async fn unstorable_turn_among_others_earlier_turns_are_written() {
 
 /// The store refuses the commit as a whole, but each of its turns is valid: nothing is lost.
 #[tokio::test(start_paused = true)]
-async fn unstorable_together_all_turns_are_written_alone() {
+async fn unstorable_together_all_turns_are_written_separately() {
     let (session, store, gate) = held_up(2).await;
     let mut events = watch(&session).await;
     session.ask("One").await.unwrap();

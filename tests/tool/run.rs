@@ -574,7 +574,7 @@ struct Input {
 
 proptest! {
     #[test]
-    fn run_any_input_gives_a_result_that_matches(
+    fn run_any_input_gives_a_result_for_the_use(
         input in any_json(),
         malformed in prop::option::weighted(0.2, "\\PC{0,20}"),
         name in "typed|free|\\PC{0,8}",

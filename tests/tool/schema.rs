@@ -25,7 +25,7 @@ fn new_wrong_keyword_types_are_refused_with_their_path() {
 }
 
 #[test]
-fn new_neither_object_nor_bool_is_refused() {
+fn new_value_that_is_neither_object_nor_bool_is_refused() {
     for value in [json!(null), json!(1), json!("object"), json!([])] {
         assert!(refused(value.clone()).contains("expected boolean or object"), "{value}");
     }
@@ -49,7 +49,7 @@ fn new_reference_to_another_document_is_refused() {
 }
 
 #[test]
-fn new_file_that_exists_and_is_a_schema_is_not_loaded() {
+fn new_reference_to_an_existing_file_is_not_loaded() {
     let file = std::env::temp_dir().join(format!("omni-agent-schema-{}.json", std::process::id()));
     std::fs::write(&file, "{}").unwrap();
     let url = format!("file://{}", file.display());

@@ -72,7 +72,7 @@ fn insert_duplicate_name_is_refused_and_changes_nothing() {
 }
 
 #[test]
-fn insert_name_that_services_refuse_is_refused() {
+fn insert_name_invalid_for_services_is_refused() {
     let mut set = ToolSet::new();
     for name in ["", "a b", "a/b", "é", "a\n", &"x".repeat(129)] {
         assert_eq!(set.insert(Arc::new(tool(name))), Err(ToolSetError::BadName(name.to_owned())));
@@ -116,7 +116,7 @@ fn remove_removes_the_tool_with_that_name() {
 }
 
 #[test]
-fn insert_into_a_clone_leaves_the_original() {
+fn insert_into_a_clone_does_not_change_the_original() {
     let original = ToolSet::new().with(tool("a")).unwrap();
     let mut copy = original.clone();
     copy.insert(Arc::new(tool("b"))).unwrap();

@@ -118,7 +118,7 @@ async fn tool_fn_closure_shares_what_it_captures() {
 }
 
 #[tokio::test]
-async fn tool_fn_value_takes_any_object() {
+async fn tool_fn_value_accepts_any_object() {
     let tool = tool_fn("echo", "Gives back its input.", |input: Value, _| async move { Ok(input) });
     let expected = json!({ "type": "object", "properties": {}, "additionalProperties": true });
     assert_eq!(*tool.schema().as_value(), expected);

@@ -5,7 +5,7 @@ use omni_agent::tree::{Node, NodeId, Tree, TreeError};
 use crate::support::{branching, hydrate, id, node, numbers, tokens, user};
 
 #[test]
-fn hydrate_of_its_own_parts_is_the_same_tree() {
+fn hydrate_of_the_parts_of_a_tree_gives_the_same_tree() {
     let mut tree = branching();
     tree.navigate(id(6)).unwrap();
     tree.navigate(id(3)).unwrap();

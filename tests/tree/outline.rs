@@ -69,7 +69,7 @@ fn display_shows_blocks_without_text_in_brackets() {
 }
 
 #[test]
-fn display_keeps_to_one_line_without_control_characters() {
+fn display_uses_one_line_without_control_characters() {
     assert_eq!(words(Message::user("  one\n\ttwo\u{1b}[2Jthree \u{2028} four ")), ": one two [2Jthree four");
     let tool_use = ToolUse::new("a", "wea\nther\u{7}", json!({}));
     assert_eq!(words(Message::assistant(tool_use)), ": [uses weather]");

@@ -173,7 +173,7 @@ impl Endpoint {
         self
     }
 
-    /// Returns the same endpoint, for which a key is optional: without a key, requests are sent without it.
+    /// Returns the same endpoint with an optional key: if no source has a key, requests are sent without it.
     pub fn with_optional_key(mut self) -> Self {
         self.keys.optional = true;
         self

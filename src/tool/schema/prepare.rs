@@ -101,8 +101,8 @@ impl Work {
                 return refuse(format!("`{keyword}` is not supported; use `$ref`"));
             }
         }
-        // A check by `format` is never exact, and services define their own formats. Drafts before 2019-09 would check
-        // it.
+        // A check by `format` is never exact, and services define their own values for it. Drafts before 2019-09 would
+        // check it.
         if schema.get("format").is_some_and(Value::is_string) {
             schema.shift_remove("format");
         }

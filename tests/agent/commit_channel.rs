@@ -68,7 +68,7 @@ async fn run_no_room_agent_waits() {
     agent.prompt("Hi").await.unwrap();
     tokio::time::sleep(Duration::from_mins(1)).await;
     let snapshot = answered(agent.snapshot()).await.unwrap();
-    // The prompt emitted two events immediately; the agent went no further.
+    // The prompt emitted two events immediately; after them, the agent waits for room.
     assert_eq!((snapshot.last.number, snapshot.status), (2, Status::Busy));
     unanswered(agent.wait_until_idle()).await;
     let mut events = Vec::new();

@@ -427,7 +427,7 @@ async fn cancel_and_interrupt_idle_error_and_no_event() {
     assert_eq!(ready_events(&mut events).await, []);
 }
 
-/// Asks the user the service's question.
+/// Pauses on every question of the service.
 struct Deferring;
 
 #[async_trait]

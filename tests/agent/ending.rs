@@ -116,7 +116,7 @@ async fn stop_zero_deadline_agent_still_ends() {
     assert!(matches!(answered(agent.stop(Duration::ZERO)).await, Err(AgentError::Deadline { .. })));
     assert_eq!(terminating.calls().len(), 1);
 
-    // Work that needs no time is still done.
+    // With a deadline of zero, work that needs no time is still done.
     let terminating = Terminating::default();
     let agent = echoing([]).callbacks(terminating.clone()).start().await.unwrap();
     answered(agent.stop(Duration::ZERO)).await.unwrap();

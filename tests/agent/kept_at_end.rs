@@ -1,5 +1,4 @@
-//! The turn in flight when its agent ends: its completed steps are kept, unless the caller uses the method that
-//! discards them.
+//! The turn in flight when its agent ends: its completed steps are kept, unless the caller uses `stop_discarding`.
 
 use std::{sync::Arc, time::Duration};
 

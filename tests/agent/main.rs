@@ -1,4 +1,4 @@
-//! The agent layer through its public API.
+//! The agent layer, tested through its public API.
 #![cfg(feature = "test-util")]
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 

@@ -29,7 +29,7 @@ async fn run_misbehaving(at: At, act: Act) {
     let callbacks = Misbehaving { at, act, gate: Gate::new(), done: false };
     let again = Step::text("Again.");
     let agent = echoing([Step::text("First."), at.step(), again]).callbacks(callbacks);
-    // The first run must succeed, so skip it for callbacks that are called in every run.
+    // The first run must succeed, so skip it if every run calls this callback.
     let first = !matches!(at, At::PrepareStep | At::HandleTurn);
     let agent = agent.start().await.unwrap();
     if first {

@@ -133,7 +133,7 @@ async fn race(round: u32) {
         other => panic!("{other:?}"),
     }
 
-    // Runs until the agent is idle.
+    // Rejects paused tool uses until the agent is idle.
     let finish = async {
         loop {
             match agent.status().await.unwrap() {

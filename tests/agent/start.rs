@@ -244,7 +244,7 @@ async fn start_with_duplicate_tool_names_is_an_error() {
     let error = builder.tool(declared("look")).tool(declared("look")).start().await.unwrap_err();
     let AgentError::InvalidTools(ToolSetError::Duplicate(name)) = error else { panic!("{error:?}") };
     assert_eq!(name, "look");
-    // A valid tool added later does not hide the error; a new tool set does.
+    // A valid tool added later does not clear the error; a new tool set does.
     let (_, builder) = scripted([]);
     let builder = builder.tool(declared("look")).tool(declared("look")).tool(declared("listen"));
     assert!(builder.start().await.is_err());

@@ -127,7 +127,7 @@ async fn subscriber_stalled_exactly_one_resync_then_events() {
     let mut stalled = agent.subscribe().await.unwrap();
     let mut prompt = agent.subscribe().await.unwrap();
     agent.prompt("Hi").await.unwrap();
-    // A stalled subscriber slows no other: the prompt reader sees every event.
+    // A stalled subscriber does not slow others: the prompt reader sees every event.
     assert_eq!(run_events(&mut prompt).await.len() as u64, prompt.last_id().number);
     let Some(Update::Resync(snapshot)) = answered(stalled.next()).await else { panic!("no resync") };
     assert_eq!(*snapshot, agent.snapshot().await.unwrap());

@@ -266,7 +266,7 @@ async fn rename_while_the_store_is_down_fails_and_the_title_is_stored_later() {
     assert_eq!(title_in(&store, one.session.id()).await.as_deref(), Some("New"));
 }
 
-/// If the session ends while its title waits to be stored, the title is stored all the same.
+/// The title is stored even if the session ends before the title has reached the store.
 #[tokio::test(start_paused = true)]
 async fn rename_of_a_session_that_ends_meanwhile_stores_the_title() {
     for loses_place in [false, true] {

@@ -95,7 +95,7 @@ async fn manager_restarted_with_its_owner_name_takes_over_its_conversations_imme
     let talk = created(&manager(&store, "one"), "talk").await;
     within(talk.session.ask("One")).await.unwrap();
     within(talk.session.flush(secs(30))).await.unwrap();
-    // Acts as after a crash: for the store, the first manager still owns the conversation.
+    // Acts as after a crash: the store still regards the first manager as the owner.
     let again = manager(&store, "one");
     let opened = within(again.open(&id("talk"), parrot())).await.unwrap();
     assert_eq!(opened.session.tree().await.unwrap().len(), 2);

@@ -1,5 +1,5 @@
-//! The manager on both flavours of runtime, in real time. With several threads, the sessions and their manager run in
-//! parallel.
+//! The manager on current-thread and multi-thread runtimes, in real time. With several threads, the sessions and
+//! their manager run in parallel.
 
 use std::{future::Future, sync::Arc, time::Duration};
 

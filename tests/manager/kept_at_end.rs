@@ -1,5 +1,5 @@
-//! The turn in flight when its session is closed: its completed steps are stored, unless the caller uses the method
-//! that discards them.
+//! The turn in flight when its session is closed: its completed steps are stored, unless the caller uses
+//! `close_discarding`.
 
 use async_trait::async_trait;
 use omni_agent::{

@@ -191,7 +191,7 @@ async fn result(session: &Session) -> String {
 async fn tool_opens_a_session_without_room_opening_fails_and_names_the_parent() {
     let (builder, _) = limited(2, &[]).await;
     let manager = builder.room_timeout(Some(secs(10))).build();
-    // The other place is held by a person.
+    // A user holds the other place.
     let _person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
     let parent = create(&manager, "parent", opens_another(&manager)).await;
     let mut feed = Feed::of(&manager);
@@ -222,7 +222,7 @@ async fn no_tool_holds_a_place_openings_keep_waiting() {
     let (builder, _) = limited(1, &["x"]).await;
     let manager = builder.build();
     let person = manager.create_with_id(&id("person"), parrot()).await.unwrap();
-    // The person's session runs no tools at the moment.
+    // The user's session runs no tools at the moment.
     person.session.ask("Hi").await.unwrap();
     let opening = opening(&manager, "x", parrot());
     tokio::time::sleep(secs(3000)).await;

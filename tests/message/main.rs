@@ -1,4 +1,4 @@
-//! The message layer through its public API.
+//! The message layer, tested through its public API.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 

@@ -1,5 +1,5 @@
-//! The turn in flight when its session ends: its completed steps are stored, unless the caller uses the method that
-//! discards them.
+//! The turn in flight when its session ends: its completed steps are stored, unless the caller uses
+//! `stop_discarding`.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! Sessions, through their public surface.
+//! Sessions, tested through their public API.
 
 #![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
 

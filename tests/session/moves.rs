@@ -282,8 +282,8 @@ async fn moves_of_a_paused_branch_that_is_cancelled_are_rolled_back() {
     assert_eq!(session.told.tree, before);
 }
 
-/// While the session is busy or paused, every operation that needs an idle session returns the status, whatever else
-/// is wrong.
+/// While the session is busy or paused, every operation that needs an idle session fails with that status, whatever
+/// else is wrong.
 async fn all_busy(session: &Session, status: Status) {
     let errors = [
         answered(session.regenerate(node(1))).await.unwrap_err(),

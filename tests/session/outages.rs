@@ -107,7 +107,8 @@ async fn agent_ends_after_an_outage_saves_once_the_store_works() {
     }
 }
 
-/// The delays also restart when the idle time is over: the session does not stay open for another half minute.
+/// The delays between attempts also restart when the idle time is over: the session does not stay open for another
+/// half minute.
 #[tokio::test(start_paused = true)]
 async fn idle_time_over_after_an_outage_saves_soon_once_the_store_works() {
     let store = ScriptedStore::new([]);

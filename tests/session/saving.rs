@@ -139,7 +139,7 @@ async fn write_takes_too_long_is_abandoned_and_repeated() {
     let StoreReport::Failed { error, .. } = report(&mut events).await else { panic!() };
     assert!(error.contains("7s"), "{error}");
     assert_eq!(start.elapsed(), secs(7));
-    // The creation was done before it hung: its repetition returns the first result.
+    // The hanging creation had reached the store: its repetition returns the first result.
     let StoreReport::Failed { what: SavedPart::Tree, .. } = report(&mut events).await else { panic!() };
     assert_eq!(start.elapsed(), Duration::from_millis(14_500));
     let StoreReport::Saved { .. } = report(&mut events).await else { panic!() };

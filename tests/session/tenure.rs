@@ -278,7 +278,7 @@ async fn lease_expired_before_a_write_the_write_follows_the_renewal() {
     let session = within(builder.create_with_id(id("talk"))).await.unwrap();
     session.prompt("One").await.unwrap();
     gate.reached().await;
-    // The session learns of it from the refused write, since renewals fail.
+    // The session learns of the expiry from the refused write, since renewals fail.
     store.ownership(Mood::Fail);
     store.run_out(session.id());
     gate.open();
@@ -444,7 +444,7 @@ async fn lease_keeper_does_not_keep_a_dropped_store_alive() {
     let session = within(builder.create_with_id(ConversationId::new("talk").unwrap())).await.unwrap();
     within(session.stop(secs(30))).await.unwrap();
     drop((session, shared));
-    // The thread releases it a moment later.
+    // The renewing thread drops the store a moment later.
     within(async {
         while weak.strong_count() > 0 {
             tokio::task::yield_now().await;

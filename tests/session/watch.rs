@@ -52,7 +52,7 @@ pub(crate) fn echo() -> impl Tool {
     tool_fn("echo", "Echoes.", |input: Value, _| async move { Ok(input) })
 }
 
-/// An answer whose first words arrive before the gate, and that ends after it.
+/// An answer that waits at the gate after its first words, and then ends.
 pub(crate) fn held(gate: &Gate) -> Step {
     Step::new().then_text(["Half"]).gate(gate).stop()
 }

@@ -14,7 +14,7 @@ use omni_agent::store::{
 };
 use tokio::sync::watch;
 
-/// The reported duration of a lease. Renewals come after every third of it.
+/// The reported duration of a lease. Leases are renewed after a third of it.
 const LASTS: Duration = Duration::from_millis(30);
 
 /// The behaviour of calls that concern ownership.

@@ -280,7 +280,7 @@ async fn run_timeout_of_the_tool_replaces_that_of_the_limits() {
             tokio::time::sleep(Duration::from_hours(1)).await;
             Ok("done")
         });
-        // Behind a pointer, a tool keeps its limit.
+        // A tool behind a pointer keeps its limit.
         Box::new(Arc::new(tool.with_timeout(limit))) as Box<dyn Tool>
     };
     let tools = ToolSet::new().with(slow("patient", Duration::MAX)).unwrap();

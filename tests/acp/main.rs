@@ -1,5 +1,5 @@
 //! The Agent Client Protocol backend, tested with agents built on the official implementations and with faulty
-//! programs. All of them are processes.
+//! programs. Each agent is a separate process.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "an unwrap is a failure of the test")]

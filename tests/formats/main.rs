@@ -1,5 +1,5 @@
 //! A table of scenarios for all five wire formats. Agents run each of them against a strict server that implements
-//! all formats. Also conversations that are carried from each format to each other one.
+//! all formats. Other tests carry conversations from each format to each other one.
 //!
 //! `cargo test --test formats table -- --nocapture` prints the table.
 

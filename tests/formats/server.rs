@@ -66,7 +66,7 @@ impl Event {
     }
 }
 
-/// An answer in the form of a format.
+/// An answer encoded in a format.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rendered {
     pub(crate) events: Vec<Event>,

@@ -254,7 +254,7 @@ fn calls_without_a_name_are_an_error() {
 }
 
 #[test]
-fn calls_without_end_are_an_error() {
+fn endless_calls_are_an_error() {
     let many = |id: bool| -> Vec<Value> {
         let call = |n: u32| {
             json!({"index": n, "id": if id { n.to_string() } else { String::new() },

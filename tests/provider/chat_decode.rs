@@ -220,12 +220,12 @@ fn decode_usage_with_details_splits_the_prompt() {
             "completion_tokens_details": {"reasoning_tokens": 20}})),
         expected
     );
-    // The names of DeepSeek and Moonshot.
+    // DeepSeek and Moonshot use these names.
     for cached in ["prompt_cache_hit_tokens", "cached_tokens"] {
         let told = usage(json!({"prompt_tokens": 100, "completion_tokens": 30, cached: 40}));
         assert_eq!(told, Usage { reasoning: 0, ..expected }, "{cached}");
     }
-    // The names of OpenRouter.
+    // OpenRouter uses these names.
     assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 30, "cost": 0.25,
             "prompt_tokens_details": {"cached_tokens": 40, "cache_write_tokens": 10}})),

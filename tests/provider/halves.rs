@@ -101,7 +101,7 @@ async fn halves_in_two_interleaved_calls_are_joined_within_each_call() {
 }
 
 #[tokio::test]
-async fn half_in_arguments_that_are_json_themselves_is_replaced() {
+async fn half_of_a_character_in_arguments_sent_as_json_is_replaced() {
     for (wire, event) in [
         (
             Wire::Gemini,
@@ -117,7 +117,7 @@ async fn half_in_arguments_that_are_json_themselves_is_replaced() {
 }
 
 #[test]
-fn error_body_with_half_a_character_is_understood_in_every_format() {
+fn error_body_with_half_of_a_character_is_decoded_in_every_format() {
     let formats: [Box<dyn Dialect>; 5] = [
         Box::new(ChatCompletions::default()),
         Box::new(OpenAiResponses::default()),
@@ -136,7 +136,7 @@ fn error_body_with_half_a_character_is_understood_in_every_format() {
 }
 
 #[tokio::test]
-async fn error_event_with_half_a_character_is_understood_in_every_format() {
+async fn error_event_with_half_of_a_character_is_decoded_in_every_format() {
     for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
         let error = json!({"error": {"message": "prompt is too long: X", "type": "invalid_request_error"}});
         let error = error.to_string().replace('X', "\\ude00");

@@ -19,7 +19,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{place::Place, rival};
 
-/// Everything that is waited for takes less time.
+/// A time limit that is longer than any expected wait.
 const NEVER: Duration = Duration::from_mins(2);
 
 /// The maximum time for which a process stays frozen. A frozen process may hold the store's own lock and block all
@@ -81,7 +81,7 @@ impl Arena {
         }
         let blows = env::var("OMNI_BLOWS").map_or(6, |blows| blows.parse().unwrap());
         for blow in 0..blows {
-            // Strike while a conversation is open.
+            // Kill or freeze a process while it has a conversation open.
             let (name, id) = self.until_somebody_opens();
             let victim = self.rivals.iter().position(|rival| rival.name == name).unwrap();
             if blow % 2 == 0 {

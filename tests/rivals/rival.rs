@@ -36,7 +36,7 @@ const PATIENCE: Duration = Duration::from_mins(1);
 /// Starts a rival with this name.
 pub(crate) fn spawn(name: &str, place: &Place) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", "rival::lives", "--nocapture", "--test-threads=1"]);
+    command.args(["--exact", "rival::rival_process", "--nocapture", "--test-threads=1"]);
     command.env(NAME, name).env(PLACE, place.address());
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap()
 }
@@ -49,7 +49,7 @@ fn tell(what: &str) {
 
 /// The main loop of a rival. In a normal run of the tests it does nothing.
 #[tokio::test]
-async fn lives() {
+async fn rival_process() {
     let (Ok(name), Ok(place)) = (env::var(NAME), env::var(PLACE)) else {
         return;
     };

@@ -12,7 +12,7 @@ use crate::{
 /// The child: writes until the disk is full, and continues after space was freed.
 #[cfg(unix)]
 #[tokio::test]
-async fn child_writes_until_there_is_no_room() {
+async fn child_writes_until_the_disk_is_full() {
     let Some(folder) = child_folder() else {
         return;
     };
@@ -87,9 +87,9 @@ fn after(script: &str, child: &Command) -> Command {
 
 #[cfg(unix)]
 #[tokio::test]
-async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_sound() {
+async fn write_beyond_a_file_size_limit_is_full_and_leaves_the_log_intact() {
     let folder = Folder::new();
-    let child = child("faults::child_writes_until_there_is_no_room", folder.path());
+    let child = child("faults::child_writes_until_the_disk_is_full", folder.path());
     // 100 blocks of 512 bytes or 1 KiB, depending on the shell. Without the trap, the signal would end the child.
     sees_all(after("trap '' XFSZ && ulimit -f 100", &child));
 }
@@ -107,12 +107,12 @@ fn can_mount() -> bool {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn write_to_a_full_disk_is_full_and_leaves_the_log_sound() {
+async fn write_to_a_full_disk_is_full_and_leaves_the_log_intact() {
     if !can_mount() {
         return;
     }
     let folder = Folder::new();
-    let child = child("faults::child_writes_until_there_is_no_room", folder.path());
+    let child = child("faults::child_writes_until_the_disk_is_full", folder.path());
     let script = "mount -t tmpfs -o size=256k none \"$OMNI_CHILD\" && head -c 65536 /dev/zero > \"$OMNI_CHILD/ballast\"";
     let shell = after(script, &child);
     let mut unshared = Command::new("unshare");
@@ -192,7 +192,7 @@ async fn child_cannot_lock_what_it_reads() {
     println!("\nall checks passed");
 }
 
-/// NFS on Linux behaves so: `flock` becomes a lock that requires the file to be open for writing.
+/// This is how NFS behaves on Linux: `flock` becomes a lock that requires the file to be open for writing.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 #[allow(clippy::print_stdout, reason = "a skipped test prints the reason")]
@@ -218,7 +218,7 @@ async fn list_on_a_file_system_without_read_locks_shows_all() {
     child.env("LD_PRELOAD", library);
     let text = succeeds(&mut child);
     if text.contains("\ncan be locked") {
-        // For example a file system mounted `noexec`, or a statically linked program.
+        // This happens on a file system mounted `noexec`, for example, or if the program is statically linked.
         println!("skipped: LD_PRELOAD has no effect on the program of the tests");
         return;
     }

@@ -202,7 +202,7 @@ async fn list_with_an_outdated_summary_shows_the_title() {
     let title = StateChange::title("A talk");
     let version = store.save_state(&id("a"), &Write::on(version), &title).await.unwrap();
     commit(&store, &id("a"), version, 1, "Hi").await;
-    // As after a crash of the machine between the write and its summary.
+    // This is the state after a crash of the machine between the write and its summary.
     fs::write(folder.summary(&id("a")), old).unwrap();
     assert_eq!(store.summary(&id("a")).await.unwrap().title.as_deref(), Some("A talk"));
 }

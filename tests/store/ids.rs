@@ -55,7 +55,7 @@ fn write_id_is_written_as_url_safe_base64() {
 }
 
 #[test]
-fn first_version_is_random_and_leaves_room() {
+fn first_version_is_random_and_leaves_room_for_later_ones() {
     let versions: HashSet<_> = (0..100).map(|_| Version::first()).collect();
     assert_eq!(versions.len(), 100);
     assert!(versions.iter().all(|version| (1..1 << 40).contains(&version.get())));

@@ -61,7 +61,7 @@ async fn child_lists_twice() {
     let store = FileSystemStore::open(folder).await.unwrap();
     let memory = counted("status", "VmHWM");
     let (first, read) = list(&store).await;
-    // It reads the log once, and before that the last line in pieces of growing size.
+    // The list reads the log once, and before that its last line in pieces of growing size.
     assert!(read < 30 * MIB, "the first list read {read} bytes");
     let memory = counted("status", "VmHWM") - memory;
     assert!(memory < 16 * 1024, "the first list took {memory} KiB");

@@ -43,7 +43,7 @@ async fn compete(store: &FileSystemStore, text: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn commits_of_two_processes_form_one_line() {
+async fn commits_of_two_processes_form_one_history() {
     let folder = Folder::new();
     let store = folder.store().await;
     let first = create(&store, &id("shared")).await;

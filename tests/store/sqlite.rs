@@ -161,7 +161,7 @@ async fn open_of_another_kind_of_file_names_it_and_leaves_it_unchanged() {
     }
 }
 
-/// As after a crash: the newest writes of the other application are only in its log.
+/// The database looks as after a crash: its newest writes are only in its log.
 #[tokio::test]
 async fn open_of_another_applications_database_leaves_its_log_unchanged() {
     let (made, left) = (Folder::new(), Folder::new());

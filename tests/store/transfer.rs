@@ -149,7 +149,7 @@ async fn keeps_the_order(from: &dyn Store, to: &dyn Store) {
 async fn copy_keeps_the_order_of_the_list() {
     let folders = [(); 2].map(|()| Folder::new());
     let from = MemoryStore::new();
-    // Several have the same millisecond, and then their ids determine the order.
+    // Several conversations are created in the same millisecond. Then their ids determine the order.
     for number in 0..60 {
         create(&from, &id(&format!("n{}", number * 37 % 60))).await;
     }
@@ -493,7 +493,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
     }
 }
 
-/// As with a file of another user.
+/// A file of another user is unreachable, for example.
 #[cfg(unix)]
 #[tokio::test]
 async fn copy_of_an_unreachable_conversation_reports_it_and_continues() {

@@ -1,4 +1,4 @@
-//! This crate.
+//! This crate as a contender.
 
 use std::sync::Arc;
 

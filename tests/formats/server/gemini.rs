@@ -306,7 +306,7 @@ fn contents(contents: Vec<Content>, memory: &Memory, seen: &mut Seen) -> Read<()
     for (at, Content { role, parts }) in contents.into_iter().enumerate() {
         must(!parts.is_empty(), || format!("contents[{at}].parts: must not be empty"))?;
         let results = parts.iter().any(|part| part.get("functionResponse").is_some());
-        // The user's text next to results is a separate content.
+        // The user's text next to results is a separate entry of `contents`.
         let turn = match (&*role, results) {
             ("user", true) => "results",
             ("user", false) => "user",

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Read, must};
 
-/// The answers of a service so far, in the form of its format.
+/// The answers of a service so far, encoded in its format.
 #[derive(Default)]
 pub(crate) struct Memory {
     answers: Vec<Issued>,

@@ -203,7 +203,7 @@ async fn write_after_a_failover_of_the_address_goes_to_the_other_host() {
     assert_eq!(store.load(&id("a")).await.unwrap().nodes.len(), 2);
 }
 
-/// Like a host with a stopped process: the kernel still accepts connections for it.
+/// The first host behaves like one with a stopped process: the kernel still accepts connections for it.
 #[tokio::test]
 async fn open_with_a_first_host_that_never_answers_uses_the_next() {
     let Some(server) = Server::start(FORGETFUL) else { return };

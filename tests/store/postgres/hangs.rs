@@ -84,7 +84,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
         }
     };
     assert_eq!(written, version.next());
-    // When it continues, the process finds its statement, and that it comes too late.
+    // The continued process finds its statement, and notices that it comes too late.
     kill_process(pid, Signal::CONT).unwrap();
     let gone = "SELECT FROM pg_stat_activity WHERE pid = $1";
     while !observer.query(gone, &[&pid.as_raw_nonzero().get()]).await.unwrap().is_empty() {}
@@ -179,7 +179,8 @@ async fn silent_after(answers: usize) -> SocketAddr {
 #[tokio::test]
 async fn open_of_a_server_that_stops_answering_is_unreachable() {
     let silences = [
-        // Before the login, before the session's settings, and before the version of the schema.
+        // The server stops answering before the login, before the session's settings, or before the query of the
+        // schema version.
         (0, "no connection came about in 50ms"),
         (1, "no connection came about in 50ms"),
         (2, "it did not answer in 5.001s"),

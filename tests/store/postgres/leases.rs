@@ -1,4 +1,4 @@
-//! Leases after the clock or the database has changed in the meantime.
+//! Leases after changes of the clock or the database.
 
 use omni_agent::store::{Owner, Store, StoreError, Write};
 

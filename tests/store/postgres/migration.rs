@@ -26,7 +26,7 @@ async fn waiting(observer: &Client, schema: &str) -> i32 {
 async fn open_of_an_earlier_schema_with_a_reader_does_not_block_others() {
     let Some(url) = url() else { return };
     let schema = restored(url, "postgres-1.sql").await;
-    // Like a dump, or an application that forgot its transaction.
+    // The reader behaves like a dump, or like an application that forgot its transaction.
     let mut reader = raw(url).await;
     let reading = reader.transaction().await.unwrap();
     reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
@@ -34,7 +34,7 @@ async fn open_of_an_earlier_schema_with_a_reader_does_not_block_others() {
     let observer = raw(url).await;
     waiting(&observer, &schema).await;
 
-    // A running process waits behind the change, but only briefly, although the reader remains.
+    // Writes of running processes wait only briefly behind the change, although the reader remains.
     let write = format!("SET lock_timeout = '30s'; UPDATE \"{schema}\".conversations SET owner = owner");
     observer.batch_execute(&write).await.unwrap();
     waiting(&observer, &schema).await;
@@ -52,7 +52,7 @@ async fn open_of_an_earlier_schema_that_was_cancelled_reports_how_long_it_waited
     let mut reader = raw(url).await;
     let reading = reader.transaction().await.unwrap();
     reading.execute(&format!("SELECT FROM \"{schema}\".conversations"), &[]).await.unwrap();
-    // Neither of these limits is the time that it waited.
+    // The limits are so long that the reported wait can't be one of them.
     let limit = Duration::from_hours(1);
     let builder = PostgresStore::builder(url).schema(&schema).statement_timeout(limit).lock_wait(limit);
     let opened = tokio::spawn(builder.open());

@@ -16,7 +16,7 @@ async fn open_with_a_torn_log_drops_the_last_write_entirely() {
     let write = Write::on(second);
     store.commit(&id("a"), &write, &says(2, "torn")).await.unwrap();
 
-    // As after a crash of the machine: the file and part of its log, without the index of the log.
+    // Copy the files as a crash of the machine leaves them: the file and part of its log, without the index of the log.
     let left = Folder::new();
     let log = |folder: &Folder| folder.path().join("conversations.sqlite-wal");
     fs::copy(file(&folder), file(&left)).unwrap();

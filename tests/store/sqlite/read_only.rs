@@ -50,8 +50,8 @@ fn passes_in_child(name: &str, folder: &Folder) {
 }
 
 /// Waits until the file is closed and its log is removed. The threads of a store close their connections after the
-/// store was dropped. If two close at the same moment, neither is the last one and removes the log, so another
-/// connection does it.
+/// store was dropped. If two close at the same moment, neither is the last connection, which would remove the log.
+/// Then another connection removes it.
 async fn closed(file: &Path) {
     let beside = ["-wal", "-shm"].map(|ending| PathBuf::from(format!("{}{ending}", file.display())));
     while beside.iter().any(|path| path.exists()) {
@@ -165,7 +165,7 @@ async fn child_fails_on_an_unreadable_log() {
     println!("\nall checks passed");
 }
 
-/// As in a copy of an open file: the newest turn is only in the log.
+/// The files are a copy that was made while the database was open: the newest turn is only in the log.
 #[tokio::test]
 async fn open_of_a_read_only_file_with_an_unreadable_log_is_denied() {
     let (made, folder) = (Folder::new(), Folder::new());

@@ -79,7 +79,7 @@ async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore)
     log.push("-wal");
     let len = || std::fs::metadata(&log).unwrap().len();
     let other = raw(folder);
-    // The limit is that of the store: a log restarted by this connection is truncated too.
+    // Set the limit of the store, so that this connection also truncates a log that it restarts.
     other.pragma_update(None, "journal_size_limit", 16 << 20).unwrap();
     other.execute_batch("CREATE TABLE ballast (content BLOB)").unwrap();
     let mut reader = Reader::begin(folder);
@@ -89,7 +89,8 @@ async fn begins_anew_while_readers_overlap(folder: &Folder, store: &SqliteStore)
         reader.go_on();
         other.execute("INSERT INTO ballast VALUES (zeroblob(16 << 20))", []).unwrap();
         create(store, &id(&format!("n{number}"))).await;
-        // This waits until the work on the log after the previous write is done, which waits for readers.
+        // This operation ends after the work on the log that follows the previous write, and that work waits for
+        // readers.
         let mut behind = store.renew_all(&[]);
         while (&mut behind).now_or_never().is_none() {
             reader.go_on();

@@ -28,7 +28,7 @@ async fn child_writes_for_as_long_as_its_parent_wants() {
 /// Kills the child when it is dropped, even if the child is stopped.
 struct Writer {
     child: Child,
-    /// Kept open, so that the child can write to it.
+    /// The child's output, which stays open so that the child can write to it.
     _lines: Lines<BufReader<ChildStdout>>,
 }
 

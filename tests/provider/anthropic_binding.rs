@@ -1,5 +1,5 @@
-//! When a request to Anthropic's Messages format sets the binding of thinking blocks to their prefix: depending on
-//! the service, and together with the user's own `thinking` setting.
+//! The binding of thinking blocks to their prefix in requests in Anthropic's Messages format: which services get it,
+//! and how it combines with the user's own `thinking` setting.
 
 use omni_agent::provider::{
     Effort, Request, ThinkingMode,

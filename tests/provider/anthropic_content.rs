@@ -104,7 +104,7 @@ fn encode_thinking_is_sent_back_signed_and_only_to_its_own_format() {
 }
 
 #[test]
-fn encode_bound_thinking_is_omitted_if_the_service_can_not_drop_it() {
+fn encode_bound_thinking_is_omitted_without_a_binding_that_allows_dropping_it() {
     let answer = |content: Content| {
         let content = vec![thinking("Hm.", Some("sig"), None), content];
         written_by("anthropic_messages", Message::assistant(content))
@@ -158,7 +158,7 @@ fn encode_server_tool_use_without_a_result_is_omitted() {
     let found = result("web_search_tool_result", "srvtoolu_1");
     let answered = result("mcp_tool_result", "mcptoolu_1");
 
-    // Interrupted: the conversation continued without the result.
+    // An interrupted answer: the conversation continued without the result.
     let broken = Message::assistant(vec![Content::from("Let me look."), item(&search), item(&mcp)]);
     let encoded = messages([Message::user("a"), broken.clone(), Message::user("b")]);
     assert_eq!(
@@ -169,13 +169,13 @@ fn encode_server_tool_use_without_a_result_is_omitted() {
             {"role": "user", "content": [text("b")]},
         ])
     );
-    // Interrupted, and the message contains nothing else.
+    // An interrupted answer that contains nothing else.
     let alone = Message::assistant(vec![item(&search)]);
     let encoded = messages([Message::user("a"), alone.clone(), Message::user("b")]);
     assert_eq!(encoded, json!([{"role": "user", "content": [text("a"), text("b")]}]));
-    // Paused: the service continues it.
+    // A paused answer: the service continues it.
     assert_eq!(messages([Message::user("a"), alone.clone()])[1]["content"], json!([search]));
-    // Paused and continued in a separate message.
+    // A paused answer that was continued in a separate message.
     let rest = Message::assistant(vec![item(&found), "Found.".into()]);
     let encoded = messages([Message::user("a"), alone, rest, Message::user("b")]);
     assert_eq!(encoded[1]["content"], json!([search, found, text("Found.")]));

@@ -60,7 +60,7 @@ fn calls_with_odd_indices_stay_separate() {
         (json!(0), json!(0)),
         (json!({"odd": []}), json!(true)),
     ] {
-        // Whole calls in one chunk, then in several, then followed by their arguments.
+        // Complete calls in one chunk, in several chunks, and calls followed by their arguments.
         let f = json!({"index": first, "id": "a", "function": {"name": "f", "arguments": "{\"x\":1}"}});
         let g = json!({"index": second, "id": "b", "function": {"name": "g", "arguments": "{\"y\":2}"}});
         assert_eq!(made(&[json!([f, g])]), two(), "{first} {second}");
@@ -249,7 +249,7 @@ fn calls_without_a_name_are_an_error() {
         delta(json!({"tool_calls": [{"index": 0, "id": "a", "function": {"arguments": "{\"x\":1}"}}]}));
     let error = answer(&[chunk.clone(), finish("tool_calls")]).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Decoding);
-    // An answer that was cut may have been cut before the name.
+    // A cut answer may end before the name of the call.
     assert!(answer(&[chunk, finish("length")]).unwrap().message.content.is_empty());
 }
 
@@ -299,7 +299,7 @@ fn calls_with_extra_content_send_it_back_only_to_its_own_service() {
         vec![json!([signed(whole.clone(), "sig")])],
         vec![json!([signed(begun.clone(), "sig")]), json!([rest])],
         vec![json!([begun]), json!([signed(rest.clone(), "sig")])],
-        // Sent twice, it counts once. Sent after the arguments, it still belongs to its call.
+        // A signature sent twice counts once. A signature sent after the arguments still belongs to its call.
         vec![json!([signed(begun.clone(), "sig")]), json!([signed(rest, "sig")])],
         vec![json!([whole]), json!([signed(nothing, "sig")])],
     ] {

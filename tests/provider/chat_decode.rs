@@ -462,7 +462,7 @@ fn decode_reasoning_details_are_identified_by_index_and_id() {
             summary("rs_1", json!({"summary": "c", "index": 1})),
         ])
     );
-    // With neither, pieces are appended until another type comes.
+    // Without index and id, pieces are appended until another type comes.
     let bare = |text: &str| json!({"type": "reasoning.text", "text": text});
     let encrypted = |data: &str| json!({"type": "reasoning.encrypted", "id": "rs_1", "data": data});
     assert_eq!(

@@ -48,8 +48,8 @@ fn assert_no_blank(value: &Value, dialect: &str) {
         Value::Object(members) => {
             for (key, value) in members {
                 if let (Value::String(text), "text" | "content" | "output") = (value, key.as_str()) {
-                    // Gemini's results are JSON objects, in which an empty output is valid. Calls need no text with
-                    // them.
+                    // Gemini's results are JSON objects, in which an empty output is valid. Messages with tool calls
+                    // need no text.
                     let may =
                         (dialect == "google_gemini" && key == "output") || members.contains_key("tool_calls");
                     assert!(may || !text.trim().is_empty(), "{dialect}: {value:?} as {key}");

@@ -436,7 +436,7 @@ fn encode_ids_are_short_distinct_and_equal_in_call_and_output() {
     assert_eq!((ids[0], ids[6]), ("toolu_1", "x"));
     let kept = ToolUse::new("x".repeat(64), "f", json!({}));
     assert_eq!(plain([Message::assistant(Content::from(kept))])[0]["call_id"], "x".repeat(64));
-    // The beginning of a conversation is encoded the same as the conversation grows.
+    // The encoding of the first messages does not change as the conversation grows.
     let shorter = plain(history.into_iter().take(4).flatten());
     assert_eq!(shorter.as_array().unwrap()[..], encoded.as_array().unwrap()[..8]);
 }

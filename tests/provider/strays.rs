@@ -65,7 +65,7 @@ async fn stream_of_one_object_that_is_not_an_answer_is_a_decoding_error_that_sho
         let error = wire.answer(&format!("\n{detail}")).await.unwrap_err();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Decoding, false), "{wire:?}: {error}");
         assert!(error.message.contains("You shall not pass"), "{wire:?}: {error}");
-        // If an answer had begun, it is truncated.
+        // An answer that had begun is truncated.
         let begun = wire.frame(&wire.text(&["Hel"])[0]);
         let error = wire.answer(&(begun + &detail)).await.unwrap_err();
         assert_eq!((error.kind, error.retryable), (ErrorKind::Truncated, true), "{wire:?}: {error}");

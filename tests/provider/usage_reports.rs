@@ -94,7 +94,7 @@ async fn chat_stream_cut_before_its_usage_gives_a_warning() {
         (vec![], vec![UNKNOWN]),
         (vec![&usage], vec![]),
         (vec![&usage, &done], vec![]),
-        // After `[DONE]`, no usage is missing.
+        // After `[DONE]`, the service reports no more usage.
         (vec![&done], vec![]),
     ] {
         let events = [vec![&text, &finish], end].concat();

@@ -1,16 +1,25 @@
-//! Where conversations live between runs.
+//! Stores keep conversations between runs of a program.
 //!
-//! A [`Store`] keeps conversations, each with a [`StoredState`], the nodes of its tree, its head and its
-//! cursors. These are in the crate:
+//! A [`Store`] keeps conversations by [`ConversationId`]. Each has a [`StoredState`] (its model, system prompt, options
+//! and title), the nodes of its tree, its head and its cursors. The crate contains these stores:
 //!
-//! | store | keeps them in | for |
+//! | store | keeps conversations in | use it for |
 //! | --- | --- | --- |
-//! | [`MemoryStore`] | memory | tests, and what may be forgotten |
-//! | [`FileSystemStore`] | a folder, a log each | one machine, and people who read files |
-//! | `SqliteStore` (feature `sqlite`) | one file | one machine: recommended there |
+//! | [`MemoryStore`] | memory | tests, and conversations that may be lost |
+//! | [`FileSystemStore`] | a folder, with one log per conversation | one machine, and people who read the files |
+//! | `SqliteStore` (feature `sqlite`) | one file | one machine (recommended) |
 //! | `PostgresStore` (feature `postgres`) | a database | many machines |
 //!
-//! Others implement [`Store`] and are checked by the suite in `conformance` (feature `test-util`).
+//! An application passes a store to a [session](crate::session) or a [manager](crate::manager), which call its methods.
+//! To write a store, implement [`Store`] and check it with the suite in `conformance` (feature `test-util`).
+//!
+//! Each change is a [`Write`] on a [`Version`], so that two processes can't overwrite each other's changes. A
+//! [`Commit`] adds nodes and moves the head, a [`StateChange`] replaces the state. [`Store::load`] returns a whole
+//! conversation as [`Stored`], and [`Store::list`] returns a [`Page`] of [`Summary`] entries. A [`Lease`] shows which
+//! process has a conversation open. All methods fail with a [`StoreError`].
+//!
+//! [`copy`] copies all conversations to another store. [`export_json`] and [`import_json`] convert one conversation to
+//! a readable document and back.
 //!
 //! ```
 //! use omni_agent::{
@@ -75,81 +84,147 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-/// Keeps conversations.
+/// A place that keeps conversations.
 ///
-/// # What an implementation promises
+/// The example is a store that wraps another one and counts its commits:
 ///
-/// **A write is all or nothing**, whatever happens meanwhile: a crash, a full disk, a dropped future, a lost
-/// connection. When a write returns `Ok`, it survives a crash of the process, and of the machine too if the
-/// store is meant to last. When it returns an error, nothing has changed. Its cost depends on what it
-/// writes, not on what the conversation already holds.
+/// ```
+/// use std::sync::atomic::{AtomicU64, Ordering};
 ///
-/// **Writes to one conversation form one line.** [`create`](Store::create) gives the first
-/// [`Version`], and each write that takes effect the [`next`](Version::next). A [`Write`] names the version
-/// that it builds on; whether that is the current one is decided together with the write, in one transaction
-/// or under one lock:
+/// use async_trait::async_trait;
+/// use omni_agent::store::{
+///     Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState, Summary,
+///     Version, Write, WriteId,
+/// };
 ///
-/// 1. It is current: the write takes effect, and its result is the version after it.
-/// 2. It is not, but the write that once followed it has the same [`WriteId`]: this is a repetition of that
-///    write, whose answer got lost. Nothing is written, and the result is the one that it had then. A
-///    store therefore keeps the ids of all writes, for as long as the conversation lives.
-/// 3. Else another writer got there first: [`StoreError::Conflict`] names the current version, and nothing
-///    changes. A base beyond the current version is a conflict too.
+/// #[derive(Default)]
+/// struct Counting {
+///     inner: MemoryStore,
+///     commits: AtomicU64,
+/// }
 ///
-/// Any number of writers may try at the same time, from any number of handles and processes. Different
-/// conversations do not get in each other's way.
+/// #[async_trait]
+/// impl Store for Counting {
+///     async fn commit(&self, id: &ConversationId, write: &Write, commit: &Commit) -> Result<Version, StoreError> {
+///         self.commits.fetch_add(1, Ordering::Relaxed);
+///         self.inner.commit(id, write, commit).await
+///     }
 ///
-/// **First versions are random** ([`Version::first`]), so that a writer who outlived its conversation does
-/// not write into a later one that has the same id.
+///     async fn create(&self, id: &ConversationId, write: WriteId, state: &StoredState) -> Result<Version, StoreError> {
+///         self.inner.create(id, write, state).await
+///     }
 ///
-/// **What goes in comes out.** Messages come back equal to what was written, and encode to the same bytes; they
-/// are kept as the JSON text that `serde_json` makes of them, since formats that look into JSON may refuse
-/// U+0000, reorder keys or change numbers. Nodes come back in the order in which they were committed, cursors
-/// with their latest values, state and head as last written. A store need not know what nodes mean: that
-/// parents exist and ids ascend is for the writer to see to, and for the tree to check when it is loaded.
-/// [`Stored`] does the folding for stores that keep the writes themselves.
+///     async fn save_state(&self, id: &ConversationId, write: &Write, change: &StateChange) -> Result<Version, StoreError> {
+///         self.inner.save_state(id, write, change).await
+///     }
 ///
-/// **No secrets.** What is stored has been through [`StoredState::without_secrets`].
+///     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+///         self.inner.load(id).await
+///     }
 ///
-/// **Nothing is skipped in silence.** What cannot be read is [`StoreError::Damaged`], with the place.
-/// Only a write that a crash tore, and that was therefore never acknowledged, is dropped: whole, and the
-/// next write is sound. Damage to one conversation concerns no other; in a list, it is told in
-/// [`Summary::damage`], where listing comes across it at all.
+///     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
+///         self.inner.summary(id).await
+///     }
 ///
-/// **Times are the store's**: created and updated are taken from its clock, and `updated` never goes back.
+///     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError> {
+///         self.inner.list(page).await
+///     }
+///
+///     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
+///         self.inner.delete(id).await
+///     }
+/// }
+/// # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+///
+/// let store = Counting::default();
+/// let id = ConversationId::generate();
+/// let version = store.create(&id, WriteId::generate(), &StoredState::default()).await?;
+/// store.commit(&id, &Write::on(version), &Commit::default()).await?;
+/// assert_eq!(store.commits.load(Ordering::Relaxed), 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// A wrapper of a store with ownership also has to delegate the methods of the section on ownership.
+///
+/// # Requirements for implementations
+///
+/// **A write is all or nothing**, even after a crash, on a full disk, when its future is dropped, or when a connection
+/// breaks. If a write returns `Ok`, it survives a crash of the process. In a store that is meant to be durable, it also
+/// survives a crash of the machine. If a write returns an error, nothing has changed. Its cost depends on the written
+/// content, not on the size of the conversation.
+///
+/// **The writes to one conversation form a sequence.** [`create`](Store::create) returns the first [`Version`], and
+/// each write that takes effect returns the [`next`](Version::next) version. A [`Write`] names the version that it
+/// builds on. The store compares this base with the current version and writes in one transaction or under one lock:
+///
+/// 1. If the base is the current version, the write takes effect. Its result is the version after it.
+/// 2. If the base is an earlier version, and the write that followed it has the same [`WriteId`], then this is a
+///    repetition of that write, whose result was lost. Nothing is written, and the result is the original result. A
+///    store therefore keeps the ids of all writes as long as the conversation exists.
+/// 3. Otherwise another writer was faster. The write fails with [`StoreError::Conflict`], which names the current
+///    version, and nothing changes. A base beyond the current version is a conflict, too.
+///
+/// Any number of writers may try at the same time, from any number of handles and processes. Writes to different
+/// conversations do not disturb each other.
+///
+/// **First versions are random** ([`Version::first`]). So a writer that still holds a version of a deleted conversation
+/// can't write into a later conversation with the same id.
+///
+/// **Content is returned exactly as it was written.** Messages are equal to the written messages and encode to the same
+/// bytes. They are kept as the JSON text from `serde_json`, because formats that interpret JSON may reject U+0000,
+/// reorder keys or change numbers. Nodes are returned in the order in which they were committed, cursors with their
+/// latest values, and state and head as last written. A store does not need to interpret nodes: the writer ensures that
+/// parents exist and ids ascend, and the tree checks this when it is loaded. [`Stored`] applies writes one by one, for
+/// stores that keep the writes themselves.
+///
+/// **Secrets are not stored.** All stored state has passed through [`StoredState::without_secrets`].
+///
+/// **Nothing is skipped silently.** Unreadable content is reported as [`StoreError::Damaged`], with its place. The only
+/// exception is a write that a crash interrupted, which was therefore never acknowledged. It is dropped as a whole, and
+/// the next write is sound. Damage to one conversation does not affect other conversations. A list reports damage in
+/// [`Summary::damage`], if listing finds it.
+///
+/// **The store sets the times.** The created and updated times come from its clock, and `updated` never goes back.
 ///
 /// # Ownership
 ///
-/// Versions alone keep histories apart. Ownership tells a second process early who has a conversation open,
-/// and takes it away from one that is gone. Its methods, from [`acquire`](Store::acquire) on, come as a set, and a store
-/// that leaves them out leaves ownership to versions. One that has them gives a [`Lease`] with an [`Epoch`] to one
-/// owner at a time, for a limited time, by its own clock. It refuses every write that carries the epoch of a lease
-/// that ran out or passed to another, with [`StoreError::LeaseLost`], in the same transaction that would write it.
-/// A write without an epoch is not checked. Each acquisition raises the epoch: by one, or by chance where a
-/// store may forget the last one, as a database that fails over to a replica. So a lease that ran out still
-/// has its epoch as long as nobody else came, and can be renewed.
+/// Versions alone keep writers from mixing their histories. Ownership shows a second process early that another process
+/// has the conversation open, and it takes the conversation away from an owner that is gone.
 ///
-/// Sessions acquire what they open, and have a thread of the crate renew it, however busy the application's own threads
-/// are. So these methods must not need any other runtime than the one that they are called on to make progress.
+/// The methods from [`acquire`](Store::acquire) on belong together. A store without them relies on versions alone. A
+/// store with them gives a [`Lease`] with an [`Epoch`] to one owner at a time, for a limited time, by the store's own
+/// clock. If a lease ran out or passed to another owner, every write with its epoch is rejected with
+/// [`StoreError::LeaseLost`], in the same transaction that would write it. A write without an epoch is not checked.
+///
+/// Each acquisition raises the epoch: by one, or by a random number in a store that may forget the last epoch, such as
+/// a database that fails over to a replica. A lease that ran out keeps its epoch until another owner acquires the
+/// conversation, so it can be renewed until then.
+///
+/// Sessions acquire the conversations that they open. A thread of this crate renews their leases, even while the
+/// application's own threads are busy. So these methods must make progress on the runtime that they are called on,
+/// without help from any other runtime.
 ///
 /// # Cancel safety
 ///
-/// Every future may be dropped at any time. A write whose future was dropped has taken effect, will shortly,
-/// or never will, but always as a whole; repeating it with the same [`WriteId`] is safe and makes sure.
+/// Every future may be dropped at any time. A write whose future was dropped has taken effect, will take effect
+/// shortly, or never will, but always as a whole. To find out, repeat it with the same [`WriteId`], which is safe.
 ///
 /// # Checking an implementation
 ///
-/// Implement `conformance::Subject` and run
-/// `conformance::check`, with the feature `test-util`. It checks each of
-/// the promises above that a test can check.
+/// Implement `conformance::Subject` and run `conformance::check` (feature `test-util`). The suite checks each of the
+/// requirements above that a test can check.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {
-    /// Creates a conversation with this state and no nodes. Of several that try the same id at the same time, one
-    /// succeeds. Repeating the write that created the conversation returns its first result.
+    /// Creates a conversation with this state and no nodes.
+    ///
+    /// If several writers create the same id at the same time, one succeeds. Repeating the write that created the
+    /// conversation returns its first result.
     ///
     /// # Errors
     ///
-    /// [`StoreError::AlreadyExists`], or that the store can't be written to.
+    /// Fails with [`StoreError::AlreadyExists`] if the id is taken, or if the store can't be written to.
     async fn create(
         &self,
         id: &ConversationId,
@@ -157,12 +232,12 @@ pub trait Store: Send + Sync + 'static {
         state: &StoredState,
     ) -> Result<Version, StoreError>;
 
-    /// Adds what one turn, or one move in the tree, changed.
+    /// Adds the changes of one turn, or of one move in the tree.
     ///
     /// # Errors
     ///
-    /// [`StoreError::NotFound`], [`StoreError::Conflict`], [`StoreError::LeaseLost`], or that the store can't
-    /// be written to.
+    /// Fails with [`StoreError::NotFound`], [`StoreError::Conflict`] or [`StoreError::LeaseLost`], or if the store
+    /// can't be written to.
     async fn commit(
         &self,
         id: &ConversationId,
@@ -170,11 +245,11 @@ pub trait Store: Send + Sync + 'static {
         commit: &Commit,
     ) -> Result<Version, StoreError>;
 
-    /// Replaces the state, or the title alone.
+    /// Replaces the state, or only the title.
     ///
     /// # Errors
     ///
-    /// As for [`commit`](Store::commit).
+    /// Fails in the same cases as [`commit`](Store::commit).
     async fn save_state(
         &self,
         id: &ConversationId,
@@ -182,48 +257,49 @@ pub trait Store: Send + Sync + 'static {
         change: &StateChange,
     ) -> Result<Version, StoreError>;
 
-    /// The whole conversation.
+    /// Returns the whole conversation.
     ///
     /// # Errors
     ///
-    /// [`StoreError::NotFound`], [`StoreError::Damaged`], [`StoreError::UnknownFormat`], or that the store
+    /// Fails with [`StoreError::NotFound`], [`StoreError::Damaged`] or [`StoreError::UnknownFormat`], or if the store
     /// can't be read.
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError>;
 
-    /// What a list says about this conversation, without reading it whole.
+    /// Returns the entry of this conversation in a list, without reading the whole conversation.
     ///
     /// # Errors
     ///
-    /// [`StoreError::NotFound`], or that the store can't be read. Damage is told in the summary.
+    /// Fails with [`StoreError::NotFound`], or if the store can't be read. Damage is reported in the summary.
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError>;
 
-    /// Conversations by their last write, newest first, and by id where that is the same. Conversations are
-    /// not read whole for it.
+    /// Lists conversations by their last write, newest first, then by id. It does not read whole conversations.
     ///
-    /// A page is taken from the list as it is at that moment. A conversation that is written to moves to the front. Pages with
-    /// an offset shift by that: a conversation may be seen twice, and if others are deleted, one may be missed. Pages
-    /// [`after`](Page::after) a conversation have each one that nobody writes to once, also if the conversation that they
-    /// come after was deleted or moved. To have all as they are at one moment, ask for one page of `usize::MAX`.
+    /// A page shows the list at the moment of the call. A write to a conversation moves it to the front, which shifts
+    /// pages with an offset: a conversation may then appear twice, and if others are deleted, one may be missed. Pages
+    /// [`after`](Page::after) a conversation contain each conversation exactly once if nobody writes to it. This holds
+    /// even if the conversation that they continue from was deleted or moved. To list all conversations as of one
+    /// moment, request one page of `usize::MAX`.
     ///
-    /// A page after a conversation costs the same at the end of a list as at its beginning, if the store has an index.
+    /// If the store has an index, a page after a conversation costs the same at the end of a list as at its beginning.
     ///
     /// # Errors
     ///
-    /// That the store can't be read.
+    /// Fails if the store can't be read.
     async fn list(&self, page: Page) -> Result<Vec<Summary>, StoreError>;
 
-    /// Removes the conversation with all that belongs to it. That there is none is no error.
+    /// Deletes the conversation and everything that belongs to it. Deleting a conversation that does not exist
+    /// succeeds.
     ///
     /// # Errors
     ///
-    /// That the store can't be written to.
+    /// Fails if the store can't be written to.
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError>;
 
-    /// Whether there is such a conversation, readable or not.
+    /// Returns whether the conversation exists, readable or not.
     ///
     /// # Errors
     ///
-    /// That the store can't be read.
+    /// Fails if the store can't be read.
     async fn exists(&self, id: &ConversationId) -> Result<bool, StoreError> {
         match self.summary(id).await {
             Ok(_) => Ok(true),
@@ -232,65 +308,73 @@ pub trait Store: Send + Sync + 'static {
         }
     }
 
-    /// Makes `owner` the owner of the conversation, if it has none, if its owner's lease ran out, or if it is the
-    /// owner already (by name; it gets a new epoch, and the old one ends).
+    /// Makes `owner` the owner of the conversation.
+    ///
+    /// This succeeds if the conversation has no owner, if its owner's lease ran out, or if its owner has the same name.
+    /// In the last case, the owner gets a new epoch and the old one ends.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Owned`] names who has it; [`StoreError::NotFound`], or that the store can't be reached.
+    /// Fails with [`StoreError::Owned`], which names the current owner, with [`StoreError::NotFound`], or if the store
+    /// can't be reached.
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let _ = (id, owner);
         Ok(Lease::unlimited())
     }
 
-    /// Makes a lease last from now on, for as long as it did at first. One that ran out goes on, with its epoch, if
-    /// nobody has acquired the conversation since.
+    /// Extends a lease: it starts anew, for the duration that it had at first. A lease that ran out continues with its
+    /// epoch, unless another owner has acquired the conversation since.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] if it was released or passed to another, or that the store can't be reached.
+    /// Fails with [`StoreError::LeaseLost`] if the lease was released or passed to another owner, or if the store can't
+    /// be reached.
     async fn renew(&self, id: &ConversationId, lease: &Lease) -> Result<Lease, StoreError> {
         let _ = id;
         Ok(lease.clone())
     }
 
-    /// Renews several leases at once, and gives the conversations whose lease is lost. A store with a cheaper way than one
-    /// after another has it here. Each is tried, whatever becomes of the others.
+    /// Renews several leases and returns the conversations whose lease is lost. Each lease is tried, whether or not the
+    /// others succeed.
+    ///
+    /// A store implements this method if it can renew many leases more cheaply than one by one.
     ///
     /// # Errors
     ///
-    /// That the store can't be reached, for all or for some: the first such error. The others are renewed then, and those
-    /// that are lost are so still when the call is repeated.
+    /// If the store can't be reached for all or some of the leases, returns the first such error. The other leases are
+    /// renewed nevertheless. Lost leases are reported when the call is repeated.
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let (mut lost, mut failed) = (Vec::new(), None);
         for (id, lease) in leases {
             match self.renew(id, lease).await {
                 Ok(_) => {}
                 Err(StoreError::LeaseLost { .. } | StoreError::NotFound { .. }) => lost.push(id.clone()),
-                // One that can't be renewed must not cost those behind it.
+                // A lease that can't be renewed must not cost the leases after it.
                 Err(error) => failed = failed.or(Some(error)),
             }
         }
         failed.map_or(Ok(lost), Err)
     }
 
-    /// Removes the conversation, as [`delete`](Store::delete) does, if this lease holds it: an owner that stood still for
-    /// longer than its lease must not remove what another has made of the conversation since, nor a new one of its name.
+    /// Deletes the conversation as [`delete`](Store::delete) does, if this lease holds it.
+    ///
+    /// An owner that was paused for longer than its lease must not delete the later work of another owner, nor a new
+    /// conversation with the same id.
     ///
     /// # Errors
     ///
-    /// [`StoreError::LeaseLost`] if there is such a conversation and the lease does not hold it any more, or that the store
-    /// can't be written to.
+    /// Fails with [`StoreError::LeaseLost`] if the conversation exists and the lease no longer holds it, or if the
+    /// store can't be written to.
     async fn delete_under(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let _ = lease;
         self.delete(id).await
     }
 
-    /// Ends a lease before its time. That it has ended already is no error.
+    /// Ends a lease before its time. Releasing a lease that has already ended succeeds.
     ///
     /// # Errors
     ///
-    /// That the store can't be reached.
+    /// Fails if the store can't be reached.
     async fn release(&self, id: &ConversationId, lease: &Lease) -> Result<(), StoreError> {
         let _ = (id, lease);
         Ok(())

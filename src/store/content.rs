@@ -1,4 +1,4 @@
-//! What is written to a store and read back.
+//! The content that is written to a store and read back.
 
 use std::{cmp::Ordering, collections::BTreeMap, time::Duration};
 
@@ -11,70 +11,71 @@ use crate::{
     tree::{Changes, Node, NodeId},
 };
 
-/// What belongs to a conversation beside its messages. It never holds a secret: the options' API key and
-/// headers are taken off on the way in.
+/// The settings and the title of a conversation, as they are stored.
+///
+/// A stored state never contains a secret: the API key and headers of the options are removed before it is stored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
 pub struct StoredState {
-    /// The model's name, `provider:id`.
+    /// The model's name, such as `provider:id`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// The system prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// How to answer.
+    /// The options of requests.
     #[serde(skip_serializing_if = "Options::is_empty")]
     pub options: Options,
-    /// The most requests that one prompt may cause.
+    /// The maximum number of requests that one prompt may cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u32>,
-    /// The longest that one turn may take.
+    /// The maximum duration of one turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
-    /// What people call the conversation.
+    /// The conversation's title.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<String>,
 }
 
 impl StoredState {
-    /// The same state with this model's name.
+    /// Returns the same state with this model's name.
     pub fn with_model(mut self, name: impl Into<String>) -> Self {
         self.model = Some(name.into());
         self
     }
 
-    /// The same state with this system prompt.
+    /// Returns the same state with this system prompt.
     pub fn with_system(mut self, system: impl Into<String>) -> Self {
         self.system = Some(system.into());
         self
     }
 
-    /// The same state with these options, without their secrets.
+    /// Returns the same state with these options, without their secrets.
     pub fn with_options(mut self, options: Options) -> Self {
         self.options = options;
         self.without_secrets()
     }
 
-    /// The same state with this limit of requests for each prompt.
+    /// Returns the same state with this limit on the requests of one prompt.
     pub fn with_max_steps(mut self, max_steps: u32) -> Self {
         self.max_steps = Some(max_steps);
         self
     }
 
-    /// The same state with this time limit for each turn.
+    /// Returns the same state with this limit on the duration of a turn.
     pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
         self.turn_timeout = Some(limit);
         self
     }
 
-    /// The same state with this title.
+    /// Returns the same state with this title.
     pub fn with_title(mut self, title: impl Into<String>) -> Self {
         self.title = Some(title.into());
         self
     }
 
-    /// The same state, as it may be stored.
+    /// Returns the same state without secrets, ready to be stored.
     pub fn without_secrets(mut self) -> Self {
         self.options.api_key = None;
         self.options.headers = None;
@@ -87,28 +88,28 @@ impl StoredState {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StateChange {
-    /// This in place of all that was there.
+    /// Replaces the whole state.
     Whole(Box<StoredState>),
-    /// This title, or none; the rest stays.
+    /// Replaces the title, or removes it. The rest of the state does not change.
     Title(Option<String>),
 }
 
 impl StateChange {
-    /// This state in place of all that was there.
+    /// Returns a change that replaces the whole state.
     pub fn whole(state: StoredState) -> Self {
         Self::Whole(Box::new(state))
     }
 
-    /// This title; the rest stays.
+    /// Returns a change that replaces the title.
     pub fn title(title: impl Into<String>) -> Self {
         Self::Title(Some(title.into()))
     }
 }
 
-/// What one turn, or one move in the tree, adds to a conversation. A store writes all of it or nothing.
+/// The changes that one turn, or one move in the tree, makes to a conversation. A store writes all of them or none.
 ///
-/// A commit grows with the crate: what later versions put into it must be stored too. Its JSON form holds all
-/// of it, so a store that keeps that need not know the parts.
+/// Later versions of this crate may add parts to a commit, which must be stored too. The JSON form of a commit contains
+/// all parts, so a store that keeps this form does not need to know them.
 ///
 /// ```
 /// use omni_agent::{message::Message, store::Commit, tree::Tree};
@@ -126,39 +127,39 @@ impl StateChange {
 #[serde(deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Commit {
-    /// The last node of the path, from now on.
+    /// The new last node of the path.
     pub head: Option<NodeId>,
-    /// The cursors that changed: a node, and the child that is now its last active one.
+    /// The cursors that changed, each as a node and its child that was active last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub cursors: Vec<(NodeId, NodeId)>,
-    /// The state, if it changed with this commit.
-    // Boxed: commits are moved about, and few have one.
+    /// The new state, if it changed with this commit.
+    // Boxed, because commits are moved often and few of them have a state.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<Box<StoredState>>,
-    /// New nodes, parents before their children. Their ids are higher than all before.
+    /// The new nodes, parents before their children. Their ids are higher than all earlier ids.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<Node>,
 }
 
 impl Commit {
-    /// A commit that makes this node the head and adds nothing.
+    /// Returns a commit that makes this node the head and adds nothing.
     pub fn new(head: Option<NodeId>) -> Self {
         Self { head, ..Self::default() }
     }
 
-    /// The same commit with these nodes added.
+    /// Returns the same commit with these nodes added.
     pub fn with_nodes(mut self, nodes: impl IntoIterator<Item = Node>) -> Self {
         self.nodes.extend(nodes);
         self
     }
 
-    /// The same commit with these cursors changed too.
+    /// Returns the same commit with these cursor changes added.
     pub fn with_cursors(mut self, cursors: impl IntoIterator<Item = (NodeId, NodeId)>) -> Self {
         self.cursors.extend(cursors);
         self
     }
 
-    /// The same commit with the state replaced too.
+    /// Returns the same commit with this state as the new state.
     pub fn with_state(mut self, state: StoredState) -> Self {
         self.state = Some(Box::new(state.without_secrets()));
         self
@@ -172,12 +173,12 @@ impl From<Changes> for Commit {
     }
 }
 
-/// A whole conversation, as a store gives it back.
+/// A whole conversation, as a store returns it.
 ///
-/// `Tree::hydrate(stored.nodes, stored.head, stored.cursors)` makes the tree of it.
+/// To get its tree, call `Tree::hydrate(stored.nodes, stored.head, stored.cursors)`.
 ///
-/// It can also be folded from what was written, which is all that a store has to do to load one that it
-/// keeps as a list of writes.
+/// A store that keeps a list of writes can load a conversation with this type: it starts with [`Stored::new`] and
+/// applies the writes in order.
 ///
 /// ```
 /// use omni_agent::{message::Timestamp, store::{StateChange, Stored, StoredState, Version}};
@@ -191,22 +192,22 @@ impl From<Changes> for Commit {
 pub struct Stored {
     /// The version that the next write builds on.
     pub version: Version,
-    /// When the conversation was created, by the store's clock.
+    /// The time at which the conversation was created, by the store's clock.
     pub created: Timestamp,
-    /// When it was last written to, by the store's clock.
+    /// The time of the last write, by the store's clock.
     pub updated: Timestamp,
-    /// What belongs to it beside its messages.
+    /// The settings and the title of the conversation.
     pub state: StoredState,
     /// The last node of the path.
     pub head: Option<NodeId>,
-    /// For nodes with children, the child that was last active, as far as commits told.
+    /// The child that was last active, for nodes with children, as far as commits recorded it.
     pub cursors: BTreeMap<NodeId, NodeId>,
     /// All nodes, in the order in which they were committed.
     pub nodes: Vec<Node>,
 }
 
 impl Stored {
-    /// A conversation that was just created.
+    /// Returns a new conversation without nodes.
     pub fn new(version: Version, created: Timestamp, state: StoredState) -> Self {
         Self {
             version,
@@ -219,7 +220,7 @@ impl Stored {
         }
     }
 
-    /// Takes in what a commit holds. Version and time are the store's to advance.
+    /// Applies a commit. The store itself advances version and time.
     pub fn commit(&mut self, commit: Commit) {
         let Commit { head, cursors, state, nodes } = commit;
         self.head = head;
@@ -230,7 +231,7 @@ impl Stored {
         self.nodes.extend(nodes);
     }
 
-    /// Takes in a change of the state. Version and time are the store's to advance.
+    /// Applies a change of the state. The store itself advances version and time.
     pub fn change_state(&mut self, change: StateChange) {
         match change {
             StateChange::Whole(state) => self.state = state.without_secrets(),
@@ -239,34 +240,36 @@ impl Stored {
     }
 }
 
-/// A conversation in a list.
+/// The entry of a conversation in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Summary {
     /// The conversation's id.
     pub id: ConversationId,
-    /// What people call it.
+    /// The conversation's title.
     pub title: Option<String>,
-    /// When it was created, by the store's clock.
+    /// The time at which the conversation was created, by the store's clock.
     pub created: Timestamp,
-    /// When it was last written to, by the store's clock.
+    /// The time of the last write, by the store's clock.
     pub updated: Timestamp,
-    /// The version that a write would build on.
+    /// The current version, which the next write builds on.
     pub version: Version,
-    /// Who has it open, where the store knows.
+    /// The current owner, if the store supports ownership.
     pub owner: Option<Owner>,
-    /// Why it can't be loaded, where listing it brought that to light.
+    /// The reason why the conversation can't be loaded, if listing it found one.
     pub damage: Option<String>,
 }
 
 impl Summary {
-    /// A summary without a title, an owner or damage, of a conversation that was just created.
+    /// Returns a summary of a new conversation, without title, owner and damage.
     pub const fn new(id: ConversationId, version: Version, created: Timestamp) -> Self {
         Self { id, title: None, created, updated: created, version, owner: None, damage: None }
     }
 }
 
-/// A conversation's place in a list. Positions are ordered as lists are: by the last write, newest first, then by id.
+/// The position of a conversation in a list.
+///
+/// Positions have the same order as lists: by the last write, newest first, then by id.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Position {
     /// The time of the conversation's last write.
@@ -293,10 +296,11 @@ impl From<&Summary> for Position {
     }
 }
 
-/// A part of a list.
+/// A part of a list of conversations.
 ///
-/// Pages by [`offset`](Page::from) shift while others write, and the store passes over all conversations before them. Pages
-/// [`after`](Page::after) a conversation do neither: each conversation that nobody writes to is on exactly one of them.
+/// Pages by [`offset`](Page::from) shift while others write, and the store has to skip all conversations before them.
+/// Pages [`after`](Page::after) a conversation avoid both: each conversation that nobody writes to is on exactly one of
+/// them.
 ///
 /// ```
 /// use omni_agent::store::{MemoryStore, Page, Store};
@@ -316,42 +320,43 @@ impl From<&Summary> for Position {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Page {
-    /// The largest number of conversations.
+    /// The maximum number of conversations on the page.
     pub limit: usize,
-    /// How many to leave out at the beginning, or after [`after`](Self::after) if that is set.
+    /// The number of conversations to skip, counted from the beginning or from [`after`](Self::after).
     pub offset: usize,
-    /// The page has only conversations behind this position. No conversation needs to be there.
+    /// The position after which the page begins. It does not have to be the position of an existing conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<Position>,
 }
 
 impl Page {
-    /// The first `limit` conversations.
+    /// Returns a page with the first `limit` conversations.
     pub const fn first(limit: usize) -> Self {
         Self { limit, offset: 0, after: None }
     }
 
-    /// As many, without the first `offset`.
+    /// Returns the same page without the first `offset` conversations.
     #[must_use]
     pub const fn from(mut self, offset: usize) -> Self {
         self.offset = offset;
         self
     }
 
-    /// As many, from the one behind this position, such as that of a [`Summary`] in the last page. Sets the offset to 0.
+    /// Returns a page of the same size that begins after this position, such as that of the last [`Summary`] on the
+    /// previous page. Sets the offset to 0.
     #[must_use]
     pub fn after(self, position: impl Into<Position>) -> Self {
         Self { offset: 0, after: Some(position.into()), ..self }
     }
 
-    /// The page after this one, by its offset.
+    /// Returns the page after this page, by offset.
     #[must_use]
     pub const fn next(mut self) -> Self {
         self.offset = self.offset.saturating_add(self.limit);
         self
     }
 
-    /// The page's part of a list of these conversations.
+    /// Returns the part of a list of these conversations that is on this page.
     pub(super) fn cut<T>(self, mut all: Vec<(Timestamp, &ConversationId, T)>) -> Vec<T> {
         type Item<'a, T> = (Timestamp, &'a ConversationId, T);
 
@@ -363,7 +368,7 @@ impl Page {
                 *updated < after.updated || *updated == after.updated && **id > after.id
             });
         }
-        // What comes after the page need not be in order.
+        // Conversations behind the page need no sorting.
         let end = self.offset.saturating_add(self.limit);
         if end < all.len() {
             all.select_nth_unstable_by(end, order);
@@ -375,7 +380,7 @@ impl Page {
 }
 
 impl Default for Page {
-    /// The first 50.
+    /// Returns the first 50 conversations.
     fn default() -> Self {
         Self::first(50)
     }

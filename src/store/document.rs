@@ -1,4 +1,4 @@
-//! A conversation as a JSON document that people can read.
+//! Exports a conversation to a readable JSON document, and imports such documents.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::{
     tree::Tree,
 };
 
-/// The version of the file's format that this crate writes.
+/// The version of the document format that this crate writes.
 const FORMAT_VERSION: u64 = 1;
-/// What the file says it is.
+/// The name of the format, which every document contains.
 const FORMAT: &str = "omni-agent exported conversation";
 
 #[derive(Serialize, Deserialize)]
@@ -24,18 +24,18 @@ struct Document {
     conversation: Stored,
 }
 
-/// Enough of any version's document to tell which it is.
+/// The members that identify the format version of any document.
 #[derive(Deserialize)]
 struct AnyDocument {
     format: String,
     format_version: u64,
 }
 
-/// A conversation as a JSON document that a person can read: id, state, and all nodes with their messages.
+/// Exports a conversation to a JSON document that a person can read: its id, state, and all nodes with their messages.
 ///
 /// # Errors
 ///
-/// As for [`Store::load`], and [`StoreError::Unstorable`] if its messages are nested too deep.
+/// Fails in the same cases as [`Store::load`], and with [`StoreError::Unstorable`] if messages are nested too deeply.
 pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<String, StoreError> {
     let conversation = store.load(id).await?;
     let document =
@@ -47,14 +47,15 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
     Ok(text)
 }
 
-/// Imports the messages and the title of an exported conversation, under the id that it has there, or another.
+/// Imports the messages and the title of an exported conversation, under its original id or another id.
 ///
-/// The document may come from anybody. Its settings (model, system prompt, options with their extra members and backend
-/// settings, limits) would take effect in the next request, so they are left out, and the conversation begins with the settings
-/// that it is opened with. [`import_json_with_settings`] takes them too. Messages keep their provider data, such as signatures
-/// and the name of a coding agent's session.
+/// The document may come from an untrusted source. Its settings (model, system prompt, options with their extra members
+/// and backend settings, limits) would take effect in the next request, so they are ignored. The conversation then has
+/// the settings with which it is opened. [`import_json_with_settings`] imports the settings too. Messages keep their
+/// provider data, such as signatures and the session id of a coding agent.
 ///
-/// Nothing is overwritten. Importing the same document again does nothing, as long as nobody has continued the conversation.
+/// Nothing is overwritten. Importing the same document again does nothing, as long as nobody has continued the
+/// conversation.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, export_json, import_json};
@@ -74,14 +75,15 @@ pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<Strin
 ///
 /// # Errors
 ///
-/// [`StoreError::Damaged`] if the text is no such document, if its nodes make no tree, or if a path of the tree breaks the
-/// history law (the error names the node); [`StoreError::UnknownFormat`] if a later version of the crate wrote it;
-/// [`StoreError::AlreadyExists`] if there is another of this id, be it an earlier or a later state of the same; or that the
-/// store can't be written to.
+/// Fails with [`StoreError::Damaged`] if the text is not such a document, if its nodes do not form a tree, or if a path
+/// of the tree violates the history law (the error names the node). Fails with [`StoreError::UnknownFormat`] if a later
+/// version of this crate wrote the document. Fails with [`StoreError::AlreadyExists`] if the store has a different
+/// conversation with this id, or an earlier or later state of the same conversation. Also fails if the store can't be
+/// written to.
 ///
 /// # Cancel safety
 ///
-/// As for [`copy`](super::copy).
+/// See [`copy`](super::copy).
 pub async fn import_json(
     store: &dyn Store,
     text: &str,
@@ -93,18 +95,18 @@ pub async fn import_json(
     write(store, document, id).await
 }
 
-/// Imports an exported conversation whole: with its model, system prompt, options and limits too.
+/// Imports a whole exported conversation, with its model, system prompt, options and limits.
 ///
-/// For documents that you trust, such as your own backups: the options reach the service with the next request, and settings of
-/// a backend may name a folder or allow tools.
+/// Use this for documents that you trust, such as your own backups. The options are sent to the service with the next
+/// request, and the settings of a backend may name a folder or allow tools.
 ///
 /// # Errors
 ///
-/// As for [`import_json`].
+/// Fails in the same cases as [`import_json`].
 ///
 /// # Cancel safety
 ///
-/// As for [`copy`](super::copy).
+/// See [`copy`](super::copy).
 pub async fn import_json_with_settings(
     store: &dyn Store,
     text: &str,
@@ -113,7 +115,7 @@ pub async fn import_json_with_settings(
     write(store, read(text)?, id).await
 }
 
-/// The place of damage, in errors.
+/// The name of the document in errors about damage.
 const PLACE: &str = "the exported conversation";
 
 fn damaged(problem: String) -> StoreError {
@@ -142,7 +144,7 @@ fn check_law(tree: &Tree) -> Result<(), String> {
     for node in tree.nodes() {
         let parent = node.parent().and_then(|parent| tree.node(parent));
         if check_step(parent.map(|parent| &**parent.message()), node.message(), 0).is_err() {
-            // Once more from the root, for the number of the message.
+            // Checks the path again from the root, to find the number of the message.
             let path = tree.path_to(node.id()).unwrap_or_default();
             let history: History = path.into_iter().map(|node| Arc::clone(node.message())).collect();
             let problem = history.check_pairs().err().map(|error| error.to_string()).unwrap_or_default();

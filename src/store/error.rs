@@ -5,108 +5,109 @@ use crate::error::source_after;
 
 type Cause = Arc<dyn Error + Send + Sync>;
 
-/// An operation on a store failed and has changed nothing.
+/// An operation on a store failed. It has changed nothing, with one exception.
 ///
-/// The one exception is a write whose outcome the store can't know, for instance because the connection broke. Repeat
-/// such a write unchanged, with the same id, to find out.
+/// The exception is a write whose outcome the store can't know, for instance because the connection broke. To find out,
+/// repeat the write unchanged, with the same id.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum StoreError {
-    /// `create` with the id of an existing conversation.
+    /// `create` was called with the id of an existing conversation.
     AlreadyExists {
-        /// The taken id.
+        /// The id that is taken.
         id: ConversationId,
     },
     /// The conversation does not exist, or no longer exists.
     NotFound {
-        /// The id that was asked for.
+        /// The requested id.
         id: ConversationId,
     },
-    /// Another writer got there first. Repeating the write can't help; loading the conversation again can.
+    /// Another writer changed the conversation first. Repeating the write is useless. Load the conversation again
+    /// instead.
     Conflict {
-        /// The conversation.
+        /// The conversation's id.
         id: ConversationId,
-        /// The version that it is at.
+        /// The current version of the conversation.
         current: Version,
     },
     /// Another process or manager has the conversation open.
     Owned {
-        /// The conversation.
+        /// The conversation's id.
         id: ConversationId,
-        /// The owner.
+        /// The current owner.
         owner: Owner,
     },
-    /// The ownership that the write relied on has passed to another, or ran out.
+    /// The lease of the write ran out or passed to another owner.
     LeaseLost {
-        /// The conversation.
+        /// The conversation's id.
         id: ConversationId,
     },
-    /// Others hold a lock or a connection for longer than the store was set to wait.
+    /// A lock or a connection stayed in use by others for longer than the store was set to wait.
     ///
-    /// If it stays busy, a process may have been stopped (`SIGSTOP`, a debugger, a paused container) in the middle of a write.
-    /// Continue or end that process: its lock ends with it.
+    /// If this error persists, a process may have been stopped in the middle of a write (`SIGSTOP`, a debugger, a
+    /// paused container). Continue or end that process: its lock ends with it.
     Busy {
-        /// The busy part of the store.
+        /// The part of the store that is busy.
         place: String,
-        /// How long it was waited for.
+        /// The time that the operation waited.
         waited: Duration,
     },
     /// The stored content can't be read.
     Damaged {
-        /// Where the damage is.
+        /// The place of the damage.
         place: String,
-        /// The damage.
+        /// The description of the damage.
         problem: String,
     },
     /// The content was written by a later version of the crate.
     UnknownFormat {
-        /// The part of the store with that format.
+        /// The part of the store that has this format.
         place: String,
-        /// The format's version.
+        /// The version of the format.
         found: u64,
-        /// The latest version that is understood.
+        /// The latest version that this crate can read.
         known: u64,
     },
-    /// The store could not read this content back, so it refuses to write it. Repeating the write is useless.
+    /// The store could not read this content back, so it rejects the write. Repeating the write is useless.
     Unstorable {
-        /// The conversation.
+        /// The conversation's id.
         id: ConversationId,
-        /// Why not.
+        /// The reason.
         problem: String,
     },
-    /// There is no room left.
+    /// The disk or quota is full.
     Full {
-        /// The file or table to be written.
+        /// The file or table that was being written.
         place: String,
         /// The system's error.
         source: Cause,
     },
-    /// The store may not do this.
+    /// The store lacks a permission.
     Denied {
-        /// The file or table without permission.
+        /// The file or table that the permission is for.
         place: String,
         /// The system's error.
         source: Cause,
     },
-    /// The store is not where it should be.
+    /// The file, folder or server of the store can't be reached.
     Unreachable {
-        /// The file, folder or server that can't be reached.
+        /// The file, folder or server.
         place: String,
         /// The system's error.
         source: Cause,
     },
-    /// The store can't work as it is set up: with this URL, these certificates, that library. Another setting is needed.
+    /// The store can't work with its settings, such as its URL, its certificates or a library. Change the setting.
     Misconfigured {
         /// The setting to change.
         setting: String,
         /// The problem with the setting.
         source: Cause,
     },
-    /// The store failed in a way of its own.
+    /// The store failed for a different reason.
     Failed {
-        /// The failed action and its object.
+        /// The action that failed, with its object.
         action: String,
-        /// Why it failed.
+        /// The reason for the failure.
         source: Cause,
     },
 }
@@ -140,7 +141,7 @@ impl fmt::Display for StoreError {
                  this version of the crate reads up to {known}; update it"
             ),
             Self::Unstorable { id, problem } => {
-                write!(f, "conversation {id} can't take this write: {problem}")
+                write!(f, "conversation {id} can't store this write: {problem}")
             }
             Self::Full { place, source } => {
                 write!(f, "no room to write {place}; free some, then repeat the write: {source}")
@@ -163,7 +164,7 @@ impl fmt::Display for StoreError {
 }
 
 impl Error for StoreError {
-    /// The part of the cause's chain that `Display` does not include.
+    /// Returns the part of the cause's chain that `Display` does not include.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Full { source, .. }
@@ -177,23 +178,23 @@ impl Error for StoreError {
 }
 
 impl StoreError {
-    /// A failure that no other variant means.
+    /// Returns an error for a failure that no other variant describes.
     pub fn failed(action: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Failed { action: action.into(), source: Arc::new(source) }
     }
 
-    /// A setting that can't be used.
+    /// Returns an error for a setting that can't be used.
     pub fn misconfigured(setting: impl Into<String>, source: impl Error + Send + Sync + 'static) -> Self {
         Self::Misconfigured { setting: setting.into(), source: Arc::new(source) }
     }
 
-    /// Damage at this place.
+    /// Returns an error for damage at this place.
     pub fn damaged(place: impl Into<String>, problem: impl Into<String>) -> Self {
         Self::Damaged { place: place.into(), problem: problem.into() }
     }
 
-    /// Whether the same operation, repeated unchanged, may succeed: at once, or after somebody has set
-    /// things right outside the program.
+    /// Returns whether the same operation may succeed if it is repeated unchanged, either immediately or after somebody
+    /// has fixed the problem outside the program.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Owned { .. }

@@ -2,11 +2,11 @@ use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// Names a conversation. Whoever holds one knows that it is safe in a path, a query and a URL.
+/// The id of a conversation. Every id is safe to use in a path, a query and a URL.
 ///
-/// An id is 1 to 128 of the characters that a URL takes as they are (RFC 3986, 2.3: ASCII letters, digits,
-/// `-`, `.`, `_`, `~`). It neither begins nor ends with a dot and is no name that Windows keeps for a device.
-/// Upper and lower case are different.
+/// An id has 1 to 128 of the characters that need no escaping in a URL (RFC 3986, 2.3: ASCII letters, digits, `-`, `.`,
+/// `_`, `~`). It neither begins nor ends with a dot, and it is not a name that Windows reserves for a device. Ids are
+/// case-sensitive.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, InvalidId};
@@ -21,26 +21,26 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 pub struct ConversationId(Arc<str>);
 
 impl ConversationId {
-    /// Bytes that an id may have.
+    /// The maximum number of bytes in an id.
     pub const MAX_LEN: usize = 128;
 
-    /// The id with this text.
+    /// Returns the id with this text.
     ///
     /// # Errors
     ///
-    /// [`InvalidId`] says what is wrong with the text.
+    /// Fails with an [`InvalidId`] that names the problem with the text.
     pub fn new(text: impl AsRef<str>) -> Result<Self, InvalidId> {
         let text = text.as_ref();
         check(text)?;
         Ok(Self(text.into()))
     }
 
-    /// A new id that nobody else has: 128 random bits in URL-safe base64, 22 characters.
+    /// Returns a new unique id: 128 random bits in URL-safe base64, 22 characters.
     pub fn generate() -> Self {
         Self(encode(rand::random()).into())
     }
 
-    /// The id's text.
+    /// Returns the id's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -67,7 +67,7 @@ fn check(text: &str) -> Result<(), InvalidId> {
     Ok(())
 }
 
-/// Whether Windows takes a file of this name, whatever its extension, for a device ("Naming Files, Paths, and
+/// Returns whether Windows interprets a file of this name, with any extension, as a device ("Naming Files, Paths, and
 /// Namespaces" in the Win32 documentation).
 fn is_device(stem: &str) -> bool {
     let stem = stem.to_ascii_uppercase();
@@ -134,57 +134,58 @@ impl<'de> Deserialize<'de> for ConversationId {
     }
 }
 
-/// Why a text is no [`ConversationId`].
+/// The reason why a text is not a valid [`ConversationId`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidId {
-    /// There is no text.
+    /// The text is empty.
     #[error("a conversation id can't be empty")]
     Empty,
-    /// There is too much of it.
+    /// The text is too long.
     #[error("a conversation id has at most {max} bytes, not {len}", max = ConversationId::MAX_LEN)]
     TooLong {
-        /// Bytes of the text.
+        /// The length of the text in bytes.
         len: usize,
     },
-    /// It begins or ends with a dot: hidden, or a way out of the folder.
+    /// The text begins or ends with a dot. Such a file would be hidden, or lead out of the folder.
     #[error("a conversation id neither begins nor ends with a dot")]
     DotAtEdge,
-    /// A character that is special in a path, a query or a URL.
+    /// The text contains a character that is special in a path, a query or a URL.
     #[error(
         "a conversation id has ASCII letters, digits, `-`, `.`, `_` and `~` only, not {character:?} (at byte {at})"
     )]
     Character {
         /// The first such character.
         character: char,
-        /// The byte at which it stands.
+        /// The byte position of the character.
         at: usize,
     },
-    /// A name that Windows keeps for a device.
+    /// The text is a name that Windows reserves for a device.
     #[error("{name:?} is the name of a device on Windows and can't be a conversation id")]
     Device {
-        /// The part of the id that is one.
+        /// The part of the text that is a device name.
         name: String,
     },
 }
 
-/// Names one write, so that a store knows it again when it is repeated. 128 random bits, shown as 22
-/// characters of URL-safe base64.
+/// The id of one write, by which a store recognizes a repetition of the write.
+///
+/// An id consists of 128 random bits. It is displayed as 22 characters of URL-safe base64.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WriteId([u8; 16]);
 
 impl WriteId {
-    /// A new id that no other write has.
+    /// Returns a new unique id.
     pub fn generate() -> Self {
         Self(rand::random())
     }
 
-    /// The id with these bytes.
+    /// Returns the id with these bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// The id's bytes.
+    /// Returns the id's bytes.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
@@ -210,7 +211,7 @@ impl std::str::FromStr for WriteId {
     }
 }
 
-/// A text is no [`WriteId`].
+/// The text is not a valid [`WriteId`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a write id is 22 characters of URL-safe base64")]
 pub struct InvalidWriteId;
@@ -245,13 +246,13 @@ impl<'de> Deserialize<'de> for WriteId {
 const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 fn encode(bytes: [u8; 16]) -> String {
-    // 22 characters hold 132 bits: the last four are zero.
+    // 22 characters hold 132 bits. The last four bits are zero.
     let bits = u128::from_be_bytes(bytes);
     let digit = |place: u32| if place < 126 { bits >> (122 - place) } else { bits << 4 };
     (0..22).map(|place| char::from(ALPHABET[(digit(place * 6) & 63) as usize])).collect()
 }
 
-/// The value of each character, or one that is none.
+/// The value of each character, or `u8::MAX` for a character outside the alphabet.
 const VALUES: [u8; 256] = {
     let mut values = [u8::MAX; 256];
     let mut value = 0;
@@ -274,7 +275,7 @@ fn decode(text: &str) -> Option<[u8; 16]> {
         bits = bits << 6 | u128::from(value & 63);
     }
     let last = VALUES[usize::from(text[21])];
-    // No value has these bits; of the last, only the highest two of six are used.
+    // Valid values have none of these bits. Of the last character, only the highest two of six bits are used.
     if (wrong | last) & 0xc0 != 0 || last & 15 != 0 {
         return None;
     }

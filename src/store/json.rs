@@ -1,16 +1,16 @@
-//! The JSON that stores keep: how deep it may be, and how it is read again.
+//! Limits on the nesting of stored JSON, and how stored JSON is read.
 
 use serde::de::DeserializeOwned;
 
 use super::{ConversationId, StoreError};
 
-/// The deepest nesting that is written: twice what JSON from a model service can have, and far from what
-/// would exhaust the stack of a thread that reads it again.
+/// The maximum nesting that is written. It is twice the nesting of JSON from a model service, and far below the nesting
+/// that could exhaust the stack of a reading thread.
 pub(super) const MAX_DEPTH: usize = 256;
-/// The nesting that `serde_json` reads without being told to.
+/// The maximum nesting that `serde_json` reads by default.
 const PLAIN_DEPTH: usize = 127;
 
-/// The text of a value that belongs to this conversation. Fails if it could not be read again.
+/// Returns the JSON text of a value that belongs to this conversation. Fails if the text could not be read back.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(super) fn encode(id: &ConversationId, value: &impl serde::Serialize) -> Result<String, StoreError> {
     let text = serde_json::to_string(value).expect("messages and state have a JSON form");
@@ -18,7 +18,7 @@ pub(super) fn encode(id: &ConversationId, value: &impl serde::Serialize) -> Resu
     Ok(text)
 }
 
-/// Fails if the JSON is nested too deep to be read again.
+/// Fails if the JSON is nested too deeply to be read back.
 pub(super) fn check_depth(id: &ConversationId, json: &[u8]) -> Result<(), StoreError> {
     if depth(json) <= MAX_DEPTH {
         return Ok(());
@@ -27,7 +27,7 @@ pub(super) fn check_depth(id: &ConversationId, json: &[u8]) -> Result<(), StoreE
     Err(StoreError::Unstorable { id: id.clone(), problem })
 }
 
-/// Reads what was written, also where it is nested deeper than JSON readers take by default.
+/// Parses stored JSON, even if it is nested more deeply than JSON parsers allow by default.
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     match serde_json::from_str(text) {
         Err(_) if (PLAIN_DEPTH + 1..=MAX_DEPTH).contains(&depth(text.as_bytes())) => {
@@ -40,7 +40,7 @@ pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
     .map_err(|error| error.to_string())
 }
 
-/// How deeply arrays and objects are nested in a JSON text.
+/// Returns the maximum nesting of arrays and objects in a JSON text.
 fn depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);
     let mut bytes = json.iter();

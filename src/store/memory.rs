@@ -12,8 +12,9 @@ use super::{
 };
 use crate::message::Timestamp;
 
-/// Keeps conversations in the process's memory, until the last clone of it is gone. Messages are shared with
-/// whoever wrote them, not copied. Clones share everything.
+/// A store in the memory of this process. Its content is lost with the last clone of the store.
+///
+/// Clones share all content. Messages are shared with the writer instead of copied.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId};
@@ -32,17 +33,17 @@ pub struct MemoryStore(Arc<Mutex<HashMap<ConversationId, Conversation>>>);
 
 struct Conversation {
     stored: Stored,
-    /// The write that created the conversation, and those after it: the place tells the version.
+    /// The write that created the conversation, and all later writes. The index of a write determines its version.
     writes: Vec<WriteId>,
 }
 
 impl MemoryStore {
-    /// An empty store.
+    /// Returns an empty store.
     pub fn new() -> Self {
         Self::default()
     }
 
-    // Nothing that can panic halfway runs under the lock, so a poisoned one still guards sound data.
+    // Code under the lock can't panic halfway, so the data behind a poisoned lock is still valid.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, Conversation>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,7 +74,7 @@ impl MemoryStore {
 }
 
 impl Conversation {
-    /// The write that once built on this version.
+    /// Returns the write that was based on this version.
     fn written_on(&self, base: Version) -> Option<WriteId> {
         let back = usize::try_from(self.stored.version.get().checked_sub(base.get())?).ok()?;
         self.writes.get(self.writes.len().checked_sub(back)?).copied()
@@ -153,7 +154,7 @@ impl Store for MemoryStore {
 
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
         let removed = self.lock().remove(id);
-        // A long conversation takes its time to go: not under the lock.
+        // Dropping a long conversation takes time, so it happens without the lock.
         drop(removed);
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What stores on databases share: a write as rows, and rows as what they were.
+//! Code that stores on databases share: it converts a write to rows, and rows back to content.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::{
     tree::{Node, NodeId},
 };
 
-/// What a write changes.
+/// The changes of a write.
 #[derive(Default)]
 pub(super) struct Change {
     pub(super) head: Column<Option<NodeId>>,
     pub(super) title: Column<Option<String>>,
-    /// Without the title.
+    /// The state as JSON, without the title.
     pub(super) state: Column<String>,
     pub(super) nodes: Vec<NodeRow>,
     pub(super) cursors: Vec<(NodeId, NodeId)>,
 }
 
-/// What a write does to a column.
+/// The change of a column by a write.
 #[derive(Default)]
 pub(super) enum Column<T> {
     #[default]
@@ -29,7 +29,7 @@ pub(super) enum Column<T> {
     Set(T),
 }
 
-/// A node of a write.
+/// A row for a new node.
 pub(super) struct NodeRow {
     pub(super) id: NodeId,
     pub(super) parent: Option<NodeId>,
@@ -56,7 +56,7 @@ impl Change {
     }
 
     pub(super) fn with_state(mut self, id: &ConversationId, state: StoredState) -> Result<Self, StoreError> {
-        // The title is kept by itself: lists show it, and it changes more often.
+        // The title has its own column, because lists show it and it changes more often.
         let mut state = state.without_secrets();
         self.title = Column::Set(state.title.take());
         self.state = Column::Set(json::encode(id, &state)?);
@@ -75,10 +75,10 @@ impl NodeRow {
     }
 }
 
-/// The conversation that rows are read of, to name them by in errors.
+/// The conversation and the database that rows come from, for error messages.
 pub(super) struct Origin<'a> {
     pub(super) id: &'a ConversationId,
-    /// The database.
+    /// The name of the database.
     pub(super) place: &'a str,
 }
 
@@ -95,7 +95,7 @@ impl Origin<'_> {
         usage: Option<&str>,
     ) -> Result<Node, StoreError> {
         let what = || format!("node {}", number.cast_unsigned());
-        let id = node_id(number).ok_or_else(|| self.damaged(&what(), "no node has this id"))?;
+        let id = node_id(number).ok_or_else(|| self.damaged(&what(), "its id is invalid"))?;
         let message: Arc<Message> = self.parse(message, what)?;
         let node = Node::new(id, self.reference(parent, what)?, message);
         Ok(match usage {
@@ -104,25 +104,26 @@ impl Origin<'_> {
         })
     }
 
-    /// The node that the path ends at.
+    /// Returns the last node of the path.
     pub(super) fn head(&self, number: Option<i64>) -> Result<Option<NodeId>, StoreError> {
         self.reference(number, || "the head".to_owned())
     }
 
-    /// A node that is named, or none: a name that no node has must not pass for none.
+    /// Returns a reference to a node. An invalid reference is an error, because it must not be mistaken for a missing
+    /// one.
     fn reference(
         &self,
         number: Option<i64>,
         what: impl FnOnce() -> String,
     ) -> Result<Option<NodeId>, StoreError> {
         let Some(number) = number else { return Ok(None) };
-        let id = node_id(number).ok_or_else(|| self.damaged(&what(), "it names a node that can't be"))?;
+        let id = node_id(number).ok_or_else(|| self.damaged(&what(), "it refers to an invalid node id"))?;
         Ok(Some(id))
     }
 
     pub(super) fn cursor(&self, node: i64, child: i64) -> Result<(NodeId, NodeId), StoreError> {
         let pair = node_id(node).zip(node_id(child));
-        pair.ok_or_else(|| self.damaged("a cursor", "it names no node"))
+        pair.ok_or_else(|| self.damaged("a cursor", "it refers to an invalid node id"))
     }
 
     pub(super) fn state(&self, text: &str, title: Option<String>) -> Result<StoredState, StoreError> {
@@ -139,7 +140,8 @@ impl Origin<'_> {
     }
 }
 
-/// As databases keep it, which have signed numbers only: the same bits.
+/// Returns an id as databases keep it: with the same bits, as a signed number, because databases have no unsigned
+/// numbers.
 pub(super) fn number(id: NodeId) -> i64 {
     id.get().cast_signed()
 }
@@ -148,7 +150,7 @@ fn node_id(number: i64) -> Option<NodeId> {
     NodeId::new(number.cast_unsigned())
 }
 
-/// A limit or an offset, as databases count.
+/// Converts a limit or an offset to the number type of databases.
 pub(super) fn count(count: usize) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }

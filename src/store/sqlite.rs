@@ -1,20 +1,42 @@
 //! Conversations in one SQLite file (feature `sqlite`).
 //!
+//! [`SqliteStore`] is a [`Store`] for applications on one machine. [`SqliteStore::open`] opens or creates its file, and
+//! [`SqliteStoreBuilder`] sets the [`Durability`], the waiting time for locks, the duration of leases and the number of
+//! reading threads.
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use omni_agent::store::{ConversationId, SqliteStore, Store, StoredState, WriteId};
+//! # tokio::runtime::Builder::new_current_thread().build()?.block_on(async {
+//! # let file = std::env::temp_dir().join(format!("{}.sqlite", ConversationId::generate()));
+//!
+//! let store = SqliteStore::builder(&file).lock_wait(Duration::from_secs(10)).readers(2).open().await?;
+//! let id = ConversationId::new("holiday")?;
+//! store.create(&id, WriteId::generate(), &StoredState::default().with_title("Holiday")).await?;
+//! assert_eq!(store.summary(&id).await?.title.as_deref(), Some("Holiday"));
+//! # drop(store);
+//! # let _ = std::fs::remove_file(file);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! # Layout
 //!
-//! The file's schema has a version (`PRAGMA user_version`, now 1), and `PRAGMA application_id` says that it is of
-//! this crate. Opening a file brings its schema up to date; one of a version yet to come is refused with
+//! The schema of the file has a version (`PRAGMA user_version`, now 1), and `PRAGMA application_id` marks the file as
+//! one of this crate. Opening a file updates its schema. A file with a later schema version is rejected with
 //! [`StoreError::UnknownFormat`].
 //!
-//! | table | a row for each |
+//! | table | one row per |
 //! | --- | --- |
 //! | `conversations` | conversation: id, version, times, title, head, owner |
 //! | `states` | conversation: model, system prompt and options, as JSON |
 //! | `nodes` | message, as JSON, exactly as it was written |
 //! | `cursors` | cursor |
-//! | `writes` | write, to know a repetition by |
+//! | `writes` | write, to recognize a repetition |
 //!
-//! Any program that knows SQLite reads it:
+//! Any program with SQLite support can read the file:
 //!
 //! ```sql
 //! SELECT nodes.id, message ->> '$.role', message -> '$.content'
@@ -22,74 +44,80 @@
 //! WHERE conversations.id = 'holiday' ORDER BY nodes.version, place;
 //! ```
 //!
-//! Beside the file are its write-ahead log (`-wal`) and that log's index (`-shm`), both part of it as long as a
-//! process has it open. To copy it then, use `VACUUM INTO` or SQLite's backup, and in a process that has it open never open it
-//! as a file: closing it again would take away the locks that SQLite has on it. The file is for its owner only (mode 0600 on
-//! Unix) if the store creates it.
+//! Next to the file are its write-ahead log (`-wal`) and the log's index (`-shm`). Both belong to the file as long as a
+//! process has it open. To copy the file during that time, use `VACUUM INTO` or SQLite's backup. A process that has the
+//! store open must never open the file in another way, because closing it again would release SQLite's locks on it. If
+//! the store creates the file, only its owner can access it (mode 0600 on Unix).
 //!
 //! # Writes
 //!
-//! A write is one transaction, synced before it is acknowledged (`synchronous = FULL`). One connection writes, others
-//! read beside it and never wait for it. Processes may share the file: one writes at a time, and another waits for
-//! it, by default for five seconds; then the error is [`StoreError::Busy`], also for the writes behind that one, which have
-//! waited beside it. All of it is done on threads of the
-//! store's own, in which no runtime takes part. A write that nobody waits for any more is made if it was begun, else not.
+//! A write is one transaction, which is synced before it is acknowledged (`synchronous = FULL`). One connection writes.
+//! Other connections read at the same time and never wait for the writer.
 //!
-//! A file that is removed or replaced while a store has it open takes no more writes, and gives nothing to read:
-//! [`StoreError::Unreachable`] (where another is in its place, on Unix alone) until it is back, or opened anew.
+//! Processes may share the file. One of them writes at a time, and the others wait for it, by default for five seconds.
+//! After that, the write fails with [`StoreError::Busy`]. Writes that were queued behind it fail too, because they have
+//! waited for the same time.
+//!
+//! All work is done on the store's own threads, without a runtime. If the caller of a write stops waiting, the write is
+//! still completed if it has begun, and dropped otherwise.
+//!
+//! If the file is removed or replaced while a store has it open, all operations fail with [`StoreError::Unreachable`]
+//! until the file is back or the store is opened again. A replaced file is detected on Unix only.
 //!
 //! # Read-only files
 //!
-//! If the file can be read and not written to, it is opened for reading: loading, listing, exporting and copying from it
-//! work. Every write fails with [`StoreError::Denied`]. Acquiring a lease is a write, so sessions can't be opened there. Once the
-//! file can be written to, open the store anew. If SQLite has created an index (`-shm`) next to the file meanwhile, it has the
-//! file's mode of then: delete it first, while nobody has the file open.
+//! If the process may read the file but not write to it, the store is opened for reading: loading, listing, exporting
+//! and copying work. Every write fails with [`StoreError::Denied`]. Acquiring a lease is a write, so sessions can't be
+//! opened. Once the file is writable, open the store again. If SQLite has created an index (`-shm`) next to the file in
+//! the meantime, the index has the file's old mode. In this case, delete the index first, while no process has the file
+//! open.
 //!
-//! A write-ahead log that belongs to such a file is read too. If the log's index (`-shm`) is missing, SQLite needs permission to
-//! create it in the folder; without it, opening fails with [`StoreError::Denied`].
+//! The write-ahead log of such a file is read, too. If the log's index (`-shm`) is missing, SQLite needs permission to
+//! create it in the folder. Without this permission, opening fails with [`StoreError::Denied`].
 //!
-//! If there is neither log nor index, the store creates no file and locks nothing. When another process writes to the file
-//! later, reads fail with [`StoreError::Unreachable`] until the store is opened anew.
+//! If neither log nor index exists, the store creates no file and locks nothing. If another process writes to the file
+//! later, reads fail with [`StoreError::Unreachable`] until the store is opened again.
 //!
 //! # Deletes
 //!
-//! A delete overwrites the conversation's pages with zeros (`secure_delete`), and empties the write-ahead log before it is
-//! acknowledged, so that the deleted text is neither in the file nor beside it. Two things can keep some of it there:
+//! A delete overwrites the conversation's pages with zeros (`secure_delete`) and empties the write-ahead log before it
+//! is acknowledged. So neither the file nor the log contains the deleted text afterwards. There are two exceptions:
 //!
-//! - A reader that began before the delete, in this process or another, needs the log as it was. The delete waits for such
-//!   readers for a fifth of a second. If they take longer, the log is emptied by a later delete, by a new try every ten
-//!   seconds, when the file is opened next, or when the last process closes it.
-//! - SQLite itself can leave a copy of a row of less than about 1,000 bytes in the unused part of a page when it moves rows
-//!   between pages. `secure_delete` does not reach such copies. [`SqliteStore::vacuum`] removes them, and what was deleted
-//!   with an earlier version of this crate or by another program.
+//! - A reader that began before the delete, in this process or another, needs the old log. The delete waits for such
+//!   readers for a fifth of a second. If they take longer, the log is emptied by a later delete, by another attempt
+//!   every ten seconds, when the file is opened next, or when the last process closes it.
+//! - When SQLite moves rows between pages, it can leave a copy of a row of less than about 1,000 bytes in the unused
+//!   part of a page. `secure_delete` does not reach such copies. [`SqliteStore::vacuum`] removes them, together with
+//!   remains of deletes by other programs or earlier versions of this crate.
 //!
-//! Blocks of the disk that the file system has taken back, backups and snapshots are out of the store's reach.
+//! The store can't reach disk blocks that the file system has reclaimed, backups and snapshots.
 //!
-//! Room of deleted conversations is used again, and given back to the file system when it comes to more than a quarter of
-//! the file: 4096 pages at a time, between writes. A write-ahead log of more than 64 MiB, to which it grows while some
-//! reader is always there, is brought back to 16 MiB by waiting for the readers, for a fifth of a second at a time.
+//! The space of deleted conversations is reused. If it exceeds a quarter of the file, it is returned to the file
+//! system: 4096 pages at a time, between writes. If some reader is always active, the write-ahead log can grow. If it
+//! exceeds 64 MiB, it is reduced to 16 MiB by waiting for the readers, for a fifth of a second at a time.
 //!
 //! # Ownership
 //!
-//! Leases are kept in the file and measured by the machine's clock. Renewing them goes before the writes that wait. A
-//! process that is stopped in the middle of a transaction keeps its lock; see below.
+//! Leases are kept in the file and measured by the machine's clock. Renewals are processed before waiting writes. A
+//! process that is stopped in the middle of a transaction keeps its lock, as described below.
 //!
 //! # A stopped process
 //!
-//! If a process is stopped (`SIGSTOP`, a debugger, a paused container) in the middle of a write, it keeps the lock of the
-//! file. Until that process continues or ends, no other process can write to any conversation in the file, take over its
-//! conversations, or open a session: these get [`StoreError::Busy`]. Reading and listing still work. Leases run out
-//! meanwhile. When the lock is free again, their owners can renew them, unless another process acquires the conversation first.
-//! Killing the stopped process frees the lock at once, and its unfinished write is rolled back.
+//! A process that is stopped (`SIGSTOP`, a debugger, a paused container) in the middle of a write keeps the lock of the
+//! file. Until it continues or ends, no other process can write to any conversation in the file, take over its
+//! conversations, or open a session: these operations fail with [`StoreError::Busy`]. Reading and listing still work.
+//! Leases run out in the meantime. When the lock is free again, their owners can renew them, unless another process
+//! acquires the conversation first. Killing the stopped process frees the lock immediately, and its unfinished write is
+//! rolled back.
 //!
-//! The time in which this can happen is short: a write is encoded before its transaction begins, and the transaction only
-//! writes and syncs. If processes are often stopped, use `PostgresStore` (feature `postgres`).
+//! The period in which this can happen is short: a write is encoded before its transaction begins, and the transaction
+//! only writes and syncs. If processes are often stopped, use `PostgresStore` (feature `postgres`).
 //!
-//! # Where it works
+//! # Requirements
 //!
-//! On local file systems: the write-ahead log needs memory that processes share, which network file systems do not
-//! have. SQLite itself is compiled in. A program that links another one must link 3.51.3 or later; opening a store
-//! says so otherwise.
+//! The file must be on a local file system, because the write-ahead log needs memory that processes share. Network file
+//! systems do not have it. SQLite itself is compiled in. A program that links a different SQLite must link version
+//! 3.51.3 or later. Otherwise opening a store fails with an error that explains this.
 
 mod database;
 mod read;
@@ -121,12 +149,12 @@ use super::{
     rows::Change,
 };
 
-/// Keeps conversations in one SQLite file, for applications on one machine. Clones share everything.
+/// A store that keeps conversations in one SQLite file, for applications on one machine. Clones share everything.
 ///
-/// Processes may share the file. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can read but not write
-/// until it continues or ends.
+/// Processes may share the file. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can read
+/// but not write until it continues or ends.
 ///
-/// The module's documentation has the layout.
+/// The [module](self) documents the layout of the file.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, SqliteStore, Store, StoredState, WriteId};
@@ -148,7 +176,7 @@ pub struct SqliteStore(Arc<Inner>);
 struct Inner {
     database: Arc<Database>,
     readers: Workers,
-    /// `None` if the file can only be read.
+    /// The writer, or `None` if the file can only be read.
     writing: Option<Writing>,
 }
 
@@ -157,7 +185,7 @@ struct Writing {
     upkeep: Arc<Upkeep>,
 }
 
-/// Opens a [`SqliteStore`] with settings of its own.
+/// Settings with which a [`SqliteStore`] is opened.
 #[derive(Clone, Debug)]
 pub struct SqliteStoreBuilder {
     file: PathBuf,
@@ -168,36 +196,38 @@ pub struct SqliteStoreBuilder {
 }
 
 impl SqliteStoreBuilder {
-    /// What an acknowledged write survives; a crash of the machine if unset. With [`Durability::Process`], what a power
-    /// cut takes is the newest writes; the file stays sound.
+    /// Sets the crashes that acknowledged writes survive. The default includes crashes of the machine. With
+    /// [`Durability::Process`], a power failure can lose the latest writes, but the file stays valid.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// How long to wait for another process that writes; five seconds if unset. To the millisecond, 24 days at most.
+    /// Sets how long to wait for another process that writes. The default is five seconds. The value is rounded to
+    /// milliseconds, and limited to 24 days.
     pub fn lock_wait(mut self, limit: Duration) -> Self {
         self.busy = limit.min(Duration::from_millis(i32::MAX.unsigned_abs().into()));
         self
     }
 
-    /// How long a lease lasts that is not renewed; 30 seconds if unset. To the millisecond, ten at least.
+    /// Sets how long a lease lasts without renewal. The default is 30 seconds. The value is rounded to milliseconds,
+    /// and is at least ten milliseconds.
     pub fn lease(mut self, lasts: Duration) -> Self {
         self.lease = lasts.max(Duration::from_millis(10));
         self
     }
 
-    /// Threads that read, each with a connection; four if unset, one at least.
+    /// Sets the number of reading threads, each with its own connection. The default is four, and the minimum is one.
     pub fn readers(mut self, threads: usize) -> Self {
         self.readers = threads.max(1);
         self
     }
 
-    /// Opens the store. Creates its file if it is not there, and brings its schema up to date.
+    /// Opens the store. Creates its file if it does not exist, and updates its schema.
     ///
     /// # Errors
     ///
-    /// As for [`SqliteStore::open`].
+    /// Fails in the same cases as [`SqliteStore::open`].
     ///
     /// # Cancel safety
     ///
@@ -212,9 +242,9 @@ impl SqliteStoreBuilder {
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))
             };
             let writing = |writer: Connection| {
-                // A process that ended right after a delete has left the deleted content in the log.
+                // If a process ended right after a delete, the log still contains the deleted content.
                 if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
-                    tracing::debug!(%error, "the log of a file of conversations could not be cleared");
+                    tracing::debug!(%error, "the write-ahead log could not be emptied when the SQLite file was opened");
                 }
                 let writer = start("sqlite-writer", vec![writer])?;
                 Ok::<_, StoreError>(Writing { upkeep: Upkeep::new(&database.file, writer.behind()), writer })
@@ -230,19 +260,20 @@ impl SqliteStoreBuilder {
 }
 
 impl SqliteStore {
-    /// Opens the store in this file. Creates the file if it does not exist. Its folder has to exist.
+    /// Opens the store in this file. Creates the file if it does not exist. Its folder must exist.
     ///
-    /// If the file exists and this process can't write to it, the store is opened for reading alone: every write is
-    /// [`StoreError::Denied`].
+    /// If the file exists and this process can't write to it, the store is opened for reading only: every write fails
+    /// with [`StoreError::Denied`].
     ///
-    /// Needs a tokio runtime; the store itself then works on any.
+    /// Opening needs a tokio runtime. Afterwards, the store works on any runtime.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Unreachable`] or [`StoreError::Denied`]; [`StoreError::Damaged`] if the file is no
-    /// database, or another application's, which is left as it is; [`StoreError::UnknownFormat`]; [`StoreError::Busy`];
-    /// [`StoreError::Misconfigured`] if the program is linked with a version of SQLite that can lose writes; or what else SQLite
-    /// has against it.
+    /// Fails with [`StoreError::Unreachable`], [`StoreError::Denied`] or [`StoreError::Busy`]. Fails with
+    /// [`StoreError::Damaged`] if the file is not a database or belongs to another application; the file is not
+    /// changed. Fails with [`StoreError::UnknownFormat`] if a later version of this crate wrote the file. Fails with
+    /// [`StoreError::Misconfigured`] if the program is linked with a version of SQLite that can lose writes. Other
+    /// errors of SQLite are returned, too.
     ///
     /// # Cancel safety
     ///
@@ -251,7 +282,7 @@ impl SqliteStore {
         Self::builder(file).open().await
     }
 
-    /// Settings for a store in this file.
+    /// Returns settings for a store in this file.
     pub fn builder(file: impl Into<PathBuf>) -> SqliteStoreBuilder {
         SqliteStoreBuilder {
             file: file.into(),
@@ -262,23 +293,23 @@ impl SqliteStore {
         }
     }
 
-    /// The file.
+    /// Returns the path of the file.
     pub fn file(&self) -> &Path {
         &self.0.database.file
     }
 
-    /// Writes the file anew (`VACUUM`), without free room and without any trace of what was deleted or replaced before.
+    /// Rewrites the file (`VACUUM`), without free space and without remains of deleted or replaced content.
     ///
-    /// Takes as long as copying the file, and as much room on the disk meanwhile. Nobody can write to the file until this is
-    /// done; others can read.
+    /// This takes as long as copying the file, and temporarily as much disk space. Nobody can write to the file until
+    /// this is done, but others can read it.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Busy`], [`StoreError::Full`], or another failure to write to the file.
+    /// Fails with [`StoreError::Busy`] or [`StoreError::Full`], or if writing to the file fails for another reason.
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the file is as before or written anew, and whole in both cases.
+    /// If the future is dropped, the file is unchanged or completely rewritten. It is valid in both cases.
     pub async fn vacuum(&self) -> Result<(), StoreError> {
         let upkeep = Arc::clone(&self.writing()?.upkeep);
         self.write_by(Urgency::Other, None, move |connection, _| {
@@ -348,7 +379,8 @@ impl SqliteStore {
         let job = move |connection: &mut Connection| {
             let done =
                 action(connection, &database).map_err(|fault| database.failed(doing, id.as_ref(), fault));
-            // Afterwards, so that nothing is acknowledged that went to a file which nobody finds any more.
+            // The check follows the action, so that no write is acknowledged that went to a file which has been removed
+            // or replaced.
             database.still_there()?;
             done
         };
@@ -430,7 +462,7 @@ impl Store for SqliteStore {
 
     async fn renew_all(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
-        // Before all writes that wait: their number must cost no lease.
+        // Renewals come before waiting writes, so that many writes can't cost a lease.
         let renew = move |connection: &mut Connection, database: &Database| {
             write::renew(connection, database, &leases)
         };

@@ -1,7 +1,7 @@
 //! Copies conversations from one store to another.
 //!
-//! A conversation is written with its nodes, head, cursors and state. Its history of writes and its times are not copied: the
-//! other store has its own.
+//! A copy contains the nodes, head, cursors and state of a conversation. It does not contain the history of writes and
+//! the times, because the other store sets its own.
 
 use std::{
     io,
@@ -13,43 +13,45 @@ use serde::Serialize;
 use super::{Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId};
 use crate::tree::Node;
 
-/// Bytes of JSON that a commit of a copy has at most, unless one message has more. Every store takes commits of this size, and a
-/// larger one would cost no less per byte.
+/// The maximum size of a commit of a copy, in bytes of JSON, unless one message is larger. Every store accepts commits
+/// of this size, and a larger commit would cost the same per byte.
 const PORTION: usize = 4 * 1024 * 1024;
-/// Times in lists are in whole milliseconds. After this pause, another write has a later time.
+/// Lists have times in whole milliseconds. After this pause, the next write has a later time.
 const TICK: Duration = Duration::from_micros(1100);
 
-/// The outcome of [`copy`].
+/// The result of [`copy`].
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Copied {
-    /// Conversations that were written.
+    /// The number of conversations that were written.
     pub copied: usize,
-    /// Conversations that an earlier run had copied as they are.
+    /// The number of conversations that an earlier call had already copied in their current state.
     pub unchanged: usize,
-    /// Conversations that could not be copied, each for a reason of its own: damage, a file that may not be read, another
-    /// of this name there, or one that has been written to since it was copied. The others were copied all the same.
+    /// The conversations that could not be copied, each with its error. Examples are a damaged conversation, a file
+    /// without read permission, a different conversation with the same id in the target, or a conversation that has been
+    /// written to since it was copied. All other conversations were copied.
     pub failed: Vec<(ConversationId, StoreError)>,
-    /// What ended the copying before its time, such as a database that can't be reached. Copying again goes on where this
-    /// ended.
+    /// The error that ended the copying early, such as an unreachable database. Copying again continues from there.
     pub stopped: Option<StoreError>,
 }
 
 impl Copied {
-    /// Whether all is there.
+    /// Returns whether all conversations have been copied.
     pub fn is_complete(&self) -> bool {
         self.failed.is_empty() && self.stopped.is_none()
     }
 }
 
-/// Copies all conversations from one store to another, one at a time and the oldest first, so that a list of the copies has the
-/// same order. Nothing is overwritten. A conversation that an earlier run has copied stays as it is, so that copying again
-/// completes an interrupted copy.
+/// Copies all conversations from one store to another.
 ///
-/// A long conversation is written in several commits of a few megabytes. Until the last of them is written, the copy has
+/// Conversations are copied one at a time, the oldest first, so that a list of the copies has the same order. Nothing
+/// is overwritten. A conversation that an earlier call has copied is skipped, so copying again completes an interrupted
+/// copy.
+///
+/// A long conversation is written in several commits of a few megabytes. Until the last commit is written, the copy has
 /// messages but no head. Copying again adds the rest.
 ///
-/// `progress` is called after each conversation with the number of finished conversations and the number of all.
+/// `progress` is called after each conversation, with the number of finished conversations and the total number.
 ///
 /// ```
 /// use omni_agent::store::{ConversationId, MemoryStore, Store, StoredState, WriteId, copy};
@@ -69,7 +71,8 @@ impl Copied {
 ///
 /// # Cancel safety
 ///
-/// Copied conversations stay. The one being copied may have its state and only some of its nodes. Copying again completes it.
+/// Copied conversations remain in the target. The conversation that was being copied may have its state and only some
+/// of its nodes. Copying again completes it.
 pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usize, usize)) -> Copied {
     let mut copied = Copied::default();
     let ids = match ids(from).await {
@@ -85,7 +88,7 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
         match copy_after(from, to, &id, &mut pace).await {
             Ok(true) => copied.copied += 1,
             Ok(false) => copied.unchanged += 1,
-            // What keeps one conversation from being copied is not to keep the others, if the stores answer.
+            // A problem with one conversation must not stop the others, as long as both stores respond.
             Err(error) if error.is_transient() && !(answers(from).await && answers(to).await) => {
                 copied.stopped = Some(error);
                 break;
@@ -97,18 +100,18 @@ pub async fn copy(from: &dyn Store, to: &dyn Store, mut progress: impl FnMut(usi
     copied
 }
 
-/// Keeps the order of a list that is copied from its end.
+/// Keeps the order of a list while it is copied from its end.
 #[derive(Default)]
 struct Pace(Option<(ConversationId, Instant)>);
 
 impl Pace {
-    /// Waits until a write to `id` comes before the last one in a list.
+    /// Waits until a write to `id` will be listed before the previous write.
     async fn wait(&self, id: &ConversationId) {
         if let Some((last, written)) = &self.0
-            // Within a millisecond, lists are ordered by id.
+            // Conversations that were written in the same millisecond are listed by id.
             && id > last
         {
-            // No timer: a store may be used on a runtime that has none.
+            // No timer is used, because a store may run on a runtime without one.
             while written.elapsed() < TICK {
                 tokio::task::yield_now().await;
             }
@@ -135,18 +138,22 @@ async fn answers(store: &dyn Store) -> bool {
     store.list(Page::first(1)).await.is_ok()
 }
 
-/// All ids, the oldest first, from one list: of a list in pages, what is deleted between two of them hides others.
+/// Returns all ids, the oldest first. They come from one list: if the list were read in pages, deletions between two
+/// pages would hide other conversations.
 async fn ids(store: &dyn Store) -> Result<Vec<ConversationId>, StoreError> {
     let listed = store.list(Page::first(usize::MAX)).await?;
     Ok(listed.into_iter().rev().map(|summary| summary.id).collect())
 }
 
-/// Copies one conversation, as [`copy`] does with all. `false` if it is there already, as it is here.
+/// Copies one conversation, as [`copy`] does with all.
+///
+/// Returns `false` if the target already has it in the same state.
 ///
 /// # Errors
 ///
-/// [`StoreError::AlreadyExists`] if there is another of this name, [`StoreError::Conflict`] if one of the two was written to since
-/// it was copied, or that one of the stores can't be read or written to.
+/// Fails with [`StoreError::AlreadyExists`] if the target has a different conversation with this id, with
+/// [`StoreError::Conflict`] if either conversation was written to since it was copied, or if one of the stores can't be
+/// read or written to.
 ///
 /// # Cancel safety
 ///
@@ -155,7 +162,7 @@ pub async fn copy_one(from: &dyn Store, to: &dyn Store, id: &ConversationId) -> 
     put(to, id, from.load(id).await?).await
 }
 
-/// Writes a conversation; `false` if it is there already.
+/// Writes a conversation. Returns `false` if the store already has it.
 pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<bool, StoreError> {
     let Writes { create, portions, last } = Writes::of(id, &stored)?;
     let Stored { state, head, cursors, nodes, .. } = stored;
@@ -167,29 +174,29 @@ pub(super) async fn put(to: &dyn Store, id: &ConversationId, stored: Stored) -> 
     let mut version = to.create(id, create, &state).await?;
     let mut nodes = nodes.into_iter();
     for (len, write) in portions {
-        // Without a head: a path that ends somewhere in the middle might be one that can't be opened.
+        // These commits set no head, because a path that ends in the middle might be invalid.
         let commit = Commit::new(None).with_nodes(nodes.by_ref().take(len));
         version = to.commit(id, &Write::on(version).with_id(write), &commit).await?;
     }
     let mut commit = Commit::new(head).with_nodes(nodes).with_cursors(cursors);
     if before.is_some() {
-        // It may have been created from an earlier state, and no more.
+        // An earlier call may have created the conversation from an older state, without any nodes.
         commit = commit.with_state(state);
     }
     let written = to.commit(id, &Write::on(version).with_id(last), &commit).await?;
     match before {
-        // It was copied, and somebody has gone on with it.
+        // The conversation was copied earlier, and somebody has continued it.
         Some(current) if current > written => Err(StoreError::Conflict { id: id.clone(), current }),
         before => Ok(before != Some(written)),
     }
 }
 
-/// The ids of the writes that make a copy. They are derived from what is copied, so that copying again repeats the same writes,
-/// and a store does nothing for those that it has.
+/// The ids of the writes that make a copy. They are derived from the copied content, so that copying again repeats the
+/// same writes, which a store recognizes.
 struct Writes {
     create: WriteId,
-    /// The commits before the last: how many nodes each has, and its id. They depend on their own nodes and those before
-    /// alone, so that a conversation that has grown since still has them.
+    /// The commits before the last: the number of nodes in each, and its id. An id depends only on the commit's own
+    /// nodes and the nodes before them, so it stays the same when the conversation grows.
     portions: Vec<(usize, WriteId)>,
     last: WriteId,
 }
@@ -213,17 +220,17 @@ impl Writes {
             len += 1;
             size += node;
         }
-        // No node has this form, so that the last commit has another id than a portion.
+        // No node has this JSON form, so the last commit has a different id than any portion.
         digest.json(&(&stored.state, stored.head, &stored.cursors)).map_err(failed)?;
         Ok(Self { create, portions, last: digest.write_id() })
     }
 }
 
-/// 128 bits that stand for what was written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
+/// A hash of 128 bits over the written bytes (FNV-1a: draft-eastlake-fnv, 2 and 5).
 #[derive(Clone, Copy)]
 struct Digest {
     hash: u128,
-    /// Bytes so far.
+    /// The number of bytes so far.
     len: usize,
 }
 
@@ -244,11 +251,11 @@ impl Digest {
 
     fn part(&mut self, bytes: &[u8]) {
         self.add(bytes);
-        // No id and no JSON has a zero byte in it, so the parts can be told apart.
+        // Neither an id nor JSON contains a zero byte, so a zero byte separates the parts.
         self.add(&[0]);
     }
 
-    /// Adds the value's JSON text and returns its length.
+    /// Adds the value's JSON text and returns the length of the text.
     fn json<T: Serialize>(&mut self, value: &T) -> Result<usize, serde_json::Error> {
         let before = self.len;
         serde_json::to_writer(&mut *self, value)?;

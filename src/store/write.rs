@@ -4,34 +4,34 @@ use serde::{Deserialize, Serialize};
 
 use super::WriteId;
 
-/// Which state of a conversation a write builds on: each write that takes effect is one version further.
+/// The version of a conversation. Each write that takes effect increases it by one.
 ///
-/// The first version is random, see [`Version::first`], so that a writer who still holds a version of a
-/// deleted conversation can't take a later one with the same id for it.
+/// First versions are random, see [`Version::first`]. So a writer that still holds a version of a deleted conversation
+/// can't confuse it with a later conversation of the same id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Version(u64);
 
 impl Version {
-    /// Random bits of a first version: too many to meet by chance, few enough to read.
+    /// The number of random bits in a first version: enough to avoid collisions, few enough to be readable.
     const FIRST_BITS: u32 = 40;
 
-    /// The version of a conversation that is just being created.
+    /// Returns the random first version of a new conversation.
     pub fn first() -> Self {
         Self(rand::random::<u64>() >> (u64::BITS - Self::FIRST_BITS) | 1)
     }
 
-    /// The version with this number.
+    /// Returns the version with this number.
     pub const fn new(number: u64) -> Self {
         Self(number)
     }
 
-    /// The version's number.
+    /// Returns the version's number.
     pub const fn get(self) -> u64 {
         self.0
     }
 
-    /// The version after this one.
+    /// Returns the version after this one.
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
@@ -43,10 +43,9 @@ impl fmt::Display for Version {
     }
 }
 
-/// What every write to an existing conversation carries beside its content.
+/// The version, id and epoch that every write to an existing conversation carries in addition to its content.
 ///
-/// Make one for each write, and give the same one again when the write is repeated because nobody knows what
-/// became of it.
+/// Make a new `Write` for each write. To repeat a write whose outcome is unknown, pass the same `Write` again.
 ///
 /// ```
 /// use omni_agent::store::{Version, Write};
@@ -58,57 +57,57 @@ impl fmt::Display for Version {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Write {
-    /// The version that the writer knows, and builds on.
+    /// The version that the writer builds on.
     pub base: Version,
-    /// Names the write.
+    /// The id of the write.
     pub id: WriteId,
-    /// The ownership that the writer has, if it acquired any.
+    /// The epoch of the writer's lease, if the writer acquired the conversation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<Epoch>,
 }
 
 impl Write {
-    /// A new write, on this version, with an id of its own.
+    /// Returns a new write on this version, with a new id.
     pub fn on(base: Version) -> Self {
         Self { base, id: WriteId::generate(), epoch: None }
     }
 
-    /// The same write with this id.
+    /// Returns the same write with this id.
     pub fn with_id(mut self, id: WriteId) -> Self {
         self.id = id;
         self
     }
 
-    /// The same write, to be refused once this ownership has passed to another.
+    /// Returns the same write, bound to this lease: the store rejects it after the lease has passed to another owner.
     pub fn under(mut self, lease: &Lease) -> Self {
         self.epoch = Some(lease.epoch);
         self
     }
 }
 
-/// Who has a conversation open, for others to see.
+/// The owner of a conversation, shown to others that try to open it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Owner {
-    /// Tells owners apart; the same name again is the same owner.
+    /// The name of the owner. Owners with the same name are the same owner.
     pub name: String,
-    /// Where the owner can be reached, in the application's own terms.
+    /// The address of the owner, in a form that the application chooses.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
 }
 
 impl Owner {
-    /// An owner with no address.
+    /// Returns an owner without an address.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), address: None }
     }
 
-    /// An owner that nobody else is: its name is made of this process's number and of chance.
+    /// Returns an owner with a unique name, made of the process id and a random number.
     pub fn unique() -> Self {
         Self::new(format!("{}-{:08x}", std::process::id(), rand::random::<u32>()))
     }
 
-    /// The same owner, to be reached at this address.
+    /// Returns the same owner with this address.
     pub fn at(mut self, address: impl Into<String>) -> Self {
         self.address = Some(address.into());
         self
@@ -125,29 +124,29 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Counts the owners of a conversation: each that takes over has a higher one than all before.
+/// A counter of the owners of a conversation. Each new owner has a higher epoch than all earlier owners.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
 
-/// Ownership of a conversation.
+/// Ownership of a conversation for a limited time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Lease {
-    /// Goes with every write.
+    /// The epoch that each write of the owner carries.
     pub epoch: Epoch,
-    /// How long it lasts from when it was given, unless it is renewed. `None` in a store that leaves
-    /// ownership to versions alone: it never ends, and keeps nobody out.
+    /// The duration of the lease, from when it was given or renewed. `None` in a store that relies on versions alone:
+    /// such a lease never ends, and excludes nobody.
     pub lasts: Option<Duration>,
 }
 
 impl Lease {
-    /// The lease of a store that leaves ownership to versions.
+    /// Returns the lease of a store that relies on versions alone.
     pub const fn unlimited() -> Self {
         Self { epoch: Epoch(0), lasts: None }
     }
 
-    /// A lease that ends unless it is renewed.
+    /// Returns a lease that ends unless it is renewed.
     pub const fn lasting(epoch: Epoch, lasts: Duration) -> Self {
         Self { epoch, lasts: Some(lasts) }
     }

@@ -1,4 +1,4 @@
-//! The file: opening it, its schema, its errors.
+//! The database file: opening it, its schema, and its errors.
 
 use std::{
     error::Error,
@@ -14,38 +14,38 @@ use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavio
 use super::read_only::{self, Stamp};
 use crate::store::{ConversationId, StoreError, file_system::Durability};
 
-/// The first version of SQLite in which resetting the write-ahead log can't lose what was written ("WAL-reset bug" in
-/// its documentation, "Write-Ahead Logging").
+/// The first version of SQLite in which resetting the write-ahead log can't lose writes ("WAL-reset bug" in its
+/// documentation, "Write-Ahead Logging").
 const OLDEST: (i32, &str) = (3_051_003, "3.51.3");
-/// Tells files of this crate from those of others, in the file's header.
+/// The application id in the file's header, which marks the file as one of this crate.
 const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
-/// Each takes the schema from the version of its place to the next.
+/// The migrations. Each updates the schema from the version that equals its index to the next version.
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
-/// What stays of the log's file after a checkpoint.
+/// The size of the log's file after a checkpoint.
 pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
 
-/// What is known of the database without asking it.
+/// The settings of the database, and the state of its file when it was opened.
 pub(super) struct Database {
     pub(super) file: PathBuf,
     pub(super) durability: Durability,
-    /// How long to wait for another process's transaction.
+    /// The maximum time to wait for another process's transaction.
     pub(super) busy: Duration,
-    /// How long a lease lasts.
+    /// The duration of a lease.
     pub(super) lease: Duration,
-    /// Which file it was that was opened under the name.
+    /// The identity of the file that was opened.
     opened: Option<FileId>,
-    /// How the file was when it was opened, if nobody may write to it as long as it is open.
+    /// The stamp of the file when it was opened, if the store assumes that the file does not change.
     unchanging: Option<Stamp>,
 }
 
 /// The connections of a store.
 pub(super) struct Connections {
-    /// `None` if the file can only be read.
+    /// The writing connection, or `None` if the file can only be read.
     pub(super) writer: Option<Connection>,
     pub(super) readers: Vec<Connection>,
 }
 
-/// What goes wrong in a job.
+/// A failure of a job.
 pub(super) enum Fault {
     Sqlite(rusqlite::Error),
     Store(StoreError),
@@ -72,8 +72,8 @@ impl Database {
         self.file.display().to_string()
     }
 
-    /// The connection that writes, and these many that read. Creates or migrates what is not up to date. If the file can't be
-    /// written to, there are only connections that read.
+    /// Opens the writing connection and this many reading connections. Creates the file and updates the schema if
+    /// necessary. If the file can't be written to, opens reading connections only.
     pub(super) fn open(&mut self, readers: usize) -> Result<Connections, StoreError> {
         check_linked(rusqlite::version_number(), rusqlite::version())?;
         self.create_file()?;
@@ -91,11 +91,11 @@ impl Database {
         Ok(Connections { writer: Some(writer), readers })
     }
 
-    /// Connections to a file that can't be written to.
+    /// Opens connections to a file that can't be written to.
     fn open_for_reading(&mut self, readers: usize) -> Result<Vec<Connection>, StoreError> {
         let is_unchanging = !read_only::has_log(&self.file);
         if is_unchanging {
-            // Before it is read, so that no later change is missed.
+            // The stamp is taken before the file is read, so that no later change is missed.
             self.unchanging = Some(Stamp::of(&self.found()?));
         }
         let connect = || self.connect_for_reading(is_unchanging);
@@ -103,7 +103,7 @@ impl Database {
             Fault::Sqlite(error)
                 if !is_unchanging && error.sqlite_error_code() == Some(ErrorCode::CannotOpen) =>
             {
-                let reason = "its write-ahead log can be read only where its folder can be written to";
+                let reason = "its write-ahead log can't be read, because its folder can't be written to; allow writing to the folder";
                 self.failed("opening", None, refusal(ffi::SQLITE_READONLY, reason).into())
             }
             fault => self.failed("opening", None, fault),
@@ -114,24 +114,26 @@ impl Database {
         let connection = read_only::connect(&self.file, is_unchanging)?;
         connection.busy_timeout(self.busy)?;
         if self.version(&connection)? < MIGRATIONS.len() {
-            let reason = "its schema has to be brought up to date, and the file can't be written to";
+            let reason = "its schema is out of date, and the file can't be written to; open it once with write permission";
             return Err(refusal(ffi::SQLITE_READONLY, reason).into());
         }
         connection.set_prepared_statement_cache_capacity(64);
         Ok(connection)
     }
 
-    /// The error of each write to a file that can only be read.
+    /// Returns the error for a write to a file that can only be read.
     pub(super) fn read_only(&self) -> StoreError {
         let reason =
             "the file could only be opened for reading; once it can be written to, open the store anew";
         self.failed("writing to", None, refusal(ffi::SQLITE_READONLY, reason).into())
     }
 
-    /// SQLite would leave the file to everybody whom the umask lets; its log gets the file's mode.
+    /// Creates the file if it does not exist, for its owner only. SQLite would use the umask instead. The log gets the
+    /// file's mode.
     fn create_file(&self) -> Result<(), StoreError> {
-        /// Closing a file takes away the process's locks on it, also those of another store's connection ("How To Corrupt
-        /// An SQLite Database File", 2.2). So none connects before whoever creates the file has closed it.
+        /// Closing a file releases all of the process's locks on it, including those of another store's connection
+        /// ("How To Corrupt An SQLite Database File", 2.2). So no store may connect before the creator of the file has
+        /// closed it.
         static CREATING: Mutex<()> = Mutex::new(());
 
         let _alone = CREATING.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,7 +142,7 @@ impl Database {
         #[cfg(unix)]
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         match options.open(&self.file) {
-            // So that the file's name lasts as long as what is written to it.
+            // The folder is synced so that the file's name is as durable as its content.
             Ok(_) => self.file.parent().map_or(Ok(()), sync_folder),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
             Err(error) => Err(error),
@@ -148,13 +150,14 @@ impl Database {
         .map_err(|error| self.refused(error))
     }
 
-    /// The file that has the name now.
+    /// Returns the metadata of the file that has the name now.
     fn found(&self) -> Result<fs::Metadata, StoreError> {
         fs::metadata(&self.file).map_err(|error| self.refused(error))
     }
 
-    /// Fails if the name no longer leads to the file that is open: what is written would be lost with the last connection.
-    /// Fails as well if somebody wrote to a file that nobody could write to: what is read may be of no one moment.
+    /// Fails if the name no longer leads to the open file, because writes to it would be lost with the last connection.
+    /// Also fails if somebody wrote to a file that was assumed not to change, because reads may then mix several
+    /// states.
     pub(super) fn still_there(&self) -> Result<(), StoreError> {
         #[derive(Debug, thiserror::Error)]
         #[error("another file has taken its place since the store was opened; open it anew")]
@@ -177,7 +180,7 @@ impl Database {
         }
     }
 
-    /// What the system's word about the file comes to.
+    /// Converts an error of the system about the file.
     fn refused(&self, error: io::Error) -> StoreError {
         let (place, kind, source) = (self.place(), error.kind(), Arc::new(error));
         match kind {
@@ -193,7 +196,8 @@ impl Database {
         let begun = Instant::now();
         loop {
             match self.connect() {
-                // Two that open a new file at once: turning to the write-ahead log does not wait for the other.
+                // When two processes open a new file at the same time, switching to the write-ahead log does not wait
+                // for the other.
                 Err(Fault::Sqlite(error))
                     if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                         && begun.elapsed() < self.busy =>
@@ -208,25 +212,27 @@ impl Database {
     fn connect(&self) -> Result<Connection, Fault> {
         let connection = Connection::open_with_flags(
             &self.file,
-            // Without threads' locks: a connection is one worker's alone. The path is a path, never a URI.
+            // No mutexes, because only one worker uses a connection. The path is never interpreted as a URI.
             OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX,
         )?;
         connection.busy_timeout(self.busy)?;
-        // SQLite opens for reading what it can't write to, and fails only at the first write.
+        // SQLite opens an unwritable file for reading, and fails only at the first write.
         if connection.is_readonly("main")? {
             let reason = "the file can be read, but not written to";
             return Err(refusal(ffi::SQLITE_READONLY, reason).into());
         }
-        // Before all that writes: another application's file is left as it is, log included.
+        // The application id is checked before anything is written, so that another application's file and log stay
+        // unchanged.
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)?;
         self.version(&connection)?;
         connection.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)?;
-        // On macOS, a plain sync leaves writes in the disk's cache, where a power cut takes them. Elsewhere both have no effect.
+        // On macOS, a plain sync leaves writes in the disk's cache, where a power failure can lose them. On other
+        // systems, both settings have no effect.
         connection.pragma_update(None, "fullfsync", true)?;
         connection.pragma_update(None, "checkpoint_fullfsync", true)?;
         // Deleted content is overwritten with zeros, so that it can't be read from the file's free pages.
         connection.pragma_update(None, "secure_delete", true)?;
-        // Before anything is in the file: afterwards it takes rewriting all of it.
+        // This must be set before the file has content. Afterwards it would require rewriting the whole file.
         connection.pragma_update(None, "auto_vacuum", "INCREMENTAL")?;
         let mode: String =
             connection.pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))?;
@@ -249,7 +255,7 @@ impl Database {
         if self.version(connection)? == MIGRATIONS.len() {
             return Ok(());
         }
-        // Of several that open the file, the first migrates.
+        // If several processes open the file, the first one migrates.
         let transaction = begin(connection)?;
         let found = self.version(&transaction)?;
         for migration in &MIGRATIONS[found..] {
@@ -264,9 +270,10 @@ impl Database {
         Ok(transaction.commit()?)
     }
 
-    /// The version of the schema; 0 for an empty file.
+    /// Returns the version of the schema, which is 0 for an empty file.
     fn version(&self, connection: &Connection) -> Result<usize, Fault> {
-        // In one statement: another process may be about to create the schema, and what the file says of itself with it.
+        // One statement reads all values, because another process may be creating the schema and the header at this
+        // moment.
         let header = "SELECT EXISTS (SELECT * FROM sqlite_schema), application_id, user_version
                       FROM pragma_application_id, pragma_user_version";
         let row = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?));
@@ -289,7 +296,7 @@ impl Database {
         }
     }
 
-    /// The error that a fault comes to.
+    /// Converts a fault to an error.
     pub(super) fn failed(&self, action: &str, id: Option<&ConversationId>, fault: Fault) -> StoreError {
         let error = match fault {
             Fault::Sqlite(error) => error,
@@ -300,7 +307,7 @@ impl Database {
         let Some(error) = source.downcast_ref::<rusqlite::Error>() else {
             return StoreError::Failed { action: format!("{action} {place}"), source };
         };
-        // Somebody else has written there.
+        // These errors mean that a different program has written to the file.
         if let rusqlite::Error::FromSqlConversionFailure(..)
         | rusqlite::Error::IntegralValueOutOfRange(..)
         | rusqlite::Error::InvalidColumnType(..)
@@ -321,25 +328,25 @@ impl Database {
             }
             Some(ErrorCode::DiskFull) => StoreError::Full { place, source },
             Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => StoreError::Denied { place, source },
-            // Nothing here opens the file to learn more: closing it again would take away the locks that this process
-            // has on it ("How To Corrupt An SQLite Database File", 2.2).
+            // The file is not opened here to find the reason: closing it again would release the locks that this
+            // process has on it ("How To Corrupt An SQLite Database File", 2.2).
             Some(ErrorCode::CannotOpen) => StoreError::Unreachable { place, source },
             _ => StoreError::Failed { action: format!("{action} {place}"), source },
         }
     }
 }
 
-/// An error as SQLite would make it.
+/// Returns an error in the form of SQLite's own errors.
 fn refusal(code: i32, reason: &str) -> rusqlite::Error {
     rusqlite::Error::SqliteFailure(ffi::Error::new(code), Some(reason.to_owned()))
 }
 
-/// A transaction that nobody else writes beside, from its beginning.
+/// Begins a transaction that excludes other writers from its beginning.
 pub(super) fn begin(connection: &mut Connection) -> Result<Transaction<'_>, rusqlite::Error> {
     connection.transaction_with_behavior(TransactionBehavior::Immediate)
 }
 
-/// Device and inode.
+/// The device and the inode of a file.
 #[cfg(unix)]
 type FileId = (u64, u64);
 
@@ -349,7 +356,7 @@ fn file_id(file: &fs::Metadata) -> FileId {
     (file.dev(), file.ino())
 }
 
-/// Elsewhere a file that is open keeps its name.
+/// On other systems, an open file keeps its name.
 #[cfg(not(unix))]
 type FileId = ();
 
@@ -379,7 +386,7 @@ fn check_linked(number: i32, version: &str) -> Result<(), StoreError> {
     Err(StoreError::misconfigured("the SQLite of this program", TooOld { found: version.to_owned() }))
 }
 
-/// The file's path, whatever becomes of the working directory.
+/// Returns the file's absolute path, so that the working directory may change.
 pub(super) fn absolute(file: &Path) -> Result<PathBuf, StoreError> {
     std::path::absolute(file).map_err(|error| StoreError::Unreachable {
         place: file.display().to_string(),
@@ -410,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_of_what_is_too_big_names_the_conversation() {
+    fn failed_with_too_large_content_names_the_conversation() {
         let database = Database::new("file".into(), Durability::Machine, Duration::ZERO, Duration::ZERO);
         let id = ConversationId::new("a").unwrap();
         let fault = || refusal(ffi::SQLITE_TOOBIG, "string or blob too big").into();

@@ -1,4 +1,4 @@
-//! Reading: each in one transaction, so that what is read is of one moment.
+//! Reads, each in one transaction, so that the result shows one moment.
 
 use rusqlite::{Connection, OptionalExtension, params};
 
@@ -53,13 +53,13 @@ pub(super) fn summary(connection: &mut Connection, id: &ConversationId) -> Resul
     Ok(Row::get(connection, id)?.into_summary(id.clone(), Timestamp::now()))
 }
 
-/// The conversations by their last write.
+/// Returns the query that lists conversations by their last write.
 fn list_all() -> String {
     format!("SELECT {} FROM conversations ORDER BY updated DESC, id LIMIT ?1 OFFSET ?2", Row::COLUMNS)
 }
 
-/// As above, behind a position. In two parts, so that each is a range of the index: one alone would pass over all that have the
-/// same time.
+/// Returns the query that lists conversations behind a position. It has two parts, so that each is a range of the
+/// index. A single part would scan all conversations with the same time.
 fn list_after() -> String {
     let columns = Row::COLUMNS;
     format!(
@@ -105,7 +105,7 @@ mod tests {
 
     use super::*;
 
-    /// 10,000 conversations, of which 1,000 have the same time.
+    /// Returns a database with 10,000 conversations, of which 1,000 have the same time.
     fn many() -> Connection {
         let connection = Connection::open_in_memory().expect("a database");
         connection.execute_batch(include_str!("migrations/1.sql")).expect("the schema");

@@ -1,4 +1,4 @@
-//! Files that can be read and not written to.
+//! Access to files that this process can read but not write to.
 
 use std::{
     ffi::OsString,
@@ -19,25 +19,25 @@ impl Stamp {
     }
 }
 
-/// The file with this ending that SQLite keeps next to the file.
+/// Returns the path of the file with this ending that SQLite keeps next to the database.
 pub(super) fn neighbour(file: &Path, ending: &str) -> PathBuf {
-    // Links lead SQLite to the folder of the file itself.
+    // SQLite follows links and uses the folder of the file itself.
     let mut name = fs::canonicalize(file).map_or_else(|_| OsString::from(file), OsString::from);
     name.push(ending);
     name.into()
 }
 
-/// Whether the write-ahead log has content, or a process has the file open with it.
+/// Returns whether the write-ahead log has content, or a process has the file open with a log.
 pub(super) fn has_log(file: &Path) -> bool {
     let is_empty = fs::metadata(neighbour(file, "-wal")).map_or(true, |log| log.len() == 0);
     !is_empty || fs::symlink_metadata(neighbour(file, "-shm")).is_ok()
 }
 
-/// A connection that only reads.
+/// Opens a connection that only reads.
 ///
-/// SQLite reads a file with a write-ahead log through files next to it, and creates them if it has to. They would get the mode
-/// of the file, so that nobody could write to them later. Without a log, the file is therefore opened as one that
-/// nobody changes (`immutable`): nothing is created, and nothing is locked.
+/// SQLite reads a file with a write-ahead log through additional files next to it, and creates them if necessary. They
+/// would get the mode of the file, so that nobody could write to them later. If there is no log, the file is therefore
+/// opened as a file that nobody changes (`immutable`): nothing is created and nothing is locked.
 pub(super) fn connect(file: &Path, is_unchanging: bool) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     if is_unchanging {
@@ -48,7 +48,7 @@ pub(super) fn connect(file: &Path, is_unchanging: bool) -> rusqlite::Result<Conn
     }
 }
 
-/// The absolute path for a URI.
+/// Returns the absolute path, escaped for a URI.
 fn escaped(file: &Path) -> String {
     let escape = |byte: u8| match byte {
         b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'/' | b'-' | b'_' | b'.' | b'~' => {
@@ -64,7 +64,7 @@ fn path_bytes(file: &Path) -> Vec<u8> {
     std::os::unix::ffi::OsStrExt::as_bytes(file.as_os_str()).to_vec()
 }
 
-/// With a slash before the drive.
+/// Returns the path with a slash before the drive.
 #[cfg(not(unix))]
 fn path_bytes(file: &Path) -> Vec<u8> {
     format!("/{}", file.to_string_lossy().replace('\\', "/")).into_bytes()

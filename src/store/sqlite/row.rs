@@ -1,4 +1,4 @@
-//! A conversation's row.
+//! The row of a conversation.
 
 use std::str::{self, Utf8Error};
 
@@ -16,14 +16,14 @@ pub(super) struct Row {
     pub(super) version: Version,
     pub(super) created: Timestamp,
     pub(super) updated: Timestamp,
-    /// Or why it can't be read.
+    /// The title, or the error that prevents reading it.
     pub(super) title: Result<Option<String>, Utf8Error>,
-    /// As it stands there.
+    /// The head's id as a number, unchecked.
     pub(super) head: Option<i64>,
     pub(super) epoch: Epoch,
     owner: Option<Owner>,
     expires: Timestamp,
-    /// Milliseconds.
+    /// The duration of the lease in milliseconds.
     lasts: u64,
 }
 
@@ -32,7 +32,7 @@ impl Row {
         "key, id, version, created, updated, title, head, epoch, owner, owner_address, expires, lasts";
 
     pub(super) fn read(row: &rusqlite::Row<'_>) -> Result<Self, rusqlite::Error> {
-        // SQLite takes any bytes for text; those of one conversation are not to spoil a list of all.
+        // SQLite accepts any bytes as text. Invalid text of one conversation must not break a list of all.
         let text = |column| row.get_ref(column).map(|value| value.as_bytes_or_null().ok().flatten());
         let lossy = |bytes| String::from_utf8_lossy(bytes).into_owned();
         let owner = text(8)?.map(|name| Owner::new(lossy(name)));
@@ -65,18 +65,19 @@ impl Row {
         Self::find(connection, id)?.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
     }
 
-    /// Whether a lease with this epoch lasts.
+    /// Returns whether a lease with this epoch is still valid.
     pub(super) fn is_held_under(&self, epoch: Epoch, now: Timestamp) -> bool {
         self.epoch == epoch && self.is_held(now)
     }
 
     fn is_held(&self, now: Timestamp) -> bool {
-        // A clock that is set back makes no lease last for that long. By less than a lease, it is just a clock.
+        // If the clock is set back, a lease does not last that much longer. A difference of less than one lease is
+        // accepted.
         let furthest = now.0.saturating_add(self.lasts.saturating_mul(2));
         self.owner.is_some() && self.expires > now && self.expires.0 <= furthest
     }
 
-    /// Who has the conversation now.
+    /// Returns the current owner.
     pub(super) fn owner(&self, now: Timestamp) -> Option<&Owner> {
         self.owner.as_ref().filter(|_| self.is_held(now))
     }

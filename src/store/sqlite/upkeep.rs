@@ -1,4 +1,4 @@
-//! Keeping the file and its log small, behind what somebody waits for.
+//! Background jobs that keep the file and its log small. They run after jobs that have a caller.
 
 use std::{
     fs,
@@ -14,35 +14,35 @@ use rusqlite::{Connection, ErrorCode};
 
 use super::{database::LOG_LIMIT, read_only::neighbour, workers::Behind};
 
-/// Pages that are given back to the file system at once: it costs as much as writing them.
+/// The number of pages that are returned to the file system at a time. Returning a page costs as much as writing it.
 const FREED: u32 = 4096;
-/// Pages that may stay in the file for the next conversations.
+/// The number of free pages that may stay in the file for later conversations.
 const SPARE: i64 = 1024;
 
-/// Bytes that the log may grow to before its readers are waited for, so that it can begin anew. SQLite does that by itself
-/// only when a moment comes in which nobody reads.
+/// The size in bytes from which the readers of the log are waited for, so that the log can restart from its beginning.
+/// SQLite by itself restarts the log only at a moment without readers.
 const LONG: u64 = 4 * LOG_LIMIT as u64;
-/// How long they are waited for: new ones don't count, and nobody can write meanwhile.
+/// The maximum time to wait for the readers. New readers don't count, and nobody can write meanwhile.
 const PATIENCE: Duration = Duration::from_millis(200);
-/// The pause after a try to clear the log that readers held up. With [`PATIENCE`], a reader that never ends costs writers a
-/// fiftieth of their time.
+/// The pause after an attempt to empty the log that readers blocked. With [`PATIENCE`], a reader that never ends costs
+/// writers a fiftieth of their time.
 const PAUSE: Duration = Duration::from_secs(10);
 
 pub(super) struct Upkeep {
     log: PathBuf,
-    /// How long the log is when its readers are waited for next.
+    /// The size of the log at which its readers are waited for next.
     due: AtomicU64,
-    /// There is a job that gives room back.
+    /// Whether a job is returning free pages to the file system.
     gives_back: AtomicBool,
-    /// There is a job that clears the log of what was deleted.
+    /// Whether a job is removing deleted content from the log.
     clears: AtomicBool,
-    /// The pause between two tries to clear the log.
+    /// The pause between two attempts to empty the log.
     pause: Duration,
     behind: Behind,
 }
 
 impl Upkeep {
-    /// Keeps an existing file small. The jobs run on the thread that writes to it.
+    /// Returns the upkeep of an existing file. The jobs run on the thread that writes to it.
     pub(super) fn new(file: &Path, behind: Behind) -> Arc<Self> {
         Arc::new(Self {
             log: neighbour(file, "-wal"),
@@ -58,64 +58,64 @@ impl Upkeep {
         fs::metadata(&self.log).map_or(0, |log| log.len())
     }
 
-    /// After each write: has the log begin anew if it has grown long.
+    /// Called after each write. Queues a job that restarts the log if it has become long.
     pub(super) fn look_at_log(self: &Arc<Self>) {
         if self.log_len() < self.due.load(Ordering::Relaxed) {
             return;
         }
-        // Nobody else, until this is done.
+        // No other write may queue this job until it is done.
         self.due.store(u64::MAX, Ordering::Relaxed);
         let upkeep = Arc::clone(self);
         self.behind.leave(move |connection| {
             let due = match restart_log(connection) {
                 Ok(false) => LONG,
-                // They read for longer than that: once more when that much has come to it.
+                // These readers take longer than `PATIENCE`: try again when the log has grown by this much.
                 _ => LONG.max(upkeep.log_len().saturating_add(LOG_LIMIT.into())),
             };
             upkeep.due.store(due, Ordering::Relaxed);
-            // Readers keep nobody from writing, and nobody was waited for as long as those behind this may wait.
+            // Readers do not block writers, so the jobs behind this job have not used up their waiting time.
             false
         });
     }
 
-    /// After a delete: clears the log, which still has the deleted pages as they were. Waits for readers for a short time.
-    /// If they take longer, tries again from time to time.
+    /// Called after a delete. Empties the log, which still contains the deleted pages. If readers block this for longer
+    /// than a short time, tries again at intervals.
     pub(super) fn clear(self: &Arc<Self>, connection: &Connection) {
         if self.clears.swap(true, Ordering::Relaxed) {
-            // A reader held up the one before. Many deletes must not wait for that reader one after another.
+            // A reader blocked the previous attempt. Many deletes must not wait for that reader one after another.
             if let Err(error) = clear_log(connection, Duration::ZERO) {
-                tracing::debug!(%error, "the log of a file of conversations could not be cleared");
+                tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
             }
         } else {
             Clearing(Arc::clone(self)).go_on(connection, PATIENCE);
         }
     }
 
-    /// After a delete: gives room that is not needed back to the file system, some of it now and the rest in turn with what
-    /// others wait for.
+    /// Called after a delete. Returns unneeded free pages to the file system: some now, and the rest in turn with the
+    /// jobs of callers.
     pub(super) fn give_back(self: &Arc<Self>, connection: &Connection) {
-        // What one delete left to be done is done for all: each in turn would be as many steps between two writes.
+        // One chain of jobs serves all deletes. Several chains would do several steps between two writes.
         if !self.gives_back.swap(true, Ordering::Relaxed) {
             GivingBack(Arc::clone(self)).go_on(connection);
         }
     }
 }
 
-/// Held by the one job that clears the log, and handed to the next one.
+/// Held by the single job that empties the log, and passed on to the next such job.
 struct Clearing(Arc<Upkeep>);
 
 impl Clearing {
-    /// Empties the log, or leaves that for later if readers hold it up.
+    /// Empties the log, or queues a later attempt if readers block it.
     fn go_on(self, connection: &Connection, patience: Duration) {
         let is_held = clear_log(connection, patience).unwrap_or_else(|error| {
-            tracing::debug!(%error, "the log of a file of conversations could not be cleared");
+            tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
             is_busy(&error)
         });
         if is_held {
             let (behind, pause) = (self.0.behind.clone(), self.0.pause);
             behind.leave_for(pause, move |connection| {
                 self.go_on(connection, PATIENCE);
-                // As with a long log: readers keep nobody from writing.
+                // As with a long log, readers do not block writers.
                 false
             });
         }
@@ -128,17 +128,19 @@ impl Drop for Clearing {
     }
 }
 
-/// Moves the content of the log into the file and empties the log. Returns whether readers or another writer were in the way.
+/// Moves the content of the log into the file and empties the log. Returns whether readers or another writer blocked
+/// it.
 pub(super) fn clear_log(connection: &Connection, patience: Duration) -> Result<bool, rusqlite::Error> {
     connection.busy_timeout(patience)?;
     connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| row.get(0))
 }
 
-/// Held by the one job that gives room back, and handed to the next; dropped when there is none, whyever.
+/// Held by the single job that returns free pages, and passed on to the next such job. Dropped when the chain of jobs
+/// ends for any reason.
 struct GivingBack(Arc<Upkeep>);
 
 impl GivingBack {
-    /// Says whether others kept the file.
+    /// Frees some pages. Returns whether others locked the file.
     fn go_on(self, connection: &Connection) -> bool {
         match free_pages(connection) {
             Ok(true) => {
@@ -147,9 +149,9 @@ impl GivingBack {
                 false
             }
             Ok(false) => false,
-            // The conversation is gone already: that room is not given back is no error.
+            // The conversation is already deleted, so a failure to return its pages is not an error.
             Err(error) => {
-                tracing::debug!(%error, "the file of conversations could not be made smaller");
+                tracing::debug!(%error, "free pages of the SQLite file could not be returned to the file system");
                 is_busy(&error)
             }
         }
@@ -162,13 +164,13 @@ impl Drop for GivingBack {
     }
 }
 
-/// Whether readers or another writer were in the way.
+/// Restarts the log. Returns whether readers or another writer blocked it.
 fn restart_log(connection: &Connection) -> Result<bool, rusqlite::Error> {
     connection.busy_timeout(PATIENCE)?;
     connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |row| row.get(0))
 }
 
-/// Frees some pages if there are too many; says whether there are still.
+/// Frees some pages if there are too many. Returns whether too many remain.
 fn free_pages(connection: &Connection) -> Result<bool, rusqlite::Error> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let spare =
@@ -178,11 +180,11 @@ fn free_pages(connection: &Connection) -> Result<bool, rusqlite::Error> {
         return Ok(false);
     }
     let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({FREED})"))?;
-    // A step a page.
+    // Each step frees one page.
     let mut steps = vacuum.query([])?;
     while steps.next()?.is_some() {}
     let (free, enough) = spare()?;
-    // A file that another program has set up otherwise gives nothing back.
+    // A file that another program created with other settings returns no pages.
     Ok(free > enough && free < before)
 }
 
@@ -202,7 +204,7 @@ mod tests {
         sqlite::workers::{Urgency, Workers},
     };
 
-    /// Longer than any test.
+    /// A time that no test reaches.
     const BUSY: Duration = Duration::from_hours(1);
 
     struct Folder(PathBuf);
@@ -230,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deletes_one_after_another_give_room_back_in_one_chain_of_steps() {
+    async fn give_back_after_several_deletes_runs_one_chain_of_steps() {
         let connection = Connection::open_in_memory().expect("a database");
         connection
             .execute_batch(
@@ -252,7 +254,7 @@ mod tests {
             }
             Ok(free(connection))
         });
-        // In line before what the first one leaves, and that comes before what is left here.
+        // This job is queued before the job that the first one queues, which runs before the job queued here.
         let next = Arc::clone(&upkeep);
         let next = workers.run(Urgency::Other, move |connection| {
             next.give_back(connection);
@@ -265,24 +267,24 @@ mod tests {
         while workers.run(Urgency::Other, |connection| Ok(free(connection))).await.expect("a number")
             > SPARE.try_into().expect("a small number")
         {}
-        // It has come to its end, and the next delete begins anew.
+        // The chain has ended, and the next delete starts a new one.
         assert!(!upkeep.gives_back.load(Ordering::Relaxed));
     }
 
     #[test]
-    fn giving_back_that_fails_is_begun_anew_by_the_next_delete() {
+    fn give_back_that_failed_is_started_again_by_the_next_delete() {
         let folder = Folder::new();
-        fs::write(folder.file(), "no database, and nothing like it").expect("a file");
+        fs::write(folder.file(), "this is not a database").expect("a file");
         let connection = Connection::open(folder.file()).expect("it is not read yet");
         let workers = Workers::start("test", Vec::new(), BUSY).expect("no threads");
         let upkeep = Upkeep::new(&folder.file(), workers.behind());
-        free_pages(&connection).expect_err("it is no database");
+        free_pages(&connection).expect_err("it is not a database");
         upkeep.give_back(&connection);
         assert!(!upkeep.gives_back.load(Ordering::Relaxed));
     }
 
     #[tokio::test]
-    async fn log_that_a_reader_held_up_is_cleared_when_the_reader_has_ended() {
+    async fn clear_that_a_reader_blocked_succeeds_when_the_reader_has_ended() {
         let folder = Folder::new();
         let open = || Connection::open(folder.file()).expect("a database");
         let (writer, reader) = (open(), open());
@@ -291,16 +293,16 @@ mod tests {
         writer.execute_batch("INSERT INTO a VALUES (1)").expect("a row");
         let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
         let mut upkeep = Upkeep::new(&folder.file(), workers.behind());
-        Arc::get_mut(&mut upkeep).expect("nobody else has it").pause = Duration::from_millis(1);
+        Arc::get_mut(&mut upkeep).expect("the only reference").pause = Duration::from_millis(1);
         let clearing = Arc::clone(&upkeep);
         let clear = move |connection: &mut Connection| {
             clearing.clear(connection);
             Ok(clearing.clears.load(Ordering::Relaxed))
         };
-        assert!(workers.run(Urgency::Other, clear).await.expect("it is done"), "it is left for later");
-        assert_ne!(upkeep.log_len(), 0, "the reader holds it up");
+        assert!(workers.run(Urgency::Other, clear).await.expect("the job runs"), "a later attempt is queued");
+        assert_ne!(upkeep.log_len(), 0, "the reader blocks the attempt");
         reader.execute_batch("COMMIT").expect("it has read");
-        // Nothing else is to be done meanwhile: the worker comes back to it by itself.
+        // No other job runs meanwhile: the worker repeats the attempt by itself.
         while upkeep.log_len() != 0 {
             std::thread::yield_now();
         }
@@ -310,13 +312,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn job_behind_a_log_that_readers_held_up_waits_for_as_long_as_any() {
+    async fn job_behind_a_log_restart_that_readers_blocked_has_its_full_waiting_time() {
         let folder = Folder::new();
         let open = || Connection::open(folder.file()).expect("a database");
         let (writer, reader) = (open(), open());
         writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
         reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
-        assert!(restart_log(&writer).expect("it is waited for"), "the reader is in the way");
+        assert!(restart_log(&writer).expect("the restart waits"), "the reader blocks the restart");
         let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
         let upkeep = Upkeep::new(&folder.file(), workers.behind());
         upkeep.due.store(0, Ordering::Relaxed);
@@ -325,14 +327,14 @@ mod tests {
             restart.look_at_log();
             Ok(restart.due.load(Ordering::Relaxed))
         });
-        assert_eq!(left.await.expect("it is done"), u64::MAX, "a restart is left to be done");
+        assert_eq!(left.await.expect("the job runs"), u64::MAX, "a restart is queued");
         let waits = |connection: &mut Connection| {
             Ok(connection
                 .pragma_query_value(None, "busy_timeout", |row| row.get::<_, u32>(0))
                 .expect("a number"))
         };
-        let waits = workers.run(Urgency::Other, waits).await.expect("it is done");
-        assert_eq!(upkeep.due.load(Ordering::Relaxed), LONG, "that is done");
+        let waits = workers.run(Urgency::Other, waits).await.expect("the job runs");
+        assert_eq!(upkeep.due.load(Ordering::Relaxed), LONG, "the restart has run");
         assert_eq!(Duration::from_millis(waits.into()), BUSY);
     }
 }

@@ -1,4 +1,4 @@
-//! Threads that have connections, and do one job after another.
+//! Threads that own connections and run one job at a time.
 
 use std::{
     any::Any,
@@ -15,50 +15,50 @@ use tokio::sync::oneshot;
 
 use crate::store::StoreError;
 
-/// Says whether others kept the file busy for as long as it may wait.
+/// A job. It returns whether others locked the file for as long as the job may wait.
 type Job = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
 type Done<T> = Result<Result<T, StoreError>, Box<dyn Any + Send>>;
 
-/// Which jobs are done first; of those alike, the one that came first.
+/// The priority of a job. Jobs of the same priority run in the order in which they were queued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Urgency {
-    /// Leases run out while their renewal waits. Such jobs are few, since one is for all leases: the others get their turn.
+    /// The renewal of leases, which run out while it waits. One such job serves all leases, so these jobs do not block
+    /// the others.
     Renewal,
     Other,
 }
 
-/// They end when this is dropped and the jobs that it was given are done.
+/// Threads that run jobs. They end when this is dropped and all queued jobs are done.
 ///
-/// A job is in no runtime's hands: it is begun and done however busy the runtime is on which somebody waits for
-/// it. So a renewal from another thread does not wait for a runtime that is blocked, as it would for a
-/// permit that a task there was given.
+/// Jobs do not depend on any runtime: a job starts and finishes even if the runtime of its caller is blocked. So a
+/// renewal from another thread never waits for a blocked runtime, as it would if a task on that runtime held a permit.
 pub(super) struct Workers(Arc<Queue>);
 
-/// What is to be done.
-// Unbounded, for the same reason: whoever waits for room holds up all behind it. There are no more jobs than callers, since
-// one whose caller goes away goes with it; and a job holds what its caller has in memory anyway.
+/// The jobs that wait for a worker.
+// Unbounded, for the same reason: a job that waited for room would block everything behind it. There are never more jobs
+// than callers, because a job is removed with its caller. A job holds data that its caller has in memory anyway.
 #[derive(Default)]
 struct Queue {
     jobs: Mutex<Jobs>,
-    /// There is a job, or there will be none.
+    /// Notified when a job was added or the queue was closed.
     changed: Condvar,
 }
 
 #[derive(Default)]
 struct Jobs {
-    /// With the time since when.
+    /// Jobs with a caller, each with the time since which it waits.
     waiting: BTreeMap<QueueKey, (Instant, Job)>,
-    /// Jobs that nobody waits for, by the time from which they may run. The number tells apart those of one moment.
+    /// Jobs without a caller, by the time from which they may run. The number distinguishes jobs with the same time.
     later: BTreeMap<(Instant, u64), Job>,
     given: u64,
     is_over: bool,
 }
 
-/// A job's place in the queue.
+/// The position of a job in the queue.
 type QueueKey = (Urgency, u64);
 
 impl Queue {
-    // Nothing that can panic runs under the lock.
+    // Code under the lock can't panic.
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
         self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -73,11 +73,12 @@ impl Queue {
         place
     }
 
-    /// Waits for the next job. Returns it with the time since when it may run, or `None` once there will be none.
+    /// Waits for the next job. Returns it with the time since which it may run, or returns `None` if the queue is
+    /// closed and empty.
     fn next(&self) -> Option<(Instant, Job)> {
         let mut jobs = self.jobs();
         loop {
-            // First, so that a queue that never empties does not put these off for ever. They are few.
+            // Delayed jobs come first, so that a queue that never empties does not delay them forever. They are few.
             let wait = match jobs.later.first_key_value().map(|(key, _)| *key) {
                 Some(first) if !jobs.is_over => match first.0.checked_duration_since(Instant::now()) {
                     Some(wait) if !wait.is_zero() => Some(wait),
@@ -101,21 +102,21 @@ impl Queue {
         }
     }
 
-    /// Does all jobs that there will be. None waits for longer than `busy` for others to let go of the file.
+    /// Runs all jobs until the queue is closed. A job waits at most `busy` for others to unlock the file.
     fn work(&self, connection: &mut Connection, busy: Duration) {
         let mut is_held = false;
         while let Some((given, job)) = self.next() {
-            // While one waited in vain, those behind it waited too.
+            // While one job waited in vain, the jobs behind it waited too.
             let wait = if is_held { busy.saturating_sub(given.elapsed()) } else { busy };
             if let Err(error) = connection.busy_timeout(wait) {
-                tracing::debug!(%error, "SQLite waits for the file as long as before");
+                tracing::debug!(%error, "the lock timeout of SQLite could not be set; the previous one stays in effect");
             }
             is_held = job(connection);
         }
     }
 }
 
-/// Takes a job out of the queue, if it is not begun, when whoever waited for it no longer does.
+/// Removes a job from the queue when its caller stops waiting, unless the job has begun.
 struct Waiting<'a> {
     queue: &'a Queue,
     place: QueueKey,
@@ -124,24 +125,24 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let job = self.queue.jobs().waiting.remove(&self.place);
-        // With all that it holds, which may be much: not under the lock.
+        // The job may hold much data, so it is dropped without the lock.
         drop(job);
     }
 }
 
-/// Where a job leaves others to be done.
+/// A handle with which a job queues further jobs.
 #[derive(Clone)]
 pub(super) struct Behind(Weak<Queue>);
 
 impl Behind {
-    /// Has a job done that nobody waits for, after all that wait now; not at all once the workers are to end.
+    /// Queues a job without a caller, behind all jobs that wait now. Does nothing once the queue is closed.
     pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
         if let Some(queue) = self.open_queue() {
             queue.push(Urgency::Other, contained(job));
         }
     }
 
-    /// Has a job done that nobody waits for, when this time has passed. Never runs it once the workers are to end.
+    /// Queues a job without a caller, to run after this pause. It never runs once the queue is closed.
     pub(super) fn leave_for(
         &self,
         pause: Duration,
@@ -162,15 +163,16 @@ impl Behind {
     }
 }
 
-/// A job that panics must not end its worker, and nobody waits for this one who could be handed the panic.
+/// Contains a panic of a job without a caller: it must not end its worker, and nobody could receive it.
 fn contained(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Job {
     Box::new(|connection| catch_unwind(AssertUnwindSafe(|| job(connection))).unwrap_or_default())
 }
 
 impl Workers {
-    /// A thread for each of the connections. They share the jobs, which wait this long for others to let go of the file.
+    /// Starts one thread per connection. The threads share the jobs, which wait this long for others to unlock the
+    /// file.
     pub(super) fn start(name: &str, connections: Vec<Connection>, busy: Duration) -> io::Result<Self> {
-        // Dropped on a failure, it ends the threads that were started.
+        // If this fails, dropping `workers` ends the threads that were started.
         let workers = Self(Arc::default());
         for mut connection in connections {
             let queue = Arc::clone(&workers.0);
@@ -179,12 +181,12 @@ impl Workers {
         Ok(workers)
     }
 
-    /// Where jobs leave others to be done.
+    /// Returns a handle with which jobs queue further jobs.
     pub(super) fn behind(&self) -> Behind {
         Behind(Arc::downgrade(&self.0))
     }
 
-    /// Has a job done. Once begun, it is done to its end; if nobody waits for it any more, it is not begun.
+    /// Runs a job. Once begun, it runs to its end. If the caller stops waiting before, it does not begin.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         urgency: Urgency,
@@ -193,7 +195,7 @@ impl Workers {
         let (answer, answered) = oneshot::channel::<Done<T>>();
         let given = Instant::now();
         let job: Job = Box::new(move |connection| {
-            // A transaction that a panic leaves is rolled back on its way.
+            // A transaction that a panic interrupts is rolled back during unwinding.
             let mut done = catch_unwind(AssertUnwindSafe(|| job(connection)));
             let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
                 *waited = given.elapsed();
@@ -231,7 +233,7 @@ mod tests {
 
     use super::*;
 
-    /// Longer than any test.
+    /// A time that no test reaches.
     const BUSY: Duration = Duration::from_hours(1);
 
     fn waits(connection: &Connection) -> Duration {
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn jobs_behind_one_that_waited_in_vain_have_waited_too() {
+    async fn jobs_behind_a_job_that_waited_in_vain_have_waited_too() {
         let connection = Connection::open_in_memory().expect("a database");
         let workers = Workers::start("test", vec![connection], BUSY).expect("a thread");
         let (all_wait, waited) = mpsc::channel();
@@ -258,19 +260,19 @@ mod tests {
             busy::<()>()
         });
         let third = workers.run(Urgency::Other, |connection| {
-            assert!(waits(connection) < BUSY, "nobody has had the file yet");
+            assert!(waits(connection) < BUSY, "the file has been locked the whole time");
             Ok(())
         });
         let fourth = workers.run(Urgency::Other, |connection| Ok(waits(connection)));
         let start = async {
-            // They are given in this order, and this comes last.
+            // The jobs are queued in this order, and this future is polled last.
             all_wait.send(()).expect("the first one waits for it");
         };
         let (first, second, third, (fourth, ())) =
             join4(first, second, third, futures_util::future::join(fourth, start)).await;
         for error in [first.expect_err("it is busy"), second.expect_err("it is busy")] {
             match error {
-                StoreError::Busy { waited, .. } => assert!(waited < BUSY, "it is told how long it was"),
+                StoreError::Busy { waited, .. } => assert!(waited < BUSY, "the error reports the real time"),
                 other => panic!("{other:?}"),
             }
         }

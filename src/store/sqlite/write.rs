@@ -1,4 +1,4 @@
-//! Writes: each in one transaction that nobody else writes beside.
+//! Writes, each in one transaction that excludes other writers.
 
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
@@ -37,8 +37,8 @@ pub(super) fn create(
     let (version, now) = (Version::first(), Timestamp::now());
     transaction
         .prepare_cached(
-            // The first epoch is as random as the version: a lease of an earlier conversation of this name is none of
-            // this one.
+            // The first epoch is as random as the version, so a lease of an earlier conversation with this id is not
+            // valid for this one.
             "INSERT INTO conversations (id, version, created, updated, epoch) VALUES (?1, ?2, ?3, ?3, ?2)",
         )?
         .execute(params![id.as_str(), version.get().cast_signed(), millis(now)])?;
@@ -74,7 +74,7 @@ pub(super) fn change(
     Ok(version)
 }
 
-/// The write that led to this version.
+/// Returns the id of the write that led to this version.
 fn written(transaction: &Transaction<'_>, key: i64, version: Version) -> Result<Option<WriteId>, Fault> {
     let write = transaction
         .prepare_cached("SELECT write FROM writes WHERE conversation = ? AND version = ?")?
@@ -140,7 +140,7 @@ fn apply(
     Ok(())
 }
 
-/// Removes a conversation; under a lease, if one is given.
+/// Deletes a conversation, under a lease if one is given.
 pub(super) fn delete(
     connection: &mut Connection,
     id: &ConversationId,
@@ -182,7 +182,7 @@ pub(super) fn acquire(
     Ok(lease)
 }
 
-/// Makes leases last from now on, also those that ran out while nobody else came; gives those that are lost.
+/// Renews leases, including leases that ran out while nobody else acquired the conversation. Returns the lost ones.
 pub(super) fn renew(
     connection: &mut Connection,
     database: &Database,
@@ -217,14 +217,14 @@ pub(super) fn release(connection: &mut Connection, id: &ConversationId, lease: &
     Ok(())
 }
 
-/// When a lease that is given now ends, and how long it lasts.
+/// Returns the end of a lease that starts now, and its duration.
 fn term(now: Timestamp, lease: &Lease, database: &Database) -> (i64, i64) {
     let lasts = lease.lasts.unwrap_or(database.lease).as_millis();
     let lasts = u64::try_from(lasts).unwrap_or(u64::MAX);
     (millis(Timestamp(now.0.saturating_add(lasts))), millis(Timestamp(lasts)))
 }
 
-/// As it is stored: no clock is beyond what fits.
+/// Returns a time as it is stored. Times too large for the column are limited, which no real clock reaches.
 pub(super) fn millis(time: Timestamp) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
 }

@@ -55,9 +55,9 @@ pub struct AnthropicMessages {
 impl AnthropicMessages {
     /// Sets whether requests let Claude 5.1 and later drop thinking whose preceding content has changed.
     ///
-    /// The member is `thinking.block_binding`. Its beta header is added to the user's `anthropic-beta`, if there is
-    /// one. Anthropic and OpenCode accept the member. Gateways to other clouds may reject each request that contains
-    /// it, so it is not sent by default. It is not sent either if the options or
+    /// Such a request has the member `thinking.block_binding` and a beta header, which is added to the user's
+    /// `anthropic-beta`. Anthropic and OpenCode accept the member. Gateways to other clouds may reject each request
+    /// that contains it, so it is not sent by default. It is never sent if the options or
     /// [`Options::extra`](crate::provider::OptionFields::extra) select a way of thinking that excludes it.
     pub fn with_block_binding(mut self, said: bool) -> Self {
         self.block_binding = said;

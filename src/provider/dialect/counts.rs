@@ -123,7 +123,7 @@ impl LatestUsage {
         self.expected = false;
     }
 
-    /// Ends a stream that ended early. Emits a warning if a report was still expected.
+    /// Handles the early end of a stream. Emits a warning if a report was still expected.
     pub(super) fn end(&self, deltas: &mut Vec<Delta>) {
         if self.expected && self.usage.is_none() && !self.warned {
             let warning = "usage is unknown: the stream ended before the service reported it";

@@ -12,7 +12,7 @@ use serde_json::{Value, value::RawValue};
 use super::counts::whole;
 use crate::provider::halves;
 
-/// A text, borrowed if it has no escapes. A number is read as its digits; everything else is ignored.
+/// A text, borrowed if it has no escapes. A whole number is read as its digits; other types are ignored.
 #[derive(Default)]
 pub(super) struct Text<'a>(Option<Cow<'a, str>>);
 
@@ -163,7 +163,7 @@ impl<'de: 'a, 'a> Visitor<'de> for TextVisitor<'a> {
     type Value = Text<'a>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a text")
+        f.write_str("a string")
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Text<'a>, E> {
@@ -235,7 +235,7 @@ impl<'de: 'a, 'a> Visitor<'de> for JsonTextVisitor<'a> {
     type Value = JsonText<'a>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON as a text")
+        f.write_str("JSON text in a string")
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<JsonText<'a>, E> {

@@ -145,8 +145,8 @@ pub(super) fn format(
     })
 }
 
-/// Returns how the response to a request is decoded whose output schema is sent this way. `enforced` indicates whether the
-/// service guarantees that responses fit a strict schema.
+/// Returns how to decode the response to a request whose output schema is sent this way. `enforced` indicates whether
+/// the service guarantees that responses fit a strict schema.
 pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> Reading {
     let Some(output) = &request.options.output else {
         return Reading::default();

@@ -42,8 +42,8 @@ impl Strays {
         Ok(())
     }
 
-    /// Returns the error for a stream that ended before the response was complete. `begun` indicates whether any event was
-    /// part of a response.
+    /// Returns the error for a stream that ended before the response was complete. `begun` indicates whether any event
+    /// was part of a response.
     pub(super) fn truncated(&self, begun: bool, message: &str) -> ProviderError {
         match &self.said {
             // The only event was not part of a response, so nothing was cut off.

@@ -1,4 +1,4 @@
-//! Texts that several wire formats share, and their common treatment of texts.
+//! Treatment of texts that several wire formats have in common.
 
 /// The media types, other than `text/*`, whose content is text.
 const TEXTS: [&str; 5] =

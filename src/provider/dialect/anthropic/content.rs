@@ -158,8 +158,8 @@ fn trim_end(blocks: &mut [Block]) {
 }
 
 /// Removes uses of the service's own tools that have no results, because the response was cut off there. The service
-/// rejects a conversation that continues after such a use. It continues by itself the uses in the last message, and
-/// code that waits for a tool of the application.
+/// rejects a conversation that continues after such a use. Uses in the last message stay, and so does code that waits
+/// for a tool of the application, because the service continues both.
 fn drop_unanswered(turns: &mut [Turn]) {
     let Some((_, earlier)) = turns.split_last() else {
         return;
@@ -313,7 +313,7 @@ impl Encoder<'_> {
     }
 }
 
-/// Encodes a text block. A blank text gives none, because the service rejects it.
+/// Encodes a text block. Returns `None` for a blank text, because the service rejects it.
 fn text_block(text: &str) -> Option<Object> {
     (!text.trim().is_empty()).then(|| object(json!({"type": "text", "text": text})))
 }

@@ -271,7 +271,7 @@ impl Encoder<'_> {
         let taken = self.traits.sampling;
         let mut set = false;
         if let Some(temperature) = self.options.temperature {
-            // The default value needs no member, so no model rejects it.
+            // Every model accepts the default value, and it need not be sent.
             let is_default = (temperature - 1.0).abs() < f64::EPSILON;
             if taken == Sampling::Fixed {
                 if !is_default {

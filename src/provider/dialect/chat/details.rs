@@ -49,8 +49,8 @@ impl Details {
         Ok(())
     }
 
-    /// Returns the entries since the previous call, if there are any. Before the last call, it returns no more than
-    /// [`MAX_TOLD`] parts.
+    /// Returns the entries since the previous call, if there are any. After [`MAX_TOLD`] parts, it returns them only if
+    /// this is the `last` call.
     pub(super) fn take(&mut self, last: bool) -> Option<Vec<Value>> {
         if self.entries.is_empty() || self.parts == MAX_TOLD && !last {
             return None;

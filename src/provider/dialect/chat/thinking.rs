@@ -62,9 +62,7 @@ impl Encoder<'_> {
             ThinkingField::Always | ThinkingField::Enable { off: false, .. } if !on => {
                 self.warn("`thinking` stays on: this service has no setting to turn it off");
             }
-            ThinkingField::Always => {
-                self.warn("`thinking` is ignored: this model always thinks as it sees fit")
-            }
+            ThinkingField::Always => self.warn("`thinking` is ignored: this model decides how much to think"),
             ThinkingField::Effort(_) if self.family == Family::Plain => {
                 if on {
                     self.warn("`thinking` is ignored: this model does not reason");

@@ -249,8 +249,8 @@ fn part(key: &str, value: impl Into<Value>) -> Object {
     Object::from_iter([(key.to_owned(), value.into())])
 }
 
-/// Encodes a text part. A blank text gives none: it is useless to the service, which rejects it if there is nothing
-/// else.
+/// Encodes a text part. Returns `None` for a blank text: it is useless to the service, which rejects it if it is the
+/// only part.
 fn text_part(text: &str) -> Option<Object> {
     (!text.trim().is_empty()).then(|| part("text", text))
 }

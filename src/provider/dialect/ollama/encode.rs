@@ -221,12 +221,8 @@ impl<'a> Encoder<'a> {
                      support budgets"
                 ));
             }
-            ThinkingMode::Effort(Effort::Minimal) => {
-                self.warn("`thinking` is raised to low: Ollama has no minimal")
-            }
-            ThinkingMode::Effort(Effort::Max) => {
-                self.warn("`thinking` is lowered to high: Ollama has no max")
-            }
+            ThinkingMode::Effort(Effort::Minimal) => self.warn("`thinking` minimal is sent to Ollama as low"),
+            ThinkingMode::Effort(Effort::Max) => self.warn("`thinking` max is sent to Ollama as high"),
             _ => {}
         }
         Some(word.into())

@@ -128,7 +128,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Str<'a> {
             type Value = Str<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a text or null")
+                f.write_str("a string or null")
             }
 
             fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Str<'de>, E> {

@@ -207,8 +207,9 @@ impl ChatCompletions {
     /// Sets whether OpenAI's models may reason and use tools in one request at this service. They may by default.
     ///
     /// At OpenAI itself, models since GPT-5.4 use tools in Chat Completions only while they do not reason, and some of
-    /// them never do. If this is `false`, a request with tools turns their reasoning off, with a warning. If a model
-    /// cannot turn it off, the request fails with an error that names the Responses wire format.
+    /// them do not support tools there at all. If this is `false`, a request with tools turns reasoning off, with a
+    /// warning. For a model without tools in Chat Completions, the request fails with an error that names the Responses
+    /// wire format.
     pub fn with_tools_beside_effort(mut self, taken: bool) -> Self {
         self.tools_beside_effort = taken;
         self

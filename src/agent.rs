@@ -249,10 +249,14 @@ impl Agent {
     /// Changes the configuration or the history, as a whole or not at all: `edit` works on a copy, which
     /// takes effect if it is valid. Fires a `state` event. `edit` runs in the agent's task; keep it short.
     ///
+    /// To switch the model between runs, call [`Config::set_model`] in `edit`. To use another model for one prompt, see
+    /// [`Prompt::with_model`].
+    ///
     /// # Errors
     ///
     /// [`AgentError::Busy`] unless the agent is idle; what makes the copy invalid; what `edit` returned;
     /// [`AgentError::HistoryOwned`] if it changes a history that has an [owner](HistoryOwner).
+    #[doc(alias = "switch model")]
     pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
     where
         F: FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,

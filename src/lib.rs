@@ -104,7 +104,8 @@
 //! # Errors
 //!
 //! Each layer has one error type. `Display` includes the direct cause, and [`error_chain`] adds the causes below it.
-//! [`AgentError::provider_error`](agent::AgentError::provider_error) returns the error of a failed request.
+//! [`AgentError::provider_error`](agent::AgentError::provider_error) returns the error of a failed request. Predicates such
+//! as [`ManagerError::is_not_found`](manager::ManagerError::is_not_found) map errors to statuses of a service: 404, 409, 503.
 //!
 //! # Panics
 //!

@@ -27,6 +27,7 @@
 //! Messages and histories serialize with `serde`. Stores keep messages in this JSON form.
 
 mod content;
+mod file;
 mod history;
 mod id;
 mod law;

@@ -16,7 +16,7 @@ use omni_agent::{
         backend::{BackendError, Breach},
     },
     session::{Session, SessionError},
-    store::{ConversationId, FileSystemStore, Store, StoreError},
+    store::{ConversationId, FileSystemStore, MemoryStore, Store, StoreError},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Schema, SchemaError, SchemaTool, ToolError, ToolSet},
     tree::{NodeId, TreeError},
@@ -306,4 +306,54 @@ async fn debug_of_a_response_and_an_error_stays_short() {
     assert!(format!("{error:?}").len() < 500, "{error:?}");
     let unsaved = SessionError::Unsaved { nodes: 1, waited: Duration::from_secs(1), error: None };
     assert!(format!("{unsaved:?}").len() < 200);
+}
+
+/// Returns the HTTP status for an error, by its predicates.
+macro_rules! status {
+    ($error:expr) => {
+        match &$error {
+            error if error.is_not_found() => 404,
+            error if error.is_conflict() => 409,
+            error if error.is_unavailable() => 503,
+            _ => 500,
+        }
+    };
+}
+
+#[tokio::test(start_paused = true)]
+async fn predicates_map_errors_to_statuses() {
+    let gate = Gate::new();
+    let provider = ScriptedProvider::new([Step::new().gate(&gate).then_text(["Hi"]).stop()]);
+    let manager = Manager::builder(MemoryStore::new()).build();
+    let agent = || Agent::builder().model(provider.model());
+    let missing = manager.open(&id("a"), agent()).await.unwrap_err();
+    assert_eq!(status!(missing), 404);
+    assert!(!missing.is_busy() && !missing.is_conflict() && !missing.is_unavailable());
+
+    let session = manager.create_with_id(&id("a"), agent()).await.unwrap().session;
+    assert_eq!(status!(manager.create_with_id(&id("a"), agent()).await.unwrap_err()), 409);
+    let no_node = session.navigate(Some(serde_json::from_value::<NodeId>(json!(9)).unwrap())).await;
+    assert_eq!(status!(no_node.unwrap_err()), 404);
+    assert_eq!(status!(session.cancel().await.unwrap_err()), 409);
+    session.prompt("Hi").await.unwrap();
+    let busy = session.navigate(None).await.unwrap_err();
+    assert!(busy.is_busy() && !busy.is_unavailable());
+    assert_eq!(status!(busy), 409);
+    assert!(ManagerError::from(busy).is_busy());
+    assert_eq!(status!(session.prompt("").await.unwrap_err()), 500);
+    manager.close_discarding(&id("a")).await.unwrap();
+    assert_eq!(status!(session.prompt("Hi").await.unwrap_err()), 503);
+    manager.shutdown(Duration::ZERO, Duration::ZERO).await.unwrap();
+    assert_eq!(status!(manager.open(&id("a"), agent()).await.unwrap_err()), 503);
+
+    let agent = agent().start().await.unwrap();
+    assert!(agent.cancel().await.unwrap_err().is_conflict());
+    agent.stop(Duration::from_secs(1)).await.unwrap();
+    assert!(agent.cancel().await.unwrap_err().is_unavailable());
+
+    let id = id("a");
+    assert_eq!(status!(StoreError::NotFound { id: id.clone() }), 404);
+    assert_eq!(status!(StoreError::AlreadyExists { id }), 409);
+    assert_eq!(status!(StoreError::failed("reading", Inner)), 503);
+    assert_eq!(status!(StoreError::damaged("a file", "a hole")), 500);
 }

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     message::History,
-    provider::{Credentials, Options, Registry},
+    provider::{Credentials, Options, Registry, RetryPolicy},
     subscription::FeedLimits,
     tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError, panic_message},
 };
@@ -40,6 +40,7 @@ pub struct AgentBuilder {
     callbacks: Box<dyn AgentCallbacks>,
     extensions: Extensions,
     tool_limits: ToolLimits,
+    retry: Option<Box<RetryPolicy>>,
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
     commit: Option<Outlet>,
@@ -63,6 +64,7 @@ impl Default for AgentBuilder {
             callbacks: Box::new(()),
             extensions: Extensions::default(),
             tool_limits: ToolLimits::default(),
+            retry: None,
             feed_limits: FeedLimits::default(),
             terminate_timeout: Duration::from_secs(5),
             commit: None,
@@ -174,6 +176,14 @@ impl AgentBuilder {
         self
     }
 
+    /// Sets when and how often failed requests are retried, whichever model is in use. If unset, the
+    /// [model's policy](crate::provider::Model::with_retry_policy) applies.
+    /// [`Options::max_retries`](crate::provider::OptionFields::max_retries) takes precedence over the number in the policy.
+    pub fn retry_policy(mut self, policy: RetryPolicy) -> Self {
+        self.retry = Some(Box::new(policy));
+        self
+    }
+
     /// What is kept for subscribers.
     pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
         self.feed_limits = limits;
@@ -278,6 +288,7 @@ impl AgentBuilder {
         let setup = Setup {
             extensions,
             tool_limits: self.tool_limits,
+            retry: self.retry,
             feed_limits: self.feed_limits,
             terminate_timeout: self.terminate_timeout,
             credentials: self.credentials.into(),

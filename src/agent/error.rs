@@ -114,6 +114,22 @@ impl AgentError {
         }
     }
 
+    /// Returns whether a run is active, so that the operation has to wait until the agent is idle.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy(_) | Self::ResultsWhileBusy)
+    }
+
+    /// Returns whether the operation does not fit what the agent is doing now, like HTTP's 409.
+    pub fn is_conflict(&self) -> bool {
+        self.is_busy()
+            || matches!(self, Self::Idle | Self::Moved | Self::NotPaused(_) | Self::StaleResume { .. })
+    }
+
+    /// Returns whether the agent has ended or accepts nothing now, like HTTP's 503. Start it again, or try again later.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self, Self::Stopped(_) | Self::TooManyEvents(_) | Self::CommitBehind(_) | Self::OnHold(_))
+    }
+
     /// The model service's error, if it made the run fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {

@@ -33,7 +33,7 @@ pub struct Config {
 }
 
 impl Config {
-    /// Sets the model: a [`Model`], or a name such as `anthropic:claude-sonnet-4-6`. The agent's registry resolves the name.
+    /// Switches the model. Accepts a [`Model`], or a name such as `anthropic:claude-sonnet-4-6`. The agent's registry resolves the name.
     /// If the registry does not have the provider, the provider in use is taken if it has that name.
     ///
     /// ```
@@ -57,6 +57,7 @@ impl Config {
     ///
     /// [`AgentError::Model`] if the name can't be resolved; the model stays as it is. A closure of
     /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`, and the operation fails with it.
+    #[doc(alias = "switch model")]
     pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), AgentError> {
         self.model = model.into().resolve(self.registry.as_ref(), &self.model)?;
         Ok(())

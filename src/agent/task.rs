@@ -29,7 +29,7 @@ use super::{
 use crate::{
     actor::{OwnWake, Termination},
     message::{History, Timestamp},
-    provider::{Credentials, Model, Provider},
+    provider::{Credentials, Model, Provider, RetryPolicy},
     subscription::{Attachment, End, EndReason, EventId, Feed, FeedLimits},
     tool::{Extensions, ToolLimits},
 };
@@ -44,6 +44,8 @@ const MAX_OUTBOX: usize = 1024;
 pub(super) struct Setup {
     pub(super) extensions: Extensions,
     pub(super) tool_limits: ToolLimits,
+    /// The model's policy if unset.
+    pub(super) retry: Option<Box<RetryPolicy>>,
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
     /// By provider.

@@ -69,6 +69,39 @@ pub enum ManagerError {
 }
 
 impl ManagerError {
+    /// Returns whether the store has no such conversation, like HTTP's 404.
+    pub fn is_not_found(&self) -> bool {
+        match self {
+            Self::Session(error) => error.is_not_found(),
+            Self::Store(error) => error.is_not_found(),
+            _ => false,
+        }
+    }
+
+    /// Returns whether a run is active, so that the operation has to wait until the session is idle.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Session(error) if error.is_busy())
+    }
+
+    /// Returns whether the conversation exists, is open elsewhere or is busy, like HTTP's 409.
+    pub fn is_conflict(&self) -> bool {
+        match self {
+            Self::Session(error) => error.is_conflict(),
+            Self::Store(error) => error.is_conflict(),
+            _ => matches!(self, Self::AlreadyExists { .. } | Self::OpenElsewhere { .. }),
+        }
+    }
+
+    /// Returns whether the manager is shut down or has no room, or the store can't be used, like HTTP's 503. Try again
+    /// later.
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Session(error) => error.is_unavailable(),
+            Self::Store(error) => error.is_unavailable(),
+            _ => matches!(self, Self::ShutDown | Self::NoRoom { .. } | Self::TitleUnsaved { .. }),
+        }
+    }
+
     /// The model service's error, if it made a run fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {

@@ -34,6 +34,7 @@ struct Inner {
     key: Option<KeySource>,
     /// The saved name that could not be resolved, if this is the model used in its place.
     fallback_for: Option<Box<str>>,
+    retry: Option<Box<RetryPolicy>>,
 }
 
 /// A whole answer, outside an agent.
@@ -68,7 +69,7 @@ impl Model {
     ) -> Self {
         let name = format!("{}:{id}", provider.name());
         let info = OnceLock::new();
-        Self(Arc::new(Inner { name, id, provider, catalogue, info, key, fallback_for: None }))
+        Self(Arc::new(Inner { name, id, provider, catalogue, info, key, fallback_for: None, retry: None }))
     }
 
     /// The model of this name, `provider:id`, if its provider is the one that serves this model.
@@ -86,6 +87,18 @@ impl Model {
     /// The same model with this known of it, in place of what the catalogue says.
     pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
         Self(Arc::new(Inner { info: OnceLock::from(Some(info.into())), ..self.0.copied() }))
+    }
+
+    /// Returns this model with a retry policy, which applies to all its requests. In an agent, the
+    /// [agent's policy](crate::agent::AgentBuilder::retry_policy) takes precedence. A model that is chosen later by its
+    /// name has the default policy.
+    pub fn with_retry_policy(&self, policy: RetryPolicy) -> Self {
+        Self(Arc::new(Inner { retry: Some(Box::new(policy)), ..self.0.copied() }))
+    }
+
+    /// Returns the retry policy of this model; [`RetryPolicy::default`] unless set.
+    pub fn retry_policy(&self) -> RetryPolicy {
+        self.0.retry.as_deref().copied().unwrap_or_default()
     }
 
     /// The full name, `provider:id`.
@@ -152,7 +165,7 @@ impl Model {
         }
         let mut request = Request { model: Arc::clone(&self.0.id), ..request };
         self.complete(&mut request);
-        RetryPolicy::default().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
+        self.retry_policy().stream(Arc::clone(&self.0.provider), request, RequestContext::detached())
     }
 
     /// Streams the text of the answer to one request, without thinking and all else. It ends without an
@@ -311,6 +324,7 @@ impl Inner {
             info: self.info.clone(),
             key: self.key.clone(),
             fallback_for: self.fallback_for.clone(),
+            retry: self.retry.clone(),
         }
     }
 }

@@ -85,6 +85,39 @@ pub enum SessionError {
 }
 
 impl SessionError {
+    /// Returns whether the store has no such conversation or the tree no such node, like HTTP's 404.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::UnknownNode { .. } | Self::Store(StoreError::NotFound { .. }))
+    }
+
+    /// Returns whether a run is active, so that the operation has to wait until the session is idle.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, Self::Busy(_)) || matches!(self, Self::Agent(error) if error.is_busy())
+    }
+
+    /// Returns whether the operation does not fit what the session is doing now, or the conversation exists or is open
+    /// elsewhere, like HTTP's 409.
+    pub fn is_conflict(&self) -> bool {
+        match self {
+            Self::Agent(error) => error.is_conflict(),
+            Self::Store(error) => error.is_conflict(),
+            _ => self.is_busy(),
+        }
+    }
+
+    /// Returns whether the session has ended or accepts nothing now, or the store can't be used, like HTTP's 503. Open the
+    /// conversation again, or try again later.
+    pub fn is_unavailable(&self) -> bool {
+        match self {
+            Self::Agent(error) => error.is_unavailable(),
+            Self::Store(error) => error.is_unavailable(),
+            _ => matches!(
+                self,
+                Self::Ended(_) | Self::StoreBehind { .. } | Self::Draining | Self::Unsaved { .. }
+            ),
+        }
+    }
+
     /// The model service's error, if it made the run fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {

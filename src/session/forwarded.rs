@@ -97,11 +97,13 @@ impl Session {
     }
 
     /// Changes the agent's configuration, as a whole or not at all: see [`Agent::set_state`](crate::agent::Agent::set_state). The model,
-    /// the system prompt, the options and the limits are saved if they changed.
+    /// the system prompt, the options and the limits are saved if they changed. To switch the model, call
+    /// [`Config::set_model`] in `edit`.
     ///
     /// # Errors
     ///
     /// As [`Agent::set_state`](crate::agent::Agent::set_state).
+    #[doc(alias = "switch model")]
     pub async fn configure<F>(&self, edit: F) -> Result<(), SessionError>
     where
         F: FnOnce(&mut Config) -> Result<(), Box<dyn Error + Send + Sync>> + Send + 'static,

@@ -193,6 +193,24 @@ impl StoreError {
         Self::Damaged { place: place.into(), problem: problem.into() }
     }
 
+    /// Returns whether the conversation does not exist, like HTTP's 404.
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::NotFound { .. })
+    }
+
+    /// Returns whether the conversation exists, was changed by another writer, or belongs to another owner, like HTTP's 409.
+    pub fn is_conflict(&self) -> bool {
+        matches!(
+            self,
+            Self::AlreadyExists { .. } | Self::Conflict { .. } | Self::Owned { .. } | Self::LeaseLost { .. }
+        )
+    }
+
+    /// Returns whether the store can't be used now, like HTTP's 503: it is busy, full, unreachable, denied or failing.
+    pub fn is_unavailable(&self) -> bool {
+        self.is_transient() && !self.is_conflict()
+    }
+
     /// Returns whether the same operation may succeed if it is repeated unchanged, either immediately or after somebody
     /// has fixed the problem outside the program.
     pub fn is_transient(&self) -> bool {

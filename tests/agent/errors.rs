@@ -5,11 +5,11 @@ use std::{future::pending, time::Duration};
 use async_trait::async_trait;
 use omni_agent::{
     agent::{
-        AgentCallbacks, AgentError, ErrorDecision, Event, Failure, Prompt, Response, State, ToolDecision,
-        TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, AgentError, ErrorDecision, Event, Failure, Prompt, Response,
+        State, ToolDecision, TurnDecision,
     },
-    provider::{ErrorKind, ProviderError},
-    testing::{Gate, Step},
+    provider::{ErrorKind, ProviderError, RetryPolicy},
+    testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolLimits, tool_fn},
 };
 use serde_json::{Value, json};
@@ -74,6 +74,24 @@ async fn handle_error_is_not_called_for_retries_of_the_provider() {
     let mut agent = Watched::start(builder.callbacks(hooks)).await;
     let events = agent.run("Hi").await;
     assert_eq!((seen.all().len(), stopped(&events).step), (1, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_policy_of_the_agent_replaces_that_of_the_model() {
+    let busy = || Step::error(ProviderError::new(ErrorKind::Overloaded, "busy"));
+    let policy = |max_retries, base_delay| RetryPolicy { max_retries, base_delay, ..RetryPolicy::default() };
+    for (of_agent, requests, at_least) in
+        [(None, 2, seconds(3)), (Some(policy(3, seconds(1))), 4, seconds(5))]
+    {
+        let provider = ScriptedProvider::from_fn(move |_| busy());
+        let model = provider.model().with_retry_policy(policy(1, seconds(4)));
+        let builder = Agent::builder().model(model);
+        let agent = of_agent.into_iter().fold(builder, AgentBuilder::retry_policy).start().await.unwrap();
+        let start = Instant::now();
+        assert!(agent.ask("Hi").await.unwrap_err().provider_error().is_some());
+        assert_eq!(provider.requests().len(), requests);
+        assert!((at_least..seconds(8)).contains(&start.elapsed()), "{:?}", start.elapsed());
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -234,3 +234,22 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn attachment_from_bytes_and_from_a_file_has_base64_and_the_media_type() {
+    assert_eq!(Attachment::from_bytes("image/png", b"cat"), Attachment::base64("image/png", "Y2F0"));
+    let folder = std::env::temp_dir().join(format!("omni-agent-attachment-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let path = |name: &str| folder.join(name);
+    std::fs::write(path("Cat.JPEG"), b"cat").unwrap();
+    std::fs::write(path("cat.unknown"), b"cat").unwrap();
+    let cat = Attachment::from_file(path("Cat.JPEG")).unwrap();
+    assert_eq!(cat, Attachment::base64("image/jpeg", "Y2F0").named("Cat.JPEG"));
+    let unknown = Attachment::from_file(path("cat.unknown")).unwrap_err();
+    assert_eq!(unknown.kind(), std::io::ErrorKind::InvalidInput);
+    assert!(unknown.to_string().contains("cat.unknown can't be attached"), "{unknown}");
+    let missing = Attachment::from_file(path("dog.png")).unwrap_err();
+    assert_eq!(missing.kind(), std::io::ErrorKind::NotFound);
+    assert!(missing.to_string().contains("dog.png can't be read"), "{missing}");
+    std::fs::remove_dir_all(folder).unwrap();
+}

@@ -14,8 +14,8 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use futures_util::{FutureExt, StreamExt, future::ready, stream};
 use omni_agent::provider::{
-    BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Options, Part, Provider, ProviderError, Request,
-    RequestContext, RetryPolicy, StopReason,
+    BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Options, Part, Provider, ProviderError,
+    Request, RequestContext, RetryPolicy, StopReason,
 };
 use proptest::prelude::*;
 use tokio::time::Instant;
@@ -322,6 +322,28 @@ async fn stream_dropped_ends_the_answer() {
     assert_eq!(provider.open(), 1);
     drop(stream);
     assert_eq!(provider.open(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn model_with_a_retry_policy_retries_by_it() {
+    let provider = Scripted::new([overloaded(), good()]);
+    let model = Model::new(Arc::<Scripted>::clone(&provider), "m");
+    assert_eq!(model.retry_policy(), RetryPolicy::default());
+    let patient = RetryPolicy {
+        base_delay: Duration::from_mins(1),
+        max_delay: Duration::MAX,
+        ..RetryPolicy::default()
+    };
+    assert_eq!(
+        model.with_retry_policy(patient).generate(Request::prompt("hello")).await.unwrap().message.text(),
+        "hi"
+    );
+    assert!(provider.waits()[0] >= Duration::from_secs(45));
+
+    let provider = Scripted::new([overloaded()]);
+    let never = RetryPolicy { max_retries: 0, ..RetryPolicy::default() };
+    let model = Model::new(provider, "m").with_retry_policy(never);
+    assert_eq!(model.generate(Request::prompt("hello")).await.unwrap_err().kind, ErrorKind::Overloaded);
 }
 
 #[test]

@@ -23,7 +23,6 @@ use crate::{
     message::ToolResult,
     provider::{
         Delta, DeltaStream, MessageDelta, Provider, ProviderError, Questions, Request, RequestContext,
-        RetryPolicy,
     },
     tool::{Decision, Progress, ToolContext, ToolSet},
 };
@@ -190,7 +189,8 @@ impl Task {
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let other = (request.model != *model.id()).then(|| request.model.to_string());
-        let mut answer = RetryPolicy::default().stream(provider, *request, context);
+        let retry = self.setup.retry.as_deref().copied().unwrap_or_else(|| model.retry_policy());
+        let mut answer = retry.stream(provider, *request, context);
         if other.is_some() {
             let data = MessageDelta { model: other, ..MessageDelta::default() };
             answer = Box::pin(stream::iter([Ok(Delta::Message(Box::new(data)))]).chain(answer));

@@ -1,21 +1,42 @@
-//! Conversations in a folder.
+//! Conversations in a folder, each in its own log.
+//!
+//! [`FileSystemStore`] is a [`Store`] for one machine whose files people can read. [`FileSystemStore::open`] opens or
+//! creates its folder. [`FileSystemStoreBuilder`] sets the [`Durability`] of writes and the waiting time for locks.
+//!
+//! ```
+//! use omni_agent::store::{
+//!     ConversationId, FileSystemStore, Store, StoredState, WriteId, file_system::Durability,
+//! };
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! # let folder = std::env::temp_dir().join(ConversationId::generate().as_str());
+//!
+//! let store = FileSystemStore::builder(&folder).durability(Durability::Process).open().await?;
+//! let id = ConversationId::new("holiday")?;
+//! store.create(&id, WriteId::generate(), &StoredState::default().with_title("Holiday")).await?;
+//! assert!(folder.join("holiday.jsonl").exists());
+//! assert_eq!(store.summary(&id).await?.title.as_deref(), Some("Holiday"));
+//! # std::fs::remove_dir_all(folder)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
 //! # Layout
 //!
 //! A conversation with the id `ID` has two files in the store's folder:
 //!
-//! | file | what it is |
+//! | file | content |
 //! | --- | --- |
-//! | `ID.jsonl` | the log: all there is to know |
-//! | `ID.summary.json` | what a list shows, so that it need not open the log; made again when it is missing, or when the log has another length than it says |
+//! | `ID.jsonl` | the log, which contains the whole conversation |
+//! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
 //!
-//! A name that ends in `.new` belongs to a file that was about to take the place of another. What else is in the
-//! folder is left alone. Files are for their owner only (mode 0600 on Unix), as is the folder if the store
+//! A file whose name ends in `.new` was written to replace another file. The store ignores all other files in the
+//! folder. Only their owner can access the files (mode 0600 on Unix). The same is true for the folder if the store
 //! creates it (0700).
 //!
 //! # The log
 //!
-//! Each line is one JSON object, the first for the log itself and one for each write, in order:
+//! Each line is one JSON object. The first line describes the log itself, and each further line is one write, in order:
 //!
 //! ```text
 //! {"sum":"99c09ea4","len":       139,"record":{"format":"omni-agent conversation","format_version":1,"id":"…","created":1763769600000,"compactions":0}}
@@ -23,48 +44,51 @@
 //! {"sum":"8d1f0c0e","len":       391,"record":{"version":78,"write":"…","time":1763769601234,"state_version":77,"change":{"commit":{"head":2,"nodes":[…]}}}}
 //! ```
 //!
-//! `len` is the length of the record in bytes, padded with spaces to ten characters, and `sum` its CRC-32 (the one of
-//! zlib and PNG) in eight hexadecimal digits. Times are milliseconds since 1970. A record has the version
+//! `len` is the length of the record in bytes, padded with spaces to ten characters. `sum` is the CRC-32 of the record
+//! (as in zlib and PNG), in eight hexadecimal digits. Times are milliseconds since 1970. A record contains the version
 //! that the write led to, the write's id, and the last version that changed the state. Its `change` is one of:
 //!
 //! | change | content |
 //! | --- | --- |
 //! | `create`, `state` | the whole state: model, system, options, title |
 //! | `title` | the title, or null |
-//! | `commit` | head; where there are any: changed cursors, the state, new nodes (id, parent, message, usage) |
-//! | `compacted` | what lines that were left out had come to: state, head, all cursors, and those lines' versions and writes |
+//! | `commit` | the head and, if present, changed cursors, the state, and new nodes (id, parent, message, usage) |
+//! | `compacted` | the combined effect of removed lines: state, head, all cursors, and the versions and writes of those lines |
 //!
-//! Programs for lines of JSON read it: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
+//! Any tool for lines of JSON can read a log: `jq '.record.change.commit.nodes[]?.message' ID.jsonl`.
 //!
 //! # Writes
 //!
-//! A write locks the log (`flock` on Unix), reads its first and its last line, compares versions, appends its
-//! line, syncs it (`fdatasync`) and unlocks. That is as much work on a conversation of a thousand turns as on an
-//! empty one, and between writes nothing is held: no descriptor, no memory. Another writer's lock is waited
-//! for, by default for five seconds; then the error is [`StoreError::Busy`].
+//! A write locks the log (`flock` on Unix), reads its first and last line, compares versions, appends its line, syncs
+//! it (`fdatasync`) and unlocks the log. This takes as long for a conversation of a thousand turns as for an empty one.
+//! Between writes, the store holds no descriptor, memory or lock. A write waits for another writer's lock, by default
+//! for five seconds, and then fails with [`StoreError::Busy`].
 //!
-//! A crash can leave a piece of a line at the end of the log. It was never acknowledged, and the next write
-//! cuts it off. Every other line that does not match its length and sum is
-//! [damage](StoreError::Damaged), and the error names file and line. A list reads a log without a summary once. If the log is damaged, or the summary can't be
-//! saved, the store remembers what the list shows until the log is written to.
+//! A crash can leave an incomplete line at the end of the log. Such a write was never acknowledged, and the next write
+//! removes the line. Every other line that does not match its length and sum is [damage](StoreError::Damaged), and the
+//! error names file and line.
 //!
-//! State, titles and moves in the tree that later lines replaced stay in the log until loading finds that they
-//! outweigh the nodes; then the log is written anew, synced, and renamed into place. The new one is locked before that,
-//! and until the folder is synced. A log that belongs to another user, or that a link leads to, stays as it is.
+//! A list reads a log without a summary once. If the log is damaged, or the summary can't be saved, the store remembers
+//! the list entry until the log is written to.
 //!
-//! A delete removes both files, and any that a crash left under one of their names. The bytes on the disk are the file system's
-//! to use again.
+//! State, titles and moves in the tree that later lines replaced stay in the log at first. If loading finds that they
+//! outweigh the nodes, the log is rewritten without them, synced, and renamed into place. The new log is locked before
+//! the renaming, and until the folder is synced. A log that belongs to another user, or that is reached through a link,
+//! is never rewritten.
+//!
+//! A delete removes both files, and remains of a crash under either name. Their bytes stay on the disk until the file
+//! system reuses them.
 //!
 //! # Versions of the format
 //!
-//! The first line names the version, now 1. Later versions of the crate read it. A log of a version yet to come
-//! is refused with [`StoreError::UnknownFormat`].
+//! The first line names the version of the format, now 1. Later versions of the crate can read it. A log with a later
+//! version is rejected with [`StoreError::UnknownFormat`].
 //!
-//! # Where it works
+//! # Requirements
 //!
-//! On local file systems that have locks. It is tested on Linux. On a network file system it is as sound as that
-//! system's locks. On file systems that take upper and lower case for the same, ids that differ in nothing
-//! else can't be used side by side: creating the second is an error.
+//! The folder must be on a local file system with locks. The store is tested on Linux. On a network file system it is
+//! as reliable as that system's locks. On a file system that ignores case, two ids that differ only in case can't exist
+//! together: creating the second id fails.
 
 mod compact;
 mod format;
@@ -101,15 +125,15 @@ use super::{
     Write, WriteId,
 };
 
-/// Keeps conversations in a folder, for applications on one machine. Clones share everything.
+/// A store that keeps conversations in a folder, for applications on one machine. Clones share everything.
 ///
-/// Processes may share the folder. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can't write to that
-/// conversation until it continues or ends.
+/// Processes may share the folder. If one of them is stopped (`SIGSTOP`) in the middle of a write, the others can't
+/// write to that conversation until it continues or ends.
 ///
-/// It needs a tokio runtime of either kind, with its timer: files are used on the runtime's blocking threads, and
-/// another's lock is waited for.
+/// The store needs a tokio runtime of either kind, with its timer: it uses files on the runtime's blocking threads, and
+/// it waits for locks.
 ///
-/// The module's documentation has the layout and the format.
+/// The [module](self) documents the layout of the folder and the format of the files.
 ///
 /// ```no_run
 /// use omni_agent::store::{FileSystemStore, Page, Store};
@@ -132,15 +156,16 @@ struct Inner {
     findings: Findings,
 }
 
-/// What an acknowledged write survives.
+/// The crashes that acknowledged writes survive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Durability {
-    /// A crash of the machine: every write is synced.
+    /// Writes survive a crash of the machine: every write is synced.
     #[default]
     Machine,
-    /// A crash of the process: the system writes to disk when it sees fit. A write costs microseconds in place
-    /// of a disk's milliseconds; what a power cut takes is the newest writes of each conversation, or, where
-    /// the file system does not keep the order of what it writes, leaves a log that is told to be damaged.
+    /// Writes survive a crash of the process. The operating system decides when to write to disk, so a write takes
+    /// microseconds instead of the milliseconds of a disk. A power failure can lose the latest writes of each
+    /// conversation. On file systems that do not preserve the order of writes, it can leave a log that is reported as
+    /// damaged.
     Process,
 }
 
@@ -153,7 +178,7 @@ impl Durability {
     }
 }
 
-/// Opens a [`FileSystemStore`] with settings of its own.
+/// Settings with which a [`FileSystemStore`] is opened.
 #[derive(Clone, Debug)]
 pub struct FileSystemStoreBuilder {
     folder: PathBuf,
@@ -162,23 +187,23 @@ pub struct FileSystemStoreBuilder {
 }
 
 impl FileSystemStoreBuilder {
-    /// What an acknowledged write survives; a crash of the machine if unset.
+    /// Sets the crashes that acknowledged writes survive. The default includes crashes of the machine.
     pub fn durability(mut self, durability: Durability) -> Self {
         self.durability = durability;
         self
     }
 
-    /// How long to wait for another writer's lock; five seconds if unset.
+    /// Sets how long to wait for another writer's lock. The default is five seconds.
     pub fn lock_wait(mut self, limit: Duration) -> Self {
         self.lock_wait = limit;
         self
     }
 
-    /// Opens the store, and creates its folder if it is not there.
+    /// Opens the store, and creates its folder if it does not exist.
     ///
     /// # Errors
     ///
-    /// As for [`FileSystemStore::open`].
+    /// Fails in the same cases as [`FileSystemStore::open`].
     ///
     /// # Cancel safety
     ///
@@ -186,7 +211,7 @@ impl FileSystemStoreBuilder {
     pub async fn open(self) -> Result<FileSystemStore, StoreError> {
         let Self { folder, durability, lock_wait } = self;
         let folder = blocking(move || {
-            // So that a later change of the working directory moves nothing.
+            // An absolute path, so that a later change of the working directory has no effect.
             let folder =
                 std::path::absolute(&folder).map_err(|error| place::failed("finding", &folder, error))?;
             create_folder(&folder, durability)?;
@@ -207,7 +232,7 @@ fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError
     #[cfg(unix)]
     std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
     builder.create(folder).map_err(|error| place::failed("creating", folder, error))?;
-    // Each folder that is new is an entry in the one above it.
+    // Each new folder is an entry in its parent folder, which must be synced too.
     for above in folder.ancestors().skip(1) {
         place::sync_folder(above, durability)?;
         if Some(above) == there {
@@ -217,10 +242,10 @@ fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError
     Ok(())
 }
 
-/// The first pause before another try to get a lock, and the longest: each is twice as long as the one before.
+/// The first and the longest pause between attempts to get a lock. Each pause is twice as long as the previous one.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(32));
 
-/// What became of an action that needs a lock.
+/// The result of an attempt to run an action under a lock.
 enum Tried<T, F> {
     Done(T),
     Missing,
@@ -228,12 +253,12 @@ enum Tried<T, F> {
 }
 
 impl FileSystemStore {
-    /// The store in this folder, which is created if it is not there.
+    /// Opens the store in this folder, which is created if it does not exist.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Denied`], [`StoreError::Unreachable`] if the path leads to something else, or what else
-    /// the system has against it.
+    /// Fails with [`StoreError::Denied`], with [`StoreError::Unreachable`] if the path is not a folder, or with another
+    /// error of the system.
     ///
     /// # Cancel safety
     ///
@@ -242,7 +267,7 @@ impl FileSystemStore {
         Self::builder(folder).open().await
     }
 
-    /// Settings for a store in this folder.
+    /// Returns settings for a store in this folder.
     pub fn builder(folder: impl Into<PathBuf>) -> FileSystemStoreBuilder {
         FileSystemStoreBuilder {
             folder: folder.into(),
@@ -251,14 +276,14 @@ impl FileSystemStore {
         }
     }
 
-    /// The folder.
+    /// Returns the path of the folder.
     pub fn folder(&self) -> &Path {
         &self.0.folder
     }
 
-    /// Does something with the locked log, once the lock can be had. `None` if there is no log.
+    /// Runs an action on the log once it is locked. Returns `None` if the log does not exist.
     ///
-    /// The waiting is done here and can be cancelled; the action, once begun, runs to its end.
+    /// Waiting for the lock can be cancelled. The action, once begun, runs to its end.
     async fn locked<T, F>(
         &self,
         id: &ConversationId,
@@ -292,7 +317,7 @@ impl FileSystemStore {
         }
     }
 
-    /// Does something at the conversation's place, where it may block.
+    /// Runs an action with the conversation's files on a thread that may block.
     async fn at<T: Send + 'static>(
         &self,
         id: &ConversationId,
@@ -316,7 +341,7 @@ impl FileSystemStore {
     }
 }
 
-/// Runs blocking code to its end, whether or not anybody still waits for it.
+/// Runs blocking code to its end, even if the caller stops waiting.
 pub(super) async fn blocking<T: Send + 'static>(
     action: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
@@ -341,7 +366,7 @@ impl Store for FileSystemStore {
         let created = self.locked(id, true, move |place, file, durability| {
             write::create(place, file, write, state, durability)
         });
-        // Without a folder to create it in, the error has told.
+        // `None` is not expected: if the folder is missing, `locked` has already failed.
         created.await?.ok_or_else(|| StoreError::NotFound { id: id.clone() })
     }
 
@@ -371,7 +396,7 @@ impl Store for FileSystemStore {
         self.at(id, |place, _| {
             let seen = place.seen();
             let loaded = load(place).or_else(|error| match error {
-                // It may have been a torn line that a writer was just replacing.
+                // The reader may have seen an incomplete line that a writer was replacing.
                 StoreError::Damaged { .. } if place.seen() != seen => load(place),
                 error => Err(error),
             });
@@ -396,7 +421,7 @@ impl Store for FileSystemStore {
     async fn delete(&self, id: &ConversationId) -> Result<(), StoreError> {
         let deleted = self.locked(id, false, write::delete);
         if deleted.await?.is_none() {
-            // A crash may have removed the log and nothing else.
+            // A crash may have removed the log but not the other files.
             self.at(id, |place, _| place.remove_beside()).await?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! Writing a log anew without what later lines made void.
+//! Rewrites a log without the content that later lines replaced.
 
 use std::{
     fs::File,
@@ -14,11 +14,11 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// Bytes of void lines that are not worth the trouble.
+/// The number of replaceable bytes from which a compaction is worthwhile.
 const WORTHWHILE: u64 = 64 * 1024;
 
-/// After a log was read: writes it anew if the lines without nodes have outgrown those with, and brings the
-/// summary up to date. Another's lock, and a medium that can't be written to, put that off to another time.
+/// Called after a log was read. Rewrites the log if the lines without nodes outweigh the lines with nodes, and updates
+/// the summary. If another writer holds the lock or the medium is read-only, this is left to a later load.
 pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     let header = log.header.compacted();
     let lines = outgrown(replay).then(|| compacted(log, &header, replay)).flatten();
@@ -41,11 +41,11 @@ pub(super) fn tidy(log: &Log<'_>, replay: &Replay) {
     })();
     if let Err(error) = tidied {
         let error: &dyn std::error::Error = &error;
-        tracing::debug!(error, "a log was not compacted");
+        tracing::debug!(error, "a log could not be compacted; it stays as it is");
     }
 }
 
-/// Whether the log still ends where it was read to, with the same write.
+/// Returns whether the log still ends where it was read to, with the same write.
 fn is_current(log: &Log<'_>, replay: &Replay) -> Result<bool, StoreError> {
     let tail = log.tail()?;
     Ok(log.len()? == replay.end && tail.is_some_and(|tail| tail.stamp == replay.last))
@@ -56,7 +56,7 @@ fn outgrown(replay: &Replay) -> bool {
     replay.spare_bytes > WORTHWHILE.max(kept)
 }
 
-/// The first line and the last, if they save enough.
+/// Returns the first and the last line of the new log, if they save enough.
 fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>, Vec<u8>)> {
     let stored = &replay.stored;
     let change = Change::Compacted(Box::new(Compacted {
@@ -69,9 +69,9 @@ fn compacted(log: &Log<'_>, header: &Header, replay: &Replay) -> Option<(Vec<u8>
     (last.len() as u64 <= replay.spare_bytes / 2).then(|| (header.encode(), last))
 }
 
-/// Puts the new log in the place of the old one; gives it, locked, and its length.
+/// Replaces the old log. Returns the new log, locked, and its length.
 fn replace(log: &Log<'_>, replay: &Replay, first: &[u8], last: &[u8]) -> Result<(File, u64), StoreError> {
-    // A summary is known by the length of its log, which the new one may reach a second time.
+    // A summary is matched to its log by length, and the new log may reach that length again.
     log.place.remove_summary()?;
     let mut len = 0;
     let replaced = log.place.replace_log(log.file, |new| {
@@ -89,7 +89,8 @@ fn replace(log: &Log<'_>, replay: &Replay, first: &[u8], last: &[u8]) -> Result<
         Ok(())
     });
     let new = replaced.map_err(|error| log.place.failed("compacting", error))?;
-    // Before anybody can write to it: a write that is acknowledged must not be in a log without a name.
+    // The folder is synced before anybody can write to the log: an acknowledged write must not be in a log without a
+    // name.
     log.place.sync_folder(Durability::Machine)?;
     Ok((new, len))
 }

@@ -1,4 +1,4 @@
-//! What the lines of a log hold, and the summary. Pure.
+//! The records in a log, and the content of a summary. No input or output.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -11,9 +11,9 @@ use crate::{
 
 /// The version of the format that this crate writes.
 pub(super) const FORMAT_VERSION: u64 = 1;
-/// What the first line says it is the beginning of.
+/// The name of the format, which the first line contains.
 const FORMAT: &str = "omni-agent conversation";
-/// The first line.
+/// The record of the first line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Header {
@@ -21,11 +21,12 @@ pub(super) struct Header {
     format_version: u64,
     pub(super) id: ConversationId,
     pub(super) created: Timestamp,
-    /// How often the log was written anew. Lines may be missing then, and the last that did it says which.
+    /// The number of times that the log was compacted. If it is not zero, lines may be missing, and the last compaction
+    /// lists them.
     pub(super) compactions: u64,
 }
 
-/// Enough of any version's first line to tell which it is.
+/// The members that identify the format version of any first line.
 #[derive(Deserialize)]
 struct AnyHeader {
     format: String,
@@ -53,7 +54,7 @@ impl Header {
         parse(record).map_err(damaged)
     }
 
-    /// The first line of the log that this one's is compacted to.
+    /// Returns the first line of the compacted log.
     pub(super) fn compacted(&self) -> Self {
         Self { compactions: self.compactions.saturating_add(1), ..self.clone() }
     }
@@ -63,7 +64,7 @@ impl Header {
     }
 }
 
-/// Every line but the first: one write.
+/// The record of every other line: one write.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Record<C = Change> {
@@ -71,12 +72,12 @@ pub(super) struct Record<C = Change> {
     version: Version,
     write: WriteId,
     time: Timestamp,
-    /// The last version that changed the state: a summary from before it has an old title.
+    /// The last version that changed the state. Summaries of earlier versions have an old title.
     state_version: Version,
     pub(super) change: C,
 }
 
-/// What stands at the beginning of a record.
+/// The members at the beginning of a record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Stamp {
@@ -98,11 +99,11 @@ impl<C> Record<C> {
     }
 }
 
-/// What a write changed.
+/// The change that a write made.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Change {
-    // Most lines are commits: what is larger is boxed.
+    // Most lines are commits, so larger variants are boxed.
     Create(Box<StoredState>),
     Commit(Commit),
     State(Box<StoredState>),
@@ -111,7 +112,7 @@ pub(super) enum Change {
 }
 
 impl Change {
-    /// The title, if this changes the state.
+    /// Returns the title, if this changes the state.
     pub(super) fn title(&self) -> Option<&Option<String>> {
         match self {
             Self::Commit(commit) => commit.state.as_ref().map(|state| &state.title),
@@ -122,14 +123,14 @@ impl Change {
     }
 }
 
-/// What all lines without nodes had come to when the log was written anew without them.
+/// The combined effect of the lines without nodes that a compaction removed.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Compacted {
     pub(super) state: StoredState,
     pub(super) head: Option<NodeId>,
     pub(super) cursors: Vec<(NodeId, NodeId)>,
-    /// The versions of those lines and their writes, to know a repetition by.
+    /// The versions and ids of the removed writes, to recognize repetitions.
     pub(super) writes: Vec<(Version, WriteId)>,
 }
 
@@ -137,7 +138,7 @@ impl Record<&Change> {
     pub(super) fn encode(&self, id: &ConversationId) -> Result<Vec<u8>, StoreError> {
         let line = encode(self);
         if line.len() > line::LONGEST {
-            let problem = format!("it is longer than {} bytes", line::LONGEST);
+            let problem = format!("its JSON is longer than {} bytes", line::LONGEST);
             return Err(StoreError::Unstorable { id: id.clone(), problem });
         }
         json::check_depth(id, &line)?;
@@ -152,13 +153,14 @@ impl Record {
 }
 
 impl Stamp {
-    /// The stamp of a record, and whether the record has a [`Compacted`]. Reads no further than it must.
+    /// Returns the stamp of a record, and whether the record is a [`Compacted`]. Reads only the beginning of the
+    /// record.
     pub(super) fn parse(record: &[u8]) -> Result<(Self, bool), String> {
         const LONGEST: usize = 256;
         const NEXT: &[u8] = b",\"change\":{\"";
         let beginning = &record[..record.len().min(LONGEST)];
         let end = beginning.windows(NEXT.len()).position(|window| window == NEXT);
-        let end = end.ok_or_else(|| "it holds no write".to_owned())?;
+        let end = end.ok_or_else(|| "it does not contain a write".to_owned())?;
         let stamp = parse(&[&record[..end], b"}"].concat())?;
         Ok((stamp, record[end + NEXT.len()..].starts_with(b"compacted\"")))
     }
@@ -175,7 +177,7 @@ fn parse<T: DeserializeOwned>(record: &[u8]) -> Result<T, String> {
     json::parse(text)
 }
 
-/// A summary as it is on disk, next to the log that it sums up.
+/// A summary file, next to its log.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct SummaryFile {
@@ -186,7 +188,7 @@ pub(super) struct SummaryFile {
     pub(super) created: Timestamp,
     pub(super) updated: Timestamp,
     pub(super) version: Version,
-    /// Bytes of the log at that version.
+    /// The length of the log at that version, in bytes.
     pub(super) log: u64,
 }
 
@@ -203,7 +205,8 @@ impl SummaryFile {
         }
     }
 
-    /// `None` for what is no summary of this conversation and format. It is made again from the log then.
+    /// Parses a summary. Returns `None` if the text is not a summary of this conversation in this format. The summary
+    /// is then rebuilt from the log.
     pub(super) fn parse(text: &[u8], id: &ConversationId) -> Option<Self> {
         let summary: Self = serde_json::from_slice(text).ok()?;
         (summary.format_version == FORMAT_VERSION && summary.id == *id).then_some(summary)

@@ -1,45 +1,44 @@
-//! The frame of a line: a checksum and a length around a record, so that a line can be told from a piece of
-//! one. Pure.
+//! The frame of a line: a checksum and a length around a record, which reveal incomplete lines. No input or output.
 
 use std::ops::Range;
 
-/// `{"sum":"xxxxxxxx","len":dddddddddd,"record":` comes before the record, `}` and a line feed after it.
+/// The length of `{"sum":"xxxxxxxx","len":dddddddddd,"record":`. `}` and a line feed follow the record.
 pub(super) const PREFIX: usize = 44;
 const SUM: Range<usize> = 8..16;
 const LEN: Range<usize> = 24..34;
 const LITERALS: [(usize, &[u8]); 3] = [(0, b"{\"sum\":\""), (16, b"\",\"len\":"), (34, b",\"record\":")];
 
-/// The longest line: its length must fit the digits there are for it.
+/// The maximum length of a line. Its record's length must fit into ten digits.
 pub(super) const LONGEST: usize = 9_999_999_999;
 
-/// Why a line is none.
+/// The reason why a line is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Fault {
-    /// Whether a write that broke off can have left it, at the end of a log.
+    /// Whether an interrupted write can have left the line at the end of a log.
     pub(super) torn: bool,
     pub(super) problem: &'static str,
 }
 
-/// An empty line, to append a record to.
+/// Returns an empty line, ready for a record to be appended.
 pub(super) fn begin() -> Vec<u8> {
     vec![b' '; PREFIX]
 }
 
-/// Closes a line that was begun and has its record now.
+/// Completes a line whose record has been appended.
 pub(super) fn finish(mut line: Vec<u8>) -> Vec<u8> {
     let (prefix, record) = line.split_at_mut(PREFIX);
     for (at, literal) in LITERALS {
         prefix[at..at + literal.len()].copy_from_slice(literal);
     }
     prefix[SUM].copy_from_slice(format!("{:08x}", crc32fast::hash(record)).as_bytes());
-    // Whoever writes a line sees to it that this is not longer than ten digits.
+    // Callers ensure that the length has at most ten digits.
     let len = format!("{:10}", record.len());
     prefix[LEN].copy_from_slice(&len.as_bytes()[..10]);
     line.extend_from_slice(b"}\n");
     line
 }
 
-/// The record in a line, which comes with its line feed, if it has one, and begins at `at` in its file.
+/// Returns the record in a line. The line includes its line feed, if it has one, and begins at offset `at` in its file.
 pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     let (content, ended) = match line.strip_suffix(b"\n") {
         Some(content) => (content, true),
@@ -48,9 +47,9 @@ pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     let found = whole(content);
     match found {
         Ok(record) if ended => Ok(record),
-        // All but the line feed.
+        // Only the line feed is missing.
         Ok(_) => Err(Fault { torn: true, problem: "it does not end in a line feed" }),
-        Err(Flaw::Short) if !ended => Err(Fault { torn: true, problem: "it breaks off" }),
+        Err(Flaw::Short) if !ended => Err(Fault { torn: true, problem: "it is incomplete" }),
         Err(_) if never_filled(line, at) => {
             Err(Fault { torn: true, problem: "it has bytes that were never written" })
         }
@@ -58,12 +57,12 @@ pub(super) fn record(line: &[u8], at: u64) -> Result<&[u8], Fault> {
     }
 }
 
-/// The least that a disk writes at once.
+/// The smallest unit that a disk writes.
 const SECTOR: u64 = 512;
 
-/// Whether a line has zeros as a power cut leaves them. JSON has none, but space that was given to the file and
-/// never filled has nothing else: whole sectors, or what of one belongs to the line. Any other zero is a byte that was
-/// something else once.
+/// Returns whether a line contains zeros as a power failure leaves them. JSON contains no zeros, but space that was
+/// allocated to the file and never filled contains only zeros: whole sectors, or the line's part of a sector. Any other
+/// zero is a changed byte.
 fn never_filled(line: &[u8], at: u64) -> bool {
     let edge = |place: usize| place == 0 || place == line.len() || (at + place as u64).is_multiple_of(SECTOR);
     let mut found = false;
@@ -80,7 +79,7 @@ fn never_filled(line: &[u8], at: u64) -> bool {
     found
 }
 
-/// How long the line that begins here says it is, the line feed included.
+/// Returns the length of the line that begins here, as stated in its frame, including the line feed.
 pub(super) fn told_len(line: &[u8]) -> Option<usize> {
     len(line.get(LEN)?).map(|len| PREFIX + len + 2)
 }
@@ -96,9 +95,9 @@ enum Flaw {
 impl Flaw {
     fn problem(self) -> &'static str {
         match self {
-            Self::Short => "it is shorter than its length says",
-            Self::Long => "it is longer than its length says",
-            Self::Frame => "it does not begin and end as a line does",
+            Self::Short => "it is shorter than its stated length",
+            Self::Long => "it is longer than its stated length",
+            Self::Frame => "it does not have the frame of a line",
             Self::Sum => "its checksum does not match",
         }
     }
@@ -133,7 +132,7 @@ fn whole(content: &[u8]) -> Result<&[u8], Flaw> {
     Ok(record)
 }
 
-/// Exactly as it is written, so that no change of a byte goes unseen.
+/// Parses a checksum exactly as it is written, so that every changed byte is detected.
 fn sum(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |sum, digit| match digit {
         b'0'..=b'9' => Some(sum << 4 | u32::from(digit - b'0')),
@@ -142,7 +141,7 @@ fn sum(digits: &[u8]) -> Option<u32> {
     })
 }
 
-/// As above.
+/// Parses a length, just as strictly.
 fn len(padded: &[u8]) -> Option<usize> {
     let digits = padded.trim_ascii_start();
     let padding = padded.len() - digits.len();

@@ -1,4 +1,4 @@
-//! A log on disk: opening, locking, its end, appending.
+//! A log on disk: opening, locking, finding its end, and appending.
 
 use std::{
     fs::{File, OpenOptions, TryLockError},
@@ -13,47 +13,47 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// An open log whose first line is sound.
+/// An open log whose first line is valid.
 pub(super) struct Log<'a> {
     pub(super) place: &'a ConversationFolder<'a>,
     pub(super) file: &'a File,
     pub(super) header: Header,
-    /// Where the first line ends.
+    /// The offset at which the first line ends.
     pub(super) start: u64,
 }
 
 /// The end of a log.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Tail {
-    /// Where the last whole line ends.
+    /// The offset at which the last complete line ends.
     pub(super) end: u64,
-    /// Whether something follows it: what a write left that broke off.
+    /// Whether an incomplete line follows, left by an interrupted write.
     pub(super) torn: bool,
     pub(super) stamp: Stamp,
 }
 
-/// A try to lock a log.
+/// The result of an attempt to lock a log.
 pub(super) enum Lock {
-    /// Here it is, locked until the file is closed.
+    /// The log, locked until the file is closed.
     Held(File),
-    /// Another has it.
+    /// Another process or handle holds the lock.
     Taken,
-    /// There is no log.
+    /// The log does not exist.
     Missing,
 }
 
-/// Bytes that are read from either end of a log at first: most lines fit.
+/// The number of bytes that are read first from either end of a log. Most lines fit.
 const FIRST_READ: u64 = 4096;
-/// How often a log may move away between opening and locking it before that counts as locked: a file system that
-/// tells another file each time must keep nobody here for ever.
+/// How often a log may be replaced between opening and locking before it counts as locked. The limit prevents an
+/// endless loop on a file system that reports a different file each time.
 const MOVES: usize = 16;
 
-/// Opens and locks the log, without waiting; with `create`, an empty one if there is none.
+/// Opens and locks the log without waiting. If it does not exist and `create` is set, creates an empty log.
 pub(super) fn lock(place: &ConversationFolder<'_>, create: bool) -> Result<Lock, StoreError> {
     for _ in 0..MOVES {
         if place.has_other_than_log()? {
             if create {
-                let error = io::Error::new(io::ErrorKind::InvalidInput, "something else has its name");
+                let error = io::Error::new(io::ErrorKind::InvalidInput, "its path is not a file");
                 return Err(place.failed("creating", error));
             }
             return Ok(Lock::Missing);
@@ -72,7 +72,7 @@ pub(super) fn lock(place: &ConversationFolder<'_>, create: bool) -> Result<Lock,
         if !try_lock(place, &file)? {
             return Ok(Lock::Taken);
         }
-        // Between the two, another may have deleted the log, or put a compacted one in its place.
+        // Between opening and locking, another process may have deleted the log or replaced it with a compacted log.
         if !place.is_gone(&file)? {
             return Ok(Lock::Held(file));
         }
@@ -80,7 +80,7 @@ pub(super) fn lock(place: &ConversationFolder<'_>, create: bool) -> Result<Lock,
     Ok(Lock::Taken)
 }
 
-/// Opens the log to read it, if there is one.
+/// Opens the log for reading, if it exists.
 pub(super) fn open(place: &ConversationFolder<'_>) -> Result<Option<File>, StoreError> {
     if place.has_other_than_log()? {
         return Ok(None);
@@ -95,7 +95,7 @@ pub(super) fn open(place: &ConversationFolder<'_>) -> Result<Option<File>, Store
     }
 }
 
-/// Locks an open log, without waiting.
+/// Locks an open log without waiting.
 pub(super) fn try_lock(place: &ConversationFolder<'_>, file: &File) -> Result<bool, StoreError> {
     match file.try_lock() {
         Ok(()) => Ok(true),
@@ -105,7 +105,7 @@ pub(super) fn try_lock(place: &ConversationFolder<'_>, file: &File) -> Result<bo
 }
 
 impl<'a> Log<'a> {
-    /// Reads the first line; `None` if there is no whole one.
+    /// Reads the first line. Returns `None` if it is incomplete.
     pub(super) fn open(
         place: &'a ConversationFolder<'a>,
         file: &'a File,
@@ -114,7 +114,7 @@ impl<'a> Log<'a> {
         let name = place.line(1);
         let header = match line::record(&first, 0) {
             Ok(record) => Header::parse(record, &name)?,
-            // All that there was, however much has come since.
+            // The incomplete line was the whole file, even if the file has grown since.
             Err(Fault { torn: true, .. })
                 if !first.ends_with(b"\n") || len(place, file)? == first.len() as u64 =>
             {
@@ -124,7 +124,7 @@ impl<'a> Log<'a> {
         };
         let (id, other) = (place.id(), &header.id);
         if other != id {
-            // Two ids that are one to the file system.
+            // The file system considers both ids equal.
             if other.as_str().eq_ignore_ascii_case(id.as_str()) {
                 return Err(StoreError::NotFound { id: id.clone() });
             }
@@ -137,9 +137,9 @@ impl<'a> Log<'a> {
         len(self.place, self.file)
     }
 
-    /// The end of the log; `None` if nothing follows the first line: a `create` broke off.
+    /// Returns the end of the log, or `None` if nothing follows the first line because a `create` was interrupted.
     ///
-    /// Reads the last line and nothing more, but for damage: then all before it, to say where it is.
+    /// Reads only the last line. If the line is damaged, reads the lines before it to find its number.
     pub(super) fn tail(&self) -> Result<Option<Tail>, StoreError> {
         let mut end = self.len()?;
         let mut torn = false;
@@ -161,7 +161,7 @@ impl<'a> Log<'a> {
         Ok(None)
     }
 
-    /// The line, or the piece of one, that ends at `end`, and where it begins.
+    /// Returns the line, or the incomplete line, that ends at `end`, together with its offset.
     fn last_line(&self, end: u64) -> Result<(u64, Vec<u8>), StoreError> {
         let mut wanted = FIRST_READ;
         loop {
@@ -179,7 +179,7 @@ impl<'a> Log<'a> {
         }
     }
 
-    /// Names the line that begins at `at` by its number.
+    /// Returns an error that names the line at `at` by its number.
     fn damaged_at(&self, at: u64, problem: impl Into<String>) -> StoreError {
         match lines_before(self.place, self.file, at) {
             Ok(lines) => StoreError::damaged(self.place.line(lines + 1), problem),
@@ -188,7 +188,7 @@ impl<'a> Log<'a> {
     }
 }
 
-/// Counts the lines that end before this byte. Holds no more than a piece of them in memory.
+/// Counts the lines that end before this offset, with a fixed amount of memory.
 fn lines_before(place: &ConversationFolder<'_>, mut file: &File, at: u64) -> Result<usize, StoreError> {
     const PIECE: usize = 64 * 1024;
 
@@ -228,7 +228,7 @@ fn first_line(place: &ConversationFolder<'_>, file: &File) -> Result<Vec<u8>, St
     }
 }
 
-/// Up to `len` bytes from `at` on; fewer at the end of the file.
+/// Reads up to `len` bytes from `at` on. Returns fewer at the end of the file.
 fn read(place: &ConversationFolder<'_>, mut file: &File, at: u64, len: u64) -> Result<Vec<u8>, StoreError> {
     let mut bytes = Vec::with_capacity(usize::try_from(len).unwrap_or_default());
     file.seek(SeekFrom::Start(at))
@@ -237,7 +237,7 @@ fn read(place: &ConversationFolder<'_>, mut file: &File, at: u64, len: u64) -> R
     Ok(bytes)
 }
 
-/// Writes `lines` at `end`, the end of what is sound in the log. If that fails, the log is as it was.
+/// Writes `lines` at `end`, the end of the valid content of the log. If this fails, the log is unchanged.
 pub(super) fn append(
     place: &ConversationFolder<'_>,
     mut file: &File,
@@ -255,7 +255,7 @@ pub(super) fn append(
         durability.sync(file)
     };
     write().map_err(|error| {
-        // Should this fail as well, a torn line stays behind, and the next write drops it.
+        // If this fails as well, an incomplete line remains, which the next write removes.
         let _ = file.set_len(end);
         place.failed("writing", error)
     })

@@ -1,4 +1,4 @@
-//! Where the files of a conversation are, and what went wrong there.
+//! The paths of a conversation's files, and errors on them.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -11,13 +11,13 @@ use std::{
 use super::Durability;
 use crate::store::{ConversationId, StoreError};
 
-/// What the name of a log ends in.
+/// The suffix of a log's name.
 pub(super) const LOG: &str = ".jsonl";
 const SUMMARY: &str = ".summary.json";
-/// What the name of a file ends in that is to take the place of another.
+/// The additional suffix of a file that will replace another file.
 const NEW: &str = ".new";
 
-/// A conversation's place in the store's folder.
+/// The files of one conversation in the store's folder.
 pub(super) struct ConversationFolder<'a> {
     folder: &'a Path,
     id: &'a ConversationId,
@@ -44,33 +44,33 @@ impl<'a> ConversationFolder<'a> {
         self.file(SUMMARY)
     }
 
-    /// For people: the log.
+    /// Returns the log's path for error messages.
     pub(super) fn log_name(&self) -> String {
         self.log().display().to_string()
     }
 
-    /// For people: a line of the log, counted from 1.
+    /// Returns a line of the log for error messages, counted from 1.
     pub(super) fn line(&self, number: usize) -> String {
         format!("{}, line {number}", self.log().display())
     }
 
-    /// The state of the log's file; `None` if it can't be had.
+    /// Returns the state of the log's file, or `None` if it can't be read.
     pub(super) fn seen(&self) -> Option<Seen> {
         fs::metadata(self.log()).ok().as_ref().and_then(Seen::of)
     }
 
-    /// What an error on one of the files means.
+    /// Converts an error on one of the files.
     pub(super) fn failed(&self, action: &str, error: io::Error) -> StoreError {
         failed(action, &self.log(), error)
     }
 
-    /// Tells a conversation that is not there from a folder that is not there.
+    /// Fails if the folder does not exist, to distinguish this from a missing conversation.
     pub(super) fn check_folder(&self) -> Result<(), StoreError> {
         check_folder(self.folder)
     }
 
-    /// Whether the log's name is that of something which is no file. Opening a pipe would wait for whoever writes to it, for
-    /// ever.
+    /// Returns whether the log's name belongs to something other than a file. Opening a pipe would wait forever for a
+    /// writer.
     pub(super) fn has_other_than_log(&self) -> Result<bool, StoreError> {
         match fs::metadata(self.log()) {
             Ok(found) => Ok(!found.is_file()),
@@ -79,14 +79,14 @@ impl<'a> ConversationFolder<'a> {
         }
     }
 
-    /// Makes the folder's entries last.
+    /// Syncs the folder, so that its entries are durable.
     pub(super) fn sync_folder(&self, durability: Durability) -> Result<(), StoreError> {
         sync_folder(self.folder, durability)
     }
 
-    /// Whether the open log is no longer the one that its name leads to.
+    /// Returns whether the log's name no longer leads to the open log.
     pub(super) fn is_gone(&self, log: &File) -> Result<bool, StoreError> {
-        // Whether it has any name is not enough: a backup may have given it a second one.
+        // It is not enough that the open file has any name, because a backup may have given it a second one.
         let gone = log.metadata().and_then(|open| match fs::metadata(self.log()) {
             Ok(named) => Ok(!is_same(&open, &named)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(true),
@@ -95,34 +95,34 @@ impl<'a> ConversationFolder<'a> {
         gone.map_err(|error| self.failed("reading", error))
     }
 
-    /// Puts a new summary in the place of the old one. It may be lost in a crash: it can be made again.
+    /// Replaces the summary. A crash may lose it, because it can be rebuilt.
     pub(super) fn replace_summary(&self, content: &[u8]) -> io::Result<()> {
         self.replace(SUMMARY, |file| file.write_all(content)).map(drop)
     }
 
-    /// Puts a new log in the place of the old one, in one step. The new one is locked before it can be found, and stays so
-    /// until the file is closed.
+    /// Replaces the log in one step. The new log is locked before it can be found, and stays locked until the file is
+    /// closed.
     pub(super) fn replace_log(
         &self,
         old: &File,
         write: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> io::Result<File> {
         if fs::symlink_metadata(self.log())?.is_symlink() {
-            return Err(io::Error::other("a new log would take the place of a link to it"));
+            return Err(io::Error::other("the log is a symbolic link, which a new log would replace"));
         }
         let old = old.metadata()?;
         self.replace(LOG, |file| {
             keep_owner(&old, file)?;
             file.try_lock()?;
             write(file)?;
-            // However little the store is to survive: what is replaced may have been on disk for long.
+            // This ignores the store's durability, because the replaced log may have been on disk for long.
             file.sync_all()
         })
     }
 
     fn replace(&self, suffix: &str, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<File> {
-        // Only who holds the conversation's lock comes here, so one name is enough; what an earlier crash
-        // left under it is overwritten.
+        // Only the holder of the conversation's lock gets here, so one name is enough. Remains of an earlier crash
+        // under this name are overwritten.
         let new = self.file(&format!("{suffix}{NEW}"));
         let mut options = OpenOptions::new();
         options.write(true).create(true).truncate(true);
@@ -143,7 +143,7 @@ impl<'a> ConversationFolder<'a> {
         remove(&self.summary())
     }
 
-    /// Removes the summary, and whatever a crash left beside the log.
+    /// Removes the summary, and the remains of a crash.
     pub(super) fn remove_beside(&self) -> Result<(), StoreError> {
         for suffix in [SUMMARY, &format!("{SUMMARY}{NEW}"), &format!("{LOG}{NEW}")] {
             remove(&self.file(suffix))?;
@@ -156,7 +156,7 @@ impl<'a> ConversationFolder<'a> {
     }
 }
 
-/// The state of a file, to find out whether it was written to.
+/// The state of a file, used to detect later writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     len: u64,
@@ -164,14 +164,15 @@ pub(super) struct Seen {
 }
 
 impl Seen {
-    /// A file system gives equal times to writes that come within this of each other, and none gives coarser ones.
+    /// File systems give equal times to writes that follow each other within this time. No file system has coarser
+    /// times.
     const COARSEST: Duration = Duration::from_secs(2);
 
     pub(super) fn of(file: &fs::Metadata) -> Option<Self> {
         Some(Self { len: file.len(), modified: file.modified().ok()? })
     }
 
-    /// Whether each later write gives the file another state: not if the last one was only just made.
+    /// Returns whether every later write will change this state. This is not certain right after a write.
     pub(super) fn is_settled(&self) -> bool {
         SystemTime::now().duration_since(self.modified).is_ok_and(|since| since > Self::COARSEST)
     }
@@ -184,13 +185,13 @@ fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     (a.dev(), a.ino()) == (b.dev(), b.ino())
 }
 
-/// Without numbers of files: another has another creation time.
+/// Without inode numbers, files are distinguished by their creation time.
 #[cfg(not(unix))]
 fn is_same(a: &fs::Metadata, b: &fs::Metadata) -> bool {
     a.created().is_ok_and(|a| b.created().is_ok_and(|b| a == b))
 }
 
-/// Gives a file that is to replace another the permissions of that one.
+/// Gives a new file the permissions of the file that it will replace.
 fn keep_owner(old: &fs::Metadata, new: &File) -> io::Result<()> {
     #[cfg(unix)]
     {
@@ -198,7 +199,7 @@ fn keep_owner(old: &fs::Metadata, new: &File) -> io::Result<()> {
 
         let made = new.metadata()?;
         if (old.uid(), old.gid()) != (made.uid(), made.gid()) {
-            return Err(io::Error::other("a new log would have another owner"));
+            return Err(io::Error::other("the new log would have a different owner than the old log"));
         }
     }
     new.set_permissions(old.permissions())
@@ -223,7 +224,7 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
 }
 
 pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
-    // Elsewhere a folder can't be opened as a file, and its entries are written through.
+    // On other systems, a folder can't be opened as a file, and its entries are written through.
     if cfg!(unix) && durability == Durability::Machine {
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
         return synced.map_err(|error| failed("syncing", folder, error));
@@ -231,7 +232,7 @@ pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), S
     Ok(())
 }
 
-/// Makes what is created readable and writable for its owner alone.
+/// Makes created files readable and writable only for their owner.
 pub(super) fn private(options: &mut OpenOptions) {
     #[cfg(unix)]
     std::os::unix::fs::OpenOptionsExt::mode(options, 0o600);

@@ -1,4 +1,4 @@
-//! Reading a log whole: line by line, into a conversation.
+//! Reads a whole log, line by line, into a conversation.
 
 use std::{
     io::{Read, Seek, SeekFrom},
@@ -12,21 +12,21 @@ use super::{
 };
 use crate::store::{StoreError, Stored, StoredState, Version, WriteId};
 
-/// Bytes that are read from the file together.
+/// The number of bytes that are read from the file at a time.
 const CHUNK: usize = 128 * 1024;
 
-/// The whole lines of a log after the first.
+/// The complete lines of a log after the first.
 struct Lines<'a> {
     log: &'a Log<'a>,
-    /// What was read and not given out is from `at` on.
+    /// Bytes that were read. The lines from `at` on have not been returned yet.
     buffer: Vec<u8>,
     at: usize,
-    /// Bytes of the log that are still to be read. It ends where it did at first: what is appended meanwhile is no part of
-    /// it, so that a line is whole or torn for good.
+    /// The number of bytes of the log that remain to be read. The log ends where it ended at first. Bytes that are
+    /// appended meanwhile are ignored, so a line is either complete or incomplete for good.
     left: u64,
-    /// Of the line last given, counted from 1.
+    /// The number of the line that was returned last, counted from 1.
     number: usize,
-    /// Where the line last given begins and ends in the file.
+    /// The offsets in the file of the line that was returned last.
     span: Range<u64>,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Lines<'a> {
         Ok(Self { log, buffer: Vec::new(), at: 0, left, number: 1, span: log.start..log.start })
     }
 
-    /// The record of the next line; `None` at the end, or where a write broke off.
+    /// Returns the record of the next line, or `None` at the end or at an incomplete line.
     fn next(&mut self) -> Result<Option<&[u8]>, StoreError> {
         let len = self.len_of_next()?;
         if len == 0 {
@@ -56,12 +56,12 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Bytes of the next line, which is in the buffer then: up to its line feed, or the end of the log.
+    /// Returns the length of the next line, up to its line feed or the end of the log. The line is then in the buffer.
     fn len_of_next(&mut self) -> Result<usize, StoreError> {
         let mut seen = 0;
         loop {
             let there = &self.buffer[self.at..];
-            // A sound line tells how long it is; any other is looked through.
+            // A valid line states its length. Any other line is searched for its end.
             let told = line::told_len(there).filter(|len| there.get(len - 1) == Some(&b'\n'));
             let found = told.or_else(|| {
                 let end = there[seen..].iter().position(|byte| *byte == b'\n');
@@ -77,12 +77,12 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// Reads on; `false` at the end of the log. What has been given out goes.
+    /// Reads more and drops the lines that were returned. Returns `false` at the end of the log.
     fn fill(&mut self) -> Result<bool, StoreError> {
         self.buffer.drain(..self.at);
         self.at = 0;
         let before = self.buffer.len();
-        // A line that does not fit makes the buffer twice as long each time.
+        // Each time that a line does not fit, the buffer doubles.
         let wanted = CHUNK.max(before);
         self.buffer.reserve(wanted);
         let wanted = self.left.min(wanted as u64);
@@ -97,25 +97,25 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// What a log comes to.
+/// The conversation in a log, and data about the lines of the log.
 pub(super) struct Replay {
     pub(super) stored: Stored,
     /// The stamp of the last line.
     pub(super) last: Stamp,
-    /// Where the last whole line ends.
+    /// The offset at which the last complete line ends.
     pub(super) end: u64,
-    /// Where the lines with nodes are; neighbours are one.
+    /// The offsets of the lines with nodes. Adjacent lines share one range.
     pub(super) kept: Vec<Range<u64>>,
-    /// The writes of the other lines, those that went in earlier compactions included.
+    /// The writes of all other lines, including those that earlier compactions removed.
     pub(super) spare: Vec<(Version, WriteId)>,
-    /// Bytes of the other lines.
+    /// The number of bytes in the other lines.
     pub(super) spare_bytes: u64,
-    /// Lines with nodes so far, and whether what an earlier compaction left out has been told.
+    /// The number of lines with nodes, and whether the lines removed by an earlier compaction are known.
     lines: u64,
     told: bool,
 }
 
-/// Reads the whole log; `None` if nothing follows its first line.
+/// Reads the whole log. Returns `None` if nothing follows its first line.
 pub(super) fn replay(log: &Log<'_>) -> Result<Option<Replay>, StoreError> {
     let mut lines = Lines::of(log)?;
     let mut replay: Option<Replay> = None;
@@ -133,7 +133,7 @@ pub(super) fn replay(log: &Log<'_>) -> Result<Option<Replay>, StoreError> {
     match replay {
         Some(replay) if !replay.told => Err(StoreError::damaged(
             log.place.log_name(),
-            "the line that sums up what was left out is missing",
+            "the line that lists the lines removed by compaction is missing",
         )),
         replay => Ok(replay),
     }
@@ -160,7 +160,7 @@ impl Replay {
                 replay.advance(last, span);
                 Ok(())
             }
-            (_, true) => Err("it does not create the conversation, as the first write does".to_owned()),
+            (_, true) => Err("it does not create the conversation, as the first write must".to_owned()),
             (change, false) => replay.apply(last, change, span),
         }
         .map(|()| replay)
@@ -170,22 +170,22 @@ impl Replay {
         let stamp = record.stamp();
         let (before, version) = (self.last.version, stamp.version);
         let restates = matches!(record.change, Change::Compacted(_)) && version == before;
-        // Before an earlier compaction has told what it left out, versions may be missing.
+        // Until the line of an earlier compaction is read, versions may be missing.
         let follows = if self.told {
             version == before.next() && version > before
         } else {
             version > before || restates
         };
         if !follows {
-            return Err(format!("it has version {version} and follows version {before}"));
+            return Err(format!("it has version {version}, but the line before it has version {before}"));
         }
         self.apply(stamp, record.change, span)
     }
 
     fn apply(&mut self, stamp: Stamp, change: Change, span: Range<u64>) -> Result<(), String> {
         match change {
-            Change::Create(_) => return Err("it creates the conversation again".to_owned()),
-            Change::Compacted(_) if self.told => return Err("it sums up what is there".to_owned()),
+            Change::Create(_) => return Err("it creates the conversation a second time".to_owned()),
+            Change::Compacted(_) if self.told => return Err("it lists lines that are not missing".to_owned()),
             Change::Compacted(compacted) => {
                 self.check_told(stamp, &compacted)?;
                 let Compacted { state, head, cursors, writes } = *compacted;
@@ -217,7 +217,7 @@ impl Replay {
         Ok(())
     }
 
-    /// Holds that the lines so far and those left out are all that there were.
+    /// Checks that the lines so far and the removed lines together are complete.
     fn check_told(&self, stamp: Stamp, compacted: &Compacted) -> Result<(), String> {
         let writes = &compacted.writes;
         let first = writes.iter().map(|(version, _)| *version).min();
@@ -249,20 +249,20 @@ impl Replay {
     }
 }
 
-/// The write that created the conversation, and the version it led to.
+/// Returns the write that created the conversation, and the version that it led to.
 pub(super) fn first_write(log: &Log<'_>) -> Result<Option<(Version, WriteId)>, StoreError> {
     let mut first: Option<(Version, WriteId)> = None;
     writes(log, |version, write| {
         if first.is_none_or(|(first, _)| version < first) {
             first = Some((version, write));
         }
-        // Without compactions, the first line has it.
+        // Without compactions, this is the first line.
         log.header.compactions > 0
     })?;
     Ok(first)
 }
 
-/// The write that led to this version.
+/// Returns the id of the write that led to this version.
 pub(super) fn write_of(log: &Log<'_>, wanted: Version) -> Result<Option<WriteId>, StoreError> {
     let mut found = None;
     writes(log, |version, write| {
@@ -274,7 +274,7 @@ pub(super) fn write_of(log: &Log<'_>, wanted: Version) -> Result<Option<WriteId>
     Ok(found)
 }
 
-/// Visits the writes in a log until told to stop. Reads no more of them than their stamps.
+/// Visits the writes in a log until `visit` returns `false`. Parses only their stamps.
 fn writes(log: &Log<'_>, mut visit: impl FnMut(Version, WriteId) -> bool) -> Result<(), StoreError> {
     let mut lines = Lines::of(log)?;
     loop {
@@ -298,7 +298,7 @@ fn writes(log: &Log<'_>, mut visit: impl FnMut(Version, WriteId) -> bool) -> Res
     }
 }
 
-/// The title, without reading what nodes say.
+/// Returns the title, without parsing nodes.
 pub(super) fn title(log: &Log<'_>) -> Result<Option<String>, StoreError> {
     let mut lines = Lines::of(log)?;
     let mut title = None;
@@ -339,9 +339,9 @@ mod tests {
         },
     };
 
-    /// Nothing is between the last line and its end that could be seen half: it breaks off where it did at first.
+    /// A line that is complete only later counts as incomplete, because the log ends where it ended at first.
     #[test]
-    fn log_that_grows_while_it_is_read_ends_where_it_did_at_first() {
+    fn log_that_grows_while_it_is_read_ends_where_it_ended_at_first() {
         let id = ConversationId::generate();
         let folder = std::env::temp_dir().join(format!("omni-agent-{id}"));
         fs::create_dir(&folder).expect("a folder");
@@ -360,13 +360,13 @@ mod tests {
 
         let file = File::open(place.log()).expect("the log");
         let mut writer = OpenOptions::new().append(true).open(place.log()).expect("the log");
-        let log = Log::open(&place, &file).expect("a sound line").expect("a first line");
+        let log = Log::open(&place, &file).expect("a valid line").expect("a first line");
         let mut lines = Lines::of(&log).expect("the rest");
-        assert!(lines.next().expect("a sound line").is_some());
-        writer.write_all(rest).expect("room");
-        assert!(lines.next().expect("a torn line is none").is_none());
-        let replay = replay(&log).expect("all is sound").expect("a conversation");
-        assert_eq!(replay.last.version, Version::new(2), "it is read anew");
-        fs::remove_dir_all(&folder).expect("the folder goes");
+        assert!(lines.next().expect("a valid line").is_some());
+        writer.write_all(rest).expect("space on the disk");
+        assert!(lines.next().expect("an incomplete line is not an error").is_none());
+        let replay = replay(&log).expect("a valid log").expect("a conversation");
+        assert_eq!(replay.last.version, Version::new(2), "the log is read again");
+        fs::remove_dir_all(&folder).expect("the folder is removed");
     }
 }

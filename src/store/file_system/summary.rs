@@ -1,4 +1,4 @@
-//! What a list says of each conversation.
+//! The entries of lists.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -22,13 +22,13 @@ use crate::{
     store::{ConversationId, Page, StoreError, Summary, Version},
 };
 
-/// The summary as it was last saved, up to date or not.
+/// Reads the summary file, which may be out of date.
 pub(super) fn read(place: &ConversationFolder<'_>) -> Option<SummaryFile> {
-    // Opening a pipe would wait for whoever writes to it.
+    // Opening a pipe would wait for a writer.
     if !fs::metadata(place.summary()).ok()?.is_file() {
         return None;
     }
-    // `fs::read` would ask for the length, and for more at the end: lists read many of these.
+    // `fs::read` would query the length first and read once more at the end. A list reads many summaries.
     let mut file = File::open(place.summary()).ok()?;
     let mut text = vec![0; 1024];
     let mut len = 0;
@@ -41,24 +41,24 @@ pub(super) fn read(place: &ConversationFolder<'_>) -> Option<SummaryFile> {
     }
 }
 
-/// Saves a summary and returns whether that succeeded. The write before it succeeds in any case: without a summary, one is
-/// made again from the log. The log is locked.
+/// Saves a summary and returns whether this succeeded. A failure does not affect the write before it, because the
+/// summary can be rebuilt from the log. The log must be locked.
 pub(super) fn save(place: &ConversationFolder<'_>, summary: &SummaryFile) -> bool {
     let saved = place.replace_summary(&summary.encode());
     if let Err(error) = &saved {
         let error: &dyn std::error::Error = error;
-        tracing::debug!(error, "a summary was not saved");
+        tracing::debug!(error, "a summary could not be saved; the next list rebuilds it from the log");
     }
     saved.is_ok()
 }
 
-/// Summaries that took reading a log and could not be saved beside it: of damaged logs, and in a folder that can't be written
-/// to. Each is good for as long as its log is not written to. They spare later lists to read the log again.
+/// Summaries that required reading a log and could not be saved: those of damaged logs, and those in a read-only
+/// folder. Each is valid until its log is written to. They save later lists from reading the log again.
 #[derive(Debug, Default)]
 pub(super) struct Findings(Mutex<HashMap<ConversationId, (Seen, Summary)>>);
 
 impl Findings {
-    // Nothing that can panic runs under the lock.
+    // Code under the lock can't panic.
     fn lock(&self) -> MutexGuard<'_, HashMap<ConversationId, (Seen, Summary)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -79,7 +79,7 @@ impl Findings {
         }
     }
 
-    /// Drops those of conversations that are not among these.
+    /// Removes the entries of all conversations except these.
     fn retain(&self, ids: &[ConversationId]) {
         let mut findings = self.lock();
         if !findings.is_empty() {
@@ -89,8 +89,8 @@ impl Findings {
     }
 }
 
-/// What a list says of the conversation, if there is one. Summaries that commits left behind are brought up to date as
-/// long as `refresh` is not used up.
+/// Returns the list entry of the conversation, if it exists. Outdated summaries are updated as long as `refresh` is not
+/// used up.
 pub(super) fn summarise(
     place: &ConversationFolder<'_>,
     findings: &Findings,
@@ -98,7 +98,7 @@ pub(super) fn summarise(
 ) -> Result<Option<Summary>, StoreError> {
     let (len, mut seen) = match fs::metadata(place.log()) {
         Ok(log) if log.is_file() => (log.len(), Seen::of(&log)),
-        // No conversation of this store's.
+        // Something other than a file, which is not a conversation.
         Ok(_) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             place.check_folder()?;
@@ -117,7 +117,7 @@ pub(super) fn summarise(
     if let Err(StoreError::Damaged { .. }) = summary {
         let before = std::mem::replace(&mut seen, place.seen());
         if seen != before {
-            // It may have been a torn line that a writer was just replacing.
+            // The reader may have seen an incomplete line that a writer was replacing.
             summary = from_log(place, saved.as_ref(), refresh);
         }
     }
@@ -139,7 +139,7 @@ pub(super) fn summarise(
     }
 }
 
-/// For a log that nothing can be said about.
+/// Returns a summary for a log that can't be read.
 fn unknown(place: &ConversationFolder<'_>) -> Summary {
     let touched = fs::metadata(place.log()).and_then(|log| log.modified()).ok();
     let touched = touched.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
@@ -147,10 +147,10 @@ fn unknown(place: &ConversationFolder<'_>) -> Summary {
     Summary::new(place.id().clone(), Version::new(0), Timestamp(touched.unwrap_or_default()))
 }
 
-/// A summary that was made from the log.
+/// A summary that was built from the log.
 struct Found {
     summary: Summary,
-    /// Whether it took reading the whole log, and the next list would have to read it again.
+    /// Whether the whole log was read, and the next list would have to read it again.
     is_costly: bool,
 }
 
@@ -168,7 +168,7 @@ fn from_log(
     let Some(tail) = log.tail()? else {
         return Ok(None);
     };
-    // A commit leaves the summary behind, but with the right title.
+    // A commit makes the summary outdated, but its title stays correct.
     let known =
         saved.filter(|saved| (tail.stamp.state_version..=tail.stamp.version).contains(&saved.version));
     let title = match known {
@@ -176,10 +176,11 @@ fn from_log(
         None => read::title(&log)?,
     };
     let summary = SummaryFile::new(&log.header, &tail.stamp, title, tail.end);
-    // Without the right title it takes reading the log, which is dear enough to spare the next one.
+    // Finding the title requires reading the log, which is so slow that the result is worth saving.
     let wanted = known.is_none() || *refresh > 0;
     *refresh = refresh.saturating_sub(1);
-    // Whatever keeps it from being saved keeps nobody from seeing it: not every file system locks what is open for reading.
+    // If the summary can't be saved, it is still returned. For example, some file systems can't lock files that are
+    // open for reading.
     let is_current = || {
         matches!(try_lock(place, &file), Ok(true))
             && matches!(place.is_gone(&file), Ok(false))
@@ -190,14 +191,14 @@ fn from_log(
     Ok(Some(Found { summary: summary.into_summary(), is_costly }))
 }
 
-/// How many conversations are worth a thread more to list them, and how many threads at most.
+/// The number of conversations per thread of a list, and the maximum number of threads.
 const SHARE: usize = 500;
 const MAX_THREADS: usize = 4;
-/// How many summaries each of them brings up to date: a list is made of what was written since the last, so that is
-/// few as a rule, and no one list pays for all that were never listed.
+/// The number of summaries that each thread updates. Usually few conversations were written since the last list. The
+/// limit keeps a single list from updating all conversations that were never listed.
 const REFRESHED: usize = 500;
 
-/// The conversations in the folder that are on this page.
+/// Returns the conversations in the folder that are on this page.
 pub(super) fn list(folder: &Path, findings: &Findings, page: Page) -> Result<Vec<Summary>, StoreError> {
     let ids = ids(folder)?;
     findings.retain(&ids);
@@ -216,7 +217,7 @@ pub(super) fn list(folder: &Path, findings: &Findings, page: Page) -> Result<Vec
             let threads: Vec<_> = shares.map(spawn).collect();
             let shares = threads.into_iter().map(|(share, spawned)| match spawned {
                 Ok(thread) => thread.join().unwrap_or_else(|panic| resume_unwind(panic)),
-                // No more threads for this process.
+                // The process can't start more threads.
                 Err(_) => summarise_all(folder, findings, share),
             });
             shares.collect::<Result<Vec<_>, _>>()
@@ -243,10 +244,10 @@ fn summarise_all(
     summaries.filter_map(Result::transpose).collect()
 }
 
-/// What is wrong with this one conversation, if that is all that is wrong: not for want of descriptors or memory, or of the
-/// folder, which has an error of its own.
+/// Returns the problem if it concerns only this conversation. Returns `None` for a lack of descriptors or memory, and
+/// for a problem with the folder, which has its own error.
 fn problem(place: &ConversationFolder<'_>, error: &StoreError) -> Option<String> {
-    // What has no stable kind yet: too many open files, in this process or in all.
+    // Errors without a stable kind: too many open files, in this process or in the system.
     const OF_ALL: [i32; 2] = if cfg!(unix) { [24, 23] } else { [4, 4] };
 
     let (StoreError::Failed { source, .. } | StoreError::Denied { source, .. }) = error else {
@@ -258,7 +259,7 @@ fn problem(place: &ConversationFolder<'_>, error: &StoreError) -> Option<String>
     (!of_all && place.check_folder().is_ok()).then(|| format!("{error}: {system}"))
 }
 
-/// The conversations in the folder, in no order. Files with other names are not the store's.
+/// Returns the conversations in the folder, in no particular order. Files with other names are ignored.
 fn ids(folder: &Path) -> Result<Vec<ConversationId>, StoreError> {
     let failed = |error| place::failed("listing", folder, error);
     let entries = fs::read_dir(folder).map_err(|error| match place::check_folder(folder) {

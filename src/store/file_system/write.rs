@@ -1,4 +1,4 @@
-//! Writes to a log that is locked.
+//! Writes to a locked log.
 
 use std::fs::File;
 
@@ -14,7 +14,7 @@ use crate::{
     store::{StoreError, StoredState, Version, Write, WriteId},
 };
 
-/// Fills a new log, or one whose creation broke off. Nothing stays behind if that fails.
+/// Fills a new log, or a log whose creation was interrupted. If this fails, nothing remains.
 pub(super) fn create(
     place: &ConversationFolder<'_>,
     file: &File,
@@ -24,7 +24,7 @@ pub(super) fn create(
 ) -> Result<Version, StoreError> {
     let exists = || StoreError::AlreadyExists { id: place.id().clone() };
     let log = Log::open(place, file).map_err(|error| match error {
-        // It is there under an id that is the same to the file system.
+        // The file exists under an id that the file system considers equal.
         StoreError::NotFound { .. } => exists(),
         error => error,
     })?;
@@ -40,7 +40,7 @@ pub(super) fn create(
         };
     }
     fill(place, file, write, state, durability).inspect_err(|_| {
-        // Nobody was told of this log, and nobody else can have it while it is locked.
+        // The log was not acknowledged, and nobody else can use it while it is locked.
         let _ = place.remove_log();
     })
 }
@@ -52,7 +52,7 @@ fn fill(
     state: StoredState,
     durability: Durability,
 ) -> Result<Version, StoreError> {
-    // What a crash left of an earlier conversation with this id must not be taken for this one's.
+    // Remains of an earlier conversation with this id must not be mistaken for files of this one.
     place.remove_beside()?;
     let header = Header::new(place.id().clone(), Timestamp::now());
     let version = Version::first();
@@ -95,7 +95,7 @@ pub(super) fn change(
     }
     let version = current.next();
     if version == current {
-        let problem = "it is at the last version that there is".to_owned();
+        let problem = "its version is the highest possible version".to_owned();
         return Err(StoreError::Unstorable { id: place.id().clone(), problem });
     }
     let title = change.title();
@@ -115,24 +115,23 @@ pub(super) fn change(
     Ok(version)
 }
 
-/// Makes sure that a write which is there already would survive what it was acknowledged to survive: whoever
-/// made it may have died before that.
+/// Syncs a write that is already in the log. Its writer may have died before it was durable.
 fn settle(place: &ConversationFolder<'_>, file: &File, durability: Durability) -> Result<(), StoreError> {
     durability.sync(file).map_err(|error| place.failed("syncing", error))?;
     place.sync_folder(durability)
 }
 
-/// Removes a conversation, readable or not.
+/// Deletes a conversation, readable or not.
 pub(super) fn delete(
     place: &ConversationFolder<'_>,
     file: &File,
     durability: Durability,
 ) -> Result<(), StoreError> {
     if let Err(StoreError::NotFound { .. }) = Log::open(place, file) {
-        // It is another's, whose id is the same to the file system.
+        // The log belongs to a different id that the file system considers equal.
         return Ok(());
     }
-    // The log first: without it, the rest is nothing.
+    // The log comes first, because the other files are meaningless without it.
     place.remove_log()?;
     place.remove_beside()?;
     place.sync_folder(durability)

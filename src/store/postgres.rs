@@ -1,57 +1,84 @@
 //! Conversations in PostgreSQL (feature `postgres`).
 //!
+//! [`PostgresStore`] is a [`Store`] for applications on several machines. [`PostgresStore::open`] connects to a
+//! database and creates the store's schema. [`PostgresStoreBuilder`] sets the schema's name, trusted certificates, the
+//! number of connections, timeouts and the duration of leases.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//!
+//! use omni_agent::store::{ConversationId, PostgresStore, Store, StoredState, WriteId};
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let store = PostgresStore::builder("postgres://ada:secret@db.example.com/app")
+//!     .schema("conversations")
+//!     .connections(20)
+//!     .lease(Duration::from_secs(60))
+//!     .open()
+//!     .await?;
+//! let id = ConversationId::generate();
+//! store.create(&id, WriteId::generate(), &StoredState::default()).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! # Layout
 //!
-//! The store owns one schema of the database, by default `omni_agent`. It creates it and brings it up to date when it is
-//! opened; several processes may be started at once. The table `migrations` has the versions that were applied, now 2.
-//! A schema of a version yet to come is refused with [`StoreError::UnknownFormat`]. The user needs the right to create
-//! schemas in the database, or, where the schema is up to date, to use it and its tables.
+//! The store owns one schema of the database, by default `omni_agent`. Opening the store creates or updates the schema.
+//! Several processes may do this at the same time. The table `migrations` lists the applied versions, now up to 2. A
+//! schema with a later version is rejected with [`StoreError::UnknownFormat`]. The user needs the right to create
+//! schemas in the database. If the schema is up to date, the right to use the schema and its tables is enough.
 //!
-//! Bringing it up to date waits for those who use its tables, such as a dump, for up to five minutes, and then the error is
-//! [`StoreError::Busy`]. Meanwhile it keeps others from their tables for two seconds at a time. Processes that opened the schema
-//! when it had version 1 go on beside later ones; until the last of them has ended, the leases of all should last equally long.
+//! Updating the schema waits for users of its tables, such as a dump, for up to five minutes. After that, it fails with
+//! [`StoreError::Busy`]. Meanwhile it blocks others from their tables for two seconds at a time. Processes that opened
+//! version 1 of the schema continue to work next to later ones. Until the last of them has ended, all leases should
+//! have the same duration.
 //!
-//! | table | a row for each |
+//! | table | one row per |
 //! | --- | --- |
 //! | `conversations` | conversation: id, version, times, title (a JSON string), state (JSON text), head, owner |
 //! | `nodes` | message: as JSON `text`, exactly as it was written, and as `jsonb` for queries |
 //! | `cursors` | cursor |
-//! | `writes` | write, to know a repetition by |
+//! | `writes` | write, to recognize a repetition |
 //!
 //! ```sql
 //! SELECT id, content -> 'content' FROM omni_agent.nodes
 //! WHERE content @> '{"content": [{"type": "tool_use", "name": "search"}]}';
 //! ```
 //!
-//! `nodes.content` is derived by the database, and null where `jsonb` refuses the text (U+0000) or where the text is longer
-//! than 256 KiB. The store itself reads the text alone.
+//! The database derives `nodes.content`. It is null if `jsonb` rejects the text (U+0000) or if the text is longer than
+//! 256 KiB. The store itself reads only the text.
 //!
 //! # Writes
 //!
-//! A write is one statement, which locks the conversation's row, compares version and lease, and writes. Only where
-//! that finds nothing to write to does a second one ask why. `synchronous_commit` is raised from `off` to `on`, so that
-//! what is acknowledged is on the server's disk.
+//! A write is one statement, which locks the conversation's row, compares version and lease, and writes. Only if it
+//! finds nothing to write to, a second statement finds the reason. `synchronous_commit` is raised from `off` to `on`,
+//! so an acknowledged write is on the server's disk.
 //!
-//! A delete removes the rows. Their bytes stay in the server's files until `VACUUM` and later writes have replaced them, and
-//! in its write-ahead log, replicas and backups for as long as the server keeps those.
+//! A delete removes the rows. Their bytes stay in the server's files until `VACUUM` and later writes have replaced
+//! them, and in its write-ahead log, replicas and backups as long as the server keeps those.
 //!
 //! # Connections
 //!
-//! There is a pool of them, each with its prepared statements, and two more for renewing leases. They are served, and all operations
-//! run, on two threads of the store's own. So an operation may be called on any runtime, and goes on when another is
-//! blocked. One whose connection breaks is repeated on another: writes are known by their ids, so nothing is written
-//! twice. When the database can't be reached, the error is [`StoreError::Unreachable`], and the next operation tries
-//! anew; [`StoreError::Busy`] says that a lock or a connection was not to be had in time. A connection over which nothing comes
-//! back is given up: for a renewal after a third of the lease, and it is repeated over a new one.
+//! The store has a pool of connections, each with its prepared statements, and two more connections for renewing
+//! leases. The connections and all operations run on two threads of the store. So an operation may be called on any
+//! runtime, and continues while another runtime is blocked.
 //!
-//! They rely on sessions (prepared statements, time limits): a pooler before the database has to keep a session for
-//! each connection.
+//! If a connection breaks, its operation is repeated on another connection. Nothing is written twice, because writes
+//! are recognized by their ids. If the database can't be reached, the operation fails with [`StoreError::Unreachable`],
+//! and the next operation tries again. If a lock or a connection is not available in time, the operation fails with
+//! [`StoreError::Busy`]. A connection without any response is abandoned. For a renewal this happens after a third of
+//! the lease, and the renewal is repeated on a new connection.
+//!
+//! The store relies on sessions of the database (prepared statements, timeouts). A connection pooler in front of the
+//! database must keep one session per connection.
 //!
 //! # Ownership
 //!
-//! Leases stand in the conversation's row and are measured by the database's clock. One that would last for more than twice its
-//! time, since that clock was set back, has ended. A write and a take-over lock the same row, so none slips past the other.
-//! Epochs rise by chance: a server that takes over from another, and lacks its last transactions, gives none of them again.
+//! Leases are kept in the conversation's row and measured by the database's clock. If the clock is set back, a lease
+//! that would last for more than twice its duration has ended. A write and an acquisition lock the same row, so neither
+//! can miss the other. Epochs increase by random numbers: if another server takes over without the latest transactions,
+//! it does not assign their epochs again.
 
 mod error;
 mod hosts;
@@ -84,9 +111,9 @@ use super::{
     Version, Write, WriteId, rows::Change,
 };
 
-/// Keeps conversations in PostgreSQL, for applications on many machines. Clones share everything.
+/// A store that keeps conversations in PostgreSQL, for applications on many machines. Clones share everything.
 ///
-/// The module's documentation has the layout.
+/// The [module](self) documents the layout of the schema.
 ///
 /// ```no_run
 /// use omni_agent::store::{Page, PostgresStore, Store};
@@ -108,7 +135,7 @@ struct Inner {
     threads: Threads,
 }
 
-/// Opens a [`PostgresStore`] with settings of its own.
+/// Settings with which a [`PostgresStore`] is opened.
 #[derive(Clone)]
 pub struct PostgresStoreBuilder {
     url: String,
@@ -118,65 +145,70 @@ pub struct PostgresStoreBuilder {
 }
 
 impl PostgresStoreBuilder {
-    /// The schema that holds the conversations; `omni_agent` if unset. Any name that PostgreSQL takes: up to 63 bytes, and not
-    /// beginning with `pg_`. Upper and lower case are different.
+    /// Sets the schema that holds the conversations. The default is `omni_agent`. Any name that PostgreSQL accepts is
+    /// valid: up to 63 bytes, and not beginning with `pg_`. Names are case-sensitive.
     pub fn schema(mut self, name: impl Into<String>) -> Self {
         self.schema = name.into();
         self
     }
 
-    /// Connections for conversations; ten if unset, one at least. Renewing leases has two more.
+    /// Sets the number of connections for conversations. The default is ten, and the minimum is one. Renewing leases
+    /// uses two more.
     pub fn connections(mut self, number: usize) -> Self {
         self.limits.connections = number.max(1);
         self
     }
 
-    /// How long to wait for a connection of the pool, when all are in use; five seconds if unset.
+    /// Sets how long to wait for a connection when all connections of the pool are in use. The default is five seconds.
     pub fn pool_wait(mut self, limit: Duration) -> Self {
         self.limits.pool_wait = limit;
         self
     }
 
-    /// How long connecting to a host may take; five seconds if unset. `connect_timeout` in the URL goes before it.
+    /// Sets how long connecting to a host may take. The default is five seconds. `connect_timeout` in the URL takes
+    /// precedence.
     pub fn connect_timeout(mut self, limit: Duration) -> Self {
         self.limits.connect = limit;
         self
     }
 
-    /// How long to wait for a lock that another transaction holds; five seconds if unset. To the millisecond.
+    /// Sets how long to wait for a lock of another transaction. The default is five seconds. The value is rounded to
+    /// milliseconds.
     pub fn lock_wait(mut self, limit: Duration) -> Self {
         self.limits.lock_wait = limit;
         self
     }
 
-    /// How long a statement may take, and a transaction may stand idle; 30 seconds if unset. To the millisecond. Should the
-    /// server not even end it, the connection is given up five seconds later.
+    /// Sets how long a statement may take, and how long a transaction may be idle. The default is 30 seconds. The value
+    /// is rounded to milliseconds. If the server does not end the statement, the connection is abandoned five seconds
+    /// later.
     pub fn statement_timeout(mut self, limit: Duration) -> Self {
         self.limits.statement = limit;
         self
     }
 
-    /// How long a lease lasts that is not renewed; 30 seconds if unset, ten milliseconds at least.
+    /// Sets how long a lease lasts without renewal. The default is 30 seconds, and the minimum is ten milliseconds.
     pub fn lease(mut self, lasts: Duration) -> Self {
         self.limits.lease = lasts.max(Duration::from_millis(10));
         self
     }
 
-    /// The certificates (PEM) to trust in place of those that the platform trusts, such as a provider's own root.
+    /// Sets the certificates (PEM) to trust instead of those that the platform trusts, such as a provider's root
+    /// certificate.
     pub fn root_certificates(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.certificates = Some(pem.into());
         self
     }
 
-    /// Opens the store: connects, and creates the schema or brings it up to date.
+    /// Opens the store: connects, and creates or updates the schema.
     ///
     /// # Errors
     ///
-    /// As for [`PostgresStore::open`].
+    /// Fails in the same cases as [`PostgresStore::open`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the schema, whole.
+    /// Dropping the future may leave a complete schema.
     pub async fn open(self) -> Result<PostgresStore, StoreError> {
         let Self { url, schema, certificates, limits } = self;
         sql::check_schema(&schema)?;
@@ -186,14 +218,14 @@ impl PostgresStoreBuilder {
         let server = Arc::new(Server::new(config, &tls, &schema, limits)?);
         let threads = Threads::start()?;
         let (migrated, name) = (Arc::clone(&server), schema.clone());
-        // Pools are of no runtime; the connections are of the one on which they are made.
+        // Pools do not belong to a runtime. Connections belong to the runtime on which they are made.
         threads.run(async move { migrated.migrate(&name).await }).await?;
         Ok(PostgresStore(Arc::new(Inner { server, schema, threads })))
     }
 }
 
 impl fmt::Debug for PostgresStoreBuilder {
-    // The URL may have a password in it.
+    // The URL is omitted because it may contain a password.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresStoreBuilder")
             .field("schema", &self.schema)
@@ -203,30 +235,33 @@ impl fmt::Debug for PostgresStoreBuilder {
 }
 
 #[derive(Debug, thiserror::Error)]
-#[error("it is no `postgres://user:password@host:port/database` that can be understood")]
+#[error("it is not a valid URL such as `postgres://user:password@host:port/database`")]
 struct InUrl(#[source] tokio_postgres::Error);
 
 impl PostgresStore {
-    /// The store in this database, in the schema `omni_agent`.
+    /// Opens the store in this database, in the schema `omni_agent`.
     ///
-    /// The URL is as for `libpq`: `postgres://user:password@host:port/database?sslmode=require`, or pairs of keys and values.
-    /// Several hosts may be named; the first that can be reached and takes writes is used. With TLS, certificate and
-    /// host name are always checked; without `sslmode`, it is used wherever the server has it, but not within the machine:
-    /// where the host, and its `hostaddr` if there is one, is a loopback address, `localhost` or a socket.
+    /// The URL has the form of `libpq`: `postgres://user:password@host:port/database?sslmode=require`, or pairs of keys
+    /// and values. It may name several hosts. The first host that can be reached and accepts writes is used.
+    ///
+    /// With TLS, certificate and host name are always checked. Without `sslmode`, TLS is used if the server supports
+    /// it, except for connections within the machine. Those are connections whose host, and `hostaddr` if set, is a
+    /// loopback address, `localhost` or a socket.
     ///
     /// # Errors
     ///
-    /// [`StoreError::Misconfigured`] if the URL, the schema's name or the certificates are none; [`StoreError::Unreachable`],
-    /// [`StoreError::Denied`], [`StoreError::UnknownFormat`], or what else the database has against it. Neither these nor later errors show the password.
+    /// Fails with [`StoreError::Misconfigured`] if the URL, the schema name or the certificates are invalid. Fails with
+    /// [`StoreError::Unreachable`], [`StoreError::Denied`], [`StoreError::UnknownFormat`], or another error of the
+    /// database. Neither these nor later errors contain the password.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future may leave the schema, whole.
+    /// Dropping the future may leave a complete schema.
     pub async fn open(url: impl Into<String>) -> Result<Self, StoreError> {
         Self::builder(url).open().await
     }
 
-    /// Settings for a store in this database.
+    /// Returns settings for a store in this database.
     pub fn builder(url: impl Into<String>) -> PostgresStoreBuilder {
         PostgresStoreBuilder {
             url: url.into(),
@@ -243,12 +278,12 @@ impl PostgresStore {
         }
     }
 
-    /// The schema's name.
+    /// Returns the schema's name.
     pub fn schema(&self) -> &str {
         &self.0.schema
     }
 
-    /// Runs an operation on the store's threads, to its end, with what it needs: over another connection that is the same.
+    /// Runs an operation with its input on the store's threads, to its end. It may run again on another connection.
     async fn run<I: Send + Sync + 'static, T: Send + 'static>(
         &self,
         lane: Lane,
@@ -289,7 +324,7 @@ impl Store for PostgresStore {
         let turn = (id.clone(), *write, commit.clone());
         self.run(Lane::Conversations, Some(id), turn, |connection, server, (id, write, commit)| {
             Box::pin(async move {
-                // Encoded here, where it holds up no thread of the application.
+                // Encoded here, where it blocks no thread of the application.
                 let change = Change::of_commit(id, commit.clone())?;
                 write::change(connection, server, id, write, &change).await
             })

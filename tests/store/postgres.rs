@@ -112,7 +112,7 @@ async fn open_with_an_invalid_schema_name_is_misconfigured() {
             PostgresStore::builder("postgres://localhost/none").schema(name).open().await.unwrap_err();
         assert!(matches!(error, StoreError::Misconfigured { .. }) && !error.is_transient(), "{error:?}");
         let reason = error.to_string();
-        assert!(reason.contains("can't be a schema's name"), "{reason}");
+        assert!(reason.contains("is not a valid schema name"), "{reason}");
     }
 }
 

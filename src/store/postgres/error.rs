@@ -1,4 +1,4 @@
-//! What the database's errors mean.
+//! Converts errors of the database.
 
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
@@ -11,7 +11,7 @@ use crate::{
     store::{ConversationId, StoreError},
 };
 
-/// What goes wrong in an operation.
+/// A failure of an operation.
 pub(super) enum Fault {
     Database(tokio_postgres::Error),
     Store(StoreError),
@@ -29,18 +29,18 @@ impl From<StoreError> for Fault {
     }
 }
 
-/// Whether the same operation may go through at once: on another connection, or after whom it stood against.
+/// Whether the same operation may succeed immediately, on another connection or after a competing transaction.
 pub(super) enum Remedy {
-    /// The connection is of no more use. Another may do.
+    /// The connection is unusable. Another connection may work.
     Reconnect,
-    /// The transaction was chosen to give way to another.
+    /// The database cancelled the transaction in favor of another.
     Again,
     None,
 }
 
 pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     let Some(code) = error.code() else {
-        // The connection ended, or what came over it makes no sense.
+        // Either the connection ended, or it returned an unexpected value.
         return if Value::of(error).is_some() { Remedy::None } else { Remedy::Reconnect };
     };
     match *code {
@@ -50,7 +50,7 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
         | SqlState::DATABASE_DROPPED
         | SqlState::IDLE_SESSION_TIMEOUT
         | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT
-        // A server that another has taken over from; a plan from before a migration, or one that somebody has discarded.
+        // Another server took over, or a plan is from before a migration or was discarded.
         | SqlState::READ_ONLY_SQL_TRANSACTION
         | SqlState::INVALID_SQL_STATEMENT_NAME
         | SqlState::FEATURE_NOT_SUPPORTED => Remedy::Reconnect,
@@ -60,17 +60,17 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
     }
 }
 
-/// What is wrong with a value, where nothing is wrong with the connection.
+/// The problem with a value, if the connection works.
 enum Value {
-    /// It can't be sent.
+    /// The value can't be sent.
     Sent,
-    /// It can't be what was found.
+    /// The stored value is not of the expected kind.
     Found,
 }
 
 impl Value {
     fn of(error: &tokio_postgres::Error) -> Option<Self> {
-        // The driver tells of which kind an error is in words alone.
+        // The driver reports the kind of an error only in its text.
         let kinds = [
             ("error serializing parameter", Self::Sent),
             ("error encoding message", Self::Sent),
@@ -85,7 +85,7 @@ fn io(error: &tokio_postgres::Error) -> bool {
     error.source().is_some_and(<dyn Error>::is::<std::io::Error>)
 }
 
-/// The error of an operation at this place, for this conversation if it is about one.
+/// Converts an error of an operation on this database, and on this conversation if it concerns one.
 pub(super) fn failed(
     place: &str,
     limits: &Limits,
@@ -111,7 +111,7 @@ pub(super) fn failed(
         return if lost {
             StoreError::Unreachable { place, source }
         } else {
-            StoreError::Failed { action: format!("speaking to {place}"), source }
+            StoreError::Failed { action: format!("communicating with {place}"), source }
         };
     };
     let class = code.code().get(..2).unwrap_or_default().to_owned();
@@ -127,7 +127,7 @@ pub(super) fn failed(
         (SqlState::INSUFFICIENT_PRIVILEGE | SqlState::READ_ONLY_SQL_TRANSACTION, _) | (_, "28") => {
             StoreError::Denied { place, source: Arc::new(InFull(error)) }
         }
-        // Connections; no such database; too many clients; shutting down or starting; schema or tables gone.
+        // Connection errors, a missing database, too many clients, a server that starts or stops, and missing tables.
         (
             SqlState::UNDEFINED_TABLE
             | SqlState::INVALID_SCHEMA_NAME
@@ -136,7 +136,7 @@ pub(super) fn failed(
             _,
         )
         | (_, "08" | "3D" | "57") => StoreError::Unreachable { place, source: Arc::new(InFull(error)) },
-        // Text that the database's encoding lacks, U+0000 in an owner's name; limits of the database.
+        // Text outside the database's encoding, U+0000 in an owner's name, and limits of the database.
         (SqlState::CHARACTER_NOT_IN_REPERTOIRE | SqlState::UNTRANSLATABLE_CHARACTER, _) | (_, "54")
             if id.is_some() =>
         {
@@ -151,7 +151,7 @@ pub(super) fn failed(
     }
 }
 
-/// Why there is no connection, of so many in the pool.
+/// Converts an error of the pool, which has this many connections.
 pub(super) fn no_connection(
     place: &str,
     limits: &Limits,
@@ -168,11 +168,11 @@ pub(super) fn no_connection(
             waited: limits.pool_wait,
         },
         PoolError::Timeout(_) | PoolError::PostCreateHook(HookError::Message(_)) => {
-            unreachable(&format!("no connection came about in {:?}", limits.connect))
+            unreachable(&format!("no connection was established within {:?}", limits.connect))
         }
         PoolError::Backend(error) | PoolError::PostCreateHook(HookError::Backend(error)) => {
             match failed(place, limits, None, error) {
-                // Whatever else it is: there is no connection.
+                // Any other error also means that there is no connection.
                 StoreError::Failed { source, .. } => {
                     StoreError::Unreachable { place: place.to_owned(), source }
                 }
@@ -185,7 +185,7 @@ pub(super) fn no_connection(
     }
 }
 
-/// A driver's error in full. Its own sentence is no more than `db error`; the reason is in its causes.
+/// A driver's error with all its causes. Its own text is only `db error`; the causes contain the reason.
 #[derive(Debug)]
 struct InFull(tokio_postgres::Error);
 
@@ -201,9 +201,9 @@ impl Error for InFull {
     }
 }
 
-/// Nothing was heard from the database for so long that the connection was given up.
+/// Returns the error for a connection that was abandoned because the database did not respond.
 pub(super) fn silent(place: &str, waited: Duration) -> StoreError {
-    let why = format!("it did not answer in {waited:?}");
+    let why = format!("it did not respond within {waited:?}");
     StoreError::Unreachable { place: place.to_owned(), source: Arc::new(Silence(why)) }
 }
 

@@ -1,4 +1,4 @@
-//! Several hosts, of which one takes writes.
+//! Connects to one of several hosts.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -12,8 +12,9 @@ use tokio_postgres::{
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// Connects to one host after another, each in its own time. The driver's own limit ends with the socket: a host that
-/// took the connection and says nothing, as one whose process stands still, would keep all others from being asked.
+/// Connects to one host after another, each with its own time limit. The driver's own limit covers only the socket: a
+/// host that accepts the connection and does not respond, such as a stopped process, would keep all other hosts from
+/// being tried.
 pub(super) struct InTurn {
     hosts: Vec<Config>,
     tls: MakeRustlsConnect,
@@ -22,7 +23,7 @@ pub(super) struct InTurn {
 }
 
 impl InTurn {
-    /// `limit` is for each host.
+    /// Returns a connector with `limit` for each host.
     pub(super) fn new(config: &Config, tls: MakeRustlsConnect, limit: Duration) -> Self {
         Self {
             hosts: (0..number(config)).map(|at| single(config, at)).collect(),
@@ -40,20 +41,20 @@ impl Connect for InTurn {
             if self.in_any_order {
                 hosts.shuffle(&mut rand::rng());
             }
-            // The last one has what is left: the pool's limit is for all.
+            // The last host gets the remaining time, because the pool's limit covers all hosts.
             let last = hosts.pop();
             for host in hosts {
                 match timeout(self.limit, connect(host, self.tls.clone())).await {
                     Ok(Ok(connected)) => return Ok(connected),
                     Ok(Err(error)) => {
-                        tracing::debug!(%error, host = ?host.get_hosts(), "the next host is asked");
+                        tracing::debug!(%error, host = ?host.get_hosts(), "a host failed; trying the next");
                     }
-                    Err(_) => tracing::debug!(host = ?host.get_hosts(), "no answer: the next host is asked"),
+                    Err(_) => tracing::debug!(host = ?host.get_hosts(), "no answer; trying the next host"),
                 }
             }
             match last {
                 Some(last) => connect(last, self.tls.clone()).await,
-                // The driver says what is missing.
+                // The driver reports the missing setting.
                 None => connect(&Config::new(), self.tls.clone()).await,
             }
         })
@@ -70,12 +71,12 @@ async fn connect(host: &Config, tls: MakeRustlsConnect) -> Result<(Client, JoinH
     Ok((client, served))
 }
 
-/// How many hosts there are, by name, by address or by both.
+/// Returns the number of hosts, which are given by name, by address or by both.
 pub(super) fn number(config: &Config) -> usize {
     config.get_hosts().len().max(config.get_hostaddrs().len())
 }
 
-/// What people call the host in this place.
+/// Returns the display name of the host at this index.
 pub(super) fn name(config: &Config, at: usize) -> String {
     let host = match (config.get_hosts().get(at), config.get_hostaddrs().get(at)) {
         (Some(Host::Tcp(name)), _) => name.clone(),
@@ -90,8 +91,8 @@ fn port(config: &Config, at: usize) -> Option<u16> {
     config.get_ports().get(at).or(config.get_ports().first()).copied()
 }
 
-/// Whether the host in this place is this machine, by its name and by its address. A name of elsewhere with an address
-/// here is one to which something on this machine passes on what it gets, over a network.
+/// Returns whether the host at this index is this machine, by name and by address. If the name is elsewhere and the
+/// address is here, something on this machine forwards the connection over a network.
 fn is_local(config: &Config, at: usize) -> bool {
     let by_name = config.get_hosts().get(at).map(|host| match host {
         Host::Tcp(name) => {
@@ -104,14 +105,14 @@ fn is_local(config: &Config, at: usize) -> bool {
     by_name.or(by_address).is_some() && by_name.unwrap_or(true) && by_address.unwrap_or(true)
 }
 
-/// The settings for the host in this place.
+/// Returns the settings for the host at this index.
 fn single(config: &Config, at: usize) -> Config {
     let mut single = Config::new();
     match (config.get_hosts().get(at), config.get_hostaddrs().get(at)) {
         (Some(Host::Tcp(name)), _) => drop(single.host(name)),
         #[cfg(unix)]
         (Some(Host::Unix(folder)), _) => drop(single.host_path(folder)),
-        // The name that its certificate has to be for.
+        // The host is also the name that its certificate is checked for.
         (None, Some(address)) => drop(single.host(address.to_string())),
         (None, None) => {}
     }
@@ -148,8 +149,8 @@ fn single(config: &Config, at: usize) -> Config {
     if let Some(number) = config.get_keepalives_retries() {
         single.keepalives_retries(number);
     }
-    // Nobody listens between this machine and itself, and databases that are set up there have no certificate that
-    // could be checked.
+    // Nobody can listen to connections within this machine, and local databases have no certificate that could be
+    // checked.
     let encryption = match config.get_ssl_mode() {
         SslMode::Prefer if is_local(config, at) => SslMode::Disable,
         mode => mode,
@@ -168,14 +169,14 @@ fn single(config: &Config, at: usize) -> Config {
 mod tests {
     use super::*;
 
-    /// The mode for each host of these settings.
+    /// Returns the mode for each host of these settings.
     fn modes(settings: &str) -> Vec<SslMode> {
         let config: Config = settings.parse().expect("settings");
         (0..number(&config)).map(|at| single(&config, at).get_ssl_mode()).collect()
     }
 
     #[test]
-    fn encryption_is_left_out_within_the_machine_alone() {
+    fn encryption_is_disabled_only_within_the_machine() {
         use SslMode::{Disable, Prefer, Require};
 
         for (settings, expected) in [
@@ -203,10 +204,10 @@ mod tests {
     }
 
     #[test]
-    fn host_that_has_an_address_alone_is_called_by_it() {
+    fn host_with_only_an_address_is_named_by_the_address() {
         let config: Config = "hostaddr=10.1.2.3,10.1.2.4 port=1,2".parse().expect("settings");
         assert_eq!([name(&config, 0), name(&config, 1)], ["10.1.2.3:1", "10.1.2.4:2"]);
-        // A certificate is checked for it.
+        // A certificate is checked for this address.
         assert_eq!(single(&config, 1).get_hosts(), [Host::Tcp("10.1.2.4".to_owned())]);
         let config: Config = "host=db hostaddr=10.1.2.3".parse().expect("settings");
         assert_eq!(name(&config, 0), "db:5432");

@@ -1,4 +1,4 @@
-//! Leases, by the database's clock.
+//! Leases, measured by the database's clock.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::{
 };
 use crate::store::{ConversationId, Epoch, Lease, Owner, StoreError};
 
-/// As the database takes it: not for so long that no date is that far away.
+/// Returns a duration in the form that the database expects. It is limited, so that the resulting date is valid.
 fn seconds(lasts: Duration) -> f64 {
     /// 30 years.
     const LONGEST: f64 = 1e9;
@@ -20,8 +20,8 @@ fn seconds(lasts: Duration) -> f64 {
     lasts.as_secs_f64().min(LONGEST)
 }
 
-/// How much higher the next epoch is. A server that takes over from another may lack the last of its transactions: so the
-/// owner that it has never heard of is not to have the epoch that it gives next.
+/// Returns a random increment of the epoch. A server that takes over from another may lack its last transactions. The
+/// increment keeps it from assigning the same epoch to a new owner.
 fn step() -> i64 {
     1 + i64::from(rand::random::<u32>())
 }
@@ -40,7 +40,8 @@ pub(super) async fn acquire(
         let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
         let epoch: i64 = row.try_get(0)?;
         let first = *first.get_or_insert(epoch);
-        // Nobody, if the lease ran out or was released. One of this name that has come since is the later of the two.
+        // `owner` returns `None` if the lease ran out or was released. If the owner has the same name but acquired it
+        // during this loop, that acquisition is the newer one.
         if let Some(other) = read::owner(&row, 1)?
             && (other.name != owner.name || epoch != first)
         {

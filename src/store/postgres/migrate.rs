@@ -1,4 +1,4 @@
-//! Bringing the schema up to date.
+//! Updates the schema.
 
 use std::time::{Duration, Instant};
 
@@ -8,18 +8,18 @@ use tokio_postgres::{Error, error::SqlState};
 use super::{error::Fault, sql::quote};
 use crate::store::StoreError;
 
-/// Each takes the schema from the version of its place to the next.
+/// The migrations. Each updates the schema from the version that equals its index to the next version.
 const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 
-/// How long others are waited for in all: those that migrate too, and those that use the tables.
+/// The total time to wait for others that migrate or use the tables.
 const PATIENCE: Duration = Duration::from_mins(5);
 
-/// Whether there is nothing to do. Who may not create anything can still use what is there.
+/// Returns whether the schema is up to date. A user without the right to create schemas can use it then.
 pub(super) async fn is_current(connection: &Object, schema: &str, place: &str) -> Result<bool, Fault> {
     Ok(found(connection, schema, place).await? == MIGRATIONS.len())
 }
 
-/// Creates the schema, or brings it up to date. Of several that do so at once, one does it, and the others wait for it.
+/// Creates or updates the schema. If several processes do this at the same time, one does it and the others wait.
 pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> Result<(), Fault> {
     connection.batch_execute("BEGIN").await?;
     let done = migrate_locked(connection, schema, place).await;
@@ -32,13 +32,13 @@ pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> R
 async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Result<(), Fault> {
     let begun = Instant::now();
     let failed = |error: Error| match error.code() {
-        // Limits of operations have nothing to do with how long this was.
+        // The time limits of operations do not apply to this waiting time.
         code if is_in_use(&error) || code == Some(&SqlState::QUERY_CANCELED) => {
             Fault::Store(StoreError::Busy { place: place.to_owned(), waited: begun.elapsed() })
         }
         _ => Fault::Database(error),
     };
-    // Others may have a good deal to migrate; and creating an index takes its time.
+    // Other processes may have much to migrate, and creating an index takes long.
     let patience = PATIENCE.as_millis();
     let limits = format!("SET LOCAL statement_timeout = 0; SET LOCAL lock_timeout = {patience}");
     connection.batch_execute(&limits).await?;
@@ -48,13 +48,13 @@ async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Resul
         .await
         .map_err(failed)?;
     let found = found(connection, schema, place).await?;
-    // While a change waits for those who use a table, all who come to use it wait behind the change. So it waits for a
-    // moment only, and leaves them time before it comes again.
+    // While a change waits for users of a table, all new users of the table wait behind it. So the change waits only
+    // briefly, and pauses before the next attempt.
     connection.batch_execute("SET LOCAL lock_timeout = '2s'; SAVEPOINT before").await?;
     loop {
         match apply(connection, &quote(schema), found).await {
             Err(error) if is_in_use(&error) && begun.elapsed() < PATIENCE => {
-                tracing::debug!(%error, %place, "the schema is in use: bringing it up to date is tried again");
+                tracing::debug!(%error, %place, "the schema is in use; its update is tried again");
             }
             done => return done.map_err(failed),
         }
@@ -62,12 +62,12 @@ async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Resul
     }
 }
 
-/// Whether others had what was to be changed.
+/// Returns whether others had locked an affected table.
 fn is_in_use(error: &Error) -> bool {
     matches!(error.code(), Some(&SqlState::LOCK_NOT_AVAILABLE | &SqlState::T_R_DEADLOCK_DETECTED))
 }
 
-/// Applies the migrations that come after these many.
+/// Applies the migrations after the first `found` ones.
 async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Error> {
     if found == 0 {
         let versions = format!(
@@ -86,7 +86,7 @@ async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Er
     Ok(())
 }
 
-/// The version of the schema; 0 if there is none.
+/// Returns the version of the schema, or 0 if it does not exist.
 async fn found(connection: &Object, schema: &str, place: &str) -> Result<usize, Fault> {
     let there = connection
         .query_one(

@@ -1,4 +1,4 @@
-//! The database: connections, the threads that serve them, and operations that take one.
+//! The database: its connections, the threads that serve them, and the operations that use them.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use super::{
 };
 use crate::store::{ConversationId, StoreError};
 
-/// How long things may take, and how many there are.
+/// Time limits and numbers of connections.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     pub(super) connections: usize,
-    /// For connecting to one host, until the pool is made; then for connecting at all.
+    /// The limit for connecting to one host. In a pool, the limit for connecting to all hosts.
     pub(super) connect: Duration,
     pub(super) pool_wait: Duration,
     pub(super) lock_wait: Duration,
@@ -30,18 +30,18 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// How long to wait for an answer. The server gives statements up before that; so this tells that there is none.
+    /// Returns how long to wait for a response. The server ends statements earlier, so a longer silence means that it
+    /// does not respond.
     pub(super) fn answer(&self) -> Duration {
         self.statement.saturating_add(Duration::from_secs(5))
     }
 }
 
-/// Which connections an operation takes.
+/// The connections that an operation uses.
 #[derive(Clone, Copy)]
 pub(super) enum Lane {
     Conversations,
-    /// Renewals have connections of their own: what goes on with conversations, and waits for them, must not make
-    /// owners lose theirs.
+    /// Connections for renewals. They are separate, so that work on conversations never delays the renewal of a lease.
     Leases,
 }
 
@@ -49,13 +49,13 @@ impl Lane {
     fn connections(self, limits: &Limits) -> usize {
         match self {
             Self::Conversations => limits.connections,
-            // One waits for a row that is locked, another goes on.
+            // While one connection waits for a locked row, the other one continues.
             Self::Leases => 2,
         }
     }
 
-    /// How long to wait for an answer over a connection. A renewal has to come through while its lease lasts, also where
-    /// the first connection has fallen silent.
+    /// Returns how long to wait for a response on a connection. A renewal must succeed while its lease lasts, even if
+    /// the first connection does not respond.
     fn patience(self, limits: &Limits) -> Duration {
         match self {
             Self::Conversations => limits.answer(),
@@ -64,11 +64,11 @@ impl Lane {
     }
 }
 
-/// No connection is given up earlier, however short leases are.
+/// The minimum waiting time before a connection is abandoned, even with short leases.
 const SHORTEST: Duration = Duration::from_secs(1);
 
 pub(super) struct Server {
-    /// Host, port and database.
+    /// The host, port and database.
     pub(super) place: String,
     pub(super) limits: Limits,
     pub(super) sql: Sql,
@@ -76,12 +76,12 @@ pub(super) struct Server {
     leases: Pool,
 }
 
-/// Tries of an operation. What can't be told from having happened is repeated too: each operation is such that this is
-/// safe, writes by their id.
+/// The number of attempts of an operation. An operation is also repeated if it may have succeeded. This is safe for
+/// every operation. Writes are recognized by their ids.
 const TRIES: usize = 3;
 
 impl Server {
-    /// Connects to nothing yet.
+    /// Creates the pools, without connecting.
     pub(super) fn new(
         settings: Settings,
         tls: &MakeRustlsConnect,
@@ -96,7 +96,7 @@ impl Server {
             let manager = Manager::from_connect(
                 config.clone(),
                 InTurn::new(&config, tls.clone(), each),
-                // A connection that has ended is seen without asking.
+                // The pool detects an ended connection without a query.
                 ManagerConfig { recycling_method: RecyclingMethod::Fast },
             );
             let setup = setup(limits);
@@ -107,7 +107,7 @@ impl Server {
                 .create_timeout(Some(limits.connect))
                 .post_create(Hook::async_fn(move |client, _| {
                     let setup = setup.clone();
-                    // The pool's time for connecting is over by now.
+                    // The pool's time limit for connecting no longer applies here.
                     Box::pin(async move {
                         match timeout(limits.connect, client.batch_execute(&setup)).await {
                             Ok(done) => done.map_err(HookError::Backend),
@@ -123,7 +123,7 @@ impl Server {
         Ok(Self { place, limits, sql: Sql::new(schema), conversations, leases })
     }
 
-    /// Takes a connection and does something with it, again on another if the first one breaks.
+    /// Runs an operation on a connection, and repeats it on another connection if the first one breaks.
     pub(super) async fn run<I, T>(
         &self,
         lane: Lane,
@@ -140,7 +140,7 @@ impl Server {
                 discard(connection);
                 silences += 1;
                 if matches!(lane, Lane::Leases) && silences == 1 {
-                    // Whatever cut off this one may have cut off those that stand idle.
+                    // The idle connections may be interrupted for the same reason.
                     drop(self.leases.retain(|_, _| false));
                     continue;
                 }
@@ -165,10 +165,10 @@ impl Server {
         }
     }
 
-    /// Creates the schema, or brings it up to date, however long it takes.
+    /// Creates or updates the schema, however long it takes.
     pub(super) async fn migrate(&self, schema: &str) -> Result<(), StoreError> {
         let connection = self.connection(Lane::Conversations).await?;
-        // Only migrating itself may take its time.
+        // Only the migration itself may exceed the time limit.
         let looked = timeout(self.limits.answer(), is_current(&connection, schema, &self.place)).await;
         let done = match looked {
             Ok(Ok(true)) => return Ok(()),
@@ -195,12 +195,12 @@ impl Server {
     }
 }
 
-/// Ends a connection: nobody knows what is still to come over it.
+/// Closes a connection whose state is unknown.
 fn discard(connection: Object) {
     drop(Object::take(connection));
 }
 
-/// What is sent first over a new connection.
+/// Returns the statements that are sent first on a new connection.
 fn setup(limits: Limits) -> String {
     let millis = |limit: Duration| limit.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
     let (statement, lock) = (millis(limits.statement), millis(limits.lock_wait));
@@ -214,7 +214,7 @@ fn setup(limits: Limits) -> String {
     )
 }
 
-/// What the user left open.
+/// Fills in settings that the user did not set.
 fn complete(settings: Settings, limits: Limits) -> tokio_postgres::Config {
     let Settings { mut config, sets_idle } = settings;
     if config.get_application_name().is_none() {
@@ -229,28 +229,28 @@ fn complete(settings: Settings, limits: Limits) -> tokio_postgres::Config {
     if !sets_idle {
         config.keepalives_idle(Duration::from_secs(30));
     }
-    // Of several hosts, the one that takes writes.
+    // With several hosts, the store uses the one that accepts writes.
     if hosts::number(&config) > 1 && config.get_target_session_attrs() == TargetSessionAttrs::Any {
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
     config
 }
 
-/// How long connecting may take: the time that each host has, for all of them.
+/// Returns the time limit for connecting: the sum of the limits of all hosts.
 fn connecting(config: &tokio_postgres::Config, limits: Limits) -> Duration {
     let hosts = u32::try_from(hosts::number(config)).unwrap_or(u32::MAX).max(1);
     config.get_connect_timeout().copied().unwrap_or(limits.connect).saturating_mul(hosts)
 }
 
-/// Where the database is, for errors: never with the password.
+/// Returns the location of the database for errors, without the password.
 fn place(config: &tokio_postgres::Config) -> String {
     let hosts: Vec<_> = (0..hosts::number(config)).map(|at| hosts::name(config, at)).collect();
     let database = config.get_dbname().or(config.get_user()).unwrap_or_default();
     format!("the PostgreSQL database {database:?} at {}", hosts.join(", "))
 }
 
-/// Threads on which connections are served and operations run, apart from the application's runtime: they go on when
-/// that one is blocked, and are the same whichever runtime an operation is called on.
+/// The threads that serve connections and run operations, separate from the application's runtime. They continue when
+/// the application's runtime is blocked, and serve operations from every runtime.
 pub(super) struct Threads(Option<runtime::Runtime>);
 
 impl Threads {
@@ -264,12 +264,12 @@ impl Threads {
         Ok(Self(Some(runtime)))
     }
 
-    /// Runs an operation to its end, whether or not anybody still waits for it.
+    /// Runs an operation to its end, even if the caller stops waiting.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let runtime = self.0.as_ref().expect("it is there until it is dropped");
+        let runtime = self.0.as_ref().expect("the runtime exists until `self` is dropped");
         match runtime.spawn(operation).await {
             Ok(done) => done,
             Err(error) => match error.try_into_panic() {
@@ -282,7 +282,7 @@ impl Threads {
 
 impl Drop for Threads {
     fn drop(&mut self) {
-        // Waits for nothing, and so may be done anywhere.
+        // This does not wait, so it may be called in any context.
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();
         }
@@ -294,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connecting_has_the_time_of_all_hosts() {
+    fn connecting_has_the_time_of_all_hosts_together() {
         let second = Duration::from_secs(1);
         let limits = Limits {
             connections: 1,
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_are_asked_for_the_one_that_takes_writes() {
+    fn several_hosts_require_a_host_that_accepts_writes() {
         let limits = Limits {
             connections: 1,
             connect: Duration::ZERO,

@@ -1,4 +1,4 @@
-//! The statements. Times are the database's, to the millisecond where they are shown.
+//! The SQL statements. Times come from the database. Visible times are in milliseconds.
 
 use crate::store::StoreError;
 
@@ -24,8 +24,8 @@ pub(super) struct Sql {
     pub(super) release: String,
 }
 
-/// Whether somebody has the conversation. A clock that is set back makes no lease last for that long; by less than a lease,
-/// it is just a clock.
+/// Whether the conversation has an owner. If the clock is set back, a lease does not last that much longer. A
+/// difference of less than one lease is accepted.
 const HELD: &str = "owner IS NOT NULL AND expires > clock_timestamp()
         AND coalesce(expires <= clock_timestamp() + 2 * lasts, true)";
 
@@ -45,7 +45,7 @@ SELECT version, write FROM {schema}.writes
 WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)
 ORDER BY version LIMIT 1";
 
-/// All of a write in one statement: the row is locked, and its version and lease are looked at under the lock.
+/// A complete write in one statement. It locks the row, and compares version and lease under the lock.
 const WRITE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3,
@@ -70,7 +70,7 @@ WITH written AS (
 )
 SELECT key FROM written";
 
-/// Why a write found nothing to write to.
+/// Finds the reason why a write found nothing to write to.
 const EXAMINE: &str = "
 SELECT version, epoch = $3 AND {held},
     (SELECT write FROM {schema}.writes WHERE conversation = key AND writes.version = $2)
@@ -92,7 +92,8 @@ SELECT id, version, created, updated, title,
     CASE WHEN {held} THEN owner END, owner_address
 FROM {schema}.conversations";
 
-/// Only from the epoch that was found: a statement that stood still somewhere takes nothing from whoever came meanwhile.
+/// Requires the epoch that was read before, so that a delayed statement takes nothing from an owner that came in the
+/// meantime.
 const ACQUIRE: &str = "
 UPDATE {schema}.conversations SET epoch = epoch + $6, owner = $2, owner_address = $3,
     expires = clock_timestamp() + make_interval(secs => $4), lasts = make_interval(secs => $4)
@@ -103,13 +104,13 @@ const OWNER: &str = "
 SELECT epoch, CASE WHEN {held} THEN owner END, owner_address
 FROM {schema}.conversations WHERE id = $1";
 
-/// A lease that ran out while nobody else came goes on: its epoch says so.
+/// Renews a lease, even if it ran out. The epoch shows whether another owner acquired the conversation.
 const RENEW: &str = "
 UPDATE {schema}.conversations
 SET expires = clock_timestamp() + make_interval(secs => $3), lasts = make_interval(secs => $3)
 WHERE id = $1 AND epoch = $2 AND owner IS NOT NULL";
 
-/// A row that is locked is left for the next time: one transaction that hangs must not cost all other leases.
+/// Skips locked rows until the next renewal, so that one hanging transaction does not cost all other leases.
 const RENEW_ALL: &str = "
 WITH wanted AS (
     SELECT id, epoch, lasts FROM unnest($1::text[], $2::bigint[], $3::float8[]) AS lease (id, epoch, lasts)
@@ -132,14 +133,14 @@ const DELETE_UNDER: &str = "
 DELETE FROM {schema}.conversations
 WHERE id = $1 AND epoch = $2 AND {held}";
 
-/// Without how long it lasted: processes of before that column leave it as it is when they acquire.
+/// Also removes the duration, because processes of schema version 1 do not set it when they acquire.
 const RELEASE: &str = "
 UPDATE {schema}.conversations
 SET owner = NULL, owner_address = NULL, expires = '-infinity', lasts = NULL
 WHERE id = $1 AND epoch = $2";
 
 impl Sql {
-    /// The statements for the schema of this name.
+    /// Returns the statements for the schema with this name.
     pub(super) fn new(schema: &str) -> Self {
         let quoted = quote(schema);
         let sql = |template: &str| template.replace("{held}", HELD).replace("{schema}", &quoted);
@@ -153,8 +154,9 @@ impl Sql {
             cursors: sql(CURSORS),
             summary: sql(SUMMARY) + " WHERE id = $1",
             list: sql(SUMMARY) + " ORDER BY updated DESC, id LIMIT $1 OFFSET $2",
-            // In two parts, each a range of the index: one alone would pass over all that have the same time. Each has a limit
-            // too, $5, the sum of the other two: else the server reads and sorts whole ranges.
+            // The query has two parts, so that each is a range of the index. A single part would scan all conversations
+            // with the same time. Each part has its own limit, $5 (limit plus offset), because the server would
+            // otherwise sort whole ranges.
             list_after: format!(
                 "({summary} WHERE updated = $3 AND id > $4 ORDER BY id LIMIT $5)
                  UNION ALL ({summary} WHERE updated < $3 ORDER BY updated DESC, id LIMIT $5)
@@ -173,25 +175,25 @@ impl Sql {
     }
 }
 
-/// The name as an identifier: in quotes, which are doubled inside (PostgreSQL's documentation, 4.1.1).
+/// Returns the name as a quoted identifier, with quotes inside doubled (PostgreSQL's documentation, 4.1.1).
 pub(super) fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Refuses what no schema can be called.
+/// Rejects names that a schema can't have.
 pub(super) fn check_schema(name: &str) -> Result<(), StoreError> {
-    /// Bytes that PostgreSQL keeps of a name; it cuts off the rest (its documentation, 4.1.1).
+    /// The number of bytes of a name that PostgreSQL keeps. It cuts off the rest (its documentation, 4.1.1).
     const LONGEST: usize = 63;
 
     #[derive(Debug, thiserror::Error)]
     #[error(
-        "{0:?} can't be a schema's name: it has 1 to {LONGEST} bytes, none zero, and no pg_ at its beginning"
+        "{0:?} is not a valid schema name: use 1 to {LONGEST} bytes, without zero bytes and not beginning with pg_"
     )]
     struct Unusable(String);
 
-    // Names that begin so are the system's own.
+    // Names with this prefix are reserved for the system.
     if name.is_empty() || name.len() > LONGEST || name.contains('\0') || name.starts_with("pg_") {
-        return Err(StoreError::misconfigured("the schema's name", Unusable(name.to_owned())));
+        return Err(StoreError::misconfigured("the schema name", Unusable(name.to_owned())));
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! TLS: with ring, and certificates that are always checked.
+//! TLS with ring. Certificates are always checked.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::store::StoreError;
 
-/// How connections are encrypted: trusting these certificates (PEM), or those that the platform trusts.
+/// Returns a connector that trusts these certificates (PEM), or those that the platform trusts.
 pub(super) fn connector(trusted: Option<&[u8]>) -> Result<MakeRustlsConnect, StoreError> {
     let failed = |error| StoreError::failed("setting up TLS for PostgreSQL", error);
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
@@ -21,8 +21,8 @@ pub(super) fn connector(trusted: Option<&[u8]>) -> Result<MakeRustlsConnect, Sto
     let config = match trusted {
         None => match builder.clone().with_platform_verifier() {
             Ok(builder) => builder.with_no_client_auth(),
-            // No certificates on this machine: a connection without TLS must work all the same, and one with it then
-            // fails for want of somebody to trust.
+            // If this machine has no certificates, connections without TLS must still work. Connections with TLS then
+            // fail because no certificate is trusted.
             Err(_) => builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth(),
         },
         Some(pem) => builder.with_root_certificates(roots(pem)?).with_no_client_auth(),
@@ -32,7 +32,7 @@ pub(super) fn connector(trusted: Option<&[u8]>) -> Result<MakeRustlsConnect, Sto
 
 fn roots(pem: &[u8]) -> Result<RootCertStore, StoreError> {
     #[derive(Debug, thiserror::Error)]
-    #[error("it holds no certificate in PEM form")]
+    #[error("it contains no valid certificate in PEM form")]
     struct NoCertificate;
 
     let mut roots = RootCertStore::empty();
@@ -44,5 +44,5 @@ fn roots(pem: &[u8]) -> Result<RootCertStore, StoreError> {
 }
 
 fn refused(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {
-    StoreError::misconfigured("what is given as the trusted certificates", error)
+    StoreError::misconfigured("the list of trusted certificates", error)
 }

@@ -1,4 +1,4 @@
-//! What a URL says, beyond what the driver tells of it.
+//! Settings of a URL that the driver does not handle or report.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use tokio_postgres::{Config, Error};
 /// The settings of a URL, or of pairs of keys and values.
 pub(super) struct Settings {
     pub(super) config: Config,
-    /// Whether `keepalives_idle` is among them: the driver has a value of its own else.
+    /// Whether `keepalives_idle` is set. The driver reports its default otherwise.
     pub(super) sets_idle: bool,
 }
 
@@ -15,10 +15,10 @@ impl Settings {
     pub(super) fn parse(url: &str) -> Result<Self, Error> {
         let mut url = url.to_owned();
         let mut sets_idle = false;
-        // From the last on, so that the places of the others stay.
+        // In reverse order, so that the ranges of earlier settings stay valid.
         for (key, value) in named(&url).into_iter().rev() {
             match (&url[key], &url[value.clone()]) {
-                // libpq's names for checking the certificate, which is always done here.
+                // These are libpq's names for checking the certificate, which is always done here.
                 ("sslmode", "verify-full" | "verify-ca" | "'verify-full'" | "'verify-ca'") => {
                     url.replace_range(value, "require");
                 }
@@ -30,8 +30,8 @@ impl Settings {
     }
 }
 
-/// Where the keys stand that are named, each with its value as it is written. What the driver refuses may come out as
-/// anything.
+/// Returns the ranges of the keys and of their values as written. For text that the driver rejects, the result is
+/// arbitrary.
 fn named(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
     if ["postgres://", "postgresql://"].iter().any(|scheme| url.starts_with(scheme)) {
         in_query(url)
@@ -40,7 +40,7 @@ fn named(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
     }
 }
 
-/// Behind the question mark. A password may have one too.
+/// Finds the settings after the question mark. A password may contain a question mark too.
 fn in_query(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
     let behind_password = url.find('@').unwrap_or(0);
     let Some(question) = url[behind_password..].find('?') else { return Vec::new() };
@@ -56,7 +56,7 @@ fn in_query(url: &str) -> Vec<(Range<usize>, Range<usize>)> {
     named
 }
 
-/// `key = value`, where a value with spaces stands in quotes, and a backslash goes before what is to be taken as it is.
+/// Finds settings of the form `key = value`. Values with spaces are quoted, and a backslash escapes the next character.
 fn in_pairs(text: &str) -> Vec<(Range<usize>, Range<usize>)> {
     let end_of = |begin: usize, is_end: &dyn Fn(char) -> bool| {
         text[begin..].find(is_end).map_or(text.len(), |length| begin + length)
@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checking_the_certificate_is_what_is_always_done() {
+    fn sslmodes_that_check_the_certificate_become_require() {
         for url in [
             "postgres://ada@host/db?sslmode=verify-full",
             "postgresql://host?application_name=a&sslmode=verify-ca&connect_timeout=3",
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_that_looks_like_a_setting_stays() {
+    fn password_that_looks_like_a_setting_is_kept() {
         let password = "sslmode=verify-full";
         for url in [
             "postgres://ada:sslmode=verify-full@host/db",
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn keepalives_idle_is_known_where_it_is_set() {
+    fn keepalives_idle_is_detected_where_it_is_set() {
         for (url, sets) in [
             ("postgres://host/db?keepalives_idle=7200", true),
             ("postgres://keepalives_idle=7:keepalives_idle=7@host/db", false),
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_and_never_panics() {
+    fn invalid_urls_never_panic() {
         for url in [
             "host",
             "host=",

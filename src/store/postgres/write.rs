@@ -1,4 +1,4 @@
-//! Writes: each one statement, and a second one to say why it found nothing to write to.
+//! Writes, each in one statement. If it finds nothing to write to, a second statement finds the reason.
 
 use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
@@ -10,8 +10,8 @@ use crate::store::{
     rows::{Change, Column, number},
 };
 
-/// How often a statement that found nothing may turn out to have had something to find: the conversation was deleted or
-/// created meanwhile.
+/// How often a statement may find nothing although the second statement finds no reason, because the conversation was
+/// deleted or created in between.
 pub(super) const TRIES: usize = 5;
 
 pub(super) async fn create(
@@ -34,8 +34,8 @@ pub(super) async fn create(
                 &create,
                 &[
                     &id.as_str(),
-                    // The first epoch is as random as the version: a lease of an earlier conversation of this name is none of
-                    // this one.
+                    // The first epoch is as random as the version, so a lease of an earlier conversation with this id
+                    // is not valid for this one.
                     &first,
                     &encode_title(title.as_deref()),
                     &state,
@@ -85,7 +85,7 @@ pub(super) async fn change(
     let parents: Vec<_> = nodes.iter().map(|node| node.parent.map(number)).collect();
     let messages: Vec<_> = nodes.iter().map(|node| node.message.as_str()).collect();
     let usages: Vec<_> = nodes.iter().map(|node| node.usage.as_deref()).collect();
-    // Each once, with its last value.
+    // Each cursor once, with its last value.
     let cursors: BTreeMap<_, _> =
         cursors.iter().map(|(node, child)| (number(*node), number(*child))).collect();
     let (cursors, children): (Vec<_>, Vec<_>) = cursors.into_iter().unzip();
@@ -137,8 +137,8 @@ pub(super) async fn change(
     Err(restless(id).into())
 }
 
-/// Removes a conversation. `found` is the row that was first found under this id: a repetition, after a lost answer, is
-/// not to remove what has been created since.
+/// Deletes a conversation. `found` is the row that was first found under this id, so that a repetition after a lost
+/// response does not delete a later conversation.
 pub(super) async fn delete(
     connection: &Object,
     server: &Server,
@@ -160,7 +160,7 @@ pub(super) async fn delete(
     Ok(())
 }
 
-/// Removes a conversation that this lease holds.
+/// Deletes a conversation that this lease holds.
 pub(super) async fn delete_under(
     connection: &Object,
     server: &Server,
@@ -178,12 +178,12 @@ pub(super) async fn delete_under(
     }
 }
 
-/// Others create and delete it as fast as it is looked at.
+/// Returns the error for a conversation that others create and delete faster than it can be examined.
 pub(super) fn restless(id: &ConversationId) -> StoreError {
     StoreError::Busy { place: format!("conversation {id}"), waited: Duration::ZERO }
 }
 
-/// A title as it is stored: `text` can't hold U+0000.
+/// Returns a title in its stored form, because `text` can't contain U+0000.
 fn encode_title(title: Option<&str>) -> Option<String> {
     title.map(|title| serde_json::Value::from(title).to_string())
 }

@@ -74,7 +74,7 @@ async fn write_to_a_frozen_process_is_unreachable_and_is_made_once_over_another_
     let write = Write::on(version);
     let error = store.commit(&id("a"), &write, &says(1, "Hi")).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
-    assert!(error.to_string().ends_with(": it did not answer in 5.5s"), "{error}");
+    assert!(error.to_string().ends_with(": it did not respond within 5.5s"), "{error}");
 
     // The connection is dropped instead of awaited, so the pool of one can open another.
     let written = loop {
@@ -181,9 +181,9 @@ async fn open_of_a_server_that_stops_answering_is_unreachable() {
     let silences = [
         // The server stops answering before the login, before the session's settings, or before the query of the
         // schema version.
-        (0, "no connection came about in 50ms"),
-        (1, "no connection came about in 50ms"),
-        (2, "it did not answer in 5.001s"),
+        (0, "no connection was established within 50ms"),
+        (1, "no connection was established within 50ms"),
+        (2, "it did not respond within 5.001s"),
     ];
     let opened = silences.map(|(answers, expected)| async move {
         let address = silent_after(answers).await;

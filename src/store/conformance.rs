@@ -1,6 +1,9 @@
-//! The suite that every store has to pass (feature `test-util`).
+//! A suite of checks for implementations of [`Store`] (feature `test-util`).
 //!
-//! [`check`] runs it on subjects that the store's own test makes. Each check gets a fresh one.
+//! Implement [`Subject`] for a type that holds a new store and whatever the tests need to simulate crashes, damage and
+//! time. Without such abilities, use [`Plain`]. Then call [`check`] in a test. It runs each check on a fresh subject
+//! and panics if one fails. Otherwise it returns a [`Report`] with the checks that passed, and those that were skipped
+//! because the subject lacks an ability.
 //!
 //! ```
 //! use omni_agent::store::{MemoryStore, conformance};
@@ -31,45 +34,45 @@ use crate::{
     tree::{Node, NodeId},
 };
 
-/// A store with nothing in it, and what only its own test can do to it.
+/// A new, empty store, with the operations that only its own tests can perform.
 #[async_trait]
 pub trait Subject: Send + Sync {
-    /// The store.
+    /// Returns the store.
     fn store(&self) -> Arc<dyn Store>;
 
-    /// Another handle on the same conversations, as another process would have it. Without one, the suite
-    /// uses the same handle twice.
+    /// Returns a second handle to the same conversations, as another process would have it. By default, the suite uses
+    /// the same handle twice.
     async fn another(&self) -> Arc<dyn Store> {
         self.store()
     }
 
-    /// Leaves the last write to the conversation, a commit, as a crash in the middle of it would. `false` if no crash
-    /// can.
+    /// Changes the last write to the conversation, a commit, as a crash in the middle of it would. Returns `false` if
+    /// no crash can do this.
     async fn tear(&self, id: &ConversationId) -> bool {
         let _ = id;
         false
     }
 
-    /// Damages what is stored of a write before the last, such that it can't be read. `false` if there is no
-    /// getting at it.
+    /// Damages the stored content of a write before the last one, so that it can't be read. Returns `false` if this is
+    /// impossible.
     async fn damage(&self, id: &ConversationId) -> bool {
         let _ = id;
         false
     }
 
-    /// Makes the lease on the conversation run out now, as time would. `false` if there is no getting at it.
+    /// Ends the lease on the conversation now, as if its time had passed. Returns `false` if this is impossible.
     async fn run_out(&self, id: &ConversationId) -> bool {
         let _ = id;
         false
     }
 }
 
-/// A subject of which nothing is known but the store.
+/// A subject with only a store, for stores without a test of crashes, damage and time.
 #[derive(Clone)]
 pub struct Plain(Arc<dyn Store>);
 
 impl Plain {
-    /// The subject of this store.
+    /// Returns the subject of this store.
     pub fn new(store: impl Store) -> Self {
         Self(Arc::new(store))
     }
@@ -87,17 +90,17 @@ impl std::fmt::Debug for Plain {
     }
 }
 
-/// What came of a run of the suite in which no check failed.
+/// The result of a run in which no check failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The checks that passed.
+    /// The names of the checks that passed.
     pub passed: Vec<&'static str>,
-    /// The checks that need what the subject, or the store, does not have.
+    /// The names of the checks that were skipped, because the subject or the store lacks an ability that they need.
     pub skipped: Vec<&'static str>,
 }
 
-/// Whether a check was made.
+/// Whether a check was run or skipped.
 enum CheckOutcome {
     Made,
     Skipped,
@@ -112,36 +115,36 @@ macro_rules! checks {
 }
 
 checks! {
-    names: strange_ids_are_kept_apart, ids_that_attack_are_refused;
-    writes: create_of_a_taken_id_is_refused, create_by_many_at_once_succeeds_for_one, create_repeated_gives_the_first_result,
-        writes_to_what_is_not_there_are_refused, commit_gives_the_next_version, commit_on_an_old_version_conflicts,
-        commit_beyond_the_current_version_conflicts, commit_repeated_gives_the_first_result, write_repeated_after_others_gives_the_first_result,
-        writers_at_once_form_one_line, write_whose_future_was_dropped_is_whole, delete_repeated_is_no_error,
-        create_after_delete_starts_anew;
-    states: state_alone_is_replaced_whole, title_alone_leaves_the_rest, commit_with_state_writes_both, secrets_are_not_stored;
-    contents: commits_come_back_in_order, cursors_keep_their_latest_values, text_of_any_kind_comes_back, json_of_any_kind_comes_back,
-        large_messages_come_back, ten_thousand_nodes_come_back;
-    lists: list_puts_the_last_write_first, list_in_pages_gives_each_once, list_after_a_conversation_continues_there,
-        list_after_a_conversation_while_others_write_gives_each_left_alone_once,
-        list_while_others_write_misses_none_left_alone,
-        summary_is_what_the_list_says;
-    damage: torn_write_is_dropped_whole, damage_is_told_with_its_place;
-    ownership: lease_keeps_others_out, lease_that_ran_out_can_be_taken_over, renew_all_names_the_leases_that_are_lost,
-        lease_of_a_deleted_conversation_is_none_of_a_later_one, delete_under_a_lease_takes_one_that_holds,
-        write_after_a_release_is_refused, write_beside_a_take_over_comes_before_it_or_is_refused,
-        renewal_beside_a_take_over_leaves_one_owner;
+    names: unusual_ids_do_not_collide, unsafe_ids_are_rejected;
+    writes: create_with_an_existing_id_is_rejected, create_by_many_at_the_same_time_succeeds_once, create_repeated_returns_the_first_result,
+        writes_to_a_missing_conversation_are_rejected, commit_returns_the_next_version, commit_on_an_old_version_conflicts,
+        commit_beyond_the_current_version_conflicts, commit_repeated_returns_the_first_result, write_repeated_after_others_returns_the_first_result,
+        concurrent_writes_form_one_sequence, write_with_a_dropped_future_is_all_or_nothing, delete_repeated_succeeds,
+        create_after_delete_starts_empty;
+    states: state_change_replaces_the_whole_state, title_change_keeps_the_rest_of_the_state, commit_with_state_writes_both, secrets_are_not_stored;
+    contents: commits_are_loaded_in_order, cursors_keep_their_latest_values, text_of_any_kind_is_preserved, json_of_any_kind_is_preserved,
+        large_messages_are_preserved, ten_thousand_nodes_are_preserved;
+    lists: list_puts_the_last_write_first, list_in_pages_contains_each_once, list_after_a_conversation_continues_there,
+        list_after_a_conversation_during_writes_contains_each_unchanged_once,
+        list_during_writes_contains_each_unchanged,
+        summary_equals_the_list_entry;
+    damage: torn_write_is_dropped_completely, damage_is_reported_with_its_place;
+    ownership: lease_excludes_other_owners, expired_lease_can_be_acquired_by_another, renew_all_returns_the_lost_leases,
+        lease_of_a_deleted_conversation_is_invalid_for_a_later_one, delete_under_a_lease_requires_a_valid_lease,
+        write_after_a_release_is_rejected, write_during_an_acquisition_precedes_it_or_is_rejected,
+        renewal_during_an_acquisition_leaves_one_owner;
 }
 
-/// Runs the suite; `make` gives a new subject for each check.
+/// Runs the suite. `make` returns a new subject for each check.
 ///
 /// # Panics
 ///
-/// When all checks were made and at least one failed. The message names those, and each has panicked with its own
-/// message before.
+/// Panics after all checks if at least one of them failed. The message lists the failed checks, each of which has
+/// already panicked with its own message.
 ///
 /// # Cancel safety
 ///
-/// What subjects stored so far stays.
+/// Content that subjects have stored so far remains.
 pub async fn check<S: Subject>(mut make: impl AsyncFnMut() -> S) -> Report {
     let mut report = Report { passed: Vec::new(), skipped: Vec::new() };
     let mut failed = Vec::new();
@@ -165,7 +168,7 @@ fn conversation(id: &str) -> ConversationId {
     ConversationId::new(id).expect("the suite's own ids are valid")
 }
 
-/// A path of messages with the ids from `first` to `last`, under the node before.
+/// Returns a path of messages with the ids from `first` to `last`, below the node before.
 fn path(first: u64, last: u64) -> impl Iterator<Item = Node> {
     (first..=last).map(|number| {
         let text = format!("message {number}");
@@ -174,18 +177,18 @@ fn path(first: u64, last: u64) -> impl Iterator<Item = Node> {
     })
 }
 
-/// A commit of such a path.
+/// Returns a commit of such a path.
 fn turn(first: u64, last: u64) -> Commit {
     Commit::new(Some(node_id(last))).with_nodes(path(first, last))
 }
 
-/// Creates a conversation with nothing in it.
+/// Creates an empty conversation.
 async fn created(store: &dyn Store, id: &ConversationId) -> Version {
     let created = store.create(id, WriteId::generate(), &StoredState::default()).await;
     created.expect("a new conversation can be created")
 }
 
-/// Makes a commit that has to succeed.
+/// Makes a commit that must succeed.
 async fn committed(store: &dyn Store, id: &ConversationId, base: Version, commit: &Commit) -> Version {
     store.commit(id, &Write::on(base), commit).await.expect("a commit on the current version succeeds")
 }

@@ -55,14 +55,14 @@ async fn suite_on_file_system_store_passes() {
     assert_eq!(
         report.skipped,
         [
-            "lease_keeps_others_out",
-            "lease_that_ran_out_can_be_taken_over",
-            "renew_all_names_the_leases_that_are_lost",
-            "lease_of_a_deleted_conversation_is_none_of_a_later_one",
-            "delete_under_a_lease_takes_one_that_holds",
-            "write_after_a_release_is_refused",
-            "write_beside_a_take_over_comes_before_it_or_is_refused",
-            "renewal_beside_a_take_over_leaves_one_owner"
+            "lease_excludes_other_owners",
+            "expired_lease_can_be_acquired_by_another",
+            "renew_all_returns_the_lost_leases",
+            "lease_of_a_deleted_conversation_is_invalid_for_a_later_one",
+            "delete_under_a_lease_requires_a_valid_lease",
+            "write_after_a_release_is_rejected",
+            "write_during_an_acquisition_precedes_it_or_is_rejected",
+            "renewal_during_an_acquisition_leaves_one_owner"
         ]
     );
 }

@@ -16,16 +16,16 @@ async fn suite_on_memory_store_passes() {
     assert_eq!(
         report.skipped,
         [
-            "torn_write_is_dropped_whole",
-            "damage_is_told_with_its_place",
-            "lease_keeps_others_out",
-            "lease_that_ran_out_can_be_taken_over",
-            "renew_all_names_the_leases_that_are_lost",
-            "lease_of_a_deleted_conversation_is_none_of_a_later_one",
-            "delete_under_a_lease_takes_one_that_holds",
-            "write_after_a_release_is_refused",
-            "write_beside_a_take_over_comes_before_it_or_is_refused",
-            "renewal_beside_a_take_over_leaves_one_owner"
+            "torn_write_is_dropped_completely",
+            "damage_is_reported_with_its_place",
+            "lease_excludes_other_owners",
+            "expired_lease_can_be_acquired_by_another",
+            "renew_all_returns_the_lost_leases",
+            "lease_of_a_deleted_conversation_is_invalid_for_a_later_one",
+            "delete_under_a_lease_requires_a_valid_lease",
+            "write_after_a_release_is_rejected",
+            "write_during_an_acquisition_precedes_it_or_is_rejected",
+            "renewal_during_an_acquisition_leaves_one_owner"
         ]
     );
 }
@@ -96,9 +96,9 @@ mod forgetful {
 }
 
 #[tokio::test]
-#[should_panic(expected = "4 of 41 checks failed: create_repeated_gives_the_first_result, \
-                           commit_repeated_gives_the_first_result, write_repeated_after_others_gives_the_first_result, \
-                           write_whose_future_was_dropped_is_whole")]
+#[should_panic(expected = "4 of 41 checks failed: create_repeated_returns_the_first_result, \
+                           commit_repeated_returns_the_first_result, write_repeated_after_others_returns_the_first_result, \
+                           write_with_a_dropped_future_is_all_or_nothing")]
 async fn suite_on_store_that_forgets_write_ids_fails() {
     conformance::check(async || conformance::Plain::new(Forgetful(MemoryStore::new()))).await;
 }

@@ -79,7 +79,7 @@ async fn suite_on_postgres_store_passes() {
     let make = async || Subject { url, store: Arc::new(fresh(url).open().await.unwrap()) };
     let report = conformance::check(make).await;
     // A database has no torn writes.
-    assert_eq!(report.skipped, ["torn_write_is_dropped_whole"]);
+    assert_eq!(report.skipped, ["torn_write_is_dropped_completely"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

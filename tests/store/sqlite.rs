@@ -77,7 +77,7 @@ async fn suite_on_sqlite_store_passes() {
     };
     let report = conformance::check(make).await;
     // This store does not write SQLite's log itself. `damage.rs` tears that log.
-    assert_eq!(report.skipped, ["torn_write_is_dropped_whole"]);
+    assert_eq!(report.skipped, ["torn_write_is_dropped_completely"]);
 }
 
 #[tokio::test]

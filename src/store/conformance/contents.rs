@@ -9,11 +9,11 @@ use crate::{
     tree::Node,
 };
 
-pub(super) async fn commits_come_back_in_order(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commits_are_loaded_in_order(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("order");
     let version = created(&*store, &id).await;
-    let empty = store.load(&id).await.expect("it is there");
+    let empty = store.load(&id).await.expect("the conversation exists");
     assert_eq!((empty.head, empty.nodes.len(), empty.cursors.len()), (None, 0, 0));
 
     let usage = Usage { input: 7, output: u64::MAX, cost: Some(0.1 + 0.2), ..Usage::default() };
@@ -33,12 +33,12 @@ pub(super) async fn commits_come_back_in_order(subject: &dyn Subject) -> CheckOu
         committed(&*store, &id, version, &Commit::new(Some(node_id(90))).with_nodes(expected[6..].to_vec()))
             .await;
     for handle in [&store, &subject.another().await] {
-        let stored = handle.load(&id).await.expect("it is there");
+        let stored = handle.load(&id).await.expect("the conversation exists");
         assert_eq!((stored.nodes, stored.head), (expected.clone(), Some(node_id(90))));
     }
     committed(&*store, &id, version, &Commit::new(None)).await;
-    let stored = store.load(&id).await.expect("it is there");
-    assert_eq!((stored.nodes, stored.head), (expected, None), "a commit may clear the head and add nothing");
+    let stored = store.load(&id).await.expect("the conversation exists");
+    assert_eq!((stored.nodes, stored.head), (expected, None), "a commit could not clear the head");
     CheckOutcome::Made
 }
 
@@ -55,30 +55,30 @@ pub(super) async fn cursors_keep_their_latest_values(subject: &dyn Subject) -> C
     for commit in &commits {
         version = committed(&*store, &id, version, commit).await;
     }
-    let cursors = subject.another().await.load(&id).await.expect("it is there").cursors;
+    let cursors = subject.another().await.load(&id).await.expect("the conversation exists").cursors;
     assert_eq!(cursors, BTreeMap::from([pair(1, 2), pair(2, 3), pair(4, 8)]));
     CheckOutcome::Made
 }
 
-/// Holds that these messages come back equal, and encode to the same bytes.
+/// Checks that these messages are returned equal, and that they encode to the same bytes.
 async fn come_back(subject: &dyn Subject, store: &dyn Store, id: &ConversationId, messages: Vec<Message>) {
     let version = created(store, id).await;
     let encoded: Vec<String> = messages.iter().map(encode).collect();
     let nodes =
         messages.iter().zip(1..).map(|(message, number)| Node::new(node_id(number), None, message.clone()));
     let nodes: Vec<Node> = nodes.collect();
-    // Half of them in one commit, the others one by one.
+    // Half of the messages are written in one commit, the others one by one.
     let (together, single) = nodes.split_at(nodes.len() / 2);
     let mut version = committed(store, id, version, &Commit::new(None).with_nodes(together.to_vec())).await;
     for node in single {
         version =
             committed(store, id, version, &Commit::new(Some(node.id())).with_nodes([node.clone()])).await;
     }
-    let stored = subject.another().await.load(id).await.expect("it can be read");
+    let stored = subject.another().await.load(id).await.expect("loading succeeds");
     assert_eq!(stored.nodes.len(), messages.len());
     for ((node, message), encoded) in stored.nodes.iter().zip(&messages).zip(&encoded) {
         assert_eq!(**node.message(), *message);
-        assert_eq!(encode(node.message()), *encoded, "another text than before");
+        assert_eq!(encode(node.message()), *encoded, "a message encodes to different JSON than before");
     }
 }
 
@@ -86,7 +86,7 @@ fn encode(message: &Message) -> String {
     serde_json::to_string(message).expect("a message has a JSON form")
 }
 
-pub(super) async fn text_of_any_kind_comes_back(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn text_of_any_kind_is_preserved(subject: &dyn Subject) -> CheckOutcome {
     let texts = [
         "",
         " ",
@@ -118,13 +118,13 @@ pub(super) async fn text_of_any_kind_comes_back(subject: &dyn Subject) -> CheckO
     CheckOutcome::Made
 }
 
-pub(super) async fn json_of_any_kind_comes_back(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn Subject) -> CheckOutcome {
     let values = json!({
         "zebra": 1, "apple": 2, "Zebra": 3, "": null, "\u{0}": "\u{0}", "nested": {"b": [], "a": {}},
         "numbers": [0, -1, u64::MAX, i64::MIN, 0.1, 1e300, 5e-324, 1.0, -0.0, 9_007_199_254_740_993_u64],
         "texts": ["1", "true", "null", "1e5"], "same": [[[[]]]], "flags": [true, false, null],
     });
-    // What a service may send at the deepest that JSON readers take by default, below what surrounds it.
+    // The deepest JSON that JSON parsers accept by default from a service, with room for what surrounds it.
     let deep =
         (0..110).fold(
             json!("deep"),
@@ -154,10 +154,10 @@ pub(super) async fn json_of_any_kind_comes_back(subject: &dyn Subject) -> CheckO
     CheckOutcome::Made
 }
 
-pub(super) async fn large_messages_come_back(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn large_messages_are_preserved(subject: &dyn Subject) -> CheckOutcome {
     const LARGE: usize = 10 * 1024 * 1024;
     let text = "0123456789abcdef".repeat(LARGE / 16);
-    // Every character of this one is escaped.
+    // Every character of this text is escaped.
     let escaped = "\0\n\"".repeat(LARGE / 30);
     let messages = vec![
         Message::user("small"),
@@ -170,7 +170,7 @@ pub(super) async fn large_messages_come_back(subject: &dyn Subject) -> CheckOutc
     CheckOutcome::Made
 }
 
-pub(super) async fn ten_thousand_nodes_come_back(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn ten_thousand_nodes_are_preserved(subject: &dyn Subject) -> CheckOutcome {
     const NODES: u64 = 10_000;
     const COMMITS: u64 = 50;
     let store = subject.store();
@@ -183,8 +183,8 @@ pub(super) async fn ten_thousand_nodes_come_back(subject: &dyn Subject) -> Check
         expected.extend(commit.nodes.iter().cloned());
         version = committed(&*store, &id, version, &commit).await;
     }
-    let stored = subject.another().await.load(&id).await.expect("it can be read");
+    let stored = subject.another().await.load(&id).await.expect("loading succeeds");
     assert_eq!((stored.version, stored.head), (version, Some(node_id(NODES))));
-    assert!(stored.nodes == expected, "nodes are missing, or not in order");
+    assert!(stored.nodes == expected, "nodes are missing or out of order");
     CheckOutcome::Made
 }

@@ -1,30 +1,30 @@
 use super::{CheckOutcome, Subject, committed, conversation, created, turn};
 use crate::store::{Page, StoreError, Write};
 
-pub(super) async fn torn_write_is_dropped_whole(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn torn_write_is_dropped_completely(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("torn");
     let first = created(&*store, &id).await;
     let second = committed(&*store, &id, first, &turn(1, 2)).await;
-    let before = store.load(&id).await.expect("it is there");
+    let before = store.load(&id).await.expect("the conversation exists");
     let write = Write::on(second);
     store.commit(&id, &write, &turn(3, 4)).await.expect("the version is current");
     if !subject.tear(&id).await {
         return CheckOutcome::Skipped;
     }
     let another = subject.another().await;
-    assert_eq!(another.load(&id).await.expect("what is whole can be read"), before);
-    let summary = another.summary(&id).await.expect("it is there");
+    assert_eq!(another.load(&id).await.expect("the complete writes can be read"), before);
+    let summary = another.summary(&id).await.expect("the conversation exists");
     assert_eq!((summary.version, summary.damage), (second, None));
-    // Repeating the torn write makes it anew.
-    let third = another.commit(&id, &write, &turn(3, 4)).await.expect("the next write is sound");
+    // Repeating the torn write writes it again.
+    let third = another.commit(&id, &write, &turn(3, 4)).await.expect("the next write succeeds");
     assert_eq!(third, second.next());
     committed(&*another, &id, third, &turn(5, 6)).await;
-    assert_eq!(another.load(&id).await.expect("it can be read").nodes.len(), 6);
+    assert_eq!(another.load(&id).await.expect("loading succeeds").nodes.len(), 6);
     CheckOutcome::Made
 }
 
-pub(super) async fn damage_is_told_with_its_place(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn damage_is_reported_with_its_place(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let (id, other) = (conversation("damaged"), conversation("sound"));
     let mut version = created(&*store, &id).await;
@@ -40,13 +40,17 @@ pub(super) async fn damage_is_told_with_its_place(subject: &dyn Subject) -> Chec
         Err(StoreError::Damaged { place, problem }) => {
             assert!(!place.is_empty() && !problem.is_empty(), "{place}: {problem}");
         }
-        other => panic!("what is damaged was read: {other:?}"),
+        other => panic!("a damaged conversation was loaded: {other:?}"),
     }
-    assert!(another.exists(&id).await.expect("an answer"), "what can't be read is there all the same");
-    let listed = another.list(Page::default()).await.expect("one damaged conversation spoils no list");
+    assert!(
+        another.exists(&id).await.expect("the store responds"),
+        "a damaged conversation is reported as missing"
+    );
+    let listed =
+        another.list(Page::default()).await.expect("listing succeeds despite a damaged conversation");
     assert_eq!(listed.len(), 2);
-    another.load(&other).await.expect("the damage concerns one conversation alone");
-    another.delete(&id).await.expect("what is damaged can be deleted");
+    another.load(&other).await.expect("the damage does not affect other conversations");
+    another.delete(&id).await.expect("deleting a damaged conversation succeeds");
     created(&*another, &id).await;
     CheckOutcome::Made
 }

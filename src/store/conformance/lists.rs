@@ -8,7 +8,7 @@ use crate::{
     store::{ConversationId, Page, StateChange, Store, Summary, Write},
 };
 
-/// Lets the clock get on, so that what is written next is later.
+/// Waits until the clock has advanced, so that the next write is later.
 async fn tick() {
     let now = Timestamp::now();
     while Timestamp::now() <= Timestamp(now.0 + 1) {
@@ -17,7 +17,7 @@ async fn tick() {
 }
 
 async fn list(store: &dyn Store, page: Page) -> Vec<Summary> {
-    store.list(page).await.expect("a list")
+    store.list(page).await.expect("listing succeeds")
 }
 
 fn ids(summaries: &[Summary]) -> Vec<&str> {
@@ -33,20 +33,24 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> Che
         versions.push(created(&*store, id).await);
         tick().await;
     }
-    assert_eq!(ids(&list(&*store, Page::default()).await), ["b", "a", "c"], "creating is a write");
+    assert_eq!(ids(&list(&*store, Page::default()).await), ["b", "a", "c"], "creating counts as a write");
     let title = StateChange::title("A");
-    store.save_state(&a, &Write::on(versions[1]), &title).await.expect("a title");
+    store.save_state(&a, &Write::on(versions[1]), &title).await.expect("saving a title succeeds");
     tick().await;
-    assert_eq!(ids(&list(&*store, Page::default()).await), ["a", "b", "c"], "a title is a write");
+    assert_eq!(
+        ids(&list(&*store, Page::default()).await),
+        ["a", "b", "c"],
+        "saving a title counts as a write"
+    );
     committed(&*store, &c, versions[0], &turn(1, 2)).await;
     tick().await;
     let listed = list(&*subject.another().await, Page::default()).await;
-    assert_eq!(ids(&listed), ["c", "a", "b"], "a commit is a write");
-    store.load(&b).await.expect("it is there");
-    assert_eq!(list(&*store, Page::default()).await, listed, "loading is no write");
+    assert_eq!(ids(&listed), ["c", "a", "b"], "a commit counts as a write");
+    store.load(&b).await.expect("the conversation exists");
+    assert_eq!(list(&*store, Page::default()).await, listed, "loading does not count as a write");
     let stale = store.commit(&b, &Write::on(versions[2].next()), &turn(1, 2)).await;
     assert!(stale.is_err());
-    assert_eq!(list(&*store, Page::default()).await, listed, "a refused write is none");
+    assert_eq!(list(&*store, Page::default()).await, listed, "a rejected write does not count");
 
     for summary in &listed {
         assert!(summary.created <= summary.updated, "{summary:?}");
@@ -56,7 +60,7 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> Che
     CheckOutcome::Made
 }
 
-pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn list_in_pages_contains_each_once(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     for number in 0..23 {
         created(&*store, &conversation(&format!("n{number}"))).await;
@@ -64,7 +68,7 @@ pub(super) async fn list_in_pages_gives_each_once(subject: &dyn Subject) -> Chec
     let all = list(&*store, Page::first(100)).await;
     assert_eq!(all.len(), 23);
     let ordered = all.is_sorted_by(|a, b| (b.updated, &a.id) < (a.updated, &b.id));
-    assert!(ordered, "by last write, newest first, then by id: {all:?}");
+    assert!(ordered, "the list is not ordered by last write, newest first, then by id: {all:?}");
     let mut page = Page::first(5);
     let mut paged = Vec::new();
     loop {
@@ -109,7 +113,7 @@ pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Subj
     CheckOutcome::Made
 }
 
-pub(super) async fn list_after_a_conversation_while_others_write_gives_each_left_alone_once(
+pub(super) async fn list_after_a_conversation_during_writes_contains_each_unchanged_once(
     subject: &dyn Subject,
 ) -> CheckOutcome {
     let store = subject.store();
@@ -121,29 +125,30 @@ pub(super) async fn list_after_a_conversation_while_others_write_gives_each_left
     // Newest first: n11 to n0.
     let first = list(&*store, Page::first(4)).await;
     assert_eq!(ids(&first), ["n11", "n10", "n9", "n8"]);
-    // The last one of the page goes to the front, one on it is deleted, and so is one behind it; new ones come.
+    // The last entry of the page moves to the front, one entry on the page and one behind it are deleted, and a new one
+    // is added.
     let other = subject.another().await;
     committed(&*other, &conversation("n8"), versions[8], &turn(1, 2)).await;
     for deleted in ["n10", "n6"] {
-        other.delete(&conversation(deleted)).await.expect("it can be deleted");
+        other.delete(&conversation(deleted)).await.expect("deleting succeeds");
     }
     created(&*other, &conversation("new")).await;
     let second = list(&*store, Page::first(4).after(&first[3])).await;
     assert_eq!(ids(&second), ["n7", "n5", "n4", "n3"]);
-    other.delete(&conversation("n3")).await.expect("it can be deleted");
+    other.delete(&conversation("n3")).await.expect("deleting succeeds");
     let third = list(&*store, Page::first(4).after(&second[3])).await;
     assert_eq!(ids(&third), ["n2", "n1", "n0"]);
     CheckOutcome::Made
 }
 
-pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let quiet: BTreeSet<ConversationId> =
         (0..12).map(|number| conversation(&format!("quiet{number}"))).collect();
     for id in &quiet {
         created(&*store, id).await;
     }
-    // A new one for each page: if they came faster than pages, the quiet ones would move away from the reader.
+    // One new conversation per page: if they were created faster, the quiet ones would move away from the reader.
     let pages = Arc::new(Semaphore::new(0));
     let permits = Arc::clone(&pages);
     let other = subject.another().await;
@@ -171,23 +176,23 @@ pub(super) async fn list_while_others_write_misses_none_left_alone(subject: &dyn
         }
     }
     pages.close();
-    writer.await.expect("writing beside lists succeeds");
+    writer.await.expect("writing while listing succeeds");
     CheckOutcome::Made
 }
 
-pub(super) async fn summary_is_what_the_list_says(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn summary_equals_the_list_entry(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("summary");
     let version = created(&*store, &id).await;
     let version = committed(&*store, &id, version, &turn(1, 2)).await;
     let title = StateChange::title("A talk");
-    let version = store.save_state(&id, &Write::on(version), &title).await.expect("a title");
+    let version = store.save_state(&id, &Write::on(version), &title).await.expect("saving a title succeeds");
     let version = committed(&*store, &id, version, &turn(3, 4)).await;
     let handles: [Arc<dyn Store>; 2] = [store, subject.another().await];
     for handle in handles {
-        let summary = handle.summary(&id).await.expect("it is there");
+        let summary = handle.summary(&id).await.expect("the conversation exists");
         assert_eq!(list(&*handle, Page::default()).await, std::slice::from_ref(&summary));
-        let stored = handle.load(&id).await.expect("it is there");
+        let stored = handle.load(&id).await.expect("the conversation exists");
         assert_eq!((summary.version, stored.version), (version, version));
         assert_eq!((summary.created, summary.updated), (stored.created, stored.updated));
         assert_eq!(summary.title.as_deref(), Some("A talk"));

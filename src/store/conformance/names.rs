@@ -1,7 +1,7 @@
 use super::{CheckOutcome, Subject, created};
 use crate::store::{ConversationId, InvalidId, Page, StateChange, StoreError, StoredState, Write, WriteId};
 
-/// Ids that are valid, and a trap for stores that make names of them.
+/// Returns valid ids that are difficult for stores which derive names from them.
 fn strange() -> Vec<ConversationId> {
     let ids = [
         "a",
@@ -31,52 +31,62 @@ fn strange() -> Vec<ConversationId> {
     ];
     let long = ["x".repeat(ConversationId::MAX_LEN), "x".repeat(ConversationId::MAX_LEN - 1)];
     let ids = ids.iter().map(|id| (*id).to_owned()).chain(long);
-    ids.map(|id| ConversationId::new(id).expect("strange, but valid")).collect()
+    ids.map(|id| ConversationId::new(id).expect("an unusual but valid id")).collect()
 }
 
-pub(super) async fn strange_ids_are_kept_apart(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn unusual_ids_do_not_collide(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let ids = strange();
     for id in &ids {
         let state = StoredState::default().with_title(id.as_str());
-        store.create(id, WriteId::generate(), &state).await.expect("a strange id is an id");
+        store
+            .create(id, WriteId::generate(), &state)
+            .await
+            .expect("creating a conversation with an unusual id succeeds");
     }
     for id in &ids {
-        let title = store.load(id).await.expect("it was created").state.title;
-        assert_eq!(title.as_deref(), Some(id.as_str()), "conversation {id} has another's title");
+        let title = store.load(id).await.expect("the conversation was created").state.title;
+        assert_eq!(
+            title.as_deref(),
+            Some(id.as_str()),
+            "conversation {id} has the title of another conversation"
+        );
     }
     let mut listed: Vec<_> =
-        store.list(Page::first(1000)).await.expect("a list").into_iter().map(|s| s.id).collect();
+        store.list(Page::first(1000)).await.expect("listing succeeds").into_iter().map(|s| s.id).collect();
     let mut expected = ids.clone();
     listed.sort();
     expected.sort();
-    assert_eq!(listed, expected, "the list has each once");
+    assert_eq!(listed, expected, "the list does not contain each conversation exactly once");
 
-    store.delete(&ids[0]).await.expect("it can be deleted");
+    store.delete(&ids[0]).await.expect("deleting succeeds");
     for id in &ids[1..] {
-        assert!(store.exists(id).await.expect("an answer"), "deleting {} took {id} with it", ids[0]);
+        assert!(store.exists(id).await.expect("the store responds"), "deleting {} also deleted {id}", ids[0]);
     }
 
-    // Where a store can't tell cases apart, it says so rather than mix them up.
+    // A store that can't distinguish cases must report it instead of mixing up the conversations.
     let (lower, upper) = (super::conversation("case"), super::conversation("CASE"));
     let version = created(&*store, &lower).await;
     match store.create(&upper, WriteId::generate(), &StoredState::default()).await {
         Ok(upper_version) => {
             let change = StateChange::title("upper");
-            store.save_state(&upper, &Write::on(upper_version), &change).await.expect("a title");
+            store
+                .save_state(&upper, &Write::on(upper_version), &change)
+                .await
+                .expect("saving a title succeeds");
             assert_eq!(
-                store.load(&lower).await.expect("it was created").version,
+                store.load(&lower).await.expect("the conversation was created").version,
                 version,
                 "CASE was written to case"
             );
         }
         Err(StoreError::AlreadyExists { .. }) => {}
-        Err(error) => panic!("creating CASE beside case: {error}"),
+        Err(error) => panic!("creating CASE next to case failed: {error}"),
     }
     CheckOutcome::Made
 }
 
-pub(super) async fn ids_that_attack_are_refused(_: &dyn Subject) -> CheckOutcome {
+pub(super) async fn unsafe_ids_are_rejected(_: &dyn Subject) -> CheckOutcome {
     let long = "x".repeat(ConversationId::MAX_LEN + 1);
     let attacks = [
         "",
@@ -125,11 +135,11 @@ pub(super) async fn ids_that_attack_are_refused(_: &dyn Subject) -> CheckOutcome
     ];
     for attack in attacks {
         let refused: Result<_, InvalidId> = ConversationId::new(attack);
-        assert!(refused.is_err(), "{attack:?} was taken for an id");
+        assert!(refused.is_err(), "{attack:?} was accepted as an id");
         let json = serde_json::to_string(attack).expect("a string has a JSON form");
         assert!(
             serde_json::from_str::<ConversationId>(&json).is_err(),
-            "{attack:?} became an id on its way through JSON"
+            "{attack:?} was accepted as an id in JSON"
         );
     }
     CheckOutcome::Made

@@ -4,43 +4,43 @@ use super::{CheckOutcome, Subject, conversation, created, turn};
 use crate::store::{ConversationId, Lease, Owner, StateChange, Store, StoreError, Write};
 
 async fn acquired(store: &dyn Store, id: &ConversationId, owner: &str) -> Lease {
-    store.acquire(id, &Owner::new(owner)).await.expect("nobody else has it")
+    store.acquire(id, &Owner::new(owner)).await.expect("the conversation has no other owner")
 }
 
-pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn lease_excludes_other_owners(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("owned");
     let version = created(&*store, &id).await;
     let (ann, ben) = (Owner::new("ann").at("host a"), Owner::new("ben"));
-    let lease = store.acquire(&id, &ann).await.expect("nobody has it");
-    let lease = store.renew(&id, &lease).await.expect("it is ann's");
+    let lease = store.acquire(&id, &ann).await.expect("the conversation has no owner");
+    let lease = store.renew(&id, &lease).await.expect("the lease is valid");
     let write = Write::on(version).under(&lease);
     let version = store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");
     if lease.lasts.is_none() {
-        store.release(&id, &lease).await.expect("it can be released");
+        store.release(&id, &lease).await.expect("releasing succeeds");
         return CheckOutcome::Skipped;
     }
 
     match another.acquire(&id, &ben).await {
         Err(StoreError::Owned { owner, .. }) => assert_eq!(owner, ann),
-        other => panic!("ann has it: {other:?}"),
+        other => panic!("ann is the owner: {other:?}"),
     }
-    assert_eq!(another.summary(&id).await.expect("it is there").owner, Some(ann.clone()));
+    assert_eq!(another.summary(&id).await.expect("the conversation exists").owner, Some(ann.clone()));
 
-    let newer = another.acquire(&id, &ann).await.expect("ann may have it again");
+    let newer = another.acquire(&id, &ann).await.expect("the same owner may acquire it again");
     assert!(newer.epoch > lease.epoch, "{newer:?} after {lease:?}");
     let late = store.commit(&id, &Write::on(version).under(&lease), &turn(3, 4)).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
     assert!(matches!(store.renew(&id, &lease).await, Err(StoreError::LeaseLost { .. })));
-    store.release(&id, &lease).await.expect("what has ended can be released");
+    store.release(&id, &lease).await.expect("releasing an ended lease succeeds");
     assert!(
         matches!(another.acquire(&id, &ben).await, Err(StoreError::Owned { .. })),
-        "an old lease released a new one"
+        "releasing an old lease ended a newer one"
     );
 
-    store.release(&id, &newer).await.expect("it can be released");
-    assert_eq!(store.summary(&id).await.expect("it is there").owner, None);
-    let bens = another.acquire(&id, &ben).await.expect("nobody has it now");
+    store.release(&id, &newer).await.expect("releasing succeeds");
+    assert_eq!(store.summary(&id).await.expect("the conversation exists").owner, None);
+    let bens = another.acquire(&id, &ben).await.expect("the conversation has no owner now");
     assert!(bens.epoch > newer.epoch, "{bens:?} after {newer:?}");
     let late = store.commit(&id, &Write::on(version).under(&newer), &turn(3, 4)).await;
     assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "{late:?}");
@@ -49,7 +49,7 @@ pub(super) async fn lease_keeps_others_out(subject: &dyn Subject) -> CheckOutcom
     CheckOutcome::Made
 }
 
-pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("left");
     let version = created(&*store, &id).await;
@@ -57,14 +57,17 @@ pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) 
     if lease.lasts.is_none() || !subject.run_out(&id).await {
         return CheckOutcome::Skipped;
     }
-    assert_eq!(another.summary(&id).await.expect("it is there").owner, None);
+    assert_eq!(another.summary(&id).await.expect("the conversation exists").owner, None);
     let under = Write::on(version).under(&lease);
     let late = store.commit(&id, &under, &turn(1, 2)).await;
-    assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "it ran out, though nobody took it: {late:?}");
-    let revived = store.renew(&id, &lease).await.expect("nobody else came");
+    assert!(
+        matches!(late, Err(StoreError::LeaseLost { .. })),
+        "the lease ran out, even though nobody acquired it: {late:?}"
+    );
+    let revived = store.renew(&id, &lease).await.expect("no other owner acquired it");
     assert_eq!(revived.epoch, lease.epoch);
     let title = |title: &str| StateChange::Title(Some(title.to_owned()));
-    let version = store.save_state(&id, &under, &title("Ann's")).await.expect("it goes on");
+    let version = store.save_state(&id, &under, &title("Ann's")).await.expect("the renewed lease is valid");
     let under = Write::on(version).under(&lease);
     assert!(subject.run_out(&id).await);
 
@@ -72,21 +75,21 @@ pub(super) async fn lease_that_ran_out_can_be_taken_over(subject: &dyn Subject) 
     assert!(bens.epoch > lease.epoch, "{bens:?} after {lease:?}");
     let write = Write::on(version).under(&bens);
     let version = another.commit(&id, &write, &turn(1, 2)).await.expect("ben may write");
-    // The fence comes before the version, and a repetition is told what it came to all the same.
+    // The epoch is checked before the version. A repetition still returns its result.
     assert!(matches!(store.commit(&id, &under, &turn(1, 2)).await, Err(StoreError::LeaseLost { .. })));
     let renamed = store.save_state(&id, &Write::on(version).under(&lease), &title("Ann's again")).await;
     assert!(matches!(renamed, Err(StoreError::LeaseLost { .. })), "{renamed:?}");
     assert!(matches!(store.renew(&id, &lease).await, Err(StoreError::LeaseLost { .. })));
     let deleted = store.delete_under(&id, &lease).await;
-    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "it is ben's: {deleted:?}");
+    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "ben is the owner: {deleted:?}");
     assert!(subject.run_out(&id).await);
-    assert_eq!(another.commit(&id, &write, &turn(1, 2)).await.expect("a repetition"), version);
+    assert_eq!(another.commit(&id, &write, &turn(1, 2)).await.expect("a repetition succeeds"), version);
     let unchecked = store.commit(&id, &Write::on(version), &turn(3, 4)).await;
     assert_eq!(unchecked.expect("without an epoch, versions decide"), version.next());
     CheckOutcome::Made
 }
 
-pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn renew_all_returns_the_lost_leases(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let ids = ["kept", "passed", "released", "deleted"].map(conversation);
     let mut leases = Vec::new();
@@ -94,17 +97,17 @@ pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subje
         created(&*store, id).await;
         leases.push((id.clone(), acquired(&*store, id, "ann").await));
     }
-    assert_eq!(store.renew_all(&leases).await.expect("an answer"), []);
-    assert_eq!(store.renew_all(&[]).await.expect("an answer"), []);
+    assert_eq!(store.renew_all(&leases).await.expect("the store responds"), []);
+    assert_eq!(store.renew_all(&[]).await.expect("the store responds"), []);
     if leases[0].1.lasts.is_none() {
         return CheckOutcome::Skipped;
     }
     for (id, lease) in &leases[1..3] {
-        store.release(id, lease).await.expect("it can be released");
+        store.release(id, lease).await.expect("releasing succeeds");
     }
     acquired(&*store, &ids[1], "ben").await;
-    store.delete(&ids[3]).await.expect("it can be deleted");
-    let mut lost = subject.another().await.renew_all(&leases).await.expect("an answer");
+    store.delete(&ids[3]).await.expect("deleting succeeds");
+    let mut lost = subject.another().await.renew_all(&leases).await.expect("the store responds");
     lost.sort();
     let mut expected = ids[1..].to_vec();
     expected.sort();
@@ -112,7 +115,7 @@ pub(super) async fn renew_all_names_the_leases_that_are_lost(subject: &dyn Subje
     CheckOutcome::Made
 }
 
-pub(super) async fn lease_of_a_deleted_conversation_is_none_of_a_later_one(
+pub(super) async fn lease_of_a_deleted_conversation_is_invalid_for_a_later_one(
     subject: &dyn Subject,
 ) -> CheckOutcome {
     let store = subject.store();
@@ -122,43 +125,49 @@ pub(super) async fn lease_of_a_deleted_conversation_is_none_of_a_later_one(
     if old.lasts.is_none() {
         return CheckOutcome::Skipped;
     }
-    store.delete(&id).await.expect("who has it may delete it");
+    store.delete(&id).await.expect("the owner may delete it");
     assert!(matches!(store.acquire(&id, &Owner::new("ann")).await, Err(StoreError::NotFound { .. })));
     created(&*store, &id).await;
     acquired(&*store, &id, "ben").await;
     assert!(store.renew(&id, &old).await.is_err());
     let deleted = store.delete_under(&id, &old).await;
-    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "it is another's: {deleted:?}");
-    store.release(&id, &old).await.expect("what has ended can be released");
+    assert!(
+        matches!(deleted, Err(StoreError::LeaseLost { .. })),
+        "another conversation has this id: {deleted:?}"
+    );
+    store.release(&id, &old).await.expect("releasing an ended lease succeeds");
     let refused = store.acquire(&id, &Owner::new("ann")).await;
-    assert!(matches!(refused, Err(StoreError::Owned { .. })), "the old lease ended the new one: {refused:?}");
+    assert!(
+        matches!(refused, Err(StoreError::Owned { .. })),
+        "releasing the old lease ended the new one: {refused:?}"
+    );
     CheckOutcome::Made
 }
 
-pub(super) async fn delete_under_a_lease_takes_one_that_holds(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn delete_under_a_lease_requires_a_valid_lease(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("unwanted");
     created(&*store, &id).await;
     let lease = acquired(&*store, &id, "ann").await;
     if lease.lasts.is_none() {
-        store.delete_under(&id, &lease).await.expect("there is nothing to hold it up");
-        assert!(!another.exists(&id).await.expect("an answer"));
+        store.delete_under(&id, &lease).await.expect("nothing prevents the delete");
+        assert!(!another.exists(&id).await.expect("the store responds"));
         return CheckOutcome::Skipped;
     }
     if subject.run_out(&id).await {
         let deleted = store.delete_under(&id, &lease).await;
-        assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "it ran out: {deleted:?}");
+        assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "the lease ran out: {deleted:?}");
     }
     let newer = acquired(&*store, &id, "ann").await;
     let deleted = another.delete_under(&id, &lease).await;
-    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "there is a newer one: {deleted:?}");
-    another.delete_under(&id, &newer).await.expect("it holds");
-    assert!(!store.exists(&id).await.expect("an answer"));
-    store.delete_under(&id, &newer).await.expect("that there is none is no error");
+    assert!(matches!(deleted, Err(StoreError::LeaseLost { .. })), "a newer lease exists: {deleted:?}");
+    another.delete_under(&id, &newer).await.expect("the lease is valid");
+    assert!(!store.exists(&id).await.expect("the store responds"));
+    store.delete_under(&id, &newer).await.expect("deleting a missing conversation succeeds");
     CheckOutcome::Made
 }
 
-pub(super) async fn write_after_a_release_is_refused(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn write_after_a_release_is_rejected(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("given-back");
     let version = created(&*store, &id).await;
@@ -166,7 +175,7 @@ pub(super) async fn write_after_a_release_is_refused(subject: &dyn Subject) -> C
     if lease.lasts.is_none() {
         return CheckOutcome::Skipped;
     }
-    store.release(&id, &lease).await.expect("it can be released");
+    store.release(&id, &lease).await.expect("releasing succeeds");
     let write = Write::on(version).under(&lease);
     let title = StateChange::Title(Some("Late".to_owned()));
     for late in [
@@ -175,16 +184,16 @@ pub(super) async fn write_after_a_release_is_refused(subject: &dyn Subject) -> C
         store.renew(&id, &lease).await.map(drop),
         store.delete_under(&id, &lease).await,
     ] {
-        assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "it was given back: {late:?}");
+        assert!(matches!(late, Err(StoreError::LeaseLost { .. })), "the lease was released: {late:?}");
     }
-    assert_eq!(store.load(&id).await.expect("it is there").version, version);
+    assert_eq!(store.load(&id).await.expect("the conversation exists").version, version);
     CheckOutcome::Made
 }
 
-/// How often two are set off at the same moment.
+/// The number of races in a check.
 const RACES: usize = 50;
 
-/// Sets both off, each of them first every other time.
+/// Runs both futures at the same time. The first poll alternates between them.
 async fn race<A, B>(round: usize, a: impl Future<Output = A>, b: impl Future<Output = B>) -> (A, B) {
     if round.is_multiple_of(2) {
         join(a, b).await
@@ -194,7 +203,7 @@ async fn race<A, B>(round: usize, a: impl Future<Output = A>, b: impl Future<Out
     }
 }
 
-pub(super) async fn write_beside_a_take_over_comes_before_it_or_is_refused(
+pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
     subject: &dyn Subject,
 ) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
@@ -206,33 +215,34 @@ pub(super) async fn write_beside_a_take_over_comes_before_it_or_is_refused(
             return CheckOutcome::Skipped;
         }
         let take_over = async {
-            // Half of the times by the same owner, whose newer lease ends the older one without a word.
+            // In half of the rounds the owner has the same name, and its newer lease ends the older one without a
+            // release.
             let owner = if round % 4 < 2 { "ann" } else { "ben" };
             if owner == "ben" {
-                store.release(&id, &lease).await.expect("it can be released");
+                store.release(&id, &lease).await.expect("releasing succeeds");
             }
             let newer = acquired(&*another, &id, owner).await;
-            (newer, another.load(&id).await.expect("it is there").version)
+            (newer, another.load(&id).await.expect("the conversation exists").version)
         };
         let write = Write::on(version).under(&lease);
         let commit = turn(1, 2);
         let ((newer, found), written) = race(round, take_over, store.commit(&id, &write, &commit)).await;
         match written {
             Ok(written) => {
-                assert_eq!(found, written, "what the new owner loads has it all");
+                assert_eq!(found, written, "the new owner does not see the write");
             }
             Err(StoreError::LeaseLost { .. }) => {
-                assert_eq!(found, version, "a write that was refused is there");
+                assert_eq!(found, version, "a rejected write took effect");
             }
-            Err(error) => panic!("neither made nor refused: {error:?}"),
+            Err(error) => panic!("the write neither succeeded nor lost its lease: {error:?}"),
         }
         let next = another.commit(&id, &Write::on(found).under(&newer), &turn(3, 4)).await;
-        assert_eq!(next.expect("nothing came after the take-over"), found.next());
+        assert_eq!(next.expect("nothing was written after the acquisition"), found.next());
     }
     CheckOutcome::Made
 }
 
-pub(super) async fn renewal_beside_a_take_over_leaves_one_owner(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn renewal_during_an_acquisition_leaves_one_owner(subject: &dyn Subject) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let ben = Owner::new("ben");
     for round in 0..RACES {
@@ -246,7 +256,7 @@ pub(super) async fn renewal_beside_a_take_over_leaves_one_owner(subject: &dyn Su
         let owner = match (renewed, taken) {
             (Ok(renewed), Err(StoreError::Owned { .. })) => renewed,
             (Err(StoreError::LeaseLost { .. }), Ok(taken)) => taken,
-            both => panic!("it is one owner's: {both:?}"),
+            both => panic!("exactly one owner is expected: {both:?}"),
         };
         let write = Write::on(version).under(&owner);
         store.commit(&id, &write, &turn(1, 2)).await.expect("the owner may write");

@@ -18,34 +18,34 @@ fn full() -> StoredState {
         .with_title("A talk")
 }
 
-pub(super) async fn state_alone_is_replaced_whole(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("state");
     let version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
     let version = committed(&*store, &id, version, &turn(1, 2)).await;
-    assert_eq!(store.load(&id).await.expect("it is there").state, full());
+    assert_eq!(store.load(&id).await.expect("the conversation exists").state, full());
     let other = StoredState::default().with_model("openai:gpt-5");
     let change = StateChange::whole(other.clone());
     store.save_state(&id, &Write::on(version), &change).await.expect("a state on the current version");
-    let stored = subject.another().await.load(&id).await.expect("it is there");
-    assert_eq!(stored.state, other, "something of the old state stayed, or of the new one is missing");
+    let stored = subject.another().await.load(&id).await.expect("the conversation exists");
+    assert_eq!(stored.state, other, "the new state was not stored completely");
     assert_eq!(stored.nodes.len(), 2);
-    assert_eq!(store.summary(&id).await.expect("it is there").title, None);
+    assert_eq!(store.summary(&id).await.expect("the conversation exists").title, None);
     CheckOutcome::Made
 }
 
-pub(super) async fn title_alone_leaves_the_rest(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("title");
     let mut version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
     let titles = ["Another", "", "two\nlines\0\"quoted\" \u{1f600}", "x", &"long ".repeat(1000)];
     for title in titles.map(|title| Some(title.to_owned())).into_iter().chain([None]) {
         let change = StateChange::Title(title.clone());
-        version = store.save_state(&id, &Write::on(version), &change).await.expect("a title");
-        let state = store.load(&id).await.expect("it is there").state;
+        version = store.save_state(&id, &Write::on(version), &change).await.expect("saving a title succeeds");
+        let state = store.load(&id).await.expect("the conversation exists").state;
         assert_eq!(state.title, title);
         assert_eq!(StoredState { title: full().title, ..state }, full(), "more than the title changed");
-        assert_eq!(store.summary(&id).await.expect("it is there").title, title);
+        assert_eq!(store.summary(&id).await.expect("the conversation exists").title, title);
     }
     CheckOutcome::Made
 }
@@ -56,11 +56,11 @@ pub(super) async fn commit_with_state_writes_both(subject: &dyn Subject) -> Chec
     let version =
         store.create(&id, WriteId::generate(), &StoredState::default()).await.expect("the id is free");
     let version = committed(&*store, &id, version, &turn(1, 2).with_state(full())).await;
-    // One without leaves it.
+    // A commit without a state does not change the state.
     committed(&*store, &id, version, &turn(3, 4)).await;
-    let stored = store.load(&id).await.expect("it is there");
+    let stored = store.load(&id).await.expect("the conversation exists");
     assert_eq!((stored.nodes.len(), stored.state), (4, full()));
-    assert_eq!(store.summary(&id).await.expect("it is there").title, full().title);
+    assert_eq!(store.summary(&id).await.expect("the conversation exists").title, full().title);
     CheckOutcome::Made
 }
 
@@ -73,16 +73,19 @@ pub(super) async fn secrets_are_not_stored(subject: &dyn Subject) -> CheckOutcom
         Some(BTreeMap::from([("Authorization".to_owned(), Secret::new("Bearer secret"))]));
     let mut version = store.create(&id, WriteId::generate(), &state).await.expect("the id is free");
     for round in 0..3 {
-        let options = store.load(&id).await.expect("it is there").state.options;
+        let options = store.load(&id).await.expect("the conversation exists").state.options;
         assert_eq!((&options.api_key, &options.headers), (&None, &None), "round {round}");
         assert_eq!(options, full().options);
         let write = Write::on(version);
         version = if round == 0 {
-            store.save_state(&id, &write, &StateChange::whole(state.clone())).await.expect("a state")
+            store
+                .save_state(&id, &write, &StateChange::whole(state.clone()))
+                .await
+                .expect("saving a state succeeds")
         } else {
             let mut commit = turn(round, round);
             commit.state = Some(Box::new(state.clone()));
-            store.commit(&id, &write, &commit).await.expect("a commit")
+            store.commit(&id, &write, &commit).await.expect("the commit succeeds")
         };
     }
     CheckOutcome::Made

@@ -8,7 +8,7 @@ use crate::{
     tree::{Node, NodeId},
 };
 
-pub(super) async fn create_of_a_taken_id_is_refused(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("taken");
     let first = StoredState::default().with_title("first");
@@ -18,12 +18,12 @@ pub(super) async fn create_of_a_taken_id_is_refused(subject: &dyn Subject) -> Ch
         let again = handle.create(&id, WriteId::generate(), &second).await;
         assert!(matches!(again, Err(StoreError::AlreadyExists { .. })), "{again:?}");
     }
-    let stored = store.load(&id).await.expect("the first is there");
-    assert_eq!((stored.version, stored.state), (version, first), "the refused one changed something");
+    let stored = store.load(&id).await.expect("the first conversation exists");
+    assert_eq!((stored.version, stored.state), (version, first), "the rejected create changed something");
     CheckOutcome::Made
 }
 
-pub(super) async fn create_by_many_at_once_succeeds_for_one(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_by_many_at_the_same_time_succeeds_once(subject: &dyn Subject) -> CheckOutcome {
     let handles = [subject.store(), subject.another().await];
     let id = conversation("race");
     let tries = (0..16).map(|number| {
@@ -38,29 +38,33 @@ pub(super) async fn create_by_many_at_once_succeeds_for_one(subject: &dyn Subjec
         match tried.expect("create does not panic") {
             (number, Ok(version)) => winners.push((number, version)),
             (_, Err(StoreError::AlreadyExists { .. })) => {}
-            (_, Err(error)) => panic!("a create that comes too late is told so, not {error}"),
+            (_, Err(error)) => panic!("expected AlreadyExists, not: {error}"),
         }
     }
-    assert_eq!(winners.len(), 1, "one creates it: {winners:?}");
-    let stored = handles[0].load(&id).await.expect("somebody created it");
+    assert_eq!(winners.len(), 1, "exactly one create must succeed: {winners:?}");
+    let stored = handles[0].load(&id).await.expect("the conversation exists");
     assert_eq!((stored.version, stored.state.title), (winners[0].1, Some(winners[0].0.to_string())));
     CheckOutcome::Made
 }
 
-pub(super) async fn create_repeated_gives_the_first_result(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_repeated_returns_the_first_result(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("repeated");
     let (write, state) = (WriteId::generate(), StoredState::default().with_title("once"));
     let first = store.create(&id, write, &state).await.expect("the id is free");
-    assert_eq!(store.create(&id, write, &state).await.expect("a repetition"), first);
+    assert_eq!(store.create(&id, write, &state).await.expect("a repetition succeeds"), first);
     let last = committed(&*store, &id, first, &turn(1, 2)).await;
     let another = subject.another().await;
-    assert_eq!(another.create(&id, write, &state).await.expect("a late repetition"), first);
-    assert_eq!(store.load(&id).await.expect("it is there").version, last, "the repetition wrote something");
+    assert_eq!(another.create(&id, write, &state).await.expect("a late repetition succeeds"), first);
+    assert_eq!(
+        store.load(&id).await.expect("the conversation exists").version,
+        last,
+        "the repetition wrote something"
+    );
     CheckOutcome::Made
 }
 
-pub(super) async fn writes_to_what_is_not_there_are_refused(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn writes_to_a_missing_conversation_are_rejected(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let (id, write) = (conversation("nobody"), Write::on(Version::new(1)));
     let title = StateChange::Title(None);
@@ -68,19 +72,19 @@ pub(super) async fn writes_to_what_is_not_there_are_refused(subject: &dyn Subjec
     assert!(matches!(store.save_state(&id, &write, &title).await, Err(StoreError::NotFound { .. })));
     assert!(matches!(store.load(&id).await, Err(StoreError::NotFound { .. })));
     assert!(matches!(store.summary(&id).await, Err(StoreError::NotFound { .. })));
-    assert!(!store.exists(&id).await.expect("an answer"));
-    assert_eq!(store.list(Page::default()).await.expect("a list"), []);
+    assert!(!store.exists(&id).await.expect("the store responds"));
+    assert_eq!(store.list(Page::default()).await.expect("listing succeeds"), []);
     CheckOutcome::Made
 }
 
-pub(super) async fn commit_gives_the_next_version(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commit_returns_the_next_version(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("versions");
     let first = created(&*store, &id).await;
-    assert!(store.exists(&id).await.expect("an answer"));
+    assert!(store.exists(&id).await.expect("the store responds"));
     let second = committed(&*store, &id, first, &turn(1, 2)).await;
     assert_eq!(second, first.next());
-    let title = StateChange::title("a title");
+    let title = StateChange::title("saving a title succeeds");
     let third =
         store.save_state(&id, &Write::on(second), &title).await.expect("a title on the current version");
     assert_eq!(third, second.next());
@@ -88,14 +92,14 @@ pub(super) async fn commit_gives_the_next_version(subject: &dyn Subject) -> Chec
     let fourth =
         store.save_state(&id, &Write::on(third), &whole).await.expect("a state on the current version");
     assert_eq!(fourth, third.next());
-    assert_eq!(store.load(&id).await.expect("it is there").version, fourth);
+    assert_eq!(store.load(&id).await.expect("the conversation exists").version, fourth);
     CheckOutcome::Made
 }
 
-/// Holds that every kind of write on `base` is a conflict that changes nothing.
+/// Checks that every kind of write on `base` is a conflict that changes nothing.
 async fn conflicts(subject: &dyn Subject, id: &ConversationId, base: Version) {
     let store = subject.store();
-    let before = store.load(id).await.expect("it is there");
+    let before = store.load(id).await.expect("the conversation exists");
     for handle in [&store, &subject.another().await] {
         let refused = [
             handle.commit(id, &Write::on(base), &turn(77, 78)).await,
@@ -105,11 +109,15 @@ async fn conflicts(subject: &dyn Subject, id: &ConversationId, base: Version) {
         for refused in refused {
             match refused {
                 Err(StoreError::Conflict { current, .. }) => assert_eq!(current, before.version),
-                other => panic!("a write on version {base}, not {}, gave {other:?}", before.version),
+                other => panic!("a write on version {base} instead of {} returned {other:?}", before.version),
             }
         }
     }
-    assert_eq!(store.load(id).await.expect("it is there"), before, "a refused write changed something");
+    assert_eq!(
+        store.load(id).await.expect("the conversation exists"),
+        before,
+        "a rejected write changed something"
+    );
 }
 
 pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn Subject) -> CheckOutcome {
@@ -134,27 +142,27 @@ pub(super) async fn commit_beyond_the_current_version_conflicts(subject: &dyn Su
     CheckOutcome::Made
 }
 
-pub(super) async fn commit_repeated_gives_the_first_result(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commit_repeated_returns_the_first_result(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("again");
     let first = created(&*store, &id).await;
     let write = Write::on(first);
     let second = store.commit(&id, &write, &turn(1, 2)).await.expect("the version is current");
     for handle in [&store, &subject.another().await] {
-        assert_eq!(handle.commit(&id, &write, &turn(1, 2)).await.expect("a repetition"), second);
+        assert_eq!(handle.commit(&id, &write, &turn(1, 2)).await.expect("a repetition succeeds"), second);
     }
-    let stored = store.load(&id).await.expect("it is there");
+    let stored = store.load(&id).await.expect("the conversation exists");
     assert_eq!((stored.version, stored.nodes.len()), (second, 2), "the repetition wrote something");
 
     let write = Write::on(second);
     let title = StateChange::title("once");
     let third = store.save_state(&id, &write, &title).await.expect("the version is current");
-    assert_eq!(store.save_state(&id, &write, &title).await.expect("a repetition"), third);
-    assert_eq!(store.load(&id).await.expect("it is there").version, third);
+    assert_eq!(store.save_state(&id, &write, &title).await.expect("a repetition succeeds"), third);
+    assert_eq!(store.load(&id).await.expect("the conversation exists").version, third);
     CheckOutcome::Made
 }
 
-pub(super) async fn write_repeated_after_others_gives_the_first_result(
+pub(super) async fn write_repeated_after_others_returns_the_first_result(
     subject: &dyn Subject,
 ) -> CheckOutcome {
     let store = subject.store();
@@ -171,22 +179,26 @@ pub(super) async fn write_repeated_after_others_gives_the_first_result(
         };
         writes.push((write, version));
     }
-    let before = store.load(&id).await.expect("it is there");
+    let before = store.load(&id).await.expect("the conversation exists");
     let another = subject.another().await;
     for (write, version) in &writes {
         let repeated = another.commit(&id, write, &turn(99, 99)).await;
-        assert_eq!(repeated.expect("a late repetition"), *version);
-        // The same place in the line, another write.
+        assert_eq!(repeated.expect("a late repetition succeeds"), *version);
+        // A different write on the same version.
         if *version != before.version {
             let other = another.commit(&id, &Write::on(write.base), &turn(99, 99)).await;
             assert!(matches!(other, Err(StoreError::Conflict { .. })), "{other:?}");
         }
     }
-    assert_eq!(store.load(&id).await.expect("it is there"), before, "a repetition wrote something");
+    assert_eq!(
+        store.load(&id).await.expect("the conversation exists"),
+        before,
+        "a repetition wrote something"
+    );
     CheckOutcome::Made
 }
 
-pub(super) async fn writers_at_once_form_one_line(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn Subject) -> CheckOutcome {
     const WRITERS: u64 = 4;
     const COMMITS: u64 = 8;
     let store = subject.store();
@@ -194,12 +206,13 @@ pub(super) async fn writers_at_once_form_one_line(subject: &dyn Subject) -> Chec
     let first = created(&*store, &id).await;
     let handles = [Arc::clone(&store), subject.another().await];
     let writers = (0..WRITERS).map(|writer| {
-        let (store, id) = (Arc::clone(&handles[usize::try_from(writer).expect("few") % 2]), id.clone());
+        let (store, id) =
+            (Arc::clone(&handles[usize::try_from(writer).expect("a small number") % 2]), id.clone());
         tokio::spawn(async move {
             let mut base = first;
             let mut versions = Vec::new();
-            while versions.len() < usize::try_from(COMMITS).expect("few") {
-                // An id that tells on which version the node was put.
+            while versions.len() < usize::try_from(COMMITS).expect("a small number") {
+                // The id shows the version that the node was based on.
                 let node = node_id(base.get() - first.get() + 1);
                 let parent = NodeId::new(node.get() - 1);
                 let message = crate::message::Message::user(writer.to_string());
@@ -210,7 +223,7 @@ pub(super) async fn writers_at_once_form_one_line(subject: &dyn Subject) -> Chec
                         base = version;
                     }
                     Err(StoreError::Conflict { current, .. }) => base = current,
-                    Err(error) => panic!("a writer among others: {error}"),
+                    Err(error) => panic!("a concurrent writer failed: {error}"),
                 }
             }
             versions
@@ -219,39 +232,38 @@ pub(super) async fn writers_at_once_form_one_line(subject: &dyn Subject) -> Chec
     let mut versions = BTreeSet::new();
     for written in join_all(writers).await {
         for version in written.expect("a commit does not panic") {
-            assert!(versions.insert(version), "version {version} was given twice");
+            assert!(versions.insert(version), "version {version} was returned twice");
         }
     }
-    let stored = store.load(&id).await.expect("it is there");
-    assert_eq!(stored.nodes.len() as u64, WRITERS * COMMITS, "a commit is missing, or doubled");
+    let stored = store.load(&id).await.expect("the conversation exists");
+    assert_eq!(stored.nodes.len() as u64, WRITERS * COMMITS, "a commit is missing or was written twice");
     assert_eq!(stored.version.get(), first.get() + WRITERS * COMMITS);
     for (node, number) in stored.nodes.iter().zip(1..) {
-        assert_eq!(node.id(), node_id(number), "commits are out of line");
+        assert_eq!(node.id(), node_id(number), "commits are out of order");
     }
     CheckOutcome::Made
 }
 
-pub(super) async fn write_whose_future_was_dropped_is_whole(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("dropped");
     let mut version = created(&*store, &id).await;
     for turns in 0..8 {
         let write = Write::on(version);
         let commit = turn(turns * 2 + 1, turns * 2 + 2);
-        // Polled once at most, then dropped.
+        // Polled at most once, then dropped.
         let _ = store.commit(&id, &write, &commit).now_or_never();
-        let seen = store.load(&id).await.expect("it is there").nodes.len() as u64;
-        assert!(seen == turns * 2 || seen == turns * 2 + 2, "half a write: {seen} nodes");
-        version =
-            store.commit(&id, &write, &commit).await.expect("it can be repeated, whatever became of it");
+        let seen = store.load(&id).await.expect("the conversation exists").nodes.len() as u64;
+        assert!(seen == turns * 2 || seen == turns * 2 + 2, "a write was stored partially: {seen} nodes");
+        version = store.commit(&id, &write, &commit).await.expect("the write can be repeated");
         assert_eq!(version, write.base.next());
-        let nodes = store.load(&id).await.expect("it is there").nodes;
+        let nodes = store.load(&id).await.expect("the conversation exists").nodes;
         assert_eq!(nodes, path(1, turns * 2 + 2).map(|node| at(&node, &nodes)).collect::<Vec<_>>());
     }
     CheckOutcome::Made
 }
 
-/// The node with the timestamp that it has in `nodes`, which were made at another time.
+/// Returns the node with the timestamp that it has in `nodes`, because those were made at a different time.
 fn at(node: &Node, nodes: &[Node]) -> Node {
     let there = nodes.iter().find(|there| there.id() == node.id());
     let mut message = (**node.message()).clone();
@@ -259,43 +271,47 @@ fn at(node: &Node, nodes: &[Node]) -> Node {
     Node::new(node.id(), node.parent(), message)
 }
 
-pub(super) async fn delete_repeated_is_no_error(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn delete_repeated_succeeds(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let (id, other) = (conversation("gone"), conversation("stays"));
-    store.delete(&id).await.expect("there was none");
+    store.delete(&id).await.expect("deleting a missing conversation succeeds");
     let version = created(&*store, &id).await;
     created(&*store, &other).await;
     committed(&*store, &id, version, &turn(1, 2)).await;
-    store.delete(&id).await.expect("it can be deleted");
-    store.delete(&id).await.expect("it is gone already");
-    assert!(!subject.another().await.exists(&id).await.expect("an answer"));
+    store.delete(&id).await.expect("deleting succeeds");
+    store.delete(&id).await.expect("deleting it again succeeds");
+    assert!(!subject.another().await.exists(&id).await.expect("the store responds"));
     assert!(matches!(store.load(&id).await, Err(StoreError::NotFound { .. })));
     let late = store.commit(&id, &Write::on(version.next()), &turn(3, 4)).await;
     assert!(matches!(late, Err(StoreError::NotFound { .. })), "{late:?}");
-    let listed = store.list(Page::default()).await.expect("a list");
+    let listed = store.list(Page::default()).await.expect("listing succeeds");
     assert_eq!(listed.iter().map(|summary| &summary.id).collect::<Vec<_>>(), [&other]);
     CheckOutcome::Made
 }
 
-pub(super) async fn create_after_delete_starts_anew(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_after_delete_starts_empty(subject: &dyn Subject) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("anew");
     let old = created(&*store, &id).await;
     let write = Write::on(old);
     let old = store.commit(&id, &write, &turn(1, 2)).await.expect("the version is current");
-    store.delete(&id).await.expect("it can be deleted");
+    store.delete(&id).await.expect("deleting succeeds");
     let new = created(&*store, &id).await;
-    let stored = store.load(&id).await.expect("it was created again");
-    assert_eq!((stored.nodes.len(), stored.head, stored.cursors.len()), (0, None, 0), "something came back");
-    // As many writes as the old one had.
+    let stored = store.load(&id).await.expect("the conversation was created again");
+    assert_eq!(
+        (stored.nodes.len(), stored.head, stored.cursors.len()),
+        (0, None, 0),
+        "content of the deleted conversation came back"
+    );
+    // The new conversation has as many writes as the old one had.
     let new = committed(&*store, &id, new, &turn(1, 2)).await;
     for write in [Write::on(old), write] {
         let stale = store.commit(&id, &write, &turn(3, 4)).await;
         assert!(
             matches!(stale, Err(StoreError::Conflict { .. })),
-            "a writer of the old one got in: {stale:?}"
+            "a writer of the deleted conversation succeeded: {stale:?}"
         );
     }
-    assert_eq!(store.load(&id).await.expect("it is there").version, new);
+    assert_eq!(store.load(&id).await.expect("the conversation exists").version, new);
     CheckOutcome::Made
 }

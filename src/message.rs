@@ -24,7 +24,7 @@
 //! assert_eq!(history.check_sendable(), Ok(()));
 //! ```
 //!
-//! Messages and histories serialize with `serde`. Stores keep messages in this JSON form.
+//! Messages and histories serialize with `serde`. Files and databases keep messages in this JSON form.
 
 mod content;
 mod file;
@@ -139,7 +139,7 @@ impl Message {
 
     /// Returns whether the wire format named `format` may see the parts of this message that are private to one format:
     /// signatures, redacted thinking and opaque items. This is so if `format` wrote the message, or if `provider_data`
-    /// names no author.
+    /// is empty.
     pub fn is_native_to(&self, format: &str) -> bool {
         self.provider_data.is_empty() || self.provider_data.contains_key(format)
     }

@@ -201,7 +201,7 @@ pub struct ToolUse {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
     /// The result that was decided for this use in a turn that stopped because another tool of the step has no handler.
-    /// The next prompt sends this result, unless the prompt contains a different result for this use. Services see only
+    /// The next prompt sends this result, unless the prompt contains a result for this use. Services see only
     /// the result that was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<Box<ToolResult>>,

@@ -12,7 +12,7 @@ const BITS: u32 = 5;
 /// the number of clones.
 ///
 /// Clones share everything that they have in common. Iterators borrow the messages. To get a shorter history, collect
-/// the part of an iterator that is to be kept: the new history shares the messages.
+/// the wanted part of an iterator: the new history shares the messages.
 ///
 /// ```
 /// use omni_agent::message::{History, Message};

@@ -31,7 +31,7 @@
 //! | `ID.summary.json` | the entry in a list, so that lists need not open the log; it is rebuilt if it is missing, or if it names a different length than the log has |
 //!
 //! A file whose name ends in `.new` was written to replace another file. The store ignores all other files in the
-//! folder. Only their owner can access the files (mode 0600 on Unix). The same is true for the folder if the store
+//! folder. Only the owner of a file can access it (mode 0600 on Unix). The same is true for the folder if the store
 //! creates it (0700).
 //!
 //! # The log

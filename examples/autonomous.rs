@@ -21,7 +21,7 @@ use omni_agent::{
     message::Role,
     provider::{Model, Options, StopReason},
     subscription::Update,
-    tool::{SchemaTool, ToolContext, ToolError, tool_fn},
+    tool::{ToolContext, ToolError, declared_tool, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -116,7 +116,7 @@ async fn work(model: &Model, options: &Options, goal: &str) -> Result<(), Box<dy
         )
         .tool(tool_fn("list_files", "Lists the files of a directory.", list_files))
         .tool(tool_fn("count_lines", "Counts the lines of a text file.", count_lines))
-        .tool(SchemaTool::of::<Finish>("finish", "Ends the work. Call it alone, when the goal is reached."))
+        .tool(declared_tool::<Finish>("finish", "Ends the work. Call it alone, when the goal is reached."))
         .callbacks(UntilFinished)
         .max_steps(12)
         .start()

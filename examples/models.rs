@@ -53,12 +53,11 @@ fn models() -> Result<(), Box<dyn Error>> {
         .partition(|argument| Path::new(argument).extension().is_some_and(|end| end == "json"));
     let mut catalogue = Catalogue::clone(Catalogue::built_in());
     for file in files {
-        let imported = Catalogue::from_models_dev(&read(&file)?)?;
-        for skipped in &imported.skipped {
-            let model = skipped.model.as_deref().unwrap_or("*");
-            eprintln!("{file}: {}:{model} is skipped: {}", skipped.provider, skipped.reason);
+        let (imported, skipped) = Catalogue::from_models_dev(&read(&file)?)?;
+        for error in &skipped {
+            eprintln!("{file}: {error}");
         }
-        catalogue.merge(imported.catalogue);
+        catalogue.merge(imported);
     }
 
     // The models of the services that can be reached, under the names by which a program asks for them. A file
@@ -94,7 +93,8 @@ fn shortened(text: &str, limit: usize) -> String {
 fn row(info: &ModelInfo) -> String {
     let tokens = |count: Option<u64>| count.map_or("?".to_owned(), |count| format!("{}k", count / 1000));
     let first = |modality: Modality| modality.to_string().chars().next();
-    let takes = info.input.map_or("?".to_owned(), |input| input.iter().filter_map(first).collect());
+    let takes =
+        info.input.as_ref().map_or("?".to_owned(), |input| input.iter().copied().filter_map(first).collect());
     let thinks = match info.thinking {
         Some(true) => "yes",
         Some(false) => "no",

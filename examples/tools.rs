@@ -17,7 +17,7 @@ use omni_agent::{
     agent::{Agent, AgentSubscription, Event, Prompt, Response, Status, TurnOutcome},
     message::{Content, ToolResult, ToolUse},
     subscription::Update,
-    tool::{SchemaTool, ToolContext, ToolError, ToolOutput, Typed, TypedTool, tool_fn},
+    tool::{ToolContext, ToolError, ToolOutput, TypedTool, declared_tool, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -103,13 +103,13 @@ async fn tools() -> Result<(), Box<dyn Error>> {
         .model(picked.model)
         .options(picked.options)
         .system("Use the tools. Call all that you need at once.")
-        .tool(Typed::new(Weather { delay: Duration::from_secs(1) }))
+        .tool(Weather { delay: Duration::from_secs(1) }.into_tool())
         // A closure is enough for a small tool.
         .tool(tool_fn("multiply", "Multiplies two numbers.", |input: Factors, _| async move {
             Ok((input.a * input.b).to_string())
         }))
         // A schema-only tool has no handler: the turn stops, and the application answers in its own time.
-        .tool(SchemaTool::of::<Choice>("ask_user", "Asks the user a question and waits for the answer."))
+        .tool(declared_tool::<Choice>("ask_user", "Asks the user a question and waits for the answer."))
         .max_steps(10)
         .start()
         .await?;

@@ -1,4 +1,4 @@
-//! Error chains: printing one, and keeping it free of repetitions.
+//! Errors that several layers share, and error chains: printing one, and keeping it free of repetitions.
 
 use std::error::Error;
 
@@ -65,4 +65,52 @@ fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn
         Some(cause)
     })
     .take(MAX_CAUSES)
+}
+
+/// The reason why a text is not an id.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum InvalidId {
+    /// A conversation id must not be empty.
+    #[error("a conversation id can't be empty")]
+    Empty,
+    /// The text is too long for a conversation id.
+    #[error("a conversation id has at most {} bytes, not {len}", Self::MAX_CONVERSATION_ID)]
+    TooLong {
+        /// The length of the text in bytes.
+        len: usize,
+    },
+    /// A conversation id must not begin or end with a dot: it would be a hidden file, or lead out of the folder.
+    #[error("a conversation id neither begins nor ends with a dot")]
+    DotAtEdge,
+    /// A conversation id must not contain a character that is special in a path, a query or a URL.
+    #[error(
+        "a conversation id has ASCII letters, digits, `-`, `.`, `_` and `~` only, not {character:?} (at byte {at})"
+    )]
+    Character {
+        /// The first such character.
+        character: char,
+        /// The byte offset of the character.
+        at: usize,
+    },
+    /// A conversation id must not be a name that Windows reserves for a device.
+    #[error("{name:?} is the name of a device on Windows and can't be a conversation id")]
+    Device {
+        /// The reserved part of the id.
+        name: String,
+    },
+    /// The text is not a [`WriteId`](crate::store::WriteId).
+    #[error("a write id is 22 characters of URL-safe base64")]
+    WriteId,
+    /// The text is not an [`EventId`](crate::subscription::EventId).
+    #[error("{text:?} is not an event id, such as `1f0a-42`")]
+    EventId {
+        /// The text.
+        text: String,
+    },
+}
+
+impl InvalidId {
+    /// The largest length of a conversation id in bytes.
+    pub(crate) const MAX_CONVERSATION_ID: usize = 128;
 }

@@ -138,7 +138,7 @@ pub mod tree;
 #[doc(no_inline)]
 pub use agent::{Agent, AgentBuilder, AgentCallbacks, AgentError, Event, Prompt, Response, Status};
 pub use async_trait::async_trait;
-pub use error::error_chain;
+pub use error::{InvalidId, error_chain};
 #[doc(no_inline)]
 pub use manager::Manager;
 #[doc(no_inline)]

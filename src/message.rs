@@ -36,7 +36,7 @@ mod usage;
 pub use content::{
     Attachment, Content, ProviderItem, ResultBlock, Source, Text, Thinking, ToolResult, ToolUse,
 };
-pub use history::{History, Iter};
+pub use history::History;
 pub use id::{Timestamp, ToolUseId};
 pub use law::HistoryError;
 pub use usage::Usage;

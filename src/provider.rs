@@ -32,18 +32,15 @@ mod secret;
 use std::{pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
-pub use catalogue::{
-    Catalogue, CatalogueError, CatalogueImport, Modalities, Modality, ModelInfo, Price, PriceTier, Rates,
-    SkippedModel,
-};
+pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, PriceTier, Rates};
 pub(crate) use context::Questions;
-pub use context::{DecisionRequest, RequestContext};
+pub use context::RequestContext;
 pub use credentials::Credentials;
-pub use delta::{BlockStart, Delta, MessageDelta, Part, RetryNotice, StopReason};
+pub use delta::{BlockStart, Delta, MessageDelta, Part, StopReason};
 pub use error::{ErrorKind, ProviderError};
-pub use fold::{Fold, Folded, PartialBlock};
+pub use fold::{Completion, Fold, PartialBlock};
 use futures_core::Stream;
-pub use model::{Generated, Model, TextStream, TypedAnswer};
+pub use model::Model;
 pub use options::{
     CacheHint, Effort, OptionFields, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };

@@ -71,7 +71,7 @@ pub use content::{Commit, Page, Position, StateChange, Stored, StoredState, Summ
 pub use document::{export_json, import_json, import_json_with_settings};
 pub use error::StoreError;
 pub use file_system::FileSystemStore;
-pub use id::{ConversationId, InvalidId, InvalidWriteId, WriteId};
+pub use id::{ConversationId, WriteId};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;

@@ -10,6 +10,8 @@ use futures_core::Stream;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use tokio::sync::broadcast::{self, error::RecvError};
 
+use crate::error::InvalidId;
+
 /// Names one event of one actor: which life of the actor, and which event in it, from 1.
 ///
 /// Its text form, `incarnation-number`, serves as the id of a server-sent event.
@@ -27,21 +29,16 @@ impl fmt::Display for EventId {
     }
 }
 
-/// A text that is no [`EventId`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no event id; it looks like `1f0a-42`")]
-pub struct EventIdError(String);
-
 impl FromStr for EventId {
-    type Err = EventIdError;
+    type Err = InvalidId;
 
-    fn from_str(text: &str) -> Result<Self, EventIdError> {
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
         let parse = || {
             let (incarnation, number) = text.split_once('-')?;
             let incarnation = u64::from_str_radix(incarnation, 16).ok()?;
             Some(Self { incarnation, number: number.parse().ok()? })
         };
-        parse().ok_or_else(|| EventIdError(text.to_owned()))
+        parse().ok_or_else(|| InvalidId::EventId { text: text.to_owned() })
     }
 }
 

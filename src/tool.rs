@@ -5,7 +5,7 @@
 //!
 //! - A struct that implements [`TypedTool`] suits a tool with state or with a description that changes.
 //! - A closure becomes a tool with [`tool_fn`], or with [`FnTool::with_schema`] if the schema is written by hand.
-//! - A [`SchemaTool`] is offered to the model but never run: the application answers its uses.
+//! - A [`declared_tool`] is offered to the model but never run: the application answers its uses.
 //!
 //! A [`ToolSet`] holds the tools of a conversation. It checks each tool when it is added. [`ToolSet::run`] turns every
 //! outcome into a [`ToolResult`], so that nothing that a model or a tool does can break the conversation: not invalid
@@ -18,7 +18,7 @@
 //! use omni_agent::{
 //!     message::ToolUse,
 //!     tool::{
-//!         Schema, SchemaTool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, Typed, TypedTool, tool_fn,
+//!         Schema, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, TypedTool, declared_tool_with_schema, tool_fn,
 //!     },
 //! };
 //! use schemars::JsonSchema;
@@ -76,10 +76,10 @@
 //!     "properties": { "question": { "type": "string" } },
 //!     "required": ["question"],
 //! }))?;
-//! let ask = SchemaTool::new("ask_user", "Asks the user.", question);
+//! let ask = declared_tool_with_schema("ask_user", "Asks the user.", question);
 //!
 //! let stock = Stock { pieces: HashMap::from([("apple".to_owned(), 3)]) };
-//! let tools = ToolSet::new().with(Typed::new(stock))?.with(add)?.with(ask)?;
+//! let tools = ToolSet::new().with(stock.into_tool())?.with(add)?.with(ask)?;
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! // An agent runs the tools that its model uses. A tool set can also run them without an agent.
@@ -123,7 +123,7 @@ pub use schema::{Schema, SchemaError};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub use set::{ToolSet, ToolSetError};
-pub use typed::{FnTool, SchemaTool, Typed, TypedTool, tool_fn};
+pub use typed::{FnTool, TypedTool, declared_tool, declared_tool_with_schema, tool_fn};
 
 use crate::message::ToolResult;
 

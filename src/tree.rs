@@ -60,13 +60,13 @@ mod outline;
 
 pub use changes::Changes;
 pub use error::TreeError;
-pub use iter::{Children, Path};
 pub use node::{Node, NodeId};
 
 use std::{fmt, sync::Arc};
 
 use crate::message::{History, Message, Role, Usage};
 use chunks::Chunks;
+use iter::{Children, Path};
 use links::{Ids, Links, Slot};
 
 /// A conversation with branches, of which one path is active.
@@ -163,23 +163,23 @@ impl Tree {
     }
 
     /// Iterates over the nodes of the path, from its root to the head. O(1) each.
-    pub fn iter(&self) -> Path<'_> {
-        Path::new(self, self.path.map(|path| (path.root, path.head)), self.history.len())
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Node> + ExactSizeIterator + Clone + fmt::Debug {
+        self.into_iter()
     }
 
     /// Iterates over the roots, oldest first. O(1) each.
-    pub fn roots(&self) -> Children<'_> {
+    pub fn roots(&self) -> impl Iterator<Item = &Node> + Clone + fmt::Debug {
         Children::new(self, self.newest_root)
     }
 
     /// Iterates over the children of a node, oldest first. Returns `None` if the node does not exist. O(1) each.
-    pub fn children(&self, id: NodeId) -> Option<Children<'_>> {
+    pub fn children(&self, id: NodeId) -> Option<impl Iterator<Item = &Node> + Clone + fmt::Debug> {
         Some(Children::new(self, self.links(self.slot(id)?).newest))
     }
 
     /// Iterates over the children of a node's parent, or over the roots for a root, oldest first. The node itself is
     /// included. Returns `None` if the node does not exist. O(1) each.
-    pub fn siblings(&self, id: NodeId) -> Option<Children<'_>> {
+    pub fn siblings(&self, id: NodeId) -> Option<impl Iterator<Item = &Node> + Clone + fmt::Debug> {
         Some(Children::new(self, self.newest_beside(self.slot(id)?)))
     }
 
@@ -398,6 +398,6 @@ impl<'a> IntoIterator for &'a Tree {
     type IntoIter = Path<'a>;
 
     fn into_iter(self) -> Path<'a> {
-        self.iter()
+        Path::new(self, self.path.map(|path| (path.root, path.head)), self.history.len())
     }
 }

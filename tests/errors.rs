@@ -18,7 +18,7 @@ use omni_agent::{
     session::{Session, SessionError},
     store::{ConversationId, FileSystemStore, MemoryStore, Store, StoreError},
     testing::{Gate, ScriptedProvider, Step},
-    tool::{Schema, SchemaError, SchemaTool, ToolError, ToolSet},
+    tool::{Schema, SchemaError, ToolError, ToolSet, declared_tool_with_schema},
     tree::{NodeId, TreeError},
 };
 use serde_json::json;
@@ -143,7 +143,7 @@ async fn display_of_an_agents_first_failures_names_the_cause_once() {
     let open = ToolResult::ok(&ToolUse::new("a", "add", json!({})), "3");
     let orphan = "message 0: the tool result for \"a\" answers no open tool use of the message before it; remove it, or use History::repair";
     let history: History = [Message::user("Hi")].into_iter().collect();
-    let tool = |name: &str, schema| SchemaTool::new(name, "", schema);
+    let tool = |name: &str, schema| declared_tool_with_schema(name.to_owned(), "", schema);
     let no_schema = Schema::new(json!({"type": "array"})).unwrap();
 
     let error = no_start(Agent::builder()).await;

@@ -2,7 +2,7 @@
 
 use omni_agent::{
     provider::{OutputSchema, Request},
-    tool::{Schema, SchemaTool, ToolSet},
+    tool::{Schema, declared_tool_with_schema, ToolSet},
 };
 use serde_json::Value;
 
@@ -23,7 +23,7 @@ pub fn schema(text: &[u8]) {
     for instance in [&value, &Value::Null, &Value::from("a")] {
         let _ = schema.validate(instance);
     }
-    let Ok(tools) = ToolSet::new().with(SchemaTool::new("tool", "", schema.clone())) else { return };
+    let Ok(tools) = ToolSet::new().with(declared_tool_with_schema("tool", "", schema.clone())) else { return };
     let options = lenient().with_output(OutputSchema::new("answer", schema));
     let request = Request::prompt("a").with_tools(tools).with_options(options);
     assert_encodes(request, GROWTH * (text.len() + 64));

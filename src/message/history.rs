@@ -100,8 +100,10 @@ impl History {
     }
 
     /// Iterates over the messages in order.
-    pub fn iter(&self) -> Iter<'_> {
-        Iter { history: self, leaf: &[], range: 0..self.len }
+    pub fn iter(
+        &self,
+    ) -> impl DoubleEndedIterator<Item = &Arc<Message>> + ExactSizeIterator + Clone + fmt::Debug {
+        self.into_iter()
     }
 
     /// Returns whether both histories are identical: clones of the same history, with nothing pushed since. O(1). Equal
@@ -217,7 +219,7 @@ impl<'a> IntoIterator for &'a History {
     type IntoIter = Iter<'a>;
 
     fn into_iter(self) -> Iter<'a> {
-        self.iter()
+        Iter { history: self, leaf: &[], range: 0..self.len }
     }
 }
 

@@ -9,8 +9,8 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-pub use info::{Modalities, Modality, ModelInfo};
-pub use models_dev::{CatalogueError, CatalogueImport, SkippedModel};
+pub use info::{Modality, ModelInfo};
+pub use models_dev::CatalogueError;
 pub use price::{Price, PriceTier, Rates};
 
 /// What is known of models: context window, limits, modalities, price.
@@ -24,7 +24,8 @@ pub use price::{Price, PriceTier, Rates};
 ///
 /// let mut catalogue = Catalogue::clone(Catalogue::built_in());
 /// let json = r#"{"anthropic": {"models": {"claude-next": {"limit": {"context": 2000000}}}}}"#;
-/// catalogue.merge(Catalogue::from_models_dev(json)?.catalogue);
+/// let (current, _skipped) = Catalogue::from_models_dev(json)?;
+/// catalogue.merge(current);
 /// catalogue.insert("house", ModelInfo::new("small").with_context_window(8_000));
 ///
 /// let registry = Registry::default().with_catalogue(catalogue);
@@ -52,8 +53,8 @@ impl Catalogue {
     /// The catalogue that comes with this crate. It is read when it is first asked for.
     pub fn built_in() -> &'static Arc<Self> {
         static CATALOGUE: LazyLock<Arc<Catalogue>> = LazyLock::new(|| {
-            let imported = models_dev::read(BUILT_IN).expect("a test reads the built-in catalogue");
-            Arc::new(imported.catalogue)
+            let (catalogue, _) = models_dev::read(BUILT_IN).expect("a test reads the built-in catalogue");
+            Arc::new(catalogue)
         });
         &CATALOGUE
     }
@@ -65,7 +66,7 @@ impl Catalogue {
     /// # Errors
     ///
     /// The text is no JSON, or JSON of another shape.
-    pub fn from_models_dev(json: &str) -> Result<CatalogueImport, CatalogueError> {
+    pub fn from_models_dev(json: &str) -> Result<(Self, Vec<CatalogueError>), CatalogueError> {
         models_dev::read(json)
     }
 

@@ -1,5 +1,7 @@
 use std::{
     collections::VecDeque,
+    fmt,
+    pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -7,7 +9,7 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::oneshot;
 
 use crate::{message::ToolUse, tool::Decision};
 
@@ -21,33 +23,39 @@ pub struct RequestContext {
     asking: Option<Arc<Asking>>,
 }
 
-#[derive(Debug)]
 struct Asking {
-    to: To,
-    /// Whether anything was ever asked: the request can't be repeated unseen then.
+    decider: Decider,
+    /// Whether anything was ever asked. If so, the request must not be repeated.
     asked: AtomicBool,
     /// Questions without an answer yet.
     open: AtomicUsize,
 }
 
-#[derive(Debug)]
-enum To {
-    Channel(mpsc::Sender<DecisionRequest>),
-    Desk(Mutex<Desk>),
+impl fmt::Debug for Asking {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Asking").field("asked", &self.asked).field("open", &self.open).finish_non_exhaustive()
+    }
+}
+
+type DecideFn = dyn Fn(ToolUse) -> Pin<Box<dyn Future<Output = Decision> + Send>> + Send + Sync;
+
+enum Decider {
+    Function(Box<DecideFn>),
+    Agent(Mutex<QuestionQueue>),
 }
 
 /// Where questions wait for an agent. Hardly any request asks one, and a channel for each would be the most
 /// expensive part of a short turn.
 #[derive(Debug, Default)]
-struct Desk {
-    waiting: VecDeque<DecisionRequest>,
+struct QuestionQueue {
+    waiting: VecDeque<Question>,
     agent: Option<Waker>,
     closed: bool,
 }
 
-impl Desk {
+impl QuestionQueue {
     /// Lays a question down, unless nobody is there any more.
-    fn put(&mut self, question: DecisionRequest) -> Option<Waker> {
+    fn put(&mut self, question: Question) -> Option<Waker> {
         if !self.closed {
             self.waiting.retain(|question| !question.answer.is_closed());
             self.waiting.push_back(question);
@@ -63,22 +71,22 @@ pub(crate) struct Questions(Arc<Asking>);
 
 impl Questions {
     /// The oldest question that was not taken yet.
-    pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<DecisionRequest> {
-        let mut desk = self.desk();
-        if let Some(question) = desk.waiting.pop_front() {
+    pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<Question> {
+        let mut queue = self.queue();
+        if let Some(question) = queue.waiting.pop_front() {
             return Poll::Ready(question);
         }
-        match &mut desk.agent {
+        match &mut queue.agent {
             Some(agent) => agent.clone_from(cx.waker()),
             none => *none = Some(cx.waker().clone()),
         }
         Poll::Pending
     }
 
-    fn desk(&self) -> MutexGuard<'_, Desk> {
-        match &self.0.to {
-            To::Desk(desk) => lock(desk),
-            To::Channel(_) => unreachable!("questions are taken from a desk"),
+    fn queue(&self) -> MutexGuard<'_, QuestionQueue> {
+        match &self.0.decider {
+            Decider::Agent(queue) => lock(queue),
+            Decider::Function(_) => unreachable!("questions are taken from a queue"),
         }
     }
 }
@@ -86,18 +94,19 @@ impl Questions {
 impl Drop for Questions {
     fn drop(&mut self) {
         // What it held is dropped when the lock is free again.
-        let _left = std::mem::replace(&mut *self.desk(), Desk { closed: true, ..Desk::default() });
+        let _left =
+            std::mem::replace(&mut *self.queue(), QuestionQueue { closed: true, ..QuestionQueue::default() });
     }
 }
 
 /// A lock that a panic does not spoil: nothing behind it is ever half changed.
-fn lock(desk: &Mutex<Desk>) -> MutexGuard<'_, Desk> {
-    desk.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(queue: &Mutex<QuestionQueue>) -> MutexGuard<'_, QuestionQueue> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Asking {
-    fn new(to: To) -> Self {
-        Self { to, asked: AtomicBool::new(false), open: AtomicUsize::new(0) }
+    fn new(decider: Decider) -> Self {
+        Self { decider, asked: AtomicBool::new(false), open: AtomicUsize::new(0) }
     }
 }
 
@@ -117,24 +126,38 @@ impl Drop for Open<'_> {
     }
 }
 
-/// A provider's question, on its way to whoever decides.
+/// A provider's question on its way to an agent.
 #[derive(Debug)]
-pub struct DecisionRequest {
-    /// What the service wants to run.
-    pub tool_use: ToolUse,
-    /// Where the answer goes. Dropping it is a rejection.
-    pub answer: oneshot::Sender<Decision>,
+pub(crate) struct Question {
+    /// The tool use that the service asks about.
+    pub(crate) tool_use: ToolUse,
+    /// Takes the answer. Dropping it rejects the tool use.
+    pub(crate) answer: oneshot::Sender<Decision>,
 }
 
 impl RequestContext {
-    /// A context whose questions are answered by whoever reads the channel's other end.
-    pub fn new(decisions: mpsc::Sender<DecisionRequest>) -> Self {
-        Self { asking: Some(Arc::new(Asking::new(To::Channel(decisions)))) }
+    /// Creates a context for a request outside an agent, whose questions `decide` answers.
+    ///
+    /// ```
+    /// use omni_agent::{provider::RequestContext, tool::Decision};
+    ///
+    /// let context = RequestContext::new(async |tool_use| match tool_use.name.as_str() {
+    ///     "read" => Decision::Execute,
+    ///     _ => Decision::reject("only `read` is allowed"),
+    /// });
+    /// ```
+    pub fn new<F, D>(decide: F) -> Self
+    where
+        F: Fn(ToolUse) -> D + Send + Sync + 'static,
+        D: Future<Output = Decision> + Send + 'static,
+    {
+        let decide = Box::new(move |tool_use| Box::pin(decide(tool_use)) as Pin<Box<_>>);
+        Self { asking: Some(Arc::new(Asking::new(Decider::Function(decide)))) }
     }
 
     /// A context for an agent, and where its questions come out.
     pub(crate) fn with_questions() -> (Self, Questions) {
-        let asking = Arc::new(Asking::new(To::Desk(Mutex::default())));
+        let asking = Arc::new(Asking::new(Decider::Agent(Mutex::default())));
         (Self { asking: Some(Arc::clone(&asking)) }, Questions(asking))
     }
 
@@ -150,26 +173,20 @@ impl RequestContext {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future withdraws the question: [`DecisionRequest::answer`] is closed then.
+    /// Dropping the future withdraws the question.
     pub async fn decide(&self, tool_use: ToolUse) -> Decision {
         let Some(asking) = &self.asking else {
             return Decision::reject("nobody is there to decide");
         };
         asking.asked.store(true, Ordering::Relaxed);
         let _open = Open::new(&asking.open);
+        let queue = match &asking.decider {
+            Decider::Function(decide) => return decide(tool_use).await,
+            Decider::Agent(queue) => queue,
+        };
         let (answer, decision) = oneshot::channel();
-        let question = DecisionRequest { tool_use, answer };
-        match &asking.to {
-            To::Channel(decisions) => {
-                if decisions.send(question).await.is_err() {
-                    return Decision::reject("the conversation has ended");
-                }
-            }
-            To::Desk(desk) => {
-                let agent = lock(desk).put(question);
-                agent.into_iter().for_each(Waker::wake);
-            }
-        }
+        let agent = lock(queue).put(Question { tool_use, answer });
+        agent.into_iter().for_each(Waker::wake);
         decision.await.unwrap_or_else(|_| Decision::reject("the question was dropped"))
     }
 
@@ -183,3 +200,6 @@ impl RequestContext {
         self.asking.as_ref().is_some_and(|asking| asking.open.load(Ordering::Relaxed) > 0)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -38,17 +38,12 @@ pub enum Delta {
     Message(Box<MessageDelta>),
     /// The request failed before it brought content, and is sent again after a delay. A
     /// [`RetryPolicy`](super::RetryPolicy) reports it; a provider does not.
-    Retry(Box<RetryNotice>),
-}
-
-/// A failed attempt that is repeated.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[non_exhaustive]
-pub struct RetryNotice {
-    /// The attempt's failure.
-    pub error: ProviderError,
-    /// The time until the request is sent again.
-    pub delay: Duration,
+    Retry {
+        /// The failure of the attempt.
+        error: Box<ProviderError>,
+        /// The time until the request is sent again.
+        delay: Duration,
+    },
 }
 
 impl Delta {
@@ -59,7 +54,7 @@ impl Delta {
 
     /// Whether this brings content, so that the request can't be repeated unseen any more.
     pub fn is_content(&self) -> bool {
-        !matches!(self, Self::Message(_) | Self::Retry(_))
+        !matches!(self, Self::Message(_) | Self::Retry { .. })
     }
 }
 

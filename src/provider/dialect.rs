@@ -151,8 +151,8 @@ mod wrapping;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{
-    CacheField, ChatCompletions, Files, MaxTokensField, ModelRules, OutputSupport, ReasoningReturn,
-    SystemRole, ThinkingField, ToolChoices,
+    CacheField, ChatCompletions, Files, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole,
+    ThinkingField, ToolChoices,
 };
 pub use effort::EffortWords;
 #[cfg(feature = "http")]

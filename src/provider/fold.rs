@@ -62,7 +62,7 @@ impl From<Stored> for Fold {
 /// A whole answer.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Folded {
+pub struct Completion {
     /// The assistant message.
     pub message: Message,
     /// Why it ended.
@@ -119,7 +119,7 @@ impl Fold {
                 Ok(())
             }
             Delta::Message(data) => self.merge(MessageDelta::clone(data)),
-            Delta::Retry(_) => Ok(()),
+            Delta::Retry { .. } => Ok(()),
         }
     }
 
@@ -242,7 +242,7 @@ impl Fold {
     /// # Errors
     ///
     /// [`ErrorKind::Truncated`] if no stop reason was told.
-    pub fn finish(self, now: Timestamp) -> Result<Folded, ProviderError> {
+    pub fn finish(self, now: Timestamp) -> Result<Completion, ProviderError> {
         let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } =
             self.message;
         let Some(stop_reason) = stop_reason else {
@@ -263,7 +263,7 @@ impl Fold {
         content.shrink_to_fit();
         let message = Message { role: Role::Assistant, content, timestamp: now, provider_data };
         let usage = usage.unwrap_or_default();
-        Ok(Folded { message, stop_reason, usage, model, warnings, output_enforced })
+        Ok(Completion { message, stop_reason, usage, model, warnings, output_enforced })
     }
 
     /// The message as far as it came, cut off at `now`, for those who are told what was discarded.

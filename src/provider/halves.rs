@@ -113,7 +113,7 @@ impl Halves {
                     resolve_members(&mut message.provider_data);
                     deltas.push(Delta::Message(message));
                 }
-                Delta::Retry(notice) => deltas.push(Delta::Retry(notice)),
+                retry @ Delta::Retry { .. } => deltas.push(retry),
             }
         }
     }

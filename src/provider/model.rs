@@ -1,6 +1,5 @@
 use std::{
     fmt,
-    pin::Pin,
     sync::{Arc, OnceLock},
 };
 
@@ -10,7 +9,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Catalogue, Corrections, Delta, DeltaStream, ErrorKind, Fold, Folded, ModelInfo, OutputSchema, Part,
+    Catalogue, Completion, Corrections, Delta, DeltaStream, ErrorKind, Fold, ModelInfo, OutputSchema, Part,
     Provider, ProviderError, Request, RequestContext, RetryPolicy, key::KeySource, read_output,
     registry::split,
 };
@@ -36,23 +35,6 @@ struct Inner {
     fallback_for: Option<Box<str>>,
     retry: Option<Box<RetryPolicy>>,
 }
-
-/// A whole answer, outside an agent.
-pub type Generated = Folded;
-
-/// An answer as a value of a Rust type.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct TypedAnswer<T> {
-    /// The value.
-    pub value: T,
-    /// The answer that it is from. Its usage includes that of the answers before it, which did not fit.
-    pub answer: Generated,
-}
-
-/// The text of an answer in pieces, then the end, or an error and the end. Dropping it ends the exchange with
-/// the service.
-pub type TextStream = Pin<Box<dyn Stream<Item = Result<String, ProviderError>> + Send>>;
 
 impl Model {
     /// The model `id` as `provider` serves it.
@@ -170,7 +152,10 @@ impl Model {
 
     /// Streams the text of the answer to one request, without thinking and all else. It ends without an
     /// error only if the answer did.
-    pub fn stream_text(&self, request: Request) -> TextStream {
+    pub fn stream_text(
+        &self,
+        request: Request,
+    ) -> impl Stream<Item = Result<String, ProviderError>> + Send + Unpin + use<> {
         let answer = (self.stream(request), Fold::default());
         Box::pin(stream::try_unfold(answer, |(mut deltas, mut fold)| async move {
             while let Some(delta) = deltas.try_next().await? {
@@ -229,7 +214,7 @@ impl Model {
     /// # Cancel safety
     ///
     /// Dropping the future ends the exchange.
-    pub async fn generate(&self, request: Request) -> Result<Generated, ProviderError> {
+    pub async fn generate(&self, request: Request) -> Result<Completion, ProviderError> {
         let mut stream = self.stream(request);
         let mut fold = Fold::default();
         while let Some(delta) = stream.try_next().await? {
@@ -239,7 +224,8 @@ impl Model {
     }
 
     /// The answer to one request as a value of a Rust type: under the request's output schema, or that of the type
-    /// if it has none. An answer that does not fit is asked for again, as often as
+    /// if it has none. The second value is the whole answer that the value was read from; its usage includes that of the
+    /// answers before it that did not fit. An answer that does not fit is asked for again, as often as
     /// [`Options::output_retries`](super::OptionFields::output_retries) says, unless it was cut or refused.
     ///
     /// ```
@@ -259,7 +245,7 @@ impl Model {
     ///     Step::text(r#"{"name": "Oslo", "people": 709000}"#),
     /// ])
     /// .model();
-    /// let city = model.generate_as::<City>(Request::prompt("The largest city of Norway?")).await?.value;
+    /// let (city, _) = model.generate_as::<City>(Request::prompt("The largest city of Norway?")).await?;
     /// assert_eq!((city.name.as_str(), city.people), ("Oslo", 709_000));
     /// # Ok::<(), omni_agent::provider::ProviderError>(())
     /// # })?;
@@ -275,7 +261,7 @@ impl Model {
     /// # Cancel safety
     ///
     /// Dropping the future ends the exchange.
-    pub async fn generate_as<T>(&self, mut request: Request) -> Result<TypedAnswer<T>, ProviderError>
+    pub async fn generate_as<T>(&self, mut request: Request) -> Result<(T, Completion), ProviderError>
     where
         T: DeserializeOwned + JsonSchema,
     {
@@ -301,7 +287,7 @@ impl Model {
                     .and_then(|value| T::deserialize(value).map_err(|error| error.to_string()))
             };
             let problem = match read {
-                Ok(value) => return Ok(TypedAnswer { value, answer }),
+                Ok(value) => return Ok((value, answer)),
                 Err(problem) => problem,
             };
             let limit = request.options.output_retries;

@@ -13,7 +13,7 @@ use tokio::time::{Instant, Sleep, sleep, sleep_until};
 
 use super::{
     CacheHint, Delta, DeltaStream, ErrorKind, MessageDelta, ModelInfo, Provider, ProviderError, Request,
-    RequestContext, RetryNotice, fit::fit,
+    RequestContext, fit::fit,
 };
 use crate::message::Usage;
 
@@ -228,8 +228,7 @@ impl RetryStream {
                             return Poll::Ready(Some(Err(error)));
                         };
                         self.state = State::Beginning(self.attempts.begin(Some(delay), self.context.clone()));
-                        let notice = RetryNotice { error, delay };
-                        return Poll::Ready(Some(Ok(Delta::Retry(Box::new(notice)))));
+                        return Poll::Ready(Some(Ok(Delta::Retry { error: Box::new(error), delay })));
                     }
                 },
                 State::Streaming(begun) => {

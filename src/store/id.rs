@@ -2,6 +2,8 @@ use std::{fmt, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
+use crate::error::InvalidId;
+
 /// The id of a conversation. Every id is safe to use in a path, a query and a URL.
 ///
 /// An id has 1 to 128 of the characters that need no escaping in a URL (RFC 3986, 2.3: ASCII letters, digits, `-`, `.`,
@@ -9,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 /// case-sensitive.
 ///
 /// ```
-/// use omni_agent::store::{ConversationId, InvalidId};
+/// use omni_agent::{InvalidId, store::ConversationId};
 ///
 /// let id = ConversationId::new("support-42")?;
 /// assert_eq!(id.as_str(), "support-42");
@@ -22,7 +24,7 @@ pub struct ConversationId(Arc<str>);
 
 impl ConversationId {
     /// The maximum number of bytes in an id.
-    pub const MAX_LEN: usize = 128;
+    pub const MAX_LEN: usize = InvalidId::MAX_CONVERSATION_ID;
 
     /// Returns the id with this text.
     ///
@@ -134,40 +136,6 @@ impl<'de> Deserialize<'de> for ConversationId {
     }
 }
 
-/// The reason why a text is not a valid [`ConversationId`].
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum InvalidId {
-    /// The text is empty.
-    #[error("a conversation id can't be empty")]
-    Empty,
-    /// The text is too long.
-    #[error("a conversation id has at most {max} bytes, not {len}", max = ConversationId::MAX_LEN)]
-    TooLong {
-        /// The length of the text in bytes.
-        len: usize,
-    },
-    /// The text begins or ends with a dot. Such a file would be hidden, or lead out of the folder.
-    #[error("a conversation id neither begins nor ends with a dot")]
-    DotAtEdge,
-    /// The text contains a character that is special in a path, a query or a URL.
-    #[error(
-        "a conversation id has ASCII letters, digits, `-`, `.`, `_` and `~` only, not {character:?} (at byte {at})"
-    )]
-    Character {
-        /// The first such character.
-        character: char,
-        /// The byte position of the character.
-        at: usize,
-    },
-    /// The text is a name that Windows reserves for a device.
-    #[error("{name:?} is the name of a device on Windows and can't be a conversation id")]
-    Device {
-        /// The part of the text that is a device name.
-        name: String,
-    },
-}
-
 /// The id of one write, by which a store recognizes a repetition of the write.
 ///
 /// An id consists of 128 random bits. It is displayed as 22 characters of URL-safe base64.
@@ -204,17 +172,12 @@ impl fmt::Debug for WriteId {
 }
 
 impl std::str::FromStr for WriteId {
-    type Err = InvalidWriteId;
+    type Err = InvalidId;
 
-    fn from_str(text: &str) -> Result<Self, InvalidWriteId> {
-        decode(text).map(Self).ok_or(InvalidWriteId)
+    fn from_str(text: &str) -> Result<Self, InvalidId> {
+        decode(text).map(Self).ok_or(InvalidId::WriteId)
     }
 }
-
-/// The text is not a valid [`WriteId`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a write id is 22 characters of URL-safe base64")]
-pub struct InvalidWriteId;
 
 impl Serialize for WriteId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {

@@ -9,7 +9,7 @@ use super::{Schema, Tool, ToolContext, ToolError, ToolOutput};
 
 /// A tool whose input is a Rust type. The schema is derived from the type, and the input is parsed into it.
 ///
-/// Wrap it with [`Typed::new`] to get a [`Tool`]. The [module's page](super) has an example.
+/// [`into_tool`](Self::into_tool) converts it into a [`Tool`]. The [module's page](super) has an example.
 pub trait TypedTool: Send + Sync + 'static {
     /// The type of the input.
     type Input: DeserializeOwned + JsonSchema + Send;
@@ -39,24 +39,24 @@ pub trait TypedTool: Send + Sync + 'static {
         input: Self::Input,
         context: ToolContext,
     ) -> impl Future<Output = Result<ToolOutput, ToolError>> + Send;
+
+    /// Derives the schema and converts this into a [`Tool`].
+    fn into_tool(self) -> impl Tool
+    where
+        Self: Sized,
+    {
+        TypedAdapter { tool: self, schema: Schema::of_input::<Self::Input>() }
+    }
 }
 
-/// Makes a [`Tool`] from a [`TypedTool`].
-#[derive(Clone, Debug)]
-pub struct Typed<T> {
+/// A [`TypedTool`] and its schema.
+struct TypedAdapter<T> {
     tool: T,
     schema: Schema,
 }
 
-impl<T: TypedTool> Typed<T> {
-    /// Wraps the tool and derives its schema.
-    pub fn new(tool: T) -> Self {
-        Self { tool, schema: Schema::of_input::<T::Input>() }
-    }
-}
-
 #[async_trait]
-impl<T: TypedTool> Tool for Typed<T> {
+impl<T: TypedTool> Tool for TypedAdapter<T> {
     fn name(&self) -> &str {
         self.tool.name()
     }
@@ -196,28 +196,30 @@ fn parse<I: DeserializeOwned>(input: Value) -> Result<I, ToolError> {
         .map_err(|error| ToolError::invalid_input(format!("The input could not be read: {error}")))
 }
 
-/// A tool that is offered to the model but never run; see [`Tool::has_handler`].
-#[derive(Clone, Debug)]
-pub struct SchemaTool {
+/// Makes a tool that is offered to the model but never run; see [`Tool::has_handler`]. The schema is derived from `I`, into
+/// which the application can parse the input.
+pub fn declared_tool<I: JsonSchema>(name: impl Into<String>, description: impl Into<String>) -> impl Tool {
+    declared_tool_with_schema(name, description, Schema::of_input::<I>())
+}
+
+/// Makes a tool that is offered to the model but never run, from a schema written by hand.
+pub fn declared_tool_with_schema(
+    name: impl Into<String>,
+    description: impl Into<String>,
+    schema: Schema,
+) -> impl Tool {
+    DeclaredTool { name: name.into(), description: description.into(), schema }
+}
+
+/// A tool without a handler.
+struct DeclaredTool {
     name: String,
     description: String,
     schema: Schema,
 }
 
-impl SchemaTool {
-    /// Creates a tool with this schema.
-    pub fn new(name: impl Into<String>, description: impl Into<String>, schema: Schema) -> Self {
-        Self { name: name.into(), description: description.into(), schema }
-    }
-
-    /// Creates a tool whose schema is derived from a Rust type, into which the application can parse the input.
-    pub fn of<I: JsonSchema>(name: impl Into<String>, description: impl Into<String>) -> Self {
-        Self::new(name, description, Schema::of_input::<I>())
-    }
-}
-
 #[async_trait]
-impl Tool for SchemaTool {
+impl Tool for DeclaredTool {
     fn name(&self) -> &str {
         &self.name
     }

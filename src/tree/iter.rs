@@ -58,7 +58,7 @@ impl fmt::Debug for Path<'_> {
 
 /// Nodes of a [`Tree`] with the same parent, or its roots, oldest first.
 #[derive(Clone)]
-pub struct Children<'a> {
+pub(super) struct Children<'a> {
     tree: &'a Tree,
     /// The next and the last remaining node, if any remain.
     ends: Option<(Slot, Slot)>,

@@ -14,7 +14,7 @@ use omni_agent::{
     message::{Message, ToolResult, ToolUse, Usage},
     provider::Request,
     testing::Gate,
-    tool::{SchemaTool, Tool, ToolContext, tool_fn},
+    tool::{Tool, ToolContext, declared_tool, tool_fn},
 };
 
 use crate::support::{ends_run, name, names, next};
@@ -310,7 +310,7 @@ pub(crate) fn noting(name: &'static str, log: &Log<String>) -> impl Tool {
     })
 }
 
-/// A tool without a handler.
-pub(crate) fn declared(name: &str) -> SchemaTool {
-    SchemaTool::of::<serde_json::Value>(name, "The application answers.")
+/// A tool that is only declared.
+pub(crate) fn declared(name: &str) -> impl Tool {
+    declared_tool::<serde_json::Value>(name, "The application answers.")
 }

@@ -14,7 +14,7 @@ use omni_agent::{
         http::{Endpoint, Timeouts},
     },
     subscription::Update,
-    tool::{Schema, SchemaTool, Tool, ToolContext, ToolError, tool_fn},
+    tool::{Schema, Tool, ToolContext, ToolError, declared_tool_with_schema, tool_fn},
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -200,8 +200,8 @@ pub(crate) fn camera() -> impl Tool {
     })
 }
 
-/// A tool that the application answers.
-pub(crate) fn question() -> SchemaTool {
+/// A tool that the application answers itself.
+pub(crate) fn question() -> impl Tool {
     let schema = json!({"type": "object", "properties": {"text": {"type": "string"}}});
-    SchemaTool::new("ask_user", "Asks the user.", Schema::new(schema).unwrap())
+    declared_tool_with_schema("ask_user", "Asks the user.", Schema::new(schema).unwrap())
 }

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Delta, Fold, Folded, ProviderError, Request, StopReason,
+        Completion, Delta, Fold, ProviderError, Request, StopReason,
         dialect::{AnthropicMessages, Dialect, Encoded, Frame, Framing},
     },
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
@@ -77,7 +77,7 @@ pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     Ok(deltas)
 }
 
-pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
+pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     let mut fold = Fold::default();
     for delta in deltas {
         fold.apply(delta).unwrap();
@@ -114,7 +114,7 @@ pub(crate) fn end(stop_reason: &str) -> [Value; 2] {
 }
 
 /// Decodes and folds a complete answer with these events.
-pub(crate) fn answer(events: impl IntoIterator<Item = Value>, stop_reason: &str) -> Folded {
+pub(crate) fn answer(events: impl IntoIterator<Item = Value>, stop_reason: &str) -> Completion {
     let events: Vec<Value> = [start()].into_iter().chain(events).chain(end(stop_reason)).collect();
     fold(decode(&events).unwrap())
 }

@@ -2,27 +2,29 @@
 
 use std::error::Error;
 
-use omni_agent::provider::{Catalogue, CatalogueError, CatalogueImport, ModelInfo};
+use omni_agent::provider::{Catalogue, CatalogueError, ModelInfo};
 use serde_json::{Value, json};
 
-fn read(file: &Value) -> CatalogueImport {
+use crate::catalogue::words;
+
+fn read(file: &Value) -> (Catalogue, Vec<CatalogueError>) {
     Catalogue::from_models_dev(&file.to_string()).unwrap()
 }
 
 /// Imports a file with this one entry and returns its model.
 fn entry(entry: &Value) -> ModelInfo {
-    let imported = read(&json!({"p": {"models": {"m": entry}}}));
-    assert_eq!(imported.skipped, [], "{entry}");
-    ModelInfo::clone(imported.catalogue.get("p", "m").unwrap())
+    let (catalogue, skipped) = read(&json!({"p": {"models": {"m": entry}}}));
+    assert!(skipped.is_empty(), "{entry}: {skipped:?}");
+    ModelInfo::clone(catalogue.get("p", "m").unwrap())
 }
 
 /// Imports a file with this invalid entry and returns why it was skipped.
 fn reason(entry: &Value) -> String {
-    let imported = read(&json!({"p": {"models": {"m": entry, "good": {}}}}));
-    assert_eq!(imported.catalogue.len(), 1, "{entry}");
-    let [skipped] = &imported.skipped[..] else { panic!("{:?}", imported.skipped) };
-    assert_eq!((skipped.provider.as_str(), skipped.model.as_deref()), ("p", Some("m")));
-    skipped.reason.clone()
+    let (catalogue, skipped) = read(&json!({"p": {"models": {"m": entry, "good": {}}}}));
+    assert_eq!(catalogue.len(), 1, "{entry}");
+    let [CatalogueError::Entry { provider, model, reason, .. }] = &skipped[..] else { panic!("{skipped:?}") };
+    assert_eq!((provider.as_str(), model.as_deref()), ("p", Some("m")));
+    reason.clone()
 }
 
 #[test]
@@ -42,16 +44,16 @@ fn from_models_dev_of_a_real_entry_reads_everything_known() {
                 "tiers": [{"input": 4, "output": 18, "cache_read": 0.4, "tier": {"type": "context", "size": 300_000}}],
                 "context_over_200k": {"input": 99, "output": 99}},
             "experimental": {"modes": {}}}}}});
-    let imported = read(&file);
-    assert_eq!(imported.skipped, []);
-    let info = imported.catalogue.get("google", "gemini-x").unwrap();
+    let (catalogue, skipped) = read(&file);
+    assert!(skipped.is_empty(), "{skipped:?}");
+    let info = catalogue.get("google", "gemini-x").unwrap();
     assert_eq!((info.id.as_str(), info.name.as_deref()), ("gemini-x", Some("Gemini X")));
     assert_eq!(
         (info.context_window, info.input_limit, info.output_limit),
         (Some(1_048_576), Some(900_000), Some(65_536))
     );
-    assert_eq!(info.input.unwrap().to_string(), "text image video");
-    assert_eq!(info.output.unwrap().to_string(), "text image");
+    assert_eq!(words(info.input.as_ref()), "text image video");
+    assert_eq!(words(info.output.as_ref()), "text image");
     assert_eq!((info.thinking, info.tools, info.structured_output), (Some(true), Some(true), Some(true)));
     assert_eq!(
         (info.knowledge_cutoff.as_deref(), info.release_date.as_deref()),
@@ -118,11 +120,14 @@ fn from_models_dev_of_a_bad_entry_keeps_the_rest_and_reports_the_fault() {
 
 #[test]
 fn from_models_dev_of_a_provider_without_models_reports_it() {
-    let imported = read(&json!({"a": {"models": {"m": {}}}, "b": {"name": "B"}, "c": 3}));
-    let skipped: Vec<_> =
-        imported.skipped.iter().map(|skipped| (skipped.provider.as_str(), &skipped.model)).collect();
-    assert_eq!(skipped, [("b", &None), ("c", &None)]);
-    assert_eq!(imported.catalogue.len(), 1);
+    let (catalogue, skipped) = read(&json!({"a": {"models": {"m": {}}}, "b": {"name": "B"}, "c": 3}));
+    let named = |error: &CatalogueError| match error {
+        CatalogueError::Entry { provider, model, .. } => (provider.clone(), model.clone()),
+        other => panic!("{other}"),
+    };
+    let skipped: Vec<_> = skipped.iter().map(named).collect();
+    assert_eq!(skipped, [("b".to_owned(), None), ("c".to_owned(), None)]);
+    assert_eq!(catalogue.len(), 1);
 }
 
 #[test]
@@ -155,17 +160,17 @@ fn from_models_dev_maps_providers_and_their_cache_prices_and_modalities() {
     let model = json!({"modalities": {"input": ["text"]}, "cost": {"input": 1, "output": 2, "cache_write": 1.25,
         "tiers": [{"input": 4, "output": 8, "tier": {"size": 10}}]}});
     let models = json!({"models": {"m": model}});
-    let imported = read(
+    let (catalogue, _) = read(
         &json!({"moonshotai": models, "anthropic": models, "openrouter": models, "ollama-cloud": models}),
     );
-    let get = |provider| imported.catalogue.get(provider, "m").unwrap();
-    assert!(imported.catalogue.get("moonshotai", "m").is_none());
+    let get = |provider| catalogue.get(provider, "m").unwrap();
+    assert!(catalogue.get("moonshotai", "m").is_none());
     assert_eq!(get("moonshot").price.as_ref().unwrap().rates.cache_write_long, None);
     let price = get("anthropic").price.as_ref().unwrap();
     assert_eq!((price.rates.cache_write_long, price.tiers[0].rates.cache_write_long), (Some(2.0), Some(8.0)));
     let claude =
         json!({"models": {"m": model, "claude-opus-4-8": model, "anthropic/claude-opus-4.8": model}});
-    let resold = read(&json!({"opencode": claude, "openrouter": claude})).catalogue;
+    let (resold, _) = read(&json!({"opencode": claude, "openrouter": claude}));
     let long =
         |provider, id| resold.get(provider, id).unwrap().price.as_ref().unwrap().rates.cache_write_long;
     assert_eq!(long("opencode", "claude-opus-4-8"), Some(2.0));

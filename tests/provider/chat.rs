@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Delta, Fold, Folded, ProviderError, Request, StopReason,
+        Completion, Delta, Fold, ProviderError, Request, StopReason,
         dialect::{ChatCompletions, Dialect, Frame},
     },
 };
@@ -25,7 +25,7 @@ pub(crate) fn deltas_of<S: AsRef<str>>(
     Ok(deltas)
 }
 
-pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
+pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     let mut fold = Fold::default();
     for delta in deltas {
         fold.apply(delta).unwrap();
@@ -34,7 +34,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
 }
 
 /// Decodes and folds an answer of these chunks. A chunk that is not an object is sent as it is.
-pub(crate) fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
+pub(crate) fn answer(chunks: &[Value]) -> Result<Completion, ProviderError> {
     let events: Vec<String> = chunks
         .iter()
         .map(|chunk| chunk.as_str().map_or_else(|| chunk.to_string(), ToOwned::to_owned))
@@ -54,7 +54,7 @@ pub(crate) fn finish(reason: &str) -> Value {
 }
 
 /// Returns the tool uses of an answer as (id, name, input).
-pub(crate) fn calls(folded: &Folded) -> Vec<(String, String, Value)> {
+pub(crate) fn calls(folded: &Completion) -> Vec<(String, String, Value)> {
     let uses = folded.message.tool_uses();
     uses.map(|call| (call.id.to_string(), call.name.clone(), call.input.clone())).collect()
 }

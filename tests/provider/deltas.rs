@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use omni_agent::{
     message::{Message, ProviderItem, Timestamp},
-    provider::{BlockStart, Delta, Fold, Folded, MessageDelta, Part, StopReason},
+    provider::{BlockStart, Completion, Delta, Fold, MessageDelta, Part, StopReason},
 };
 use serde_json::{Value, json};
 
@@ -54,7 +54,7 @@ pub(crate) fn fold(deltas: impl IntoIterator<Item = Delta>) -> Fold {
     fold
 }
 
-pub(crate) fn finish(deltas: impl IntoIterator<Item = Delta>, reason: StopReason) -> Folded {
+pub(crate) fn finish(deltas: impl IntoIterator<Item = Delta>, reason: StopReason) -> Completion {
     let mut fold = fold(deltas);
     fold.apply(Delta::stop(reason)).unwrap();
     fold.finish(NOW).unwrap()

@@ -8,8 +8,8 @@ use futures_util::StreamExt;
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Delta, Fold, Folded, Options, OutputSchema, Part, Provider, ProviderError, Request, RequestContext,
-        StopReason, http::Timeouts,
+        Completion, Delta, Fold, Options, OutputSchema, Part, Provider, ProviderError, Request,
+        RequestContext, StopReason, http::Timeouts,
     },
     tool::Schema,
 };
@@ -36,7 +36,7 @@ async fn stalled(
     reply: Reply,
     request: Request,
     timeouts: Timeouts,
-) -> (Result<Folded, ProviderError>, Duration) {
+) -> (Result<Completion, ProviderError>, Duration) {
     let mut server = Server::start([reply.stall()]).await;
     let endpoint = wire.endpoint(&server.url()).with_key("key").with_timeouts(timeouts);
     let request = {

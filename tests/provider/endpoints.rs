@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use omni_agent::{
-    provider::{Folded, Model, Options, OutputSchema, Provider, ProviderError, Request, http::Endpoint},
+    provider::{Completion, Model, Options, OutputSchema, Provider, ProviderError, Request, http::Endpoint},
     tool::Schema,
 };
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ pub(crate) async fn exchange(
     id: &str,
     mut request: Request,
     reply: Reply,
-) -> (Received, Result<Folded, ProviderError>) {
+) -> (Received, Result<Completion, ProviderError>) {
     let server = Server::start([reply]).await;
     request.options.max_retries = Some(0);
     let answer = model(endpoint, id, &server).generate(request).await;

@@ -8,7 +8,7 @@ use omni_agent::{
         dialect::{AnthropicMessages, ChatCompletions, Dialect, GoogleGemini, OpenAiResponses},
     },
     testing::{ScriptedProvider, Step},
-    tool::{Schema, SchemaTool, ToolSet},
+    tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 use serde_json::json;
 
@@ -159,7 +159,7 @@ fn anthropic_max_tokens_respects_the_output_limit_of_the_model() {
 
 fn looks() -> ToolSet {
     let schema = Schema::new(json!({"type": "object"})).unwrap();
-    ToolSet::new().with(SchemaTool::new("look", "Looks.", schema)).unwrap()
+    ToolSet::new().with(declared_tool_with_schema("look", "Looks.", schema)).unwrap()
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, History, Message, Text, Thinking, Timestamp, ToolResult, ToolUse},
     provider::{
-        Delta, Fold, Folded, ProviderError, Request, StopReason,
+        Completion, Delta, Fold, ProviderError, Request, StopReason,
         dialect::{Dialect, Frame, GoogleGemini},
     },
 };
@@ -22,7 +22,7 @@ pub(crate) fn deltas_of<S: AsRef<str>>(events: &[S]) -> Result<Vec<Delta>, Provi
     Ok(deltas)
 }
 
-pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
+pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     let mut fold = Fold::default();
     for delta in deltas {
         fold.apply(delta).unwrap();
@@ -31,7 +31,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
 }
 
 /// Decodes and folds an answer of these chunks.
-pub(crate) fn answer(chunks: &[Value]) -> Result<Folded, ProviderError> {
+pub(crate) fn answer(chunks: &[Value]) -> Result<Completion, ProviderError> {
     let events: Vec<String> = chunks.iter().map(Value::to_string).collect();
     deltas_of(&events).map(fold)
 }

@@ -9,7 +9,7 @@ use omni_agent::{
         UnsupportedAttachment,
         dialect::{Dialect, Encoded, Framing, GoogleGemini},
     },
-    tool::{Schema, SchemaTool, ToolSet},
+    tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 use serde_json::{Value, json};
 
@@ -26,7 +26,7 @@ fn encode(request: &Request) -> Encoded {
 fn tools() -> ToolSet {
     let schema = json!({"type": "object", "properties": {"city": {"type": "string"}}});
     ToolSet::new()
-        .with(SchemaTool::new("weather", "Tells the weather.", Schema::new(schema).unwrap()))
+        .with(declared_tool_with_schema("weather", "Tells the weather.", Schema::new(schema).unwrap()))
         .unwrap()
 }
 

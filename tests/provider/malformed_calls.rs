@@ -5,7 +5,7 @@
 
 use omni_agent::{
     message::ToolUse,
-    provider::{Folded, StopReason},
+    provider::{Completion, StopReason},
 };
 use serde_json::{Value, json};
 
@@ -46,13 +46,13 @@ fn call(wire: Wire, arguments: &str, as_text: bool) -> Vec<String> {
     events
 }
 
-async fn answer(wire: Wire, arguments: &str, as_text: bool) -> Folded {
+async fn answer(wire: Wire, arguments: &str, as_text: bool) -> Completion {
     let body: String = call(wire, arguments, as_text).iter().map(|event| wire.frame(event)).collect();
     let answer = wire.answer(&body).await;
     answer.unwrap_or_else(|error| panic!("{wire:?} {arguments:.60}: {error}"))
 }
 
-fn only_call(answer: &Folded) -> &ToolUse {
+fn only_call(answer: &Completion) -> &ToolUse {
     let calls: Vec<_> = answer.message.tool_uses().collect();
     let [call] = calls[..] else { panic!("{:?}", answer.message) };
     assert_eq!((&*call.name, &answer.stop_reason), ("f", &StopReason::ToolUse));

@@ -1,8 +1,11 @@
 //! A model without an agent: whole answers, streams, and decisions that a provider asks for during a request.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    future::{pending, ready},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
 use async_trait::async_trait;
@@ -10,13 +13,12 @@ use futures_util::{FutureExt, StreamExt, TryStreamExt, stream};
 use omni_agent::{
     message::{History, Message, ToolUse, Usage},
     provider::{
-        BlockStart, DecisionRequest, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Part, Provider,
-        ProviderError, Request, RequestContext, StopReason,
+        BlockStart, Delta, DeltaStream, ErrorKind, MessageDelta, Model, Part, Provider, ProviderError,
+        Request, RequestContext, StopReason,
     },
     tool::Decision,
 };
 use serde_json::json;
-use tokio::sync::mpsc;
 
 use crate::deltas::{data, end, extend, signature, start, text};
 
@@ -158,36 +160,34 @@ async fn decide_outside_an_agent_is_a_rejection() {
     let tool_use = ToolUse::new("a", "add", json!({}));
     let decision = RequestContext::detached().decide(tool_use.clone()).await;
     assert!(matches!(decision, Decision::Reject(_)));
-    let (sender, receiver) = mpsc::channel(1);
-    drop(receiver);
-    let decision = RequestContext::new(sender).decide(tool_use).await;
-    assert!(matches!(decision, Decision::Reject(_)));
 }
 
 #[tokio::test]
-async fn decide_returns_the_answer_or_a_rejection_if_the_question_is_dropped() {
-    let (sender, mut receiver) = mpsc::channel::<DecisionRequest>(1);
-    let context = RequestContext::new(sender);
+async fn decide_returns_the_answer_of_the_application() {
     let tool_use = ToolUse::new("a", "add", json!({}));
-    let (decision, ()) = tokio::join!(context.decide(tool_use.clone()), async {
-        let question = receiver.recv().await.unwrap();
-        assert_eq!(question.tool_use, tool_use);
-        question.answer.send(Decision::Execute).unwrap();
+    let asked = tool_use.clone();
+    let context = RequestContext::new(move |tool_use| {
+        assert_eq!(tool_use, asked);
+        ready(Decision::Execute)
     });
-    assert_eq!(decision, Decision::Execute);
-    let (decision, ()) =
-        tokio::join!(context.decide(tool_use.clone()), async { drop(receiver.recv().await.unwrap()) });
-    assert!(matches!(decision, Decision::Reject(_)));
+    assert_eq!(context.decide(tool_use).await, Decision::Execute);
 }
 
 #[tokio::test]
-async fn decide_dropped_withdraws_the_question() {
-    let (sender, mut receiver) = mpsc::channel::<DecisionRequest>(1);
-    let context = RequestContext::new(sender);
+async fn decide_dropped_withdraws_the_question_from_the_application() {
+    let asked = Arc::new(());
+    let held = Arc::clone(&asked);
+    let context = RequestContext::new(move |_| {
+        let held = Arc::clone(&held);
+        async move {
+            pending::<()>().await;
+            drop(held);
+            Decision::Execute
+        }
+    });
     let mut asking = Box::pin(context.decide(ToolUse::new("a", "add", json!({}))));
     assert!((&mut asking).now_or_never().is_none());
-    let question = receiver.recv().await.unwrap();
-    assert!(!question.answer.is_closed());
+    assert_eq!(Arc::strong_count(&asked), 3);
     drop(asking);
-    assert!(question.answer.is_closed());
+    assert_eq!(Arc::strong_count(&asked), 2);
 }

@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, History, Message, Text, Thinking, Timestamp, ToolResult, ToolUse},
     provider::{
-        Delta, Fold, Folded, ProviderError, Request, StopReason,
+        Completion, Delta, Fold, ProviderError, Request, StopReason,
         dialect::{Dialect, Frame, OllamaChat},
     },
 };
@@ -24,7 +24,7 @@ pub(crate) fn deltas_of<S: AsRef<str>>(lines: &[S]) -> Result<Vec<Delta>, Provid
     Ok(deltas)
 }
 
-pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
+pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     let mut fold = Fold::default();
     for delta in deltas {
         fold.apply(delta).unwrap();
@@ -33,7 +33,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
 }
 
 /// Decodes and folds an answer of these lines.
-pub(crate) fn answer(lines: &[Value]) -> Result<Folded, ProviderError> {
+pub(crate) fn answer(lines: &[Value]) -> Result<Completion, ProviderError> {
     let lines: Vec<String> = lines.iter().map(Value::to_string).collect();
     deltas_of(&lines).map(fold)
 }

@@ -9,7 +9,7 @@ use omni_agent::{
         UnsupportedAttachment,
         dialect::{Dialect, Encoded, Framing, OllamaChat},
     },
-    tool::{Schema, SchemaTool, ToolSet},
+    tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn tools() -> ToolSet {
     let schema = json!({"type": "object", "properties": {"city": {"type": "string"}, "any": true,
         "deep": {"type": "object", "properties": {"any": true}}}});
     ToolSet::new()
-        .with(SchemaTool::new("weather", "Tells the weather.", Schema::new(schema).unwrap()))
+        .with(declared_tool_with_schema("weather", "Tells the weather.", Schema::new(schema).unwrap()))
         .unwrap()
 }
 

@@ -32,9 +32,10 @@ async fn generate_as_retries_an_answer_that_does_not_fit_schema_or_type() {
         answering(r#"{"number": 3}"#),
         answering(r#"{"number": 4}"#),
     ]);
-    let typed = provider.model().generate_as::<Even>(Request::prompt("An even number?")).await.unwrap();
-    assert_eq!(typed.value, Even { number: 4 });
-    assert_eq!(typed.answer.usage.output, 15);
+    let (value, answer) =
+        provider.model().generate_as::<Even>(Request::prompt("An even number?")).await.unwrap();
+    assert_eq!(value, Even { number: 4 });
+    assert_eq!(answer.usage.output, 15);
     let requests = provider.requests();
     assert_eq!(requests.iter().map(|request| request.history.len()).collect::<Vec<_>>(), [1, 3, 5]);
     assert_eq!(requests[0].options.output.as_ref().unwrap().name, "Even");
@@ -68,9 +69,9 @@ async fn generate_as_uses_the_schema_of_the_request() {
     let options = Options::default().with_output(OutputSchema::new("choice", schema));
     let provider = ScriptedProvider::new([Step::text("\"maybe\""), Step::output(&json!("yes"))]);
     let request = Request::new([Message::user("Well?")].into_iter().collect()).with_options(options);
-    let typed = provider.model().generate_as::<Value>(request).await.unwrap();
-    assert_eq!(typed.value, "yes");
-    assert!(typed.answer.output_enforced);
+    let (value, answer) = provider.model().generate_as::<Value>(request).await.unwrap();
+    assert_eq!(value, "yes");
+    assert!(answer.output_enforced);
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,13 +3,13 @@
 use omni_agent::{
     message::{History, Message, Timestamp, ToolUse},
     provider::{
-        Effort, Fold, Folded, ModelInfo, Options, OutputSchema, Request, StopReason, ToolChoice,
+        Completion, Effort, Fold, ModelInfo, Options, OutputSchema, Request, StopReason, ToolChoice,
         dialect::{
             AnthropicMessages, ChatCompletions, Dialect, Frame, GoogleGemini, OllamaChat, OpenAiResponses,
             OutputSupport, ToolChoices,
         },
     },
-    tool::{Schema, SchemaTool, ToolSet},
+    tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 use serde_json::{Value, json};
 
@@ -29,7 +29,7 @@ fn asking(model: &str, schema: Value, options: Options) -> Request {
 
 fn look() -> ToolSet {
     let schema = Schema::new(json!({"type": "object"})).unwrap();
-    ToolSet::new().with(SchemaTool::new("look", "Looks.", schema)).unwrap()
+    ToolSet::new().with(declared_tool_with_schema("look", "Looks.", schema)).unwrap()
 }
 
 fn encode(dialect: &dyn Dialect, request: &Request) -> Value {
@@ -38,7 +38,7 @@ fn encode(dialect: &dyn Dialect, request: &Request) -> Value {
     Value::Object(encoded.body)
 }
 
-fn answer(dialect: &dyn Dialect, request: &Request, events: &[Value]) -> Folded {
+fn answer(dialect: &dyn Dialect, request: &Request, events: &[Value]) -> Completion {
     let (mut decoder, mut deltas, mut fold) = (dialect.decoder(request), Vec::new(), Fold::default());
     for data in events {
         let event = data["type"].as_str().unwrap_or_default();
@@ -129,7 +129,7 @@ fn encode_offers_only_the_output_tool_if_none_can_be_forced_and_others_are_forbi
 
 #[test]
 fn encode_tool_name_avoids_declared_names() {
-    let taken = SchemaTool::new("city", "Theirs.", Schema::new(json!({"type": "object"})).unwrap());
+    let taken = declared_tool_with_schema("city", "Theirs.", Schema::new(json!({"type": "object"})).unwrap());
     let request = asking("m", city(), Options::default()).with_tools(ToolSet::new().with(taken).unwrap());
     let body = encode(&by_tool(), &request);
     assert_eq!(body["tools"][1]["function"]["name"], "city_2");
@@ -205,7 +205,7 @@ fn responses_answer(pieces: &[&str]) -> Vec<Value> {
 }
 
 #[track_caller]
-fn assert_plain(folded: &Folded, text: &str) {
+fn assert_plain(folded: &Completion, text: &str) {
     assert_eq!(folded.message.text(), text);
     assert_eq!((folded.message.tool_uses().count(), &folded.stop_reason), (0, &StopReason::Stop));
     assert!(!folded.output_enforced);

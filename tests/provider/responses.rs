@@ -5,7 +5,7 @@
 use omni_agent::{
     message::{Content, History, Message, Timestamp, ToolResult},
     provider::{
-        Delta, Fold, Folded, ProviderError, Request, StopReason,
+        Completion, Delta, Fold, ProviderError, Request, StopReason,
         dialect::{AnthropicMessages, ChatCompletions, Dialect, Frame, Framing, OpenAiResponses},
     },
 };
@@ -24,7 +24,7 @@ pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     Ok(deltas)
 }
 
-pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
+pub(crate) fn fold(deltas: Vec<Delta>) -> Completion {
     let mut fold = Fold::default();
     for delta in deltas {
         fold.apply(delta).unwrap();
@@ -33,7 +33,7 @@ pub(crate) fn fold(deltas: Vec<Delta>) -> Folded {
 }
 
 /// Decodes and folds an answer of these events.
-pub(crate) fn answer(events: &[Value]) -> Folded {
+pub(crate) fn answer(events: &[Value]) -> Completion {
     fold(decode(events).unwrap())
 }
 
@@ -80,7 +80,7 @@ pub(crate) fn reasoning(id: &str, summary: &[&str], encrypted: &str) -> Value {
 }
 
 /// Returns the tool uses of an answer as (id, name, input).
-pub(crate) fn calls(folded: &Folded) -> Vec<(String, String, Value)> {
+pub(crate) fn calls(folded: &Completion) -> Vec<(String, String, Value)> {
     let uses = folded.message.tool_uses();
     uses.map(|call| (call.id.to_string(), call.name.clone(), call.input.clone())).collect()
 }
@@ -102,7 +102,7 @@ fn dialect_has_its_path_and_framing() {
 }
 
 /// Returns an answer with reasoning, a text and two tool calls.
-fn asked() -> Folded {
+fn asked() -> Completion {
     let first = call("fc_1", "call_a", "weather", "{\"b\":1.50,\"a\":\"Oslo\"}");
     let second = call("fc_2", "call_b", "weather", "{}");
     let thought = reasoning("rs_1", &["Two cities.", "Both at once."], "c2VjcmV0");
@@ -136,7 +136,7 @@ fn asked() -> Folded {
     ])
 }
 
-fn results(folded: &Folded) -> Message {
+fn results(folded: &Completion) -> Message {
     let uses: Vec<_> = folded.message.tool_uses().collect();
     Message::user([
         Content::from(ToolResult::ok(uses[0], "rain")),

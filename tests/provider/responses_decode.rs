@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Content, Usage},
     provider::{
-        Delta, ErrorKind, Fold, Folded, Part, Request, StopReason,
+        Completion, Delta, ErrorKind, Fold, Part, Request, StopReason,
         dialect::{Dialect, Frame, OpenAiResponses},
     },
 };
@@ -13,7 +13,7 @@ use crate::responses::{
     added, answer, call, calls, completed, created, decode, delta, done, fold, message, reasoning,
 };
 
-fn thinking(folded: &Folded) -> (&str, Value) {
+fn thinking(folded: &Completion) -> (&str, Value) {
     let Content::Thinking(thinking) = &folded.message.content[0] else { panic!("{folded:?}") };
     let signature =
         thinking.signature.as_deref().map_or(Value::Null, |text| serde_json::from_str(text).unwrap());

@@ -129,7 +129,7 @@ fn stream_of(provider: &Arc<Scripted>, options: Options) -> DeltaStream {
 
 /// Returns the items of the answer, without the notices of retries.
 async fn run(provider: &Arc<Scripted>, options: Options) -> Vec<Result<Delta, ProviderError>> {
-    let is_answer = |item: &Result<Delta, ProviderError>| ready(!matches!(item, Ok(Delta::Retry(_))));
+    let is_answer = |item: &Result<Delta, ProviderError>| ready(!matches!(item, Ok(Delta::Retry { .. })));
     stream_of(provider, options).filter(is_answer).collect().await
 }
 
@@ -182,8 +182,10 @@ async fn retry_is_announced_before_the_wait() {
     let provider = Scripted::new([Try::Refuse(limited.clone()), good()]);
     let mut stream = stream_of(&provider, Options::default());
     let start = Instant::now();
-    let Some(Ok(Delta::Retry(notice))) = stream.next().await else { panic!("the retry was not announced") };
-    assert_eq!((&notice.error, notice.delay), (&limited, Duration::from_secs(7)));
+    let Some(Ok(Delta::Retry { error, delay })) = stream.next().await else {
+        panic!("the retry was not announced")
+    };
+    assert_eq!((&*error, delay), (&limited, Duration::from_secs(7)));
     assert_eq!((start.elapsed(), provider.requests()), (Duration::ZERO, 1));
     assert_eq!(stream.collect::<Vec<_>>().await, good_items());
 }
@@ -305,7 +307,7 @@ async fn total_timeout_beyond_the_clock_never_fires() {
 async fn stream_dropped_during_a_wait_sends_no_more_requests() {
     let provider = Scripted::new([overloaded()]);
     let mut stream = stream_of(&provider, Options::default());
-    assert!(matches!(stream.next().await, Some(Ok(Delta::Retry(_)))));
+    assert!(matches!(stream.next().await, Some(Ok(Delta::Retry { .. }))));
     assert!(stream.next().now_or_never().is_none());
     assert_eq!(provider.requests(), 1);
     drop(stream);

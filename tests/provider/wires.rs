@@ -1,6 +1,6 @@
 //! The five formats as services stream them. Events are raw JSON texts, so that a test can damage them.
 
-use omni_agent::provider::{Folded, ProviderError, Request, http::Endpoint};
+use omni_agent::provider::{Completion, ProviderError, Request, http::Endpoint};
 
 use crate::{endpoints::exchange, server::Reply};
 
@@ -97,11 +97,11 @@ impl Wire {
     }
 
     /// Returns the answer that is decoded from this body.
-    pub(crate) async fn answer(self, body: &str) -> Result<Folded, ProviderError> {
+    pub(crate) async fn answer(self, body: &str) -> Result<Completion, ProviderError> {
         self.answer_to(self.reply().piece(body.to_owned())).await
     }
 
-    pub(crate) async fn answer_to(self, reply: Reply) -> Result<Folded, ProviderError> {
+    pub(crate) async fn answer_to(self, reply: Reply) -> Result<Completion, ProviderError> {
         exchange(&self.endpoint("http://localhost"), "m", Request::prompt("Hi"), reply).await.1
     }
 }

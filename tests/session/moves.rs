@@ -200,7 +200,7 @@ async fn moves_into_the_middle_of_a_turn_are_refused() {
 
 #[tokio::test(start_paused = true)]
 async fn branch_below_open_tool_uses_answers_them_like_a_prompt() {
-    let tool = omni_agent::tool::SchemaTool::of::<serde_json::Value>("look", "The application answers.");
+    let tool = omni_agent::tool::declared_tool::<serde_json::Value>("look", "The application answers.");
     let steps =
         [Step::tool_use("t", "look", json!({}))].into_iter().chain(["A1", "A2", "B1"].map(Step::text));
     let mut session = Watched::start(on(scripted(steps).tool(tool))).await;

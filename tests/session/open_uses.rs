@@ -1,12 +1,13 @@
 //! Turns that stopped for a tool without a handler, and turns that began with tool results.
 
 use omni_agent::{
+    Tool,
     agent::{AgentBuilder, AgentError, Prompt, ToolDecision},
     message::{Content, ToolResult, ToolUse},
     provider::Request,
     session::{Session, SessionError},
     testing::{ScriptedProvider, Step},
-    tool::SchemaTool,
+    tool::declared_tool,
 };
 use serde_json::json;
 
@@ -16,8 +17,8 @@ use crate::{
 };
 
 /// A tool that the application answers.
-fn declared(name: &str) -> SchemaTool {
-    SchemaTool::of::<serde_json::Value>(name, "The application answers.")
+fn declared(name: &str) -> impl Tool {
+    declared_tool::<serde_json::Value>(name, "The application answers.")
 }
 
 /// An agent that declares `ask_user` and rejects each use of `echo`.

@@ -2,7 +2,10 @@
 
 use std::collections::HashSet;
 
-use omni_agent::store::{ConversationId, InvalidId, Version, WriteId};
+use omni_agent::{
+    InvalidId,
+    store::{ConversationId, Version, WriteId},
+};
 use proptest::prelude::*;
 
 #[test]

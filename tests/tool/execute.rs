@@ -3,7 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use omni_agent::tool::{
-    Extensions, FnTool, Schema, SchemaTool, Tool, ToolContext, ToolError, ToolExt, ToolOutput, tool_fn,
+    Extensions, FnTool, Schema, Tool, ToolContext, ToolError, ToolExt, ToolOutput, declared_tool_with_schema,
+    tool_fn,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -53,7 +54,8 @@ async fn execute_on_a_shared_tool_of_any_type_works() {
 async fn execute_tool_fails_is_not_invalid_input() {
     let failed = order().execute(json!({ "pieces": 0 })).await.unwrap_err();
     assert_eq!((failed.text(), failed.is_invalid_input()), ("sold out", false));
-    let declared = SchemaTool::new("ask", "Asks.", Schema::new(json!({ "type": "object" })).unwrap());
+    let declared =
+        declared_tool_with_schema("ask", "Asks.", Schema::new(json!({ "type": "object" })).unwrap());
     let failed = declared.execute(json!({})).await.unwrap_err();
     assert!(!failed.is_invalid_input());
     assert!(failed.text().contains("only declared"), "{failed}");

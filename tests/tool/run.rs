@@ -16,7 +16,7 @@ use omni_agent::{
     message::{ToolResult, ToolUse},
     tool::{
         Extensions, FnTool, Progress, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet,
-        Typed, TypedTool, tool_fn,
+        TypedTool, tool_fn,
     },
 };
 use proptest::prelude::*;
@@ -310,7 +310,7 @@ async fn run_timeout_that_panics_is_an_error_result() {
             Ok("called".into())
         }
     }
-    let result = run(&tools(Typed::new(Undecided)), &raw_use()).await;
+    let result = run(&tools(Undecided.into_tool()), &raw_use()).await;
     assert!(result.is_error && result.text().contains("no idea"), "{}", result.text());
 }
 

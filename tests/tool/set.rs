@@ -8,7 +8,8 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::tool::{
-    Schema, SchemaTool, Tool, ToolContext, ToolError, ToolOutput, ToolSet, ToolSetError, tool_fn,
+    Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet, ToolSetError, declared_tool_with_schema,
+    tool_fn,
 };
 use serde_json::{Value, json};
 
@@ -16,8 +17,8 @@ fn tool(name: &str) -> impl Tool {
     tool_fn(name, "Does nothing.", |_: Value, _| async { Ok("") })
 }
 
-fn with_schema(schema: Value) -> SchemaTool {
-    SchemaTool::new("a", "Does nothing.", Schema::new(schema).unwrap())
+fn with_schema(schema: Value) -> impl Tool {
+    declared_tool_with_schema("a", "Does nothing.", Schema::new(schema).unwrap())
 }
 
 fn names(set: &ToolSet) -> Vec<String> {

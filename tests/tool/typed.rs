@@ -10,8 +10,8 @@ use std::{
 use omni_agent::{
     message::{Attachment, ResultBlock, Text, ToolResult, ToolUse},
     tool::{
-        FnTool, Schema, SchemaTool, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, Typed,
-        TypedTool, tool_fn,
+        FnTool, Schema, Tool, ToolContext, ToolError, ToolLimits, ToolOutput, ToolSet, TypedTool,
+        declared_tool, tool_fn,
     },
 };
 use schemars::JsonSchema;
@@ -61,7 +61,7 @@ async fn run_in(set: &ToolSet, name: &str, input: Value) -> ToolResult {
 
 #[tokio::test]
 async fn typed_tool_derives_schema_parses_and_keeps_state() {
-    let set = ToolSet::new().with(Typed::new(Forecast::default())).unwrap();
+    let set = ToolSet::new().with(Forecast::default().into_tool()).unwrap();
     let schema = set.declarations()[0].schema.clone();
     assert_eq!(schema.as_value()["properties"]["city"]["description"], "Name of the city.");
 
@@ -175,7 +175,7 @@ async fn run_input_valid_for_the_schema_but_not_the_type_is_an_error_result() {
 
 #[tokio::test]
 async fn schema_tool_is_declared_and_never_called() {
-    let tool = SchemaTool::of::<City>("ask_user", "Asks the user.");
+    let tool = declared_tool::<City>("ask_user", "Asks the user.");
     assert!(!tool.has_handler());
     assert_eq!(tool.schema().as_value()["required"], json!(["city"]));
     assert!(tool.call(json!({}), ToolContext::detached("id")).await.is_err());
@@ -185,14 +185,14 @@ async fn schema_tool_is_declared_and_never_called() {
 
 #[tokio::test]
 async fn pointers_to_tools_are_tools() {
-    let shared: Arc<dyn Tool> = Arc::new(Typed::new(Forecast::default()));
+    let shared: Arc<dyn Tool> = Arc::new(Forecast::default().into_tool());
     let first = ToolSet::new().with(Arc::clone(&shared)).unwrap();
     let second = ToolSet::new().with(Arc::clone(&shared)).unwrap();
     run_in(&first, "forecast", json!({ "city": "a" })).await;
     assert_eq!(run_in(&second, "forecast", json!({ "city": "b" })).await.text(), "b: 1 days (call 2)");
     assert_eq!(second.declarations()[0].description, "Called 2 times.");
 
-    let boxed: Box<dyn Tool> = Box::new(SchemaTool::of::<City>("ask", "Asks."));
+    let boxed: Box<dyn Tool> = Box::new(declared_tool::<City>("ask", "Asks."));
     let set = ToolSet::new().with(boxed).unwrap();
     let declaration = &set.declarations()[0];
     assert_eq!((declaration.name.as_str(), declaration.has_handler), ("ask", false));

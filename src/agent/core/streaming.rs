@@ -12,8 +12,8 @@ use crate::{
     },
     message::{Content, Message, Role, ToolResult, ToolUse},
     provider::{
-        BlockStart, Delta, ErrorKind, Fold, Folded, Part, PartialBlock, ProviderError, RetryNotice,
-        StopReason, read_output,
+        BlockStart, Completion, Delta, ErrorKind, Fold, Part, PartialBlock, ProviderError, StopReason,
+        read_output,
     },
 };
 
@@ -30,10 +30,9 @@ impl Core {
             return;
         }
         let delta = match delta {
-            Delta::Retry(notice) => {
-                let RetryNotice { error, delay } = *notice;
+            Delta::Retry { error, delay } => {
                 let pending = turn.working.pending_len();
-                return effects.push(Effect::Emit(Event::Retry { failure: error.into(), delay, pending }));
+                return effects.push(Effect::Emit(Event::Retry { failure: (*error).into(), delay, pending }));
             }
             Delta::Start { block: BlockStart::ToolUse { .. }, .. } => {
                 self.waited.freshen(delta, op, fold, question.as_deref())
@@ -99,7 +98,7 @@ impl Core {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), Remains::default(), effects),
         };
-        let Folded { message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
+        let Completion { message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
@@ -304,7 +303,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
             _ => return None,
         },
         Delta::End { index } => return end_event(index, &finished(fold.blocks().get(index)?)),
-        Delta::Message(_) | Delta::Retry(_) => return None,
+        Delta::Message(_) | Delta::Retry { .. } => return None,
     })
 }
 

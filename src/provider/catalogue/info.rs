@@ -1,4 +1,4 @@
-use std::fmt;
+use std::{collections::BTreeSet, fmt};
 
 use super::Price;
 
@@ -11,7 +11,7 @@ use super::Price;
 ///     .with_context_window(32_000)
 ///     .with_input([Modality::Text, Modality::Image])
 ///     .with_price(Price::new(0.5, 1.5));
-/// assert!(!info.input.is_some_and(|input| input.contains(Modality::Audio)));
+/// assert!(!info.input.is_some_and(|input| input.contains(&Modality::Audio)));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -27,9 +27,9 @@ pub struct ModelInfo {
     /// Tokens that an answer may have, reasoning included.
     pub output_limit: Option<u64>,
     /// What it takes.
-    pub input: Option<Modalities>,
+    pub input: Option<BTreeSet<Modality>>,
     /// What it gives.
-    pub output: Option<Modalities>,
+    pub output: Option<BTreeSet<Modality>>,
     /// Whether it can reason before it answers.
     pub thinking: Option<bool>,
     /// Whether it can use tools.
@@ -102,10 +102,10 @@ impl ModelInfo {
     /// of many models, and text in all its types is the format's to judge. Services that show images to a
     /// model show it the pages of a PDF, so whoever takes images takes those.
     pub fn takes(&self, media_type: &str) -> bool {
-        let (Some(input), Some(modality)) = (self.input, Modality::of(media_type)) else {
+        let (Some(input), Some(modality)) = (&self.input, Modality::of(media_type)) else {
             return true;
         };
-        input.contains(modality) || modality == Modality::Pdf && input.contains(Modality::Image)
+        input.contains(&modality) || modality == Modality::Pdf && input.contains(&Modality::Image)
     }
 }
 
@@ -157,40 +157,5 @@ impl Modality {
 impl fmt::Display for Modality {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
-    }
-}
-
-/// A set of [`Modality`].
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
-pub struct Modalities(u8);
-
-impl Modalities {
-    /// Whether this one is in the set.
-    pub const fn contains(self, modality: Modality) -> bool {
-        self.0 & 1 << modality as u8 != 0
-    }
-
-    /// Those in the set, text first.
-    pub fn iter(self) -> impl Iterator<Item = Modality> {
-        Modality::ALL.into_iter().filter(move |modality| self.contains(*modality))
-    }
-}
-
-impl FromIterator<Modality> for Modalities {
-    fn from_iter<I: IntoIterator<Item = Modality>>(modalities: I) -> Self {
-        Self(modalities.into_iter().fold(0, |set, modality| set | 1 << modality as u8))
-    }
-}
-
-impl fmt::Debug for Modalities {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_set().entries(self.iter()).finish()
-    }
-}
-
-impl fmt::Display for Modalities {
-    /// Separated by spaces.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.iter().map(Modality::as_str).collect::<Vec<_>>().join(" "))
     }
 }

@@ -1,10 +1,12 @@
 //! Reading files in the shape of <https://models.dev/api.json>. Source of the shape:
 //! <https://github.com/anomalyco/models.dev>, its README and `packages/core/src/schema.ts`.
 
+use std::collections::BTreeSet;
+
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Catalogue, Modalities, Modality, ModelInfo, Price, PriceTier, Rates, names};
+use super::{Catalogue, Modality, ModelInfo, Price, PriceTier, Rates, names};
 
 type Object = Map<String, Value>;
 
@@ -23,59 +25,49 @@ pub enum CatalogueError {
         /// What should be there.
         expected: &'static str,
     },
-}
-
-/// A catalogue read from a file.
-#[derive(Clone, Debug, Default)]
-#[non_exhaustive]
-pub struct CatalogueImport {
-    /// What could be read.
-    pub catalogue: Catalogue,
-    /// What could not.
-    pub skipped: Vec<SkippedModel>,
-}
-
-/// An entry that could not be read.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct SkippedModel {
-    /// The provider's id in the file.
-    pub provider: String,
-    /// The model's id; `None` if it is the provider that could not be read.
-    pub model: Option<String>,
-    /// What is wrong, and in which member.
-    pub reason: String,
+    /// One entry is invalid and was skipped.
+    #[error("{provider}:{} is skipped: {reason}", .model.as_deref().unwrap_or("*"))]
+    Entry {
+        /// The provider's id in the file.
+        provider: String,
+        /// The model's id. `None` if the provider as a whole is invalid.
+        model: Option<String>,
+        /// The reason, which names the member.
+        reason: String,
+    },
 }
 
 /// Reads a whole file.
-pub(super) fn read(json: &str) -> Result<CatalogueImport, CatalogueError> {
+pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), CatalogueError> {
     let file: Value = serde_json::from_str(json).map_err(CatalogueError::Json)?;
     let shape = |expected| CatalogueError::Shape { at: "at the top".to_owned(), expected };
     let providers = file.as_object().ok_or_else(|| shape("an object of providers"))?;
-    let mut imported = CatalogueImport::default();
+    let (mut catalogue, mut skipped) = (Catalogue::default(), Vec::new());
     for (listed, provider) in providers {
-        let skip = |model: Option<&str>, reason: String| SkippedModel {
+        let skip = |model: Option<&str>, reason: String| CatalogueError::Entry {
             provider: listed.clone(),
             model: model.map(str::to_owned),
             reason,
         };
         let Some(models) = provider.get("models").and_then(Value::as_object) else {
-            imported.skipped.push(skip(None, "it has no object `models`".to_owned()));
+            skipped.push(skip(None, "it has no object `models`".to_owned()));
             continue;
         };
         let name = names::from_models_dev(listed);
         for (id, entry) in models {
             match model(listed, id, entry) {
-                Ok(info) => drop(imported.catalogue.insert(name, info)),
-                Err(reason) => imported.skipped.push(skip(Some(id), reason)),
+                Ok(info) => drop(catalogue.insert(name, info)),
+                Err(reason) => skipped.push(skip(Some(id), reason)),
             }
         }
     }
     // Other files that are objects, settings say, hold no model either.
-    if imported.catalogue.is_empty() && imported.skipped.iter().all(|skipped| skipped.model.is_none()) {
+    if catalogue.is_empty()
+        && skipped.iter().all(|error| matches!(error, CatalogueError::Entry { model: None, .. }))
+    {
         return Err(shape("providers with models"));
     }
-    Ok(imported)
+    Ok((catalogue, skipped))
 }
 
 /// One entry, or what is wrong with it.
@@ -110,7 +102,7 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
     }
     // It reads PDF for models that don't: https://openrouter.ai/docs/features/multimodal/pdfs
     if provider == "openrouter" {
-        info.input = info.input.map(|input| input.iter().chain([Modality::Pdf]).collect());
+        info.input.iter_mut().for_each(|input| input.extend([Modality::Pdf]));
     }
     Ok(info)
 }
@@ -163,7 +155,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn modalities(self, key: &str) -> Result<Option<Modalities>, String> {
+    fn modalities(self, key: &str) -> Result<Option<BTreeSet<Modality>>, String> {
         let words: Option<Vec<String>> = self.get(key)?;
         Ok(words.map(|words| words.iter().filter_map(|word| Modality::from_word(word)).collect()))
     }

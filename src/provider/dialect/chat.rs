@@ -69,12 +69,8 @@ pub struct ChatCompletions {
     max_stop_sequences: usize,
     tools_beside_effort: bool,
     members: Map<String, Value>,
-    rules: Option<ModelRules>,
+    rules: Option<fn(&str, Self) -> Self>,
 }
-
-/// A rule for deviations of single models. It takes the model's id and the wire format as configured for the service,
-/// and returns the wire format for this model.
-pub type ModelRules = fn(model: &str, chat: ChatCompletions) -> ChatCompletions;
 
 impl Default for ChatCompletions {
     fn default() -> Self {
@@ -221,8 +217,10 @@ impl ChatCompletions {
         self
     }
 
-    /// Sets the rules for single models, and replaces earlier rules. Rules that a rule sets are not applied.
-    pub fn with_model_rules(mut self, rules: ModelRules) -> Self {
+    /// Sets the rules for deviations of single models, and replaces earlier rules. The function takes the model's id and
+    /// the wire format as configured for the service, and returns the wire format for this model. Rules that it sets are
+    /// not applied.
+    pub fn with_model_rules(mut self, rules: fn(model: &str, chat: Self) -> Self) -> Self {
         self.rules = Some(rules);
         self
     }

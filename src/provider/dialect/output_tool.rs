@@ -12,7 +12,7 @@ use crate::{
         OutputSchema, Request, ToolChoice,
         dialect::{openai::schema_name, output::Reading, wrapping::wrapped},
     },
-    tool::{Schema, SchemaTool, ToolSet},
+    tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 
 const DESCRIPTION: &str = "Gives the final answer. Call it once, when everything else is done.";
@@ -54,7 +54,7 @@ fn with_tool(request: &Request, forced: bool) -> Option<Request> {
     }
     request.options.tool_choice = choice;
     request.options.output = None;
-    request.tools = request.tools.with(SchemaTool::new(name, DESCRIPTION, schema)).ok()?;
+    request.tools = request.tools.with(declared_tool_with_schema(name, DESCRIPTION, schema)).ok()?;
     Some(request)
 }
 

@@ -1,5 +1,6 @@
 use super::{CheckOutcome, Subject, created};
-use crate::store::{ConversationId, InvalidId, Page, StateChange, StoreError, StoredState, Write, WriteId};
+use crate::error::InvalidId;
+use crate::store::{ConversationId, Page, StateChange, StoreError, StoredState, Write, WriteId};
 
 /// Returns valid ids that are difficult for stores which derive names from them.
 fn strange() -> Vec<ConversationId> {

@@ -3,7 +3,7 @@
 use omni_agent::{
     message::{Attachment, Content},
     provider::{CacheHint, Effort, Options, OutputSchema, Request, ThinkingMode, ToolChoice},
-    tool::{Schema, SchemaTool, ToolSet},
+    tool::{Schema, ToolSet, declared_tool_with_schema},
 };
 use serde_json::json;
 
@@ -75,5 +75,5 @@ fn city() -> OutputSchema {
 
 fn tools() -> ToolSet {
     let schema = Schema::new(json!({"type": "object", "properties": {}})).unwrap();
-    ToolSet::new().with(SchemaTool::new("look", "Looks.", schema)).unwrap()
+    ToolSet::new().with(declared_tool_with_schema("look", "Looks.", schema)).unwrap()
 }

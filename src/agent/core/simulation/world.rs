@@ -12,7 +12,7 @@ use crate::{
     },
     message::{Timestamp, ToolUse},
     provider::{self, DeltaStream, Options, Provider, ProviderError, Request, RequestContext},
-    tool::{Decision, Schema, SchemaTool, ToolSet, tool_fn},
+    tool::{Decision, Schema, ToolSet, declared_tool_with_schema, tool_fn},
 };
 
 pub(super) struct World {
@@ -92,8 +92,8 @@ pub(super) fn tools() -> ToolSet {
     };
     let tools = ToolSet::new().with(runs("search")).and_then(|tools| tools.with(runs("write")));
     tools
-        .and_then(|tools| tools.with(SchemaTool::new("ask_user", "Asks.", empty())))
-        .and_then(|tools| tools.with(SchemaTool::new("pick", "Picks.", empty())))
+        .and_then(|tools| tools.with(declared_tool_with_schema("ask_user", "Asks.", empty())))
+        .and_then(|tools| tools.with(declared_tool_with_schema("pick", "Picks.", empty())))
         .expect("the names differ")
 }
 

@@ -122,6 +122,8 @@ compile_error!(
 
 mod actor;
 pub mod agent;
+#[cfg(feature = "test-util")]
+mod conformance;
 mod error;
 pub mod guides;
 pub mod manager;

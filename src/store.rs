@@ -213,7 +213,7 @@ use async_trait::async_trait;
 ///
 /// # Checking an implementation
 ///
-/// Implement `conformance::Subject` and run `conformance::check` (feature `test-util`). The suite checks each of the
+/// Implement `conformance::StoreUnderTest` and run `conformance::check` (feature `test-util`). The suite checks each of the
 /// requirements above that a test can check.
 #[async_trait]
 pub trait Store: Send + Sync + 'static {

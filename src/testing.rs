@@ -35,6 +35,7 @@ use futures_util::stream;
 use serde_json::Value;
 use tokio::{sync::Semaphore, time::sleep};
 
+pub use crate::conformance::ConformanceReport;
 use crate::{
     message::{ToolUse, Usage},
     provider::{

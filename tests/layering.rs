@@ -10,6 +10,7 @@ use std::{
 /// The layers in order. A layer is a file of `src` with the folder of the same name.
 const LAYERS: &[&str] = &[
     "error",
+    "conformance",
     "message",
     "tool",
     "provider",

@@ -1,15 +1,17 @@
 //! A suite of checks for implementations of [`Store`] (feature `test-util`).
 //!
-//! Implement [`Subject`] for a type that holds a new store and whatever the tests need to simulate crashes, damage and
-//! time. Without such abilities, use [`Plain`]. Then call [`check`] in a test. It runs each check on a fresh subject
-//! and panics if one fails. Otherwise it returns a [`Report`] with the checks that passed, and those that were skipped
-//! because the subject lacks an ability.
+//! Implement [`StoreUnderTest`] for a type that holds a new store and whatever the tests need to simulate crashes, damage and
+//! time. An `Arc` of a store implements it without such abilities. Then call [`check`] in a test. It runs each check on a
+//! new store and panics if one fails. Otherwise it returns a [`ConformanceReport`] with the checks that passed, and those
+//! that were skipped because the test lacks an ability.
 //!
 //! ```
+//! use std::sync::Arc;
+//!
 //! use omni_agent::store::{MemoryStore, conformance};
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-//! let report = conformance::check(async || conformance::Plain::new(MemoryStore::new())).await;
+//! let report = conformance::check(async || Arc::new(MemoryStore::new())).await;
 //! assert!(report.passed.contains(&"commit_on_an_old_version_conflicts"));
 //! # });
 //! # Ok::<(), Box<dyn std::error::Error>>(())
@@ -23,20 +25,20 @@ mod ownership;
 mod states;
 mod writes;
 
-use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use futures_util::FutureExt;
 
 use super::{Commit, ConversationId, Store, StoredState, Version, Write, WriteId};
 use crate::{
+    conformance::{CheckOutcome, ConformanceReport, checks, run},
     message::Message,
     tree::{Node, NodeId},
 };
 
 /// A new, empty store, with the operations that only its own tests can perform.
 #[async_trait]
-pub trait Subject: Send + Sync {
+pub trait StoreUnderTest: Send + Sync + 'static {
     /// Returns the store.
     fn store(&self) -> Arc<dyn Store>;
 
@@ -67,54 +69,15 @@ pub trait Subject: Send + Sync {
     }
 }
 
-/// A subject with only a store, for stores without a test of crashes, damage and time.
-#[derive(Clone)]
-pub struct Plain(Arc<dyn Store>);
-
-impl Plain {
-    /// Returns the subject of this store.
-    pub fn new(store: impl Store) -> Self {
-        Self(Arc::new(store))
-    }
-}
-
-impl Subject for Plain {
+/// Runs the suite without the checks that need more than a store.
+impl<S: Store> StoreUnderTest for Arc<S> {
     fn store(&self) -> Arc<dyn Store> {
-        Arc::clone(&self.0)
+        Arc::clone(self) as Arc<dyn Store>
     }
-}
-
-impl std::fmt::Debug for Plain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Plain").finish_non_exhaustive()
-    }
-}
-
-/// The result of a run in which no check failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Report {
-    /// The names of the checks that passed.
-    pub passed: Vec<&'static str>,
-    /// The names of the checks that were skipped, because the subject or the store lacks an ability that they need.
-    pub skipped: Vec<&'static str>,
-}
-
-/// Whether a check was run or skipped.
-enum CheckOutcome {
-    Made,
-    Skipped,
-}
-
-type Check = for<'a> fn(&'a dyn Subject) -> Pin<Box<dyn Future<Output = CheckOutcome> + 'a>>;
-
-macro_rules! checks {
-    ($($module:ident: $($name:ident),+;)+) => {
-        const CHECKS: &[(&str, Check)] = &[$($((stringify!($name), |subject| Box::pin($module::$name(subject))),)+)+];
-    };
 }
 
 checks! {
+    dyn StoreUnderTest;
     names: unusual_ids_do_not_collide, unsafe_ids_are_rejected;
     writes: create_with_an_existing_id_is_rejected, create_by_many_at_the_same_time_succeeds_once, create_repeated_returns_the_first_result,
         writes_to_a_missing_conversation_are_rejected, commit_returns_the_next_version, commit_on_an_old_version_conflicts,
@@ -135,7 +98,7 @@ checks! {
         renewal_during_an_acquisition_leaves_one_owner;
 }
 
-/// Runs the suite. `make` returns a new subject for each check.
+/// Runs the suite. `make` returns a new, empty store for each check.
 ///
 /// # Panics
 ///
@@ -144,20 +107,9 @@ checks! {
 ///
 /// # Cancel safety
 ///
-/// Content that subjects have stored so far remains.
-pub async fn check<S: Subject>(mut make: impl AsyncFnMut() -> S) -> Report {
-    let mut report = Report { passed: Vec::new(), skipped: Vec::new() };
-    let mut failed = Vec::new();
-    for (name, check) in CHECKS {
-        let subject = make().await;
-        match AssertUnwindSafe(check(&subject)).catch_unwind().await {
-            Ok(CheckOutcome::Made) => report.passed.push(*name),
-            Ok(CheckOutcome::Skipped) => report.skipped.push(*name),
-            Err(_) => failed.push(*name),
-        }
-    }
-    assert!(failed.is_empty(), "{} of {} checks failed: {}", failed.len(), CHECKS.len(), failed.join(", "));
-    report
+/// Content that was stored so far remains.
+pub async fn check<S: StoreUnderTest>(make: impl AsyncFnMut() -> S) -> ConformanceReport {
+    run(CHECKS, make, |under_test| under_test).await
 }
 
 fn node_id(number: u64) -> NodeId {

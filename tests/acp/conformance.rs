@@ -2,17 +2,14 @@
 
 use std::sync::Arc;
 
-use omni_agent::provider::backend::{
-    Backend, TurnPrompt,
-    conformance::{self, Memory},
-};
+use omni_agent::provider::backend::{Backend, TurnPrompt, conformance};
 
 use crate::support::{Place, prompt};
 
 struct Subject(Place, &'static str);
 
 #[async_trait::async_trait]
-impl conformance::Subject for Subject {
+impl conformance::BackendUnderTest for Subject {
     fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(self.0.agent(self.1))
     }
@@ -29,9 +26,12 @@ impl conformance::Subject for Subject {
         Some(prompt("Delete"))
     }
 
-    fn memory(&self) -> Option<Memory> {
-        let (tell, ask) = (prompt("The word is heron"), prompt("Which word?"));
-        Some(Memory { tell, ask, word: "heron".to_owned() })
+    fn remember_prompt(&self, word: &str) -> Option<TurnPrompt> {
+        Some(prompt(&format!("The word is {word}")))
+    }
+
+    fn recall_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Which word?"))
     }
 
     fn running(&self) -> Option<usize> {

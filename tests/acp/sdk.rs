@@ -14,9 +14,7 @@ use omni_agent::provider::{
     StopReason,
     backend::{
         Backend, BackendError, BackendEvent, BackendSession, PermissionAnswer, SessionId, SessionOptions,
-        TurnPrompt,
-        acp::AcpBackend,
-        conformance::{self, Memory},
+        TurnPrompt, acp::AcpBackend, conformance,
     },
 };
 use tokio::sync::OnceCell;
@@ -72,7 +70,7 @@ fn agent(sdk: &Path, place: &Place) -> AcpBackend {
 struct Subject(AcpBackend, Place);
 
 #[async_trait::async_trait]
-impl conformance::Subject for Subject {
+impl conformance::BackendUnderTest for Subject {
     fn backend(&self) -> std::sync::Arc<dyn Backend> {
         std::sync::Arc::new(self.0.clone())
     }
@@ -89,9 +87,12 @@ impl conformance::Subject for Subject {
         Some(prompt("Delete"))
     }
 
-    fn memory(&self) -> Option<Memory> {
-        let (tell, ask) = (prompt("The word is heron"), prompt("Which word?"));
-        Some(Memory { tell, ask, word: "heron".to_owned() })
+    fn remember_prompt(&self, word: &str) -> Option<TurnPrompt> {
+        Some(prompt(&format!("The word is {word}")))
+    }
+
+    fn recall_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Which word?"))
     }
 
     fn running(&self) -> Option<usize> {

@@ -8,11 +8,9 @@ use omni_agent::{
     message::{Message, ToolResult, ToolUse},
     provider::{
         StopReason,
-        backend::{
-            Backend, BackendError, BackendEvent, TurnPrompt, TurnResult,
-            conformance::{self, Memory, Report},
-        },
+        backend::{Backend, BackendError, BackendEvent, TurnPrompt, TurnResult, conformance},
     },
+    testing::ConformanceReport,
 };
 use serde_json::json;
 
@@ -25,7 +23,7 @@ fn prompt(text: &str) -> TurnPrompt {
 }
 
 #[async_trait]
-impl conformance::Subject for Subject {
+impl conformance::BackendUnderTest for Subject {
     fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(self.0.clone())
     }
@@ -42,9 +40,12 @@ impl conformance::Subject for Subject {
         Some(prompt("Delete"))
     }
 
-    fn memory(&self) -> Option<Memory> {
-        let (tell, ask) = (prompt("The word is heron"), prompt("Which word?"));
-        Some(Memory { tell, ask, word: "heron".to_owned() })
+    fn remember_prompt(&self, word: &str) -> Option<TurnPrompt> {
+        Some(prompt(&format!("The word is {word}")))
+    }
+
+    fn recall_prompt(&self) -> Option<TurnPrompt> {
+        Some(prompt("Which word?"))
     }
 
     fn running(&self) -> Option<usize> {
@@ -89,7 +90,7 @@ async fn suite_passes_on_a_backend_that_keeps_the_contract() {
 /// A subject that provides only the backend.
 struct Plain(ScriptedBackend);
 
-impl conformance::Subject for Plain {
+impl conformance::BackendUnderTest for Plain {
     fn backend(&self) -> Arc<dyn Backend> {
         Arc::new(self.0.clone())
     }
@@ -109,7 +110,7 @@ async fn suite_skips_checks_that_the_subject_does_not_support() {
 
 /// Runs the suite on a faulty backend, and asserts that this check fails.
 async fn caught(by: &str, make: impl Fn() -> ScriptedBackend) {
-    let outcome: Result<Report, _> =
+    let outcome: Result<ConformanceReport, _> =
         AssertUnwindSafe(conformance::check(async || Subject(make()))).catch_unwind().await;
     let words = *outcome.expect_err("the suite passed").downcast::<String>().unwrap();
     let failed = words.split_once(": ").unwrap().1;

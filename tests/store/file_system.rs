@@ -20,7 +20,7 @@ struct Subject {
 }
 
 #[async_trait]
-impl conformance::Subject for Subject {
+impl conformance::StoreUnderTest for Subject {
     fn store(&self) -> Arc<dyn Store> {
         Arc::clone(&self.store) as Arc<dyn Store>
     }

@@ -12,7 +12,7 @@ use crate::support::{create, id, node};
 
 #[tokio::test]
 async fn suite_on_memory_store_passes() {
-    let report = conformance::check(async || conformance::Plain::new(MemoryStore::new())).await;
+    let report = conformance::check(async || Arc::new(MemoryStore::new())).await;
     assert_eq!(
         report.skipped,
         [
@@ -100,5 +100,5 @@ mod forgetful {
                            commit_repeated_returns_the_first_result, write_repeated_after_others_returns_the_first_result, \
                            write_with_a_dropped_future_is_all_or_nothing")]
 async fn suite_on_store_that_forgets_write_ids_fails() {
-    conformance::check(async || conformance::Plain::new(Forgetful(MemoryStore::new()))).await;
+    conformance::check(async || Arc::new(Forgetful(MemoryStore::new()))).await;
 }

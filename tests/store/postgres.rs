@@ -43,7 +43,7 @@ fn schema(store: &PostgresStore) -> String {
 }
 
 #[async_trait]
-impl conformance::Subject for Subject {
+impl conformance::StoreUnderTest for Subject {
     fn store(&self) -> Arc<dyn Store> {
         Arc::clone(&self.store) as Arc<dyn Store>
     }

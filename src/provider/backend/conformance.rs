@@ -1,8 +1,8 @@
 //! The conformance suite for backends (feature `test-util`).
 //!
-//! A test of a backend implements [`Subject`], which gives the suite the backend and prompts that make it run a tool,
-//! ask for permission, or work until it is cancelled. [`check`] runs each check on a fresh subject and panics if a
-//! check fails. Checks for which the subject or the backend lacks something are skipped, and listed in the [`Report`].
+//! A test of a backend implements [`BackendUnderTest`], which gives the suite the backend and prompts that make it run a tool,
+//! ask for permission, or work until it is cancelled. [`check`] runs each check on a new backend and panics if a
+//! check fails. Checks for which the test or the backend lacks something are skipped, and listed in the [`ConformanceReport`].
 //!
 //! ```
 //! # use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@
 //! # use futures_util::stream;
 //! use omni_agent::provider::backend::{
 //!     Backend,
-//!     conformance::{Subject, check},
+//!     conformance::{BackendUnderTest, check},
 //! };
 //! # use omni_agent::provider::{
 //! #     StopReason,
@@ -64,7 +64,7 @@
 //! struct EchoSubject;
 //!
 //! #[async_trait]
-//! impl Subject for EchoSubject {
+//! impl BackendUnderTest for EchoSubject {
 //!     fn backend(&self) -> Arc<dyn Backend> {
 //!         Arc::new(Echo)
 //!     }
@@ -82,24 +82,27 @@ mod endings;
 mod sessions;
 mod turns;
 
-use std::{panic::AssertUnwindSafe, pin::Pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use futures_util::{FutureExt, StreamExt};
+use futures_util::StreamExt;
 use tokio::time::timeout;
 
 use super::{
     Backend, BackendError, BackendEvent, BackendSession, EventStream, PermissionRequest, SessionOptions,
     TurnPrompt, TurnResult, recorder::Recorder,
 };
-use crate::message::Message;
+use crate::{
+    conformance::{CheckOutcome, ConformanceReport, checks, run},
+    message::Message,
+};
 
 /// A backend under test, with the prompts that the suite needs.
 ///
-/// Only [`backend`](Subject::backend) is required. If another method returns `None` or `false`, the checks that need it
+/// Only [`backend`](BackendUnderTest::backend) is required. If another method returns `None` or `false`, the checks that need it
 /// are skipped.
 #[async_trait]
-pub trait Subject: Send + Sync {
+pub trait BackendUnderTest: Send + Sync + 'static {
     /// Returns the backend.
     fn backend(&self) -> Arc<dyn Backend>;
 
@@ -128,8 +131,14 @@ pub trait Subject: Send + Sync {
         None
     }
 
-    /// Returns the prompts that find out what a session knows.
-    fn memory(&self) -> Option<Memory> {
+    /// Returns a prompt that makes the session remember this word.
+    fn remember_prompt(&self, word: &str) -> Option<TurnPrompt> {
+        let _ = word;
+        None
+    }
+
+    /// Returns a prompt whose answer contains the remembered word if, and only if, the session knows it.
+    fn recall_prompt(&self) -> Option<TurnPrompt> {
         None
     }
 
@@ -138,7 +147,7 @@ pub trait Subject: Send + Sync {
         None
     }
 
-    /// Waits until no session runs anything, then returns `true`. The default returns `false`: the subject can't find
+    /// Waits until no session runs anything, then returns `true`. The default returns `false`: the test can't find
     /// this out.
     async fn all_ended(&self) -> bool {
         false
@@ -151,41 +160,19 @@ pub trait Subject: Send + Sync {
 }
 
 /// The prompts that find out what a session knows.
-#[derive(Clone, Debug)]
-pub struct Memory {
-    /// The prompt that gives the session the word.
-    pub tell: TurnPrompt,
-    /// The prompt that asks for the word. The answer contains the word if the session knows it, and only then.
-    pub ask: TurnPrompt,
-    /// The word.
-    pub word: String,
+struct Memory {
+    tell: TurnPrompt,
+    ask: TurnPrompt,
+    word: &'static str,
 }
 
-/// The result of a run of the suite in which no check failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Report {
-    /// The names of the checks that passed.
-    pub passed: Vec<&'static str>,
-    /// The names of the checks that need what the subject or the backend does not have.
-    pub skipped: Vec<&'static str>,
-}
-
-/// Whether a check was run.
-enum CheckOutcome {
-    Made,
-    Skipped,
-}
-
-type Check = for<'a> fn(&'a dyn Subject) -> Pin<Box<dyn Future<Output = CheckOutcome> + 'a>>;
-
-macro_rules! checks {
-    ($($module:ident: $($name:ident),+;)+) => {
-        const CHECKS: &[(&str, Check)] = &[$($((stringify!($name), |subject| Box::pin($module::$name(subject))),)+)+];
-    };
+fn memory(subject: &dyn BackendUnderTest) -> Option<Memory> {
+    let word = "heron";
+    Some(Memory { tell: subject.remember_prompt(word)?, ask: subject.recall_prompt()?, word })
 }
 
 checks! {
+    dyn BackendUnderTest;
     turns: turn_ends_in_one_terminal_event, turns_follow_one_another, tool_results_follow_their_uses,
         permission_allowed_continues_the_turn, permission_rejected_continues_the_turn, turn_that_asks_can_be_cancelled;
     sessions: name_and_capabilities_are_constant, session_remembers, parallel_sessions_are_independent,
@@ -194,7 +181,7 @@ checks! {
         terminate_during_a_turn_ends_its_stream, prompt_after_terminate_is_an_error, dropped_session_leaves_nothing_running;
 }
 
-/// Runs the suite. `make` returns a new subject for each check.
+/// Runs the suite. `make` returns a new backend for each check.
 ///
 /// # Panics
 ///
@@ -204,37 +191,30 @@ checks! {
 /// # Cancel safety
 ///
 /// If the future is dropped, the sessions that were started are dropped too.
-pub async fn check<S: Subject>(mut make: impl AsyncFnMut() -> S) -> Report {
-    let mut report = Report { passed: Vec::new(), skipped: Vec::new() };
-    let mut failed = Vec::new();
-    for (name, check) in CHECKS {
-        let subject = make().await;
-        match AssertUnwindSafe(check(&subject)).catch_unwind().await {
-            Ok(CheckOutcome::Made) => report.passed.push(*name),
-            Ok(CheckOutcome::Skipped) => report.skipped.push(*name),
-            Err(_) => failed.push(*name),
-        }
-    }
-    assert!(failed.is_empty(), "{} of {} checks failed: {}", failed.len(), CHECKS.len(), failed.join(", "));
-    report
+pub async fn check<S: BackendUnderTest>(make: impl AsyncFnMut() -> S) -> ConformanceReport {
+    run(CHECKS, make, |under_test| under_test).await
 }
 
 /// Runs `work` within the subject's limit. `what` names it in the panic message.
-async fn soon<T>(subject: &dyn Subject, what: &str, work: impl Future<Output = T>) -> T {
+async fn soon<T>(subject: &dyn BackendUnderTest, what: &str, work: impl Future<Output = T>) -> T {
     let limit = subject.limit();
     timeout(limit, work).await.unwrap_or_else(|_| panic!("{what} took longer than {limit:?}"))
 }
 
-async fn started(subject: &dyn Subject) -> Arc<dyn BackendSession> {
+async fn started(subject: &dyn BackendUnderTest) -> Arc<dyn BackendSession> {
     let (backend, options) = (subject.backend(), subject.options());
     soon(subject, "start", backend.start(&options)).await.expect("a session starts")
 }
 
-async fn terminated(subject: &dyn Subject, session: Arc<dyn BackendSession>) {
+async fn terminated(subject: &dyn BackendUnderTest, session: Arc<dyn BackendSession>) {
     soon(subject, "terminate", session.terminate()).await;
 }
 
-async fn prompted(subject: &dyn Subject, session: &dyn BackendSession, prompt: TurnPrompt) -> EventStream {
+async fn prompted(
+    subject: &dyn BackendUnderTest,
+    session: &dyn BackendSession,
+    prompt: TurnPrompt,
+) -> EventStream {
     soon(subject, "prompt", session.prompt(prompt)).await.expect("the session accepts a prompt")
 }
 
@@ -247,7 +227,7 @@ struct Ended {
 
 /// Reads a turn to its end, and checks that it keeps the contract and that nothing follows.
 async fn read(
-    subject: &dyn Subject,
+    subject: &dyn BackendUnderTest,
     mut events: EventStream,
     mut ask: impl FnMut(PermissionRequest),
 ) -> Ended {
@@ -287,7 +267,11 @@ async fn read(
 }
 
 /// Runs a turn that has to end in a result. Returns its text.
-async fn answered(subject: &dyn Subject, session: &dyn BackendSession, prompt: TurnPrompt) -> String {
+async fn answered(
+    subject: &dyn BackendUnderTest,
+    session: &dyn BackendSession,
+    prompt: TurnPrompt,
+) -> String {
     let events = prompted(subject, session, prompt).await;
     let ended = read(subject, events, drop).await;
     let result = ended.result.expect("the turn ends in a result");
@@ -296,7 +280,7 @@ async fn answered(subject: &dyn Subject, session: &dyn BackendSession, prompt: T
 }
 
 /// Reads a turn up to its first request for permission, and drops the request.
-async fn until_asked(subject: &dyn Subject, events: &mut EventStream) {
+async fn until_asked(subject: &dyn BackendUnderTest, events: &mut EventStream) {
     loop {
         let event = soon(subject, "the next event", events.next()).await;
         match event.expect("the turn must ask for permission") {

@@ -2,14 +2,14 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{CheckOutcome, Subject, committed, conversation, created, node_id, path, turn};
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
     message::{Attachment, Content, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse, Usage},
     store::{Commit, ConversationId, Store},
     tree::Node,
 };
 
-pub(super) async fn commits_are_loaded_in_order(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commits_are_loaded_in_order(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("order");
     let version = created(&*store, &id).await;
@@ -42,7 +42,7 @@ pub(super) async fn commits_are_loaded_in_order(subject: &dyn Subject) -> CheckO
     CheckOutcome::Made
 }
 
-pub(super) async fn cursors_keep_their_latest_values(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn cursors_keep_their_latest_values(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("cursors");
     let mut version = created(&*store, &id).await;
@@ -61,7 +61,12 @@ pub(super) async fn cursors_keep_their_latest_values(subject: &dyn Subject) -> C
 }
 
 /// Checks that these messages are returned equal, and that they encode to the same bytes.
-async fn come_back(subject: &dyn Subject, store: &dyn Store, id: &ConversationId, messages: Vec<Message>) {
+async fn come_back(
+    subject: &dyn StoreUnderTest,
+    store: &dyn Store,
+    id: &ConversationId,
+    messages: Vec<Message>,
+) {
     let version = created(store, id).await;
     let encoded: Vec<String> = messages.iter().map(encode).collect();
     let nodes =
@@ -86,7 +91,7 @@ fn encode(message: &Message) -> String {
     serde_json::to_string(message).expect("a message has a JSON form")
 }
 
-pub(super) async fn text_of_any_kind_is_preserved(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn text_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let texts = [
         "",
         " ",
@@ -118,7 +123,7 @@ pub(super) async fn text_of_any_kind_is_preserved(subject: &dyn Subject) -> Chec
     CheckOutcome::Made
 }
 
-pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let values = json!({
         "zebra": 1, "apple": 2, "Zebra": 3, "": null, "\u{0}": "\u{0}", "nested": {"b": [], "a": {}},
         "numbers": [0, -1, u64::MAX, i64::MIN, 0.1, 1e300, 5e-324, 1.0, -0.0, 9_007_199_254_740_993_u64],
@@ -154,7 +159,7 @@ pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn Subject) -> Chec
     CheckOutcome::Made
 }
 
-pub(super) async fn large_messages_are_preserved(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn large_messages_are_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
     const LARGE: usize = 10 * 1024 * 1024;
     let text = "0123456789abcdef".repeat(LARGE / 16);
     // Every character of this text is escaped.
@@ -170,7 +175,7 @@ pub(super) async fn large_messages_are_preserved(subject: &dyn Subject) -> Check
     CheckOutcome::Made
 }
 
-pub(super) async fn ten_thousand_nodes_are_preserved(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn ten_thousand_nodes_are_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
     const NODES: u64 = 10_000;
     const COMMITS: u64 = 50;
     let store = subject.store();

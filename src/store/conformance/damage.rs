@@ -1,7 +1,7 @@
-use super::{CheckOutcome, Subject, committed, conversation, created, turn};
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
 use crate::store::{Page, StoreError, Write};
 
-pub(super) async fn torn_write_is_dropped_completely(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn torn_write_is_dropped_completely(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("torn");
     let first = created(&*store, &id).await;
@@ -24,7 +24,7 @@ pub(super) async fn torn_write_is_dropped_completely(subject: &dyn Subject) -> C
     CheckOutcome::Made
 }
 
-pub(super) async fn damage_is_reported_with_its_place(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn damage_is_reported_with_its_place(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let (id, other) = (conversation("damaged"), conversation("sound"));
     let mut version = created(&*store, &id).await;

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::sync::Semaphore;
 
-use super::{CheckOutcome, Subject, committed, conversation, created, turn};
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
 use crate::{
     message::Timestamp,
     store::{ConversationId, Page, StateChange, Store, Summary, Write},
@@ -24,7 +24,7 @@ fn ids(summaries: &[Summary]) -> Vec<&str> {
     summaries.iter().map(|summary| summary.id.as_str()).collect()
 }
 
-pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn list_puts_the_last_write_first(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     assert_eq!(list(&*store, Page::default()).await, []);
     let (a, b, c) = (conversation("a"), conversation("b"), conversation("c"));
@@ -60,7 +60,7 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn Subject) -> Che
     CheckOutcome::Made
 }
 
-pub(super) async fn list_in_pages_contains_each_once(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn list_in_pages_contains_each_once(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     for number in 0..23 {
         created(&*store, &conversation(&format!("n{number}"))).await;
@@ -88,7 +88,7 @@ pub(super) async fn list_in_pages_contains_each_once(subject: &dyn Subject) -> C
     CheckOutcome::Made
 }
 
-pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     for number in 0..23 {
         created(&*store, &conversation(&format!("n{number}"))).await;
@@ -114,7 +114,7 @@ pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Subj
 }
 
 pub(super) async fn list_after_a_conversation_during_writes_contains_each_unchanged_once(
-    subject: &dyn Subject,
+    subject: &dyn StoreUnderTest,
 ) -> CheckOutcome {
     let store = subject.store();
     let mut versions = Vec::new();
@@ -141,7 +141,7 @@ pub(super) async fn list_after_a_conversation_during_writes_contains_each_unchan
     CheckOutcome::Made
 }
 
-pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let quiet: BTreeSet<ConversationId> =
         (0..12).map(|number| conversation(&format!("quiet{number}"))).collect();
@@ -180,7 +180,7 @@ pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn Sub
     CheckOutcome::Made
 }
 
-pub(super) async fn summary_equals_the_list_entry(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn summary_equals_the_list_entry(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("summary");
     let version = created(&*store, &id).await;

@@ -1,4 +1,4 @@
-use super::{CheckOutcome, Subject, created};
+use super::{CheckOutcome, StoreUnderTest, created};
 use crate::error::InvalidId;
 use crate::store::{ConversationId, Page, StateChange, StoreError, StoredState, Write, WriteId};
 
@@ -35,7 +35,7 @@ fn strange() -> Vec<ConversationId> {
     ids.map(|id| ConversationId::new(id).expect("an unusual but valid id")).collect()
 }
 
-pub(super) async fn unusual_ids_do_not_collide(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn unusual_ids_do_not_collide(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let ids = strange();
     for id in &ids {
@@ -87,7 +87,7 @@ pub(super) async fn unusual_ids_do_not_collide(subject: &dyn Subject) -> CheckOu
     CheckOutcome::Made
 }
 
-pub(super) async fn unsafe_ids_are_rejected(_: &dyn Subject) -> CheckOutcome {
+pub(super) async fn unsafe_ids_are_rejected(_: &dyn StoreUnderTest) -> CheckOutcome {
     let long = "x".repeat(ConversationId::MAX_LEN + 1);
     let attacks = [
         "",

@@ -1,13 +1,13 @@
 use futures_util::future::join;
 
-use super::{CheckOutcome, Subject, conversation, created, turn};
+use super::{CheckOutcome, StoreUnderTest, conversation, created, turn};
 use crate::store::{ConversationId, Lease, Owner, StateChange, Store, StoreError, Write};
 
 async fn acquired(store: &dyn Store, id: &ConversationId, owner: &str) -> Lease {
     store.acquire(id, &Owner::new(owner)).await.expect("the conversation has no other owner")
 }
 
-pub(super) async fn lease_excludes_other_owners(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("owned");
     let version = created(&*store, &id).await;
@@ -49,7 +49,7 @@ pub(super) async fn lease_excludes_other_owners(subject: &dyn Subject) -> CheckO
     CheckOutcome::Made
 }
 
-pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("left");
     let version = created(&*store, &id).await;
@@ -89,7 +89,7 @@ pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Subje
     CheckOutcome::Made
 }
 
-pub(super) async fn renew_all_returns_the_lost_leases(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn renew_all_returns_the_lost_leases(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let ids = ["kept", "passed", "released", "deleted"].map(conversation);
     let mut leases = Vec::new();
@@ -116,7 +116,7 @@ pub(super) async fn renew_all_returns_the_lost_leases(subject: &dyn Subject) -> 
 }
 
 pub(super) async fn lease_of_a_deleted_conversation_is_invalid_for_a_later_one(
-    subject: &dyn Subject,
+    subject: &dyn StoreUnderTest,
 ) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("again");
@@ -144,7 +144,9 @@ pub(super) async fn lease_of_a_deleted_conversation_is_invalid_for_a_later_one(
     CheckOutcome::Made
 }
 
-pub(super) async fn delete_under_a_lease_requires_a_valid_lease(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn delete_under_a_lease_requires_a_valid_lease(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("unwanted");
     created(&*store, &id).await;
@@ -167,7 +169,7 @@ pub(super) async fn delete_under_a_lease_requires_a_valid_lease(subject: &dyn Su
     CheckOutcome::Made
 }
 
-pub(super) async fn write_after_a_release_is_rejected(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn write_after_a_release_is_rejected(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("given-back");
     let version = created(&*store, &id).await;
@@ -204,7 +206,7 @@ async fn race<A, B>(round: usize, a: impl Future<Output = A>, b: impl Future<Out
 }
 
 pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
-    subject: &dyn Subject,
+    subject: &dyn StoreUnderTest,
 ) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     for round in 0..RACES {
@@ -242,7 +244,9 @@ pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
     CheckOutcome::Made
 }
 
-pub(super) async fn renewal_during_an_acquisition_leaves_one_owner(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn renewal_during_an_acquisition_leaves_one_owner(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
     let (store, another) = (subject.store(), subject.another().await);
     let ben = Owner::new("ben");
     for round in 0..RACES {

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{CheckOutcome, Subject, committed, conversation, turn};
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, turn};
 use crate::{
     provider::{Options, Secret},
     store::{StateChange, StoredState, Write, WriteId},
@@ -18,7 +18,7 @@ fn full() -> StoredState {
         .with_title("A talk")
 }
 
-pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("state");
     let version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
@@ -34,7 +34,7 @@ pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn Subject)
     CheckOutcome::Made
 }
 
-pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("title");
     let mut version = store.create(&id, WriteId::generate(), &full()).await.expect("the id is free");
@@ -50,7 +50,7 @@ pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn Subje
     CheckOutcome::Made
 }
 
-pub(super) async fn commit_with_state_writes_both(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commit_with_state_writes_both(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("both");
     let version =
@@ -64,7 +64,7 @@ pub(super) async fn commit_with_state_writes_both(subject: &dyn Subject) -> Chec
     CheckOutcome::Made
 }
 
-pub(super) async fn secrets_are_not_stored(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn secrets_are_not_stored(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("secrets");
     let mut state = full();

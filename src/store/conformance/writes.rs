@@ -2,13 +2,13 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::{FutureExt, future::join_all};
 
-use super::{CheckOutcome, Subject, committed, conversation, created, node_id, path, turn};
+use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
     store::{Commit, ConversationId, Page, StateChange, StoreError, StoredState, Version, Write, WriteId},
     tree::{Node, NodeId},
 };
 
-pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("taken");
     let first = StoredState::default().with_title("first");
@@ -23,7 +23,9 @@ pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn Subject
     CheckOutcome::Made
 }
 
-pub(super) async fn create_by_many_at_the_same_time_succeeds_once(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_by_many_at_the_same_time_succeeds_once(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
     let handles = [subject.store(), subject.another().await];
     let id = conversation("race");
     let tries = (0..16).map(|number| {
@@ -47,7 +49,7 @@ pub(super) async fn create_by_many_at_the_same_time_succeeds_once(subject: &dyn 
     CheckOutcome::Made
 }
 
-pub(super) async fn create_repeated_returns_the_first_result(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_repeated_returns_the_first_result(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("repeated");
     let (write, state) = (WriteId::generate(), StoredState::default().with_title("once"));
@@ -64,7 +66,9 @@ pub(super) async fn create_repeated_returns_the_first_result(subject: &dyn Subje
     CheckOutcome::Made
 }
 
-pub(super) async fn writes_to_a_missing_conversation_are_rejected(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn writes_to_a_missing_conversation_are_rejected(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
     let store = subject.store();
     let (id, write) = (conversation("nobody"), Write::on(Version::new(1)));
     let title = StateChange::Title(None);
@@ -77,7 +81,7 @@ pub(super) async fn writes_to_a_missing_conversation_are_rejected(subject: &dyn 
     CheckOutcome::Made
 }
 
-pub(super) async fn commit_returns_the_next_version(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commit_returns_the_next_version(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("versions");
     let first = created(&*store, &id).await;
@@ -97,7 +101,7 @@ pub(super) async fn commit_returns_the_next_version(subject: &dyn Subject) -> Ch
 }
 
 /// Checks that every kind of write on `base` is a conflict that changes nothing.
-async fn conflicts(subject: &dyn Subject, id: &ConversationId, base: Version) {
+async fn conflicts(subject: &dyn StoreUnderTest, id: &ConversationId, base: Version) {
     let store = subject.store();
     let before = store.load(id).await.expect("the conversation exists");
     for handle in [&store, &subject.another().await] {
@@ -120,7 +124,7 @@ async fn conflicts(subject: &dyn Subject, id: &ConversationId, base: Version) {
     );
 }
 
-pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("conflict");
     let first = created(&*store, &id).await;
@@ -133,7 +137,9 @@ pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn Subject) ->
     CheckOutcome::Made
 }
 
-pub(super) async fn commit_beyond_the_current_version_conflicts(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commit_beyond_the_current_version_conflicts(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("beyond");
     let first = created(&*store, &id).await;
@@ -142,7 +148,7 @@ pub(super) async fn commit_beyond_the_current_version_conflicts(subject: &dyn Su
     CheckOutcome::Made
 }
 
-pub(super) async fn commit_repeated_returns_the_first_result(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn commit_repeated_returns_the_first_result(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("again");
     let first = created(&*store, &id).await;
@@ -163,7 +169,7 @@ pub(super) async fn commit_repeated_returns_the_first_result(subject: &dyn Subje
 }
 
 pub(super) async fn write_repeated_after_others_returns_the_first_result(
-    subject: &dyn Subject,
+    subject: &dyn StoreUnderTest,
 ) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("late");
@@ -198,7 +204,7 @@ pub(super) async fn write_repeated_after_others_returns_the_first_result(
     CheckOutcome::Made
 }
 
-pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn StoreUnderTest) -> CheckOutcome {
     const WRITERS: u64 = 4;
     const COMMITS: u64 = 8;
     let store = subject.store();
@@ -244,7 +250,9 @@ pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn Subject) -
     CheckOutcome::Made
 }
 
-pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(
+    subject: &dyn StoreUnderTest,
+) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("dropped");
     let mut version = created(&*store, &id).await;
@@ -271,7 +279,7 @@ fn at(node: &Node, nodes: &[Node]) -> Node {
     Node::new(node.id(), node.parent(), message)
 }
 
-pub(super) async fn delete_repeated_succeeds(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn delete_repeated_succeeds(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let (id, other) = (conversation("gone"), conversation("stays"));
     store.delete(&id).await.expect("deleting a missing conversation succeeds");
@@ -289,7 +297,7 @@ pub(super) async fn delete_repeated_succeeds(subject: &dyn Subject) -> CheckOutc
     CheckOutcome::Made
 }
 
-pub(super) async fn create_after_delete_starts_empty(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn create_after_delete_starts_empty(subject: &dyn StoreUnderTest) -> CheckOutcome {
     let store = subject.store();
     let id = conversation("anew");
     let old = created(&*store, &id).await;

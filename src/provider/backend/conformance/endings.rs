@@ -1,16 +1,18 @@
 use futures_util::StreamExt;
 
-use super::{CheckOutcome, Subject, answered, prompted, soon, started, terminated};
+use super::{BackendUnderTest, CheckOutcome, answered, prompted, soon, started, terminated};
 use crate::provider::backend::EventStream;
 
 /// Waits for the first event, so that the turn has started.
-async fn begun(subject: &dyn Subject, events: &mut EventStream) {
+async fn begun(subject: &dyn BackendUnderTest, events: &mut EventStream) {
     let event = soon(subject, "the first event", events.next()).await;
     let event = event.expect("a turn that continues until it is cancelled");
     assert!(!event.is_terminal(), "the turn must continue until it is cancelled: {event:?}");
 }
 
-pub(super) async fn cancel_ends_the_turn_and_keeps_the_session(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn cancel_ends_the_turn_and_keeps_the_session(
+    subject: &dyn BackendUnderTest,
+) -> CheckOutcome {
     let Some(prompt) = subject.long_prompt() else {
         return CheckOutcome::Skipped;
     };
@@ -26,7 +28,7 @@ pub(super) async fn cancel_ends_the_turn_and_keeps_the_session(subject: &dyn Sub
     CheckOutcome::Made
 }
 
-pub(super) async fn cancel_without_a_turn_succeeds(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn cancel_without_a_turn_succeeds(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let session = started(subject).await;
     soon(subject, "cancel", session.cancel()).await.expect("there is nothing to cancel");
     answered(subject, &*session, subject.prompt()).await;
@@ -36,7 +38,7 @@ pub(super) async fn cancel_without_a_turn_succeeds(subject: &dyn Subject) -> Che
     CheckOutcome::Made
 }
 
-pub(super) async fn terminate_leaves_nothing_running(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn terminate_leaves_nothing_running(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     soon(subject, "terminate", session.terminate()).await;
@@ -47,7 +49,7 @@ pub(super) async fn terminate_leaves_nothing_running(subject: &dyn Subject) -> C
     CheckOutcome::Made
 }
 
-pub(super) async fn terminate_during_a_turn_ends_its_stream(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn terminate_during_a_turn_ends_its_stream(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let Some(prompt) = subject.long_prompt() else {
         return CheckOutcome::Skipped;
     };
@@ -59,7 +61,7 @@ pub(super) async fn terminate_during_a_turn_ends_its_stream(subject: &dyn Subjec
     CheckOutcome::Made
 }
 
-pub(super) async fn prompt_after_terminate_is_an_error(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn prompt_after_terminate_is_an_error(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let session = started(subject).await;
     soon(subject, "terminate", session.terminate()).await;
     let refused = soon(subject, "prompt", session.prompt(subject.prompt())).await;
@@ -67,7 +69,7 @@ pub(super) async fn prompt_after_terminate_is_an_error(subject: &dyn Subject) ->
     CheckOutcome::Made
 }
 
-pub(super) async fn dropped_session_leaves_nothing_running(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn dropped_session_leaves_nothing_running(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     drop(session);

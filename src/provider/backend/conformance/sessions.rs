@@ -1,9 +1,9 @@
 use futures_util::future::join;
 
-use super::{CheckOutcome, Subject, answered, soon, started, terminated};
+use super::{BackendUnderTest, CheckOutcome, answered, memory, soon, started, terminated};
 use crate::provider::backend::{BackendError, BackendSession, SessionId, SessionPosition};
 
-pub(super) async fn name_and_capabilities_are_constant(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn name_and_capabilities_are_constant(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let backend = subject.backend();
     let told = (backend.name().to_owned(), backend.capabilities());
     assert!(
@@ -18,26 +18,26 @@ pub(super) async fn name_and_capabilities_are_constant(subject: &dyn Subject) ->
     CheckOutcome::Made
 }
 
-pub(super) async fn session_remembers(subject: &dyn Subject) -> CheckOutcome {
-    let Some(memory) = subject.memory() else {
+pub(super) async fn session_remembers(subject: &dyn BackendUnderTest) -> CheckOutcome {
+    let Some(memory) = memory(subject) else {
         return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
     answered(subject, &*session, memory.tell).await;
     let answer = answered(subject, &*session, memory.ask).await;
-    assert!(answer.contains(&memory.word), "the session forgot the word: {answer}");
+    assert!(answer.contains(memory.word), "the session forgot the word: {answer}");
     terminated(subject, session).await;
     CheckOutcome::Made
 }
 
-pub(super) async fn parallel_sessions_are_independent(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn parallel_sessions_are_independent(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let (one, two) = join(started(subject), started(subject)).await;
     let prompt = || subject.prompt();
     join(answered(subject, &*one, prompt()), answered(subject, &*two, prompt())).await;
-    if let Some(memory) = subject.memory() {
+    if let Some(memory) = memory(subject) {
         answered(subject, &*one, memory.tell).await;
         let answer = answered(subject, &*two, memory.ask).await;
-        assert!(!answer.contains(&memory.word), "a session knows the word of another session: {answer}");
+        assert!(!answer.contains(memory.word), "a session knows the word of another session: {answer}");
     }
     terminated(subject, one).await;
     answered(subject, &*two, subject.prompt()).await;
@@ -49,12 +49,12 @@ fn id(session: &dyn BackendSession) -> SessionId {
     session.id().expect("a session that can be resumed or forked has an id after its first turn")
 }
 
-pub(super) async fn resume_continues_the_conversation(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn resume_continues_the_conversation(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
     if !backend.capabilities().resume {
         return CheckOutcome::Skipped;
     }
-    let memory = subject.memory();
+    let memory = memory(subject);
     let tell = memory.as_ref().map_or_else(|| subject.prompt(), |memory| memory.tell.clone());
     let session = started(subject).await;
     answered(subject, &*session, tell).await;
@@ -66,13 +66,13 @@ pub(super) async fn resume_continues_the_conversation(subject: &dyn Subject) -> 
     let ask = memory.as_ref().map_or_else(|| subject.prompt(), |memory| memory.ask.clone());
     let answer = answered(subject, &*resumed, ask).await;
     if let Some(memory) = memory {
-        assert!(answer.contains(&memory.word), "the resumed session forgot the word: {answer}");
+        assert!(answer.contains(memory.word), "the resumed session forgot the word: {answer}");
     }
     terminated(subject, resumed).await;
     CheckOutcome::Made
 }
 
-pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
     if !backend.capabilities().resume {
         return CheckOutcome::Skipped;
@@ -86,9 +86,9 @@ pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Subjec
     CheckOutcome::Made
 }
 
-pub(super) async fn fork_starts_at_its_position(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn fork_starts_at_its_position(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let (backend, options) = (subject.backend(), subject.options());
-    let Some(memory) = subject.memory().filter(|_| backend.capabilities().fork) else {
+    let Some(memory) = memory(subject).filter(|_| backend.capabilities().fork) else {
         return CheckOutcome::Skipped;
     };
     let session = started(subject).await;
@@ -103,11 +103,11 @@ pub(super) async fn fork_starts_at_its_position(subject: &dyn Subject) -> CheckO
             soon(subject, "fork", backend.fork(&place, &options)).await.expect("the session is forked");
         assert_ne!(fork.id(), session.id(), "a fork is a separate session");
         let answer = answered(subject, &*fork, memory.ask.clone()).await;
-        assert_eq!(answer.contains(&memory.word), knows, "a fork after {} prompts: {answer}", place.prompts);
+        assert_eq!(answer.contains(memory.word), knows, "a fork after {} prompts: {answer}", place.prompts);
         terminated(subject, fork).await;
     }
     let answer = answered(subject, &*session, memory.ask).await;
-    assert!(answer.contains(&memory.word), "the fork changed the original session: {answer}");
+    assert!(answer.contains(memory.word), "the fork changed the original session: {answer}");
     terminated(subject, session).await;
     CheckOutcome::Made
 }

@@ -1,14 +1,14 @@
-use super::{CheckOutcome, Subject, answered, prompted, read, soon, started, terminated};
+use super::{BackendUnderTest, CheckOutcome, answered, prompted, read, soon, started, terminated};
 use crate::provider::backend::PermissionAnswer;
 
-pub(super) async fn turn_ends_in_one_terminal_event(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn turn_ends_in_one_terminal_event(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
     CheckOutcome::Made
 }
 
-pub(super) async fn turns_follow_one_another(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn turns_follow_one_another(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let session = started(subject).await;
     for _ in 0..3 {
         answered(subject, &*session, subject.prompt()).await;
@@ -17,7 +17,7 @@ pub(super) async fn turns_follow_one_another(subject: &dyn Subject) -> CheckOutc
     CheckOutcome::Made
 }
 
-pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn tool_results_follow_their_uses(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let Some(prompt) = subject.tool_prompt() else {
         return CheckOutcome::Skipped;
     };
@@ -31,7 +31,7 @@ pub(super) async fn tool_results_follow_their_uses(subject: &dyn Subject) -> Che
 }
 
 /// Gives all requests the same answer. The turn must end in a result, and the session must accept another prompt.
-async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> CheckOutcome {
+async fn decided(subject: &dyn BackendUnderTest, answer: PermissionAnswer) -> CheckOutcome {
     let Some(prompt) = subject.asking_prompt() else {
         return CheckOutcome::Skipped;
     };
@@ -49,15 +49,15 @@ async fn decided(subject: &dyn Subject, answer: PermissionAnswer) -> CheckOutcom
     CheckOutcome::Made
 }
 
-pub(super) async fn permission_allowed_continues_the_turn(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn permission_allowed_continues_the_turn(subject: &dyn BackendUnderTest) -> CheckOutcome {
     decided(subject, PermissionAnswer::Allow).await
 }
 
-pub(super) async fn permission_rejected_continues_the_turn(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn permission_rejected_continues_the_turn(subject: &dyn BackendUnderTest) -> CheckOutcome {
     decided(subject, PermissionAnswer::Reject("not today".to_owned())).await
 }
 
-pub(super) async fn turn_that_asks_can_be_cancelled(subject: &dyn Subject) -> CheckOutcome {
+pub(super) async fn turn_that_asks_can_be_cancelled(subject: &dyn BackendUnderTest) -> CheckOutcome {
     let Some(prompt) = subject.asking_prompt() else {
         return CheckOutcome::Skipped;
     };

@@ -1,8 +1,26 @@
-//! The agent: one conversation as an actor.
+//! An agent: one conversation with a model, run by a tokio task.
 //!
-//! [`Agent`] is a handle: cheap to clone, and the agent lives until the last one is dropped or somebody
-//! [stops](Agent::stop) it. Its task owns the conversation, runs the turn loop, calls the application's
-//! [`AgentCallbacks`] and answers every operation at all times.
+//! An agent owns a history, a model and a set of tools. A prompt starts a *run*: the agent sends requests to the model,
+//! runs the tools that the model uses, and commits each complete turn to the history. An agent keeps its conversation
+//! in memory. A [session](crate::session) adds an id, a store and a tree of branches.
+//!
+//! # Main types
+//!
+//! - [`AgentBuilder`] takes the model, the tools, the limits and the callbacks, and starts the agent.
+//! - [`Agent`] is the handle. It is cheap to clone. The agent lives until its last handle is dropped or until it is
+//!   [stopped](Agent::stop). A [`WeakAgent`] does not keep the agent alive.
+//! - [`Prompt`] is a user message with settings for its run. [`Response`] is the result of a step, a turn or an
+//!   [`ask`](Agent::ask).
+//! - [`AgentCallbacks`] is the trait for the application's code. Its methods can change requests, decide about tool
+//!   uses, continue a run and handle failures.
+//! - [`Snapshot`] and [`Event`] report the state and its changes. [`Agent::subscribe`] returns a snapshot and the
+//!   events that follow it.
+//!
+//! All operations work at all times: while the model streams, while tools run, and while a callback waits.
+//!
+//! # Example
+//!
+//! Start an agent, subscribe, send a prompt, and print the response while the model writes it:
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -39,6 +57,22 @@
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Switching the model
+//!
+//! [`Config::set_model`] switches the model. For an idle agent, call it in [`Agent::set_state`]. During a run, call it in
+//! a callback, through [`State::config_mut`]. To use another model for one prompt only, call [`Prompt::with_model`].
+//!
+//! # Types that hold state
+//!
+//! | type | contents | purpose |
+//! | --- | --- | --- |
+//! | [`Config`] | model, system prompt, tools, options, limits | the settings in force, with the live model and tools |
+//! | [`State`] | configuration, history, status, step, extensions | what a callback sees; it may edit the configuration |
+//! | [`StateEdit`] | configuration and history | the copy that `init` and [`Agent::set_state`] edit |
+//! | [`StateView`] | configuration and history as data | sent in events and snapshots, serialisable |
+//! | [`Snapshot`] | a `StateView` and everything in flight | the complete state at one event, for subscribers |
+//! | [`StoredState`](crate::store::StoredState) | model name, system prompt, options, limits, title | kept in a session's store |
 
 mod admission;
 mod builder;
@@ -91,16 +125,35 @@ use crate::{
     tool::Decision,
 };
 
-/// A handle to an agent. Cheap to clone. When the last one is dropped, the agent ends as [`stop`](Agent::stop) ends it:
-/// a run in flight is interrupted, and its completed steps are committed.
+/// A handle to an agent. It is cheap to clone.
 ///
-/// All operations are answered at all times: while a model streams, while tools run, and while a callback
-/// awaits something that never comes. After the agent's end they return [`AgentError::Stopped`].
+/// When the last handle is dropped, the agent ends as [`stop`](Agent::stop) ends it: a run in flight is interrupted,
+/// and its completed steps are committed.
+///
+/// All operations work at all times: while a model streams, while tools run, and while a callback waits for something
+/// that never happens. After the agent's end they return [`AgentError::Stopped`].
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello, Ada!")]);
+/// # let model = provider.model();
+/// use omni_agent::Agent;
+///
+/// let agent = Agent::builder().model(model).system("Be brief.").start().await?;
+/// let response = agent.ask("Hi, my name is Ada.").await?;
+/// assert_eq!(response.text(), "Hello, Ada!");
+/// // The prompt and the response are part of the history now.
+/// assert_eq!(agent.state().await?.history().len(), 2);
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of an operation before it is done does not take the operation back: it may still be
-/// performed, unseen. Nothing else is lost.
+/// Dropping the future of an operation does not withdraw the operation: the agent may still perform it, and its result
+/// is lost. Nothing else is lost.
 #[derive(Clone)]
 pub struct Agent {
     commands: mpsc::Sender<Command>,
@@ -114,15 +167,15 @@ pub struct WeakAgent {
     shared: Arc<AgentShared>,
 }
 
-/// One item of an agent's commit channel: an event, and the configuration in force when it happened.
+/// An item of an agent's commit channel: an event, and the configuration in force when it happened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Delivery {
     /// The event.
     pub event: Numbered<Event>,
-    /// The configuration, as callbacks may have changed it.
+    /// The configuration in force, including changes by callbacks.
     pub config: Arc<Config>,
-    /// With a message: the settings of the prompt that its turn belongs to, if that has any.
+    /// For a message, the settings of the prompt that its turn belongs to. `None` if that prompt has no settings.
     pub(crate) settings: Option<Arc<Prompt>>,
 }
 
@@ -130,31 +183,36 @@ pub struct Delivery {
 pub type AgentSubscription = Subscription<Snapshot, Event>;
 
 impl Agent {
-    /// Begins to build an agent.
+    /// Returns a builder for an agent.
     pub fn builder() -> AgentBuilder {
         AgentBuilder::default()
     }
 
-    /// Sends a prompt. If the agent is idle, it begins a run; while the agent is busy or paused, it is staged:
-    /// it begins the next turn when the current one is complete. A newer staged prompt replaces the older,
-    /// which is given back.
+    /// Sends a prompt.
+    ///
+    /// If the agent is idle, the prompt starts a run. If the agent is busy or paused, the prompt is staged: it starts
+    /// the next turn when the current turn is complete. A newer staged prompt replaces the older one, which is returned
+    /// in [`Accepted::Staged`].
     ///
     /// # Errors
     ///
-    /// An empty prompt, one that does not fit the history, tool results while the agent is busy, a limit of
-    /// zero, an unusable output schema, or a stopped agent.
+    /// [`AgentError`], if the prompt is empty or does not fit the history, if it contains tool results while the agent
+    /// is busy, if a limit is zero, if the output schema is invalid, or if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
         let prompt = prompt.into();
         self.call(|reply| Command::Prompt(Box::new((prompt, reply)))).await?
     }
 
-    /// Sends a prompt and awaits what comes of it: the last turn's response, with the messages and usage of
-    /// all its turns. An interrupted run gives the response so far, if a turn is complete or anything of it is kept.
+    /// Sends a prompt, waits for the end of its run, and returns the last turn's response with the messages and the
+    /// usage of all turns of the run.
+    ///
+    /// If the run is interrupted, this returns the response so far, provided that a turn was completed or a part of the
+    /// turn in flight was kept.
     ///
     /// # Errors
     ///
-    /// As [`prompt`](Agent::prompt); [`AgentError::Busy`] while a run is on; [`AgentError::Cancelled`] and
-    /// [`AgentError::Failed`] with what was discarded.
+    /// The errors of [`prompt`](Agent::prompt). [`AgentError::Busy`] if a run is active. [`AgentError::Cancelled`] and
+    /// [`AgentError::Failed`] contain the messages that were discarded.
     ///
     /// # Cancel safety
     ///
@@ -164,18 +222,23 @@ impl Agent {
         self.call(|reply| Command::Ask(Box::new((prompt, reply)))).await?
     }
 
-    /// Asks for a value of a Rust type: sets its schema as the output schema, and parses the answer. An answer that
-    /// does not fit the schema is asked for again, as often as
-    /// [`Options::output_retries`](crate::provider::OptionFields::output_retries) says, unless it was cut or refused; the
-    /// history never has it. One that fits the schema and not the type, by a check of the type's own `Deserialize`
-    /// say, is not: a run can be taken up where nobody knows the type, and goes by the schema alone. Say in the
-    /// schema what can be said there; a [model without an agent](crate::provider::Model::generate_as) asks again for
-    /// the type too.
+    /// Sends a prompt and returns the response as a value of a Rust type. The type's schema becomes the prompt's output
+    /// schema.
+    ///
+    /// If a response does not match the schema, the agent requests it again, up to
+    /// [`Options::output_retries`](crate::provider::OptionFields::output_retries) times, unless it was cut off or
+    /// refused. Responses that do not match are never part of the history.
+    ///
+    /// A response that matches the schema but cannot be deserialised into the type is not requested again, for example
+    /// if the type's `Deserialize` has checks of its own. The agent knows only the schema, because a stored run can
+    /// continue in a process that does not know the type. So express such checks in the schema where possible.
+    /// [`Model::generate_as`](crate::provider::Model::generate_as), which works without an agent, also requests a
+    /// response again that does not fit the type.
     ///
     /// # Errors
     ///
-    /// As [`ask`](Agent::ask); [`AgentError::InvalidOutputSchema`] if the type has no usable schema, and
-    /// [`AgentError::Output`] if the answer does not have the shape.
+    /// The errors of [`ask`](Agent::ask). [`AgentError::InvalidOutputSchema`] if the type has no usable schema.
+    /// [`AgentError::Output`] if the response does not match the schema or the type.
     ///
     /// # Cancel safety
     ///
@@ -192,70 +255,78 @@ impl Agent {
                 .map_err(|error| AgentError::Output(error.to_string(), Arc::clone(&response))),
             (None, Some(error)) => Err(AgentError::Output(error.clone(), Arc::clone(&response))),
             (None, None) => {
-                let why = format!("the turn ended with {} before there was one", response.stop_reason);
+                let why =
+                    format!("the turn ended with {} before the model returned a value", response.stop_reason);
                 Err(AgentError::Output(why, response))
             }
         }
     }
 
-    /// Decides on the tool use that a paused agent waits for.
+    /// Sends the decision about the tool use that a paused agent waits for.
     ///
     /// # Errors
     ///
-    /// [`AgentError::NotPaused`], and [`AgentError::StaleResume`] if the agent waits for another tool use:
-    /// a decision never applies to a newer call than the one it was made for.
+    /// [`AgentError::NotPaused`] if the agent is not paused. [`AgentError::StaleResume`] if the agent waits for a
+    /// decision about another tool use, so that a decision never applies to a newer tool use than the one it was made
+    /// for.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
         let id = tool_use.into();
         self.call(|reply| Command::Resume(Box::new((id, decision, reply)))).await?
     }
 
-    /// Ends the run at once and discards what is pending; the history stays as it was before the turn. The
-    /// `cancelled` event carries what was discarded, and a staged prompt.
+    /// Ends the run at once and discards the pending messages. The history stays as it was before the turn. The
+    /// [`Cancelled`](Event::Cancelled) event contains the discarded messages and a staged prompt.
     ///
     /// # Errors
     ///
     /// [`AgentError::Idle`] if no run is active. The exception is a `handle_event` that runs between two runs: the
-    /// cancel drops it with its event and logs a warning. An event whose `handle_event` was not polled yet stays
-    /// queued and is handled next.
+    /// cancel drops it together with its event and logs a warning. An event whose `handle_event` was not polled yet
+    /// stays queued and is handled next.
     pub async fn cancel(&self) -> Result<(), AgentError> {
         self.call(Command::Cancel).await?
     }
 
-    /// Ends the run at once and keeps as much of it as possible. Completed steps and the text streamed so far are
-    /// committed. A tool that has finished keeps its result, and so does a tool use that was rejected or got its
-    /// result from a decision. All other complete tool uses are answered as interrupted. No callback runs, so
-    /// [`handle_tool_result`](AgentCallbacks::handle_tool_result) does not see results that it had not returned yet.
-    /// If there is nothing to keep but the prompt, this is a [`cancel`](Agent::cancel).
+    /// Ends the run at once and keeps as much of it as possible.
+    ///
+    /// Completed steps and the text streamed so far are committed. A finished tool keeps its result. So does a tool use
+    /// that was rejected or got its result from a decision. All other complete tool uses get a result that reports the
+    /// interruption. No callback runs, so [`handle_tool_result`](AgentCallbacks::handle_tool_result) does not see
+    /// results that it had not returned yet. If nothing except the prompt can be kept, this is a
+    /// [`cancel`](Agent::cancel).
     ///
     /// # Errors
     ///
-    /// As [`cancel`](Agent::cancel).
+    /// The errors of [`cancel`](Agent::cancel).
     pub async fn interrupt(&self) -> Result<(), AgentError> {
         self.call(Command::Interrupt).await?
     }
 
-    /// Sends an event of the application's own to [`AgentCallbacks::handle_event`], where it arrives when no
-    /// turn is active. The event stays queued until `handle_event` is polled with it. Events that are still queued
-    /// when the agent ends are dropped, and a warning in the log has their number.
+    /// Sends an application event to [`AgentCallbacks::handle_event`], which is called with it when no turn is active.
+    ///
+    /// The event stays queued until `handle_event` is polled with it. Events that are still queued when the agent ends
+    /// are dropped, and a warning in the log contains their number.
     ///
     /// # Errors
     ///
-    /// [`AgentError::TooManyEvents`] if more wait than the agent keeps.
+    /// [`AgentError::TooManyEvents`] if the queue is full.
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), AgentError> {
         let event: AppEvent = Box::new(event);
         self.call(|reply| Command::Notify(Box::new((event, reply)))).await?
     }
 
-    /// Changes the configuration or the history, as a whole or not at all: `edit` works on a copy, which
-    /// takes effect if it is valid. Fires a `state` event. `edit` runs in the agent's task; keep it short.
+    /// Changes the configuration or the history. `edit` changes a copy, which takes effect as a whole if it is valid.
+    /// The change emits a [`State`](Event::State) event. `edit` runs in the agent's task, so it must be short.
+    ///
+    /// To switch the model of an idle agent, call [`Config::set_model`] in `edit`.
     ///
     /// To switch the model between runs, call [`Config::set_model`] in `edit`. To use another model for one prompt, see
     /// [`Prompt::with_model`].
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] unless the agent is idle; what makes the copy invalid; what `edit` returned;
-    /// [`AgentError::HistoryOwned`] if it changes a history that has an [owner](HistoryOwner).
+    /// [`AgentError::Busy`] if the agent is not idle. [`AgentError::Refused`] or [`AgentError::Model`] if `edit`
+    /// returned an error. [`AgentError::HistoryOwned`] if `edit` changes the history of a session's agent. Other errors
+    /// if the edited copy is invalid.
     #[doc(alias = "switch model")]
     pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
     where
@@ -264,48 +335,50 @@ impl Agent {
         self.call(|reply| Command::SetState(Box::new((Box::new(edit), reply)))).await?
     }
 
-    /// The state as callbacks see it.
+    /// Returns the state that callbacks see.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`].
+    /// [`AgentError::Stopped`] if the agent has ended.
     pub async fn state(&self) -> Result<State, AgentError> {
         Ok(*self.call(Command::State).await?)
     }
 
-    /// What the agent is doing.
+    /// Returns the agent's status: idle, busy or paused.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`].
+    /// [`AgentError::Stopped`] if the agent has ended.
     pub async fn status(&self) -> Result<Status, AgentError> {
         self.call(Command::Status).await
     }
 
-    /// All there is to know at this moment.
+    /// Returns a snapshot of the complete current state.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`]; what was left is in [`Agent::end`].
+    /// [`AgentError::Stopped`] if the agent has ended. [`Agent::end`] contains its last snapshot.
     pub async fn snapshot(&self) -> Result<Snapshot, AgentError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
 
-    /// A snapshot and the events that follow it, with no gap and no overlap. Keeps nothing alive.
+    /// Returns a snapshot and the events that follow it, without a gap and without an overlap. A subscription does not
+    /// keep the agent alive.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`].
+    /// [`AgentError::Stopped`] if the agent has ended.
     pub async fn subscribe(&self) -> Result<AgentSubscription, AgentError> {
         self.subscribe_after(None).await
     }
 
-    /// Resumes a subscription after the last event that was seen. What was missed is replayed if it is still
-    /// there; else, and for an event of another incarnation, the first update is a resync.
+    /// Resumes a subscription after `last`, the last event that the subscriber saw. The missed events are replayed if
+    /// they are still buffered. Otherwise the first update is a resync. The same happens if `last` belongs to another
+    /// incarnation of the agent.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`].
+    /// [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume_from(&self, last: EventId) -> Result<AgentSubscription, AgentError> {
         self.subscribe_after(Some(last)).await
     }
@@ -319,7 +392,8 @@ impl Agent {
         })
     }
 
-    /// Waits until no run is active and nothing waits to begin one. How the last run ended is in [`Snapshot::last_run`].
+    /// Waits until no run is active and nothing is queued that could start one. [`Snapshot::last_run`] contains the
+    /// outcome of the last run.
     ///
     /// # Errors
     ///
@@ -332,25 +406,30 @@ impl Agent {
         self.call(Command::WaitIdle).await
     }
 
-    /// Ends the agent. A run in flight is [interrupted](Agent::interrupt), so its completed steps are committed. Then
+    /// Ends the agent.
+    ///
+    /// A run in flight is [interrupted](Agent::interrupt), so its completed steps are committed. Then
     /// [`terminate`](AgentCallbacks::terminate) runs, and subscribers get the final snapshot. The end waits for aborted
-    /// tools, also those of earlier runs, since a tool that does not await runs on. It does not wait for work that a tool
-    /// started elsewhere. Whatever is not done by the deadline is cut off. Dropping the last handle ends the agent in the
-    /// same way. Stopping a stopped agent succeeds or fails as its end did.
+    /// tools, including those of earlier runs, because a tool that does not await continues to run. It does not wait
+    /// for work that a tool started elsewhere. Everything that is not finished by the deadline is cut off.
+    ///
+    /// Dropping the last handle ends the agent in the same way. Stopping an agent that has already ended returns the
+    /// result of that end.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Deadline`] if something was cut off, with the tools that still run; the agent has ended all the same.
+    /// [`AgentError::Deadline`] if something was cut off. The error lists the tools that still run. The agent has ended
+    /// nevertheless.
     pub async fn stop(&self, deadline: Duration) -> Result<(), AgentError> {
         self.end_within(deadline, InFlight::Keep).await
     }
 
-    /// Ends the agent as [`stop`](Agent::stop) does, but [cancels](Agent::cancel) a run in flight: the history stays as
-    /// it was before the turn. If several callers stop the agent, the first one decides.
+    /// Ends the agent as [`stop`](Agent::stop) does, but [cancels](Agent::cancel) a run in flight, so that the history
+    /// stays as it was before the turn. If several callers stop the agent, the first call decides which way is used.
     ///
     /// # Errors
     ///
-    /// As [`stop`](Agent::stop).
+    /// The errors of [`stop`](Agent::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), AgentError> {
         self.end_within(deadline, InFlight::Discard).await
     }
@@ -363,8 +442,8 @@ impl Agent {
         }
     }
 
-    /// Waits for the agent's end, whatever causes it. This handle keeps the agent alive; a
-    /// [weak one](WeakAgent::ended) does not.
+    /// Waits for the agent's end, whatever its cause. This handle keeps the agent alive; a [weak
+    /// handle](WeakAgent::ended) does not.
     ///
     /// # Cancel safety
     ///
@@ -373,17 +452,17 @@ impl Agent {
         self.shared.termination.ended().await
     }
 
-    /// How the agent ended, with its last snapshot; `None` while it lives.
+    /// Returns the reason for the agent's end and its last snapshot, or `None` while the agent lives.
     pub fn end(&self) -> Option<End<Snapshot>> {
         self.shared.termination.end().cloned()
     }
 
-    /// A handle that does not keep the agent alive.
+    /// Returns a handle that does not keep the agent alive.
     pub fn downgrade(&self) -> WeakAgent {
         WeakAgent { commands: self.commands.downgrade(), shared: Arc::clone(&self.shared) }
     }
 
-    /// Sends a command and awaits its answer.
+    /// Sends a command and waits for its reply.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, AgentError> {
         match actor::call(&self.commands, command).await {
             Some(answer) => Ok(answer),
@@ -393,7 +472,7 @@ impl Agent {
 }
 
 impl WeakAgent {
-    /// A handle, if the agent still lives and has begun to: there is none in `init`.
+    /// Returns a handle if the agent is alive and has started. During `init` this returns `None`.
     pub fn upgrade(&self) -> Option<Agent> {
         if !self.shared.started.load(Ordering::Acquire) {
             return None;
@@ -401,7 +480,7 @@ impl WeakAgent {
         Some(Agent { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
     }
 
-    /// Waits for the agent's end, whatever causes it, and keeps nothing alive.
+    /// Waits for the agent's end, whatever its cause, without keeping the agent alive.
     ///
     /// # Cancel safety
     ///
@@ -410,8 +489,8 @@ impl WeakAgent {
         self.shared.termination.ended().await
     }
 
-    /// Sends a command and awaits its answer, without a handle meanwhile. An agent that has not begun is waited
-    /// for in vain.
+    /// Sends a command and waits for its reply, without holding a handle in the meantime. If the agent has not started
+    /// yet, this sends nothing and waits for the agent's end.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
         let commands = self.upgrade().map(|agent| agent.commands);
         match actor::call_weakly(commands, &self.shared.termination, command).await {

@@ -1,8 +1,49 @@
-//! Subscribing: a snapshot, then numbered events, with no gap and no overlap between them.
+//! Subscriptions: a snapshot, then numbered events, without a gap and without an overlap.
 //!
-//! A [`Subscription`] starts from a snapshot and yields [`Update`]s. Whoever is too slow is not silently short:
-//! it gets an [`Update::Resync`] with a fresh snapshot and goes on from there. At the end comes
-//! [`Update::Closed`]. Subscriptions keep nothing alive.
+//! Agents, sessions and the manager are *actors*: tasks that own a state and emit events when it changes. Each of them
+//! has a method `subscribe`, which returns a [`Subscription`].
+//!
+//! # Main types
+//!
+//! - [`Subscription`] starts with a snapshot and yields [`Update`]s with [`next`](Subscription::next) or as a stream.
+//! - [`Update::Event`] contains the next event with its [`EventId`]. An id can be stored, and a reader can resume after
+//!   it, for example a browser with server-sent events.
+//! - [`Update::Resync`] contains a fresh snapshot. A reader that is too slow gets it instead of the events that it
+//!   missed. The next event follows that snapshot. A slow reader never blocks the actor.
+//! - [`Update::Closed`] is the last update. It contains the [`End`]: the reason and the last snapshot.
+//! - [`FeedLimits`] sets how many events are buffered for slow readers and for readers that resume.
+//!
+//! A subscription does not keep its actor alive. The exception is a session's subscription as a
+//! [controller](crate::session::Mode).
+//!
+//! # Example
+//!
+//! ```
+//! # #[cfg(feature = "test-util")]
+//! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+//! # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
+//! # let model = provider.model();
+//! use omni_agent::{Agent, Update};
+//!
+//! let agent = Agent::builder().model(model).start().await?;
+//! let mut updates = agent.subscribe().await?;
+//! agent.ask("Hi").await?;
+//!
+//! // Read two events, and remember the id of the second one.
+//! updates.next().await;
+//! updates.next().await;
+//! let seen = updates.last_id();
+//! drop(updates);
+//!
+//! // Later: the event after it is replayed.
+//! let mut updates = agent.resume_from(seen).await?;
+//! let Some(Update::Event(next)) = updates.next().await else { panic!("the events are still buffered") };
+//! assert_eq!(next.id.number, seen.number + 1);
+//! # Ok::<(), omni_agent::AgentError>(())
+//! # })?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 
 use std::{collections::VecDeque, fmt, future::Future, pin::Pin, str::FromStr, sync::Arc};
 
@@ -12,14 +53,14 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use crate::error::InvalidId;
 
-/// Names one event of one actor: which life of the actor, and which event in it, from 1.
+/// The id of an event: the incarnation of the actor, and the event's number in it, from 1.
 ///
-/// Its text form, `incarnation-number`, serves as the id of a server-sent event.
+/// The text form is `incarnation-number`, with the incarnation in hexadecimal. It can be the id of a server-sent event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct EventId {
-    /// Which life of the actor; another one after each start.
+    /// The incarnation of the actor, which differs after each start.
     pub incarnation: u64,
-    /// Which event in it. 0 stands before the first.
+    /// The number of the event in this incarnation. 0 is the position before the first event.
     pub number: u64,
 }
 
@@ -54,13 +95,13 @@ impl<'de> Deserialize<'de> for EventId {
     }
 }
 
-/// An event with its id. Cheap to clone.
-// Not flattened when serialised: an event may have an `id` of its own.
+/// An event with its id. It is cheap to clone.
+// Not flattened when serialised, because an event may have an `id` field.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub struct Numbered<E> {
-    /// The event's place.
+    /// The id of the event.
     pub id: EventId,
-    /// What happened.
+    /// The event.
     pub event: Arc<E>,
 }
 
@@ -70,24 +111,48 @@ impl<E> Clone for Numbered<E> {
     }
 }
 
-/// What a [`Subscription`] yields.
+/// An item of a [`Subscription`].
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let provider = omni_agent::testing::ScriptedProvider::new([]);
+/// # let model = provider.model();
+/// use std::time::Duration;
+/// use omni_agent::{Agent, Update};
+///
+/// let agent = Agent::builder().model(model).start().await?;
+/// let mut updates = agent.subscribe().await?;
+/// agent.stop(Duration::from_secs(5)).await?;
+/// while let Some(update) = updates.next().await {
+///     match update {
+///         Update::Event(numbered) => println!("{}: {:?}", numbered.id, numbered.event),
+///         Update::Resync(snapshot) => println!("missed events; now {:?}", snapshot.status),
+///         Update::Closed(end) => assert_eq!(end.reason.to_string(), "stopped"),
+///         _ => {}
+///     }
+/// }
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Update<S, E> {
     /// The next event.
     Event(Numbered<E>),
-    /// Events were missed; this is the truth now, and the next event follows it.
+    /// The reader missed events. This snapshot replaces them, and the next event follows it.
     Resync(Arc<S>),
-    /// The actor has ended; nothing follows.
+    /// The actor has ended. This is the last update.
     Closed(End<S>),
 }
 
-/// How an actor ended.
+/// The end of an actor.
 #[derive(Debug)]
 pub struct End<S> {
-    /// Why.
+    /// The reason for the end.
     pub reason: EndReason,
-    /// The last truth; `None` if the task was killed and left none.
+    /// The last snapshot. `None` if the task was killed before it could leave a snapshot.
     pub snapshot: Option<Arc<S>>,
 }
 
@@ -97,58 +162,88 @@ impl<S> Clone for End<S> {
     }
 }
 
-/// Why an actor ended.
+/// The reason why an actor ended.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum EndReason {
-    /// It was stopped.
+    /// The actor was stopped.
     #[error("stopped")]
     Stopped,
-    /// Its last handle was dropped.
+    /// The last handle of the actor was dropped.
     #[error("its last handle was dropped")]
     HandlesDropped,
-    /// Nobody had it open and nothing went on, for as long as it waits then.
-    #[error("nobody had it open and nothing went on")]
+    /// The session was unused for its idle time: nothing kept it open, and nothing was in progress.
+    #[error("nothing kept it open and nothing was in progress")]
     Idle,
-    /// Its agent ended.
+    /// The session's agent ended.
     #[error("its agent ended")]
     AgentEnded,
-    /// Another writer took its conversation over in the store.
-    #[error("another writer took the conversation over in the store")]
+    /// Another writer took over the conversation in the store.
+    #[error("another writer took over the conversation in the store")]
     LostPlace,
-    /// The store can never accept what the session has to save.
-    #[error("the store can't accept what the session has to save")]
+    /// The store can never accept the unsaved data of the session.
+    #[error("the store cannot accept the unsaved data of the session")]
     Unstorable,
-    /// Its task was killed, with its runtime say.
+    /// The actor's task was killed, for example because its runtime was shut down.
     #[error("its task was killed")]
     Killed,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// How a subscription gets back to its actor without keeping it alive.
+/// Gives a subscription access to its actor without keeping the actor alive.
 pub(crate) trait Source<S, E>: Send + Sync {
-    /// A new place in the stream: after `after` if what follows it is still there, else with a snapshot.
+    /// Returns a new position in the stream: after `after` if the events that follow it are still buffered, otherwise
+    /// with a snapshot.
     ///
     /// # Errors
     ///
-    /// How the actor ended, if it has.
+    /// The actor's end, if it has ended.
     fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<Attachment<S, E>, End<S>>>;
 }
 
-/// A place in an actor's event stream.
+/// A position in an actor's event stream.
 pub(crate) struct Attachment<S, E> {
-    /// The truth at this place; `None` where the missed events are all in `backlog`.
+    /// The snapshot at this position. `None` if the backlog contains all missed events.
     pub(crate) snapshot: Option<Arc<S>>,
-    /// The last event before the backlog.
+    /// The id of the last event before the backlog.
     pub(crate) last: EventId,
     pub(crate) backlog: VecDeque<Numbered<E>>,
     pub(crate) live: broadcast::Receiver<Numbered<E>>,
 }
 
-/// A snapshot and the events that follow it.
-#[must_use = "a subscription that nobody reads tells nothing"]
+/// A snapshot of an actor, and the events that follow it.
+///
+/// The order is complete: the first event follows the snapshot, and no event is missing without an [`Update::Resync`].
+/// The [module documentation](self) explains the updates.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
+/// # let model = provider.model();
+/// use omni_agent::{Agent, Event, Update};
+///
+/// let agent = Agent::builder().model(model).start().await?;
+/// let mut updates = agent.subscribe().await?;
+/// assert_eq!(updates.snapshot().map(|snapshot| snapshot.messages().count()), Some(0));
+///
+/// agent.ask("Hi").await?;
+/// let mut text = String::new();
+/// while let Some(Update::Event(numbered)) = updates.next().await {
+///     match &*numbered.event {
+///         Event::TextDelta { delta, .. } => text.push_str(delta),
+///         Event::Turn(_) => break,
+///         _ => {}
+///     }
+/// }
+/// assert_eq!(text, "Hello!");
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[must_use = "a subscription does nothing unless it is read"]
 pub struct Subscription<S, E> {
     source: Box<dyn Source<S, E>>,
     snapshot: Option<Arc<S>>,
@@ -161,7 +256,7 @@ pub struct Subscription<S, E> {
 
 enum ReaderState<E> {
     Live(broadcast::Receiver<Numbered<E>>),
-    /// A new place has to be asked for: after the last event, or with a snapshot.
+    /// A new position must be requested: after the last event, or with a snapshot.
     Lost {
         replay: bool,
     },
@@ -174,32 +269,32 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
         Self { source, snapshot, resync: None, last, backlog, place: ReaderState::Live(live) }
     }
 
-    /// A subscription that continues after `seen`, the last event that its reader saw. If it needs a snapshot, that is
-    /// its first update.
+    /// Creates a subscription that continues after `seen`, the last event that its reader saw. If it needs a snapshot,
+    /// the snapshot is its first update.
     pub(crate) fn resumed(
         source: Box<dyn Source<S, E>>,
         seen: EventId,
         attachment: Attachment<S, E>,
     ) -> Self {
         let resync = attachment.snapshot.clone().map(|snapshot| (snapshot, attachment.last));
-        // Until the reader has the snapshot, it has seen nothing newer.
+        // Until the reader gets the snapshot, it has seen nothing newer.
         Self { snapshot: None, resync, last: seen, ..Self::new(source, attachment) }
     }
 
-    /// The truth at the start. `None` if the subscription was resumed from an event: what is missed comes as
-    /// updates then.
+    /// Returns the snapshot at the start of the subscription. `None` if the subscription was resumed from an event,
+    /// because the missed events or a resync then come as updates.
     pub fn snapshot(&self) -> Option<&Arc<S>> {
         self.snapshot.as_ref()
     }
 
-    /// The id of the last event that this reader has seen, in an update or as part of a snapshot. A resumed subscription
-    /// returns the id that it was resumed from until [`next`](Subscription::next) has returned something newer, so
-    /// resuming from this id never skips an event.
+    /// Returns the id of the last event that this reader has seen, in an update or as part of a snapshot. Resuming from
+    /// this id never skips an event: a resumed subscription returns the id that it was resumed from until
+    /// [`next`](Subscription::next) has returned something newer.
     pub fn last_id(&self) -> EventId {
         self.last
     }
 
-    /// The next update; `None` after [`Update::Closed`].
+    /// Waits for the next update and returns it. Returns `None` after [`Update::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -221,7 +316,7 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
                         return Some(Update::Event(event));
                     }
                     Err(RecvError::Lagged(_)) => self.place = ReaderState::Lost { replay: false },
-                    // Either the end, or the channel was replaced: the actor knows.
+                    // Either the actor has ended, or the channel was replaced. The actor knows which.
                     Err(RecvError::Closed) => self.place = ReaderState::Lost { replay: true },
                 },
                 ReaderState::Lost { replay } => {
@@ -245,7 +340,7 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
         }
     }
 
-    /// The updates as a stream.
+    /// Converts the subscription into a stream of updates.
     pub fn into_stream(self) -> impl Stream<Item = Update<S, E>> + Send
     where
         S: Send + Sync + 'static,
@@ -263,21 +358,22 @@ impl<S, E> fmt::Debug for Subscription<S, E> {
     }
 }
 
-/// What is kept for subscribers, by count and bytes.
+/// The limits of the events that an actor buffers for subscribers, by count and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FeedLimits {
-    /// Events that a subscriber may be behind before it is resynced. At least 256 are allowed, and what the
-    /// next power of two is.
+    /// The number of events that a subscriber may lag behind before it is resynced. The value is raised to at least 256
+    /// and rounded up to a power of two.
     pub lag: usize,
-    /// Events kept for those who come back and name the last one they saw. At least as many as `lag` allows.
+    /// The number of events that are buffered for subscribers that resume after the last event they saw. The value is
+    /// raised to at least that of `lag`.
     pub replay: usize,
-    /// Bytes kept for both, roughly: the newest event may be larger. A subscriber that has stalled keeps up
-    /// to as much again to itself until it goes on or is dropped.
+    /// The approximate number of bytes that are buffered for both. The newest events may exceed it. A stalled
+    /// subscriber can hold up to the same amount again until it continues or is dropped.
     pub bytes: usize,
 }
 
 impl Default for FeedLimits {
-    /// 256 events of lag, 1,024 of replay, 4 MiB.
+    /// Returns 256 events of lag, 1,024 events of replay and 4 MiB.
     fn default() -> Self {
         Self { lag: 256, replay: 1024, bytes: 4 * 1024 * 1024 }
     }
@@ -285,13 +381,14 @@ impl Default for FeedLimits {
 
 impl FeedLimits {
     fn effective(self) -> Self {
-        // The broadcast channel's length is a power of two, and it refuses absurd ones.
+        // The broadcast channel's length is a power of two, and the channel panics above a maximum.
         let lag = self.lag.clamp(256, 1 << 20).next_power_of_two();
         Self { lag, replay: self.replay.max(lag), bytes: self.bytes }
     }
 }
 
-/// The actor's side: numbers events and fans them out. Costs a counter until somebody subscribes.
+/// The actor's side of its subscriptions: numbers the events and sends them to all subscribers. Until the first
+/// subscriber, an event costs one increment of a counter.
 pub(crate) struct Feed<E> {
     last: EventId,
     live: Option<Box<Live<E>>>,
@@ -300,10 +397,10 @@ pub(crate) struct Feed<E> {
 struct Live<E> {
     limits: FeedLimits,
     sender: broadcast::Sender<Numbered<E>>,
-    /// The newest events. What waits in the channel is among them, so that their bytes bound both.
+    /// The newest events. They include the events that wait in the channel, so that their bytes bound both.
     ring: VecDeque<(Numbered<E>, usize)>,
     bytes: usize,
-    /// Events and bytes since the actor last looked whether its readers keep up.
+    /// The events since the actor last checked whether its readers keep up.
     unread: usize,
     unread_bytes: usize,
 }
@@ -317,17 +414,17 @@ impl<E: Send + Sync + 'static> Feed<E> {
         self.last
     }
 
-    /// Whether an event has to be made at all.
+    /// Returns whether there is a subscriber, so that events must be created.
     pub(crate) fn is_listened_to(&self) -> bool {
         self.live.is_some()
     }
 
-    /// Takes the next number without an event, since nobody is there to see it.
+    /// Uses the next number without an event, since there is no subscriber.
     pub(crate) fn skip(&mut self) {
         self.last.number += 1;
     }
 
-    /// Numbers an event and sends it to whoever subscribed. `weight` is its size in bytes, roughly.
+    /// Numbers an event and sends it to the subscribers. `weight` is its approximate size in bytes.
     pub(crate) fn publish(&mut self, event: Arc<E>, weight: usize) -> Numbered<E> {
         self.last.number += 1;
         let numbered = Numbered { id: self.last, event };
@@ -337,12 +434,12 @@ impl<E: Send + Sync + 'static> Feed<E> {
         numbered
     }
 
-    /// Lets go of all subscribers: they learn of the end from the actor.
+    /// Closes the channel. Subscribers then get the end from the actor.
     pub(crate) fn close(&mut self) {
         self.live = None;
     }
 
-    /// A place in the stream now, with a snapshot of this moment.
+    /// Returns the current position in the stream, with a snapshot of this moment.
     pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> Attachment<S, E> {
         let live = self.live.get_or_insert_with(|| Box::new(Live::new(limits)));
         Attachment {
@@ -353,7 +450,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
         }
     }
 
-    /// A place in the stream after `after`, if all that follows it is still there.
+    /// Returns the position after `after`, if all events that follow it are still buffered.
     pub(crate) fn replay<S>(&mut self, limits: FeedLimits, after: EventId) -> Option<Attachment<S, E>> {
         if after.incarnation != self.last.incarnation {
             return None;
@@ -365,16 +462,17 @@ impl<E: Send + Sync + 'static> Feed<E> {
         Some(Attachment { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
     }
 
-    /// Whether the actor is to let its readers run: so much went out since this was last asked for, and still
-    /// waits, that a prompt reader could be overrun. That the actor waits for something itself does not mean
-    /// that its readers run meanwhile.
+    /// Returns whether the actor must yield to its readers: since the last call it sent so many events that still wait
+    /// in the channel that even a fast reader could be overrun. Readers do not necessarily run while the actor waits
+    /// for something.
     pub(crate) fn is_flooded(&mut self) -> bool {
         let Some(live) = &mut self.live else {
             return false;
         };
         let many = live.limits.lag / 4;
         if live.unread_bytes >= (live.limits.bytes / 4).max(1) {
-            // Also where nobody waits in the channel: it may have been replaced, and its readers be on their way.
+            // This applies even if the channel is empty: the channel may have been replaced while its readers are on
+            // their way to the new one.
             (live.unread, live.unread_bytes) = (0, 0);
             return true;
         }
@@ -386,8 +484,8 @@ impl<E: Send + Sync + 'static> Feed<E> {
     }
 }
 
-/// Events that the ring keeps whatever they weigh: as many as an actor may send at once, before its readers can
-/// run.
+/// The number of events that the ring keeps regardless of their size: as many as an actor may send at once before its
+/// readers can run.
 const AT_ONCE: usize = 16;
 
 impl<E: Send + Sync + 'static> Live<E> {
@@ -408,7 +506,7 @@ impl<E: Send + Sync + 'static> Live<E> {
         self.unread_bytes += weight;
         self.bytes += weight;
         self.ring.push_back((event.clone(), weight));
-        // Nobody listens: the event is for those who come back.
+        // An error means that there is no receiver. The event is then kept for subscribers that resume.
         let _ = self.sender.send(event);
         if self.ring.len() > self.limits.replay {
             self.drop_oldest();
@@ -418,14 +516,14 @@ impl<E: Send + Sync + 'static> Live<E> {
         }
     }
 
-    /// Gives up old events until half the room for bytes is free, so that this happens rarely.
+    /// Drops old events until half of the byte limit is free, so that this happens rarely.
     fn make_room(&mut self) {
         while self.bytes > self.limits.bytes / 2 && self.ring.len() > AT_ONCE {
             self.drop_oldest();
         }
-        // Some reader is behind what is left, and the channel keeps for it what the ring gave up. A new
-        // channel lets go of that. Prompt readers see the old one to its end, come back, and find here what
-        // they missed meanwhile; the other is resynced when it goes on.
+        // A reader is behind the ring, so the channel still holds events that the ring dropped. A new channel frees
+        // them. Fast readers read the old channel to its end, attach again, and get the missed events from the ring.
+        // The slow reader is resynced when it continues.
         if self.sender.len() > self.ring.len() {
             self.sender = broadcast::channel(self.limits.lag).0;
         }

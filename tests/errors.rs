@@ -147,7 +147,7 @@ async fn display_of_an_agents_first_failures_names_the_cause_once() {
     let no_schema = Schema::new(json!({"type": "array"})).unwrap();
 
     let error = no_start(Agent::builder()).await;
-    check("no model", &*error, "no model; give the builder one, `provider:model` or a Model", &[]);
+    check("no model", &*error, "no model is set; give the builder a Model or a `provider:model`", &[]);
     let error = no_start(Agent::builder().model("nobody:model")).await;
     assert!(
         error.to_string().starts_with("the model can't be resolved: unknown provider \"nobody\""),

@@ -21,10 +21,32 @@ use crate::{
     tool::{Extensions, Tool, ToolLimits, ToolSet, ToolSetError, panic_message},
 };
 
-/// Commands that may wait in an agent's channel: one block of tokio's.
+/// The number of commands that an agent's channel can hold: one block of tokio's channel.
 const COMMANDS: usize = 32;
 
-/// Builds an [`Agent`].
+/// Configures and starts an [`Agent`].
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let model = ScriptedProvider::new([Step::text("Bonjour !")]).model();
+/// use std::time::Duration;
+/// use omni_agent::{Agent, Options};
+///
+/// let agent = Agent::builder()
+///     .model(model) // or a name, such as "anthropic:claude-sonnet-4-6"
+///     .system("Translate to French.")
+///     .options(Options::default().with_temperature(0.2))
+///     .max_steps(10)
+///     .turn_timeout(Duration::from_secs(120))
+///     .start()
+///     .await?;
+/// assert_eq!(agent.ask("Hello!").await?.text(), "Bonjour !");
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a builder does nothing before `start`"]
 pub struct AgentBuilder {
     model: Option<ModelSpec>,
@@ -75,102 +97,107 @@ impl Default for AgentBuilder {
 }
 
 impl AgentBuilder {
-    /// The model: a [`Model`](crate::provider::Model), or a name like `anthropic:claude-sonnet-4-6`. Required.
+    /// Sets the model: a [`Model`](crate::provider::Model), or a name such as `anthropic:claude-sonnet-4-6`. Required.
     pub fn model(mut self, model: impl Into<ModelSpec>) -> Self {
         self.model = Some(model.into());
         self
     }
 
-    /// The registry that resolves names of models, here and in [`Config::set_model`]. [`Registry::default`] if unset.
+    /// Sets the registry that resolves names of models, here and in [`Config::set_model`]. The default is
+    /// [`Registry::default`].
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
         self
     }
 
-    /// The system prompt.
+    /// Sets the system prompt.
     pub fn system(mut self, system: impl Into<Arc<str>>) -> Self {
         self.system = Some(system.into());
         self
     }
 
-    /// Adds a tool. One that can't be with the others is reported by [`start`](Self::start).
+    /// Adds a tool. If it conflicts with another tool, [`start`](Self::start) returns the error.
     pub fn tool(mut self, tool: impl Tool) -> Self {
         self.tools = self.tools.and_then(|tools| tools.with(tool));
         self
     }
 
-    /// The tools, in place of those added before.
+    /// Sets the tools and replaces those added before.
     pub fn tools(mut self, tools: ToolSet) -> Self {
         self.tools = Ok(tools);
         self
     }
 
-    /// How to answer. Options that set something replace those of a [restored](Self::restore) configuration as a whole. A
-    /// key and headers do not count for that: they are added to whichever options apply, and belong to the provider of
-    /// the model that the agent starts with. [`credentials`](Self::credentials) name their provider.
+    /// Sets the options of requests.
+    ///
+    /// When a stored session is opened, options that set something replace the stored options as a whole. An API key
+    /// and headers do not count as setting something. They are added to the options that apply, and they belong to the
+    /// provider of the model that the agent starts with. To name their provider, use [`credentials`](Self::credentials).
     pub fn options(mut self, options: Options) -> Self {
         self.options = Some(options);
         self
     }
 
-    /// An API key and headers for the requests to one provider, in place of those given for that provider before. They
-    /// are never saved, and no other provider gets them, whichever model is chosen later.
+    /// Sets an API key and headers for the requests to one provider, and replaces those given for that provider before.
+    /// They are never saved. No other provider gets them, even if another model is chosen later.
     pub fn credentials(mut self, credentials: Credentials) -> Self {
         self.credentials.retain(|given| given.provider() != credentials.provider());
         self.credentials.push(credentials);
         self
     }
 
-    /// The most requests that one prompt may cause, continuations, retries by `handle_error` and answers that are asked
-    /// for again included.
-    /// What a provider repeats unseen, before an answer began, is not counted.
+    /// Sets the maximum number of requests that one prompt may cause. This includes continuations, retries by
+    /// `handle_error`, and responses that are requested again because they do not match the output schema. Attempts
+    /// that the retry policy repeats before a response begins do not count.
     pub fn max_steps(mut self, max_steps: u32) -> Self {
         self.max_steps = Some(max_steps);
         self
     }
 
-    /// The longest that one turn may take, not counting the time that it is paused. Then it ends as
-    /// [`Failure::TimeLimit`](super::Failure::TimeLimit), unless
-    /// [`handle_error`](AgentCallbacks::handle_error) has the step repeated, which gets as long again.
+    /// Sets the maximum duration of one turn. The time during which the agent is paused does not count.
+    ///
+    /// A turn that takes longer fails with [`Failure::TimeLimit`](super::Failure::TimeLimit). If
+    /// [`handle_error`](AgentCallbacks::handle_error) then retries the step, the limit starts anew.
     pub fn turn_timeout(mut self, limit: Duration) -> Self {
         self.turn_timeout = Some(limit);
         self
     }
 
-    /// A history to begin with; see [`History::check`] for what is accepted.
+    /// Sets the history that the agent starts with. [`History::check`] states which histories are valid.
     pub fn history(mut self, history: History) -> Self {
         self.history = history;
         self
     }
 
-    /// The history that the builder was given.
+    /// Returns the history that was given to the builder.
     pub fn given_history(&self) -> &History {
         &self.history
     }
 
-    /// Restores a configuration that was [saved](super::Config::saved) earlier. The saved model wins if its name can be
-    /// resolved. If not, the model given to the builder is used in its place, and
-    /// [`Model::fallback_for`](crate::provider::Model::fallback_for) names the saved one. A given model of the same name is used as it is. The system prompt, the options and
-    /// the limits apply where the builder is given none, before or after.
+    /// Restores a configuration that was [saved](super::Config::saved) earlier.
+    ///
+    /// The saved model is used if its name can be resolved. Otherwise the model given to the builder is used instead,
+    /// and [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. A given model with the
+    /// saved name is used as it is. The system prompt, the options and the limits apply where the builder has none. The
+    /// order of the calls does not matter.
     pub fn restore(mut self, saved: SavedConfig) -> Self {
         self.saved = Some(Box::new(saved));
         self
     }
 
-    /// The application's callbacks.
+    /// Sets the application's callbacks.
     pub fn callbacks(mut self, callbacks: impl AgentCallbacks) -> Self {
         self.callbacks = Box::new(callbacks);
         self
     }
 
-    /// Puts a value beside the conversation, where callbacks and tools find it by its type. The agent's own
-    /// [`WeakAgent`] is there already.
+    /// Adds a value that callbacks and tools can look up by its type. The agent's own [`WeakAgent`] is always present.
     pub fn extension<T: Send + Sync + 'static>(mut self, value: T) -> Self {
         self.extensions = self.extensions.with(value);
         self
     }
 
-    /// What a tool call may take: time and output.
+    /// Sets the limits of a tool call: its time and the size of its output.
     pub fn tool_limits(mut self, limits: ToolLimits) -> Self {
         self.tool_limits = limits;
         self
@@ -184,22 +211,22 @@ impl AgentBuilder {
         self
     }
 
-    /// What is kept for subscribers.
+    /// Sets how many events are buffered for subscribers.
     pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
         self.feed_limits = limits;
         self
     }
 
-    /// The time limit of the end if no deadline is given, which is so when the last handle is dropped. Five seconds if
-    /// unset. The end waits that long for `terminate` and for aborted tools.
+    /// Sets the time limit of the agent's end for cases without a deadline, such as a dropped last handle. The end
+    /// waits that long for `terminate` and for aborted tools. The default is five seconds.
     pub fn terminate_timeout(mut self, limit: Duration) -> Self {
         self.terminate_timeout = limit;
         self
     }
 
-    /// A channel that gets every event, in order: a bounded one, such as that of `futures-channel`, or tokio's as a
-    /// `PollSender`. The agent waits for its room, and answers all operations meanwhile. If the receiver is dropped, the
-    /// agent goes on without it.
+    /// Sets a channel that receives every event, in order. It is a bounded channel, such as that of `futures-channel`,
+    /// or tokio's as a `PollSender`. The agent waits for room in the channel and serves all operations in the meantime.
+    /// If the receiver is dropped, the agent continues without the channel.
     pub fn commit_channel<S>(mut self, sink: S) -> Self
     where
         S: Sink<Delivery> + Send + 'static,
@@ -208,50 +235,50 @@ impl AgentBuilder {
         self
     }
 
-    /// Decides when each request may be sent, where many agents share a limit.
+    /// Sets what decides when each request may be sent, for agents that share a limit.
     pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
         self.admission = Some(admission);
         self
     }
 
-    /// Sets what is asked before a prompt is taken.
+    /// Sets the check that runs before a prompt is accepted.
     pub(crate) fn hold(mut self, hold: Arc<dyn Hold>) -> Self {
         self.hold = Some(hold);
         self
     }
 
-    /// Starts the agent on the current tokio runtime, after `init` has run.
+    /// Starts the agent on the current tokio runtime, after `init` has returned.
     ///
     /// # Errors
     ///
-    /// No model or an unknown one, tools that can't be together, an unusable output schema, an invalid history
-    /// or limit, and what `init` returned.
+    /// [`AgentError`], if the model is missing or unknown, if tools conflict, if the output schema, the history or a
+    /// limit is invalid, or if `init` fails.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is done starts nothing.
+    /// Dropping the future before it is ready starts nothing.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn start(self) -> Result<Agent, AgentError> {
         self.launch(false).await
     }
 
-    /// Starts the agent with its history, which is the builder's to begin with, in the hands of the owner that
-    /// comes with it: nobody else changes it but the agent itself, by committing turns.
+    /// Starts the agent and returns the owner of its history. The history is the builder's at first. Only the owner
+    /// changes it, apart from the agent itself, which commits turns.
     ///
     /// # Errors
     ///
-    /// As [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
+    /// The errors of [`start`](Self::start), and [`AgentError::HistoryOwned`] if `init` changes the history.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is done starts nothing.
+    /// Dropping the future before it is ready starts nothing.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn start_owned(self) -> Result<(Agent, HistoryOwner), AgentError> {
         let agent = self.launch(true).await?;
         let owner = HistoryOwner::new(agent.downgrade());
@@ -304,7 +331,7 @@ impl AgentBuilder {
     }
 }
 
-/// The options to start with. A key and headers do not decide which side wins, since they are never saved.
+/// The options to start with. An API key and headers do not decide which options apply, because they are never saved.
 fn choose_options(given: Option<Options>, saved: Options) -> Options {
     match given {
         Some(given) if given.has_secrets_alone() => saved.overlaid(&given),

@@ -12,35 +12,70 @@ use crate::{
     tool::Decision,
 };
 
-/// An application's own event, on its way to [`AgentCallbacks::handle_event`].
+/// An application event that was sent with [`Agent::notify`](super::Agent::notify).
 pub type AppEvent = Box<dyn Any + Send>;
 
-/// Where an application takes part in an agent's life. Every method is optional.
+/// The application's code in an agent. Every method has a default and is optional.
 ///
-/// One is called at a time. What a callback object keeps for itself lives in its own fields.
+/// The agent calls one method at a time, with `&mut self`, so the implementing type can hold its own state in its
+/// fields.
 ///
-/// A callback reaches its own agent through [`State::agent`]. All operations are answered there too, but a
-/// callback that waits for what comes after it, with [`ask`](super::Agent::ask) or
-/// [`wait_until_idle`](super::Agent::wait_until_idle), waits for itself. One that keeps an
-/// [`Agent`](super::Agent) keeps it alive.
+/// A callback reaches its agent through [`State::agent`]. All operations work there too. But a callback must not wait
+/// for something that happens after it, with [`ask`](super::Agent::ask) or
+/// [`wait_until_idle`](super::Agent::wait_until_idle), because it would wait for itself. A callback object that stores
+/// an [`Agent`](super::Agent) keeps it alive.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let delete = Step::tool_use("1", "delete", serde_json::json!({ "file": "notes.md" }));
+/// # let provider = ScriptedProvider::new([delete, Step::text("I may not delete files.")]);
+/// # let model = provider.model();
+/// # let delete = omni_agent::tool_fn("delete", "Deletes a file.", |_: serde_json::Value, _| async {
+/// #     Ok::<_, omni_agent::ToolError>("deleted")
+/// # });
+/// use omni_agent::agent::{Agent, AgentCallbacks, State, ToolDecision};
+/// use omni_agent::{async_trait, message::ToolUse};
+///
+/// struct ReadOnly;
+///
+/// #[async_trait]
+/// impl AgentCallbacks for ReadOnly {
+///     async fn handle_tool_use(&mut self, tool_use: &ToolUse, _state: &mut State) -> ToolDecision {
+///         match &*tool_use.name {
+///             "read" => ToolDecision::Execute,
+///             name => ToolDecision::Reject(format!("`{name}` is not allowed")),
+///         }
+///     }
+/// }
+///
+/// let agent = Agent::builder().model(model).tool(delete).callbacks(ReadOnly).start().await?;
+/// assert_eq!(agent.ask("Delete notes.md.").await?.text(), "I may not delete files.");
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+///
 ///
 /// # Cancel safety
 ///
-/// A cancel, an interrupt, a stop or a turn's time limit drops the future of a callback at its next await.
-/// Its edits of the configuration are void then; its own fields may be half changed. Blocking code can't be
-/// cancelled, and holds up the whole agent: put it on [`tokio::task::spawn_blocking`].
+/// A cancel, an interrupt, a stop or a turn's time limit drops the future of a callback at its next await. Its edits of
+/// the configuration are then discarded. Its own fields may be half changed. Blocking code cannot be cancelled and
+/// blocks the whole agent, so run it with [`tokio::task::spawn_blocking`].
 ///
 /// # Panics
 ///
-/// A panic in a callback ends the run in an error event; the history is as before the turn, and the agent
-/// lives on.
+/// A panic in a callback ends the run with an error event. The history is as before the turn, and the agent continues
+/// to live.
 #[async_trait]
 pub trait AgentCallbacks: Send + 'static {
-    /// The agent starts. May edit the configuration and the history.
+    /// Called when the agent starts. It may edit the configuration and the history.
     ///
     /// # Errors
     ///
-    /// An error refuses the start.
+    /// If this returns an error, the agent does not start.
     async fn init(
         &mut self,
         draft: &mut StateEdit,
@@ -50,88 +85,96 @@ pub trait AgentCallbacks: Send + 'static {
         Ok(())
     }
 
-    /// A request is about to be sent. May change it — trim, compact, add context — without changing the
-    /// history. An answer that is asked for again, since it did not fit the output schema, is at the request's
-    /// end, with a note on what is wrong. A trimmed history that breaks the history law is repaired before it is
-    /// sent. The answer is read by the output schema that the request carries then. Edits of the state do not
-    /// show in this request, but in those after it.
+    /// Called before each request is sent. It may change the request without changing the history: trim it, compact it,
+    /// add context.
+    ///
+    /// A response that did not match the output schema is at the end of the next request, with a note on the problem.
+    /// If a trimmed history breaks the history law, it is repaired before it is sent. The response is read by the
+    /// output schema that the request has when this returns. Edits of the state do not affect this request, only later
+    /// ones.
     async fn prepare_step(&mut self, request: &mut Request, state: &mut State) {
         let _ = (request, state);
     }
 
-    /// The model wants a tool run. Called for each tool use of a step, in order, before any tool runs; and
-    /// for tools that a service runs itself, where it asks.
+    /// Called for each tool use of a step, in order, before any tool runs. Also called for tools that a service runs
+    /// itself, if the service asks for a decision.
     async fn handle_tool_use(&mut self, tool_use: &ToolUse, state: &mut State) -> ToolDecision {
         let _ = (tool_use, state);
         ToolDecision::Execute
     }
 
-    /// A tool use has its result: executed, rejected or provided. Called for each, in order, when all are
-    /// there. Returns what the model sees; whatever id and name it has, it answers this tool use. An interrupt keeps
-    /// results that exist without this review.
+    /// Called for each tool use's result, in order, when all results of the step exist. A result comes from the tool,
+    /// or from a decision that rejected the tool use or provided the result.
+    ///
+    /// Returns the result that the model sees. Its id and name are ignored: it is always the result of this tool use.
+    /// An interrupt keeps existing results without calling this.
     async fn handle_tool_result(&mut self, result: ToolResult, state: &mut State) -> ToolResult {
         let _ = state;
         result
     }
 
-    /// The model needs no more tools, or gets none run: at the limit of requests, or where a tool has no
-    /// handler. The response covers the whole turn, which is committed when this returns.
+    /// Called when the model needs no more tools, or when no more tools are run, because the limit of requests is
+    /// reached or a tool has no handler. The response covers the whole turn. The turn is committed when this returns.
     ///
-    /// A staged prompt goes before a continuation, and at the limit of requests there is no continuation.
+    /// A staged prompt takes precedence over a continuation. At the limit of requests, a continuation is ignored.
     async fn handle_turn(&mut self, response: &Response, state: &mut State) -> TurnDecision {
         let _ = (response, state);
         TurnDecision::Stop
     }
 
-    /// A step failed and was not, or no longer, repeated unseen; or the turn reached its time limit.
+    /// Called when a step failed and the retry policy does not repeat it, or no longer, or when the turn reached its
+    /// time limit.
     async fn handle_error(&mut self, failure: &Failure, state: &mut State) -> ErrorDecision {
         let _ = (failure, state);
         ErrorDecision::Stop
     }
 
-    /// The application sent an event with [`notify`](super::Agent::notify). While a turn is active, the event waits
-    /// for the turn's end. A cancel, an interrupt or a turn's time limit that drops this future drops its event too
-    /// and logs a warning. A prompt that is returned starts a run, or takes over the next turn. If
-    /// the application has staged one meanwhile, that one goes first, and this one after it; an event that
-    /// carries the staged prompt back then has the contents of both, with the options of the first.
+    /// Called with an application event that was sent with [`notify`](super::Agent::notify). While a turn is active,
+    /// the event waits for the turn's end. If a cancel, an interrupt or a turn's time limit drops this future, its
+    /// event is dropped too, and a warning is logged.
     ///
-    /// A prompt that can't be taken, such as a blank one or one with tool results while a run is on, ends the
-    /// run in an error event. So does any prompt while the agent's session takes nothing new, because too much is unsaved or
-    /// it is being shut down; that error event carries the prompt back as `staged`.
+    /// If this returns a prompt, the prompt starts a run or the next turn. If the application has staged a prompt in
+    /// the meantime, that prompt goes first and the returned one follows. If the run ends before then, the event that
+    /// returns the staged prompt contains the contents of both, with the options of the first.
+    ///
+    /// A prompt that cannot be accepted ends the run with an error event. Examples are a blank prompt, and a prompt
+    /// with tool results during a run. The same applies to any prompt while the agent's session accepts no prompts,
+    /// because too much is unsaved or because it is shutting down. That error event returns the prompt as `staged`.
     async fn handle_event(&mut self, event: AppEvent, state: &mut State) -> Option<Prompt> {
         let _ = (event, state);
         None
     }
 
-    /// The agent ends. Called once, also when its last handle was dropped, unless its task is killed.
+    /// Called once when the agent ends, even if its last handle was dropped. It is not called if the agent's task is
+    /// killed.
     async fn terminate(&mut self, reason: &EndReason, state: &State) {
         let _ = (reason, state);
     }
 }
 
-/// Callbacks that do nothing of their own.
+/// Callbacks with the default behaviour.
 #[async_trait]
 impl AgentCallbacks for () {}
 
-/// What becomes of a tool use.
+/// The decision of [`handle_tool_use`](AgentCallbacks::handle_tool_use).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ToolDecision {
     /// Run the tool.
     Execute,
-    /// Run the tool with this input instead. The history keeps what the model sent.
+    /// Run the tool with this input instead. The history keeps the input that the model sent.
     ExecuteWith(Value),
-    /// Do not run it; the model gets an error result with this text.
+    /// Do not run the tool. The model gets an error result with this text.
     Reject(String),
-    /// Do not run it; the model gets this result.
+    /// Do not run the tool. The model gets this result.
     Provide(ToolResult),
-    /// Wait for [`resume`](super::Agent::resume), for this reason.
+    /// Wait for a decision from [`resume`](super::Agent::resume). The value is the reason, which subscribers see.
     Pause(Value),
 }
 
 impl ToolDecision {
-    /// The decision, or the reason to wait for one.
+    /// Returns the decision, or the reason for the pause as the error.
     pub(crate) fn or_pause(self) -> Result<Decision, Value> {
         Ok(match self {
             Self::Execute => Decision::Execute,
@@ -154,35 +197,35 @@ impl From<Decision> for ToolDecision {
     }
 }
 
-/// What becomes of a run whose turn is complete.
+/// The decision of [`handle_turn`](AgentCallbacks::handle_turn).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TurnDecision {
-    /// The run ends.
+    /// End the run.
     Stop,
-    /// Another turn follows, with this as its user message. Content that is blank, or does not fit the history,
+    /// Start another turn with this content as its user message. Content that is blank or does not fit the history
     /// fails the run.
     Continue(Blocks),
 }
 
 impl TurnDecision {
-    /// Another turn, with this as its user message.
+    /// Returns the decision to start another turn with this content as its user message.
     pub fn continue_with(content: impl Into<Blocks>) -> Self {
         Self::Continue(content.into())
     }
 }
 
-/// What becomes of a step that failed.
+/// The decision of [`handle_error`](AgentCallbacks::handle_error).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ErrorDecision {
-    /// The run ends in an error event.
+    /// End the run with an error event.
     Stop,
-    /// The step is repeated at once, with the history it had. It counts as a request: at the limit of requests
-    /// the run ends in an error event instead.
+    /// Repeat the step at once, with the history that it had. The repetition counts as a request: at the limit of
+    /// requests, the run ends with an error event instead.
     Retry,
-    /// The step is repeated after this long, which counts into the turn's time limit.
+    /// Repeat the step after this delay. The delay counts into the turn's time limit.
     RetryAfter(Duration),
 }

@@ -31,71 +31,72 @@ impl fmt::Display for RunningTool {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum AgentError {
-    /// The agent has ended.
+    /// The agent has ended. The value is the reason.
     Stopped(EndReason),
-    /// The operation needs an idle agent.
+    /// The operation requires an idle agent. The value is the agent's status.
     Busy(Status),
-    /// More has happened than the history's owner knew of.
+    /// The agent has emitted events that the caller had not seen.
     Moved,
-    /// There is no run to cancel or interrupt.
+    /// No run is active, so there is nothing to cancel or interrupt.
     Idle,
-    /// `resume` without a paused tool use.
+    /// `resume` was called, but no tool use waits for a decision. The value is the agent's status.
     NotPaused(Status),
-    /// `resume` for a tool use that is not the paused one.
+    /// `resume` was called for another tool use than the paused one.
     StaleResume {
-        /// The tool use that waits.
+        /// The id of the tool use that waits for a decision.
         waiting: ToolUseId,
-        /// The tool use that was named.
+        /// The id of the tool use in the call.
         given: ToolUseId,
     },
-    /// A prompt without content.
+    /// The prompt has no content.
     EmptyPrompt,
-    /// A prompt whose tool uses or results break the history law.
+    /// The tool uses or results in the prompt break the history law.
     InvalidPrompt(HistoryError),
-    /// Tool results in a prompt that has to wait for its turn. The tool uses that they answer are not known yet.
+    /// The prompt contains tool results, but it would be staged. The tool uses of the turn in flight are not known yet.
     ResultsWhileBusy,
-    /// A limit of zero requests.
+    /// The limit of requests is zero.
     ZeroSteps,
-    /// A time limit of zero.
+    /// The time limit of a turn is zero.
     ZeroTimeout,
-    /// No model was given.
+    /// The builder was given no model.
     NoModel,
-    /// The model's name resolves to nothing.
+    /// The model's name could not be resolved.
     Model(RegistryError),
-    /// A history that breaks the law.
+    /// The history breaks the history law.
     InvalidHistory(HistoryError),
-    /// The history of an agent that was [started with an owner](super::AgentBuilder::start_owned) is not for
-    /// `init` and `set_state` to change.
+    /// The history belongs to a session, so `init` and `set_state` cannot change it.
     HistoryOwned,
-    /// A message that can't be answered anew.
+    /// The message is not a user message, so it cannot start a run.
     NotAPrompt,
-    /// Tools that can't form a set.
+    /// The tools conflict with each other or are invalid.
     InvalidTools(ToolSetError),
-    /// An invalid output schema.
+    /// The output schema is invalid.
     InvalidOutputSchema(SchemaError),
-    /// The application refused: `init`, or the closure of `set_state`.
+    /// `init` or the closure of `set_state` returned this error.
     Refused(Arc<dyn Error + Send + Sync>),
-    /// The application's code panicked: `init`, or the closure of `set_state`.
+    /// `init` or the closure of `set_state` panicked. The values are the name of the code and the panic's message.
     Panicked(&'static str, String),
-    /// Too many application events wait.
+    /// The queue of application events is full. The value is its length.
     TooManyEvents(usize),
-    /// The receiver of the commit channel is too far behind; no run can begin.
+    /// The receiver of the commit channel is too far behind, so no run can start. The value is the number of waiting
+    /// events.
     CommitBehind(usize),
-    /// The session that the agent belongs to takes nothing new now. The cause says why: too much is unsaved, or the session is
-    /// being shut down.
+    /// The agent's session accepts no prompts now. The cause is the reason: too much is unsaved, or the session is
+    /// shutting down.
     OnHold(Arc<dyn Error + Send + Sync>),
-    /// The run of this call was cancelled.
+    /// The run of this call was cancelled. The response contains the discarded messages.
     Cancelled(Arc<Response>),
-    /// The run of this call failed.
+    /// The run of this call failed. The response contains the discarded messages.
     Failed(Failure, Arc<Response>),
-    /// The answer does not have the requested shape.
+    /// The response does not match the output schema or the requested type. The values are the problem and the
+    /// response.
     Output(String, Arc<Response>),
-    /// The deadline passed before the agent's end was complete. The agent has ended all the same.
+    /// The deadline passed before the agent's end was complete. The agent has ended nevertheless.
     Deadline {
-        /// The deadline.
+        /// The deadline that passed.
         deadline: Duration,
-        /// The tools that were aborted and still run. If there are none, `terminate`, the provider's `close` or the commit
-        /// channel took too long.
+        /// The tools that were aborted and still run. If the list is empty, `terminate`, the provider's `close` or the
+        /// commit channel took too long.
         tools: Vec<RunningTool>,
     },
 }
@@ -130,7 +131,7 @@ impl AgentError {
         matches!(self, Self::Stopped(_) | Self::TooManyEvents(_) | Self::CommitBehind(_) | Self::OnHold(_))
     }
 
-    /// The model service's error, if it made the run fail.
+    /// Returns the model service's error if it made the run fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Failed(Failure::Provider { error }, _) => Some(error),
@@ -144,11 +145,11 @@ impl fmt::Display for AgentError {
         match self {
             Self::Stopped(reason) => write!(f, "the agent has ended: {reason}"),
             Self::Busy(status) => write!(f, "the agent is {status:?}; wait until it is idle, or cancel"),
-            Self::Moved => f.write_str("more has happened in the agent since that event; look at it again"),
-            Self::Idle => f.write_str("the agent is idle; there is nothing to stop"),
-            Self::NotPaused(status) => write!(f, "the agent is {status:?} and waits for no decision"),
+            Self::Moved => f.write_str("the agent has emitted newer events; read them, then try again"),
+            Self::Idle => f.write_str("no run is active; there is nothing to cancel or interrupt"),
+            Self::NotPaused(status) => write!(f, "the agent is {status:?}; no tool use waits for a decision"),
             Self::StaleResume { waiting, given } => {
-                write!(f, "the agent waits for a decision on tool use {waiting}, not on {given}")
+                write!(f, "the decision is for tool use {given}, but the agent waits for one about {waiting}")
             }
             Self::EmptyPrompt => f.write_str("the prompt is empty; give it text or an attachment"),
             Self::InvalidPrompt(error) => write!(f, "the prompt does not fit the history: {error}"),
@@ -161,40 +162,40 @@ impl fmt::Display for AgentError {
             Self::ZeroTimeout => {
                 f.write_str("turn_timeout is zero, which allows no turn; leave it unset for no limit")
             }
-            Self::NoModel => f.write_str("no model; give the builder one, `provider:model` or a Model"),
+            Self::NoModel => f.write_str("no model is set; give the builder a Model or a `provider:model`"),
             Self::Model(error) => write!(f, "the model can't be resolved: {error}"),
             Self::InvalidHistory(error) => write!(f, "the history is invalid: {error}"),
             Self::HistoryOwned => {
-                f.write_str("the history belongs to its owner, such as a session; change it there")
+                f.write_str("the history belongs to the agent's session; change it through the session")
             }
-            Self::NotAPrompt => f.write_str("only a user message can be answered anew"),
+            Self::NotAPrompt => f.write_str("only a user message can start a run again"),
             Self::InvalidTools(error) => write!(f, "the tools are invalid: {error}"),
-            Self::InvalidOutputSchema(error) => write!(f, "the output schema is refused: {error}"),
-            Self::Refused(error) => write!(f, "the application refused: {error}"),
+            Self::InvalidOutputSchema(error) => write!(f, "the output schema is invalid: {error}"),
+            Self::Refused(error) => write!(f, "init or the closure of set_state failed: {error}"),
             Self::Panicked(code, message) => write!(f, "{code} panicked: {message}"),
             Self::TooManyEvents(waiting) => write!(
                 f,
-                "{waiting} application events wait already; the agent takes no more until it has handled some"
+                "{waiting} application events are queued, which is the maximum; wait until some are handled"
             ),
             Self::CommitBehind(waiting) => write!(
                 f,
                 "{waiting} events wait for the commit channel; \
-                 nothing new begins until its receiver has taken some"
+                 no run can start until its receiver has read some"
             ),
-            Self::OnHold(cause) => write!(f, "the prompt was not taken: {cause}"),
+            Self::OnHold(cause) => write!(f, "the prompt was refused: {cause}"),
             Self::Cancelled(_) => f.write_str("the run was cancelled"),
             Self::Failed(failure, _) => write!(f, "the run failed: {failure}"),
             Self::Output(problem, _) => {
-                write!(f, "the answer does not have the requested shape: {problem}")
+                write!(f, "the response does not have the requested shape: {problem}")
             }
             Self::Deadline { deadline, tools } if tools.is_empty() => {
-                write!(f, "the agent's end was cut off at the deadline of {deadline:?}")
+                write!(f, "the agent did not end within the deadline of {deadline:?} and was cut off")
             }
             Self::Deadline { deadline, tools } => {
                 let tools: Vec<_> = tools.iter().map(RunningTool::to_string).collect();
                 write!(
                     f,
-                    "at the deadline of {deadline:?}, these aborted tools still run: {}; \
+                    "aborted tools still run after the deadline of {deadline:?}: {}; \
                      a tool can only be aborted where it awaits",
                     tools.join(", ")
                 )
@@ -204,7 +205,7 @@ impl fmt::Display for AgentError {
 }
 
 impl Error for AgentError {
-    /// The part of the cause's chain that `Display` does not include.
+    /// Returns the first error of the cause's chain that `Display` does not include.
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         let cause: &(dyn Error + 'static) = match self {
             Self::InvalidPrompt(error) | Self::InvalidHistory(error) => error,
@@ -251,27 +252,27 @@ pub enum Failure {
     /// The provider's code panicked.
     #[error("the provider panicked: {message}")]
     ProviderPanicked {
-        /// The panic's message.
+        /// The message of the panic.
         message: String,
     },
     /// The turn took longer than its limit.
     #[error("the turn took longer than its limit of {limit:?}")]
     TimeLimit {
-        /// The limit.
+        /// The limit of the turn.
         limit: Duration,
     },
-    /// The answer does not have the requested shape and is requested again. Appears in
-    /// [`Event::Retry`](super::Event::Retry) alone: at the limit, the last answer ends
-    /// the turn as it is.
-    #[error("the answer does not have the requested shape: {message}")]
+    /// The response does not match the output schema and is requested again. This failure occurs only in
+    /// [`Event::Retry`](super::Event::Retry). When the limit of repetitions is reached, the last response ends the turn
+    /// as it is.
+    #[error("the response does not have the requested shape: {message}")]
     Output {
-        /// The problem with the answer.
+        /// The problem with the response.
         message: String,
     },
-    /// `handle_event` returned a prompt while the session takes nothing new. The event carries the prompt back.
-    #[error("the prompt of handle_event was not taken: {reason}")]
+    /// `handle_event` returned a prompt while the session accepts none. The error event contains the prompt.
+    #[error("the prompt that handle_event returned was refused: {reason}")]
     OnHold {
-        /// Why the session takes nothing new.
+        /// The reason why the session accepts no prompts.
         reason: String,
     },
     /// A callback panicked or returned an unusable value.
@@ -279,13 +280,13 @@ pub enum Failure {
     Callback {
         /// The name of the callback.
         callback: String,
-        /// The panic's message, or the problem with the value.
+        /// The message of the panic, or the problem with the value.
         message: String,
     },
 }
 
 impl Failure {
-    /// Approximate size in bytes.
+    /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
         match self {
             Self::Provider { error } => error.message.len() + error.body.as_ref().map_or(0, String::len),

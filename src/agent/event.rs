@@ -11,173 +11,205 @@ use crate::{
     provider::StopReason,
 };
 
-/// What an agent is doing.
+/// The activity of an agent: idle, busy or paused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    /// Nothing, or an application's event is handled between runs: a prompt starts a run.
+    /// No run is active, and a prompt starts one. An application event may be handled.
     #[default]
     Idle,
-    /// A run is on.
+    /// A run is active.
     Busy,
     /// A tool use waits for [`resume`](super::Agent::resume).
     Paused,
 }
 
-/// What happens in an agent.
+/// A change in an agent, as subscribers see it.
 ///
-/// The order: `Message` (user) → block events → `Message` (assistant) → `Step`; then for tools a `ToolResult`
-/// each, in the order of the tool uses, and a `Message` with all of them. A run ends in exactly one of
-/// `Turn` (stop), `Cancelled` and `Error`. A `Status` precedes the event that caused it.
+/// The order of events: `Message` (user) → block events → `Message` (assistant) → `Step`. If the model uses tools, a
+/// `ToolResult` for each tool use follows, in the order of the tool uses, and then a `Message` with all results. A run
+/// ends with exactly one of `Turn` (stop), `Cancelled` and `Error`. A `Status` event comes before the event that caused
+/// it.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
+/// # let model = provider.model();
+/// use omni_agent::{Agent, Event, Update};
+///
+/// let agent = Agent::builder().model(model).start().await?;
+/// let mut updates = agent.subscribe().await?;
+/// agent.ask("Hi").await?;
+///
+/// let mut steps = 0;
+/// while let Some(Update::Event(numbered)) = updates.next().await {
+///     match &*numbered.event {
+///         Event::Step(response) => {
+///             steps += 1;
+///             println!("request {} used {} tokens", response.step, response.usage.total());
+///         }
+///         Event::Turn(outcome) => {
+///             assert_eq!(outcome.response().text(), "Hello!");
+///             break;
+///         }
+///         _ => {}
+///     }
+/// }
+/// assert_eq!(steps, 1);
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Event {
-    /// A text block begins.
+    /// A text block began.
     TextStart {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
     },
-    /// A text block grows.
+    /// Text was appended to a text block.
     TextDelta {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
-        /// By this text.
+        /// The appended text.
         delta: String,
     },
     /// A text block is complete.
     TextEnd {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
         /// All of it.
         content: Text,
     },
-    /// A thinking block begins.
+    /// A thinking block began.
     ThinkingStart {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
     },
-    /// A thinking block grows.
+    /// Text was appended to a thinking block.
     ThinkingDelta {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
-        /// By this text.
+        /// The appended text.
         delta: String,
     },
     /// A thinking block is complete.
     ThinkingEnd {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
         /// All of it.
         content: Thinking,
     },
-    /// A tool use begins.
+    /// A tool use began.
     ToolUseStart {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
-        /// The tool use's id.
+        /// The id of the tool use.
         id: ToolUseId,
-        /// The tool's name.
+        /// The name of the tool.
         name: String,
     },
-    /// The input of a tool use grows.
+    /// A piece of JSON text was appended to the input of a tool use.
     ToolUseDelta {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
-        /// By this piece of JSON text.
+        /// The appended piece of JSON text.
         delta: String,
     },
     /// A tool use is complete.
     ToolUseEnd {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
         /// All of it.
         content: ToolUse,
     },
-    /// The model made a file.
+    /// The model created a file.
     Attachment {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
-        /// The file.
+        /// The created file.
         content: Attachment,
     },
-    /// An opaque item of the provider came, or changed.
+    /// An opaque item of the provider was added or changed.
     ProviderItem {
-        /// The block's place in the message.
+        /// The block's index in the message.
         index: usize,
-        /// The item as it is now.
+        /// The current content of the item.
         content: ProviderItem,
     },
-    /// A message joins the turn in flight.
+    /// A message was added to the turn in flight.
     Message {
-        /// The message.
+        /// The added message.
         message: Arc<Message>,
-        /// The request that it prompts, answers or closes, counted from the prompt.
+        /// The number of the request that the message belongs to, counted from the prompt: the request that a user
+        /// message causes, that an assistant message completes, or whose tool uses get their results.
         step: u32,
     },
-    /// A tool reports how far it has come.
+    /// A tool reported progress.
     ToolProgress {
-        /// Which call.
+        /// The id of the tool use that the progress belongs to.
         tool_use_id: ToolUseId,
-        /// In the tool's own terms.
+        /// The reported progress, in a format that the tool defines.
         data: Value,
     },
-    /// A tool use is answered.
+    /// A tool use got its result.
     ToolResult {
-        /// The answer.
+        /// The result of the tool use.
         result: ToolResult,
-        /// What the tool was run with, where that is not what the model sent.
+        /// The input that the tool was run with, if it differs from the input that the model sent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
     },
-    /// A request is complete: exactly the user message that prompted it, and the answer, with the usage of
-    /// this request.
+    /// A request is complete. The response contains the user message that caused the request, the assistant message,
+    /// and the usage of this request.
     Step(Arc<Response>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
-    /// A tool use waits for [`resume`](super::Agent::resume).
+    /// A tool use waits for a decision from [`resume`](super::Agent::resume).
     Pause {
-        /// Which.
+        /// The tool use that waits.
         tool_use: ToolUse,
-        /// Why, in the application's own terms.
+        /// The reason for the pause, in a format that the application defines.
         reason: Value,
     },
-    /// A request is repeated: by the retry policy before its first content, by
-    /// [`handle_error`](super::AgentCallbacks::handle_error), or because its answer did not fit the output schema. The
-    /// partial answer is void.
+    /// A request is repeated, and its partial response is void. The cause is the retry policy before the first content,
+    /// [`handle_error`](super::AgentCallbacks::handle_error), or a response that does not match the output schema.
     Retry {
-        /// The failure of the request that is repeated.
+        /// The failure of the repeated request.
         failure: Failure,
-        /// The time until it is repeated.
+        /// The delay before the repetition.
         delay: Duration,
-        /// How many messages of the turn in flight remain.
+        /// The number of messages of the turn in flight that remain.
         pending: usize,
     },
-    /// The run failed. What was pending is discarded.
+    /// The run failed, and its pending messages are discarded.
     Error {
-        /// What went wrong.
+        /// The reason for the failure.
         failure: Failure,
-        /// What was discarded, with what it used.
+        /// The discarded messages and their usage.
         response: Arc<Response>,
-        /// A prompt that was not taken: a staged one, or one that `handle_event` returned while the session takes nothing new.
+        /// A prompt that was not used: a staged prompt, or a prompt that `handle_event` returned while the session
+        /// accepts none.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
-    /// The run was cancelled. What was pending is discarded.
+    /// The run was cancelled, and its pending messages are discarded.
     Cancelled {
-        /// What was discarded, with what it used.
+        /// The discarded messages and their usage.
         response: Arc<Response>,
-        /// A staged prompt that was not taken.
+        /// A staged prompt that was not used.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
-    /// The configuration or the history was changed: with [`set_state`](super::Agent::set_state), or by the
-    /// history's [owner](super::HistoryOwner). One that follows `Cancelled` or `Error` at once brings the history
-    /// of before the run back.
+    /// The configuration or the history was changed by [`set_state`](super::Agent::set_state) or by the agent's
+    /// session. A `State` event that directly follows `Cancelled` or `Error` restores the history from before the run.
     State(Arc<StateView>),
     /// The status changed.
     Status {
-        /// To this.
+        /// The new status.
         status: Status,
     },
 }
@@ -187,23 +219,23 @@ pub enum Event {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum TurnOutcome {
-    /// The agent is idle.
+    /// The run ended with this turn, and the agent is idle.
     Stop {
-        /// The turn's own messages and usage.
+        /// The messages and the usage of the turn.
         response: Arc<Response>,
-        /// A staged prompt that was not taken, since the turn was interrupted.
+        /// A staged prompt that was not used because the turn was interrupted.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         staged: Option<Arc<Prompt>>,
     },
     /// The next turn of the same run follows.
     Continue {
-        /// The turn's own messages and usage.
+        /// The messages and the usage of the turn.
         response: Arc<Response>,
     },
 }
 
 impl TurnOutcome {
-    /// The turn's own messages and usage.
+    /// The messages and the usage of the turn.
     pub fn response(&self) -> &Arc<Response> {
         match self {
             Self::Stop { response, .. } | Self::Continue { response } => response,
@@ -216,22 +248,22 @@ impl TurnOutcome {
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RunOutcome {
-    /// In [`TurnOutcome::Stop`]: its last turn is part of the history.
+    /// The run ended with [`TurnOutcome::Stop`]. Its last turn is part of the history.
     Stopped {
-        /// The stop reason of its last turn.
+        /// The stop reason of the last turn.
         stop_reason: StopReason,
     },
-    /// In [`Event::Cancelled`].
+    /// The run ended with [`Event::Cancelled`].
     Cancelled,
-    /// In [`Event::Error`].
+    /// The run ended with [`Event::Error`].
     Failed {
-        /// The reason.
+        /// The reason for the failure.
         failure: Failure,
     },
 }
 
 impl RunOutcome {
-    /// The outcome that `event` reports, if it ends a run.
+    /// Returns the run's outcome if `event` ends a run.
     pub(crate) fn of(event: &Event) -> Option<Self> {
         match event {
             Event::Turn(TurnOutcome::Stop { response, .. }) => {
@@ -245,7 +277,7 @@ impl RunOutcome {
 }
 
 impl Event {
-    /// Approximate size in bytes, for bounding what is buffered.
+    /// Returns the approximate size in bytes, which bounds the buffers of events.
     pub(crate) fn weight(&self) -> usize {
         let staged = |prompt: &Option<Arc<Prompt>>| prompt.as_ref().map_or(0, |prompt| prompt.weight());
         64 + match self {

@@ -8,47 +8,69 @@ use crate::{
     provider::StopReason,
 };
 
-/// What came of a step, a turn or an [`ask`](super::Agent::ask).
+/// The result of a step, a turn or an [`ask`](super::Agent::ask).
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
+/// # let model = provider.model();
+/// use omni_agent::{Agent, provider::StopReason};
+///
+/// let agent = Agent::builder().model(model).start().await?;
+/// let response = agent.ask("Hi").await?;
+/// assert_eq!(response.text(), "Hello!");
+/// assert_eq!(response.stop_reason, StopReason::Stop);
+/// // The prompt and the assistant message:
+/// assert_eq!(response.messages.len(), 2);
+/// for warning in &response.warnings {
+///     eprintln!("warning: {warning}");
+/// }
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Response {
-    /// The model that answered, as the service names it, or as it was asked for.
+    /// The name of the model that responded, as the service reports it, or as it was requested.
     pub model: String,
-    /// The last assistant message; `None` if nothing came before a cancel or an error.
+    /// The last assistant message. `None` if a cancel or an error came before it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub message: Option<Arc<Message>>,
-    /// The messages of the step or turn, from the user message that prompted it. A step has exactly that
-    /// message and the answer.
+    /// The messages of the step or turn, starting with the user message that caused it. A step has exactly that message
+    /// and the assistant message.
     pub messages: Vec<Arc<Message>>,
-    /// Why it ended.
+    /// The reason why the step or turn ended.
     pub stop_reason: StopReason,
-    /// What it used. A turn's usage includes the failed attempts that `handle_error` had repeated, as far as
-    /// the service told what they used, and the answers that were asked for again.
+    /// The usage of the step or turn. A turn's usage includes failed attempts that `handle_error` repeated, as far as
+    /// the service reported their usage, and responses that were requested again.
     pub usage: Usage,
-    /// Requests made since the prompt was taken.
+    /// The number of requests made for the prompt so far.
     pub step: u32,
-    /// The answer as JSON, if an output schema was set and the answer obeys it.
+    /// The response as JSON, if an output schema was set and the response matches it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<Value>,
-    /// Why `output` is missing although a schema was set, after the answer was asked for again as often as it may be.
+    /// The reason why `output` is missing although an output schema was set. It is set when the response has been
+    /// requested again as often as allowed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output_error: Option<String>,
-    /// Tool uses that the application has to answer, if the turn ended with
-    /// [`StopReason::ToolUse`]. Send their results with the next prompt.
+    /// The tool uses whose results the application must send with the next prompt. Not empty if the turn ended with
+    /// [`StopReason::ToolUse`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub open_tool_uses: Vec<ToolUse>,
-    /// Results of the same step that were decided before the turn ended. The next prompt sends them without being asked
-    /// to: the history keeps each of them with its tool use, in [`ToolUse::decided`].
+    /// The results of the same step that were decided before the turn ended. The next prompt includes them
+    /// automatically: the history keeps each of them with its tool use, in [`ToolUse::decided`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub decided: Vec<ToolResult>,
-    /// What was asked for and could not be honoured.
+    /// The settings that could not be applied, as readable warnings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
 impl fmt::Debug for Response {
-    /// Stays short whatever the response holds, since a failed `main` prints it: lists show their lengths, texts their
-    /// beginning, and what is empty is left out.
+    /// Writes a short form, because a failed `main` prints it: lists as their lengths, the beginning of texts, and
+    /// nothing that is empty.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 200;
         let begin = |text: &str| text[..text.floor_char_boundary(SHOWN)].to_owned();
@@ -77,12 +99,12 @@ impl fmt::Debug for Response {
 }
 
 impl Response {
-    /// The answer's text.
+    /// Returns the text of the last assistant message.
     pub fn text(&self) -> String {
         self.message.as_ref().map(|message| message.text()).unwrap_or_default()
     }
 
-    /// A response of which nothing is known but how it ended.
+    /// Returns a response without content that ended in this way.
     pub(crate) fn empty(model: &str, stop_reason: StopReason, step: u32) -> Self {
         Self {
             model: model.to_owned(),
@@ -99,7 +121,7 @@ impl Response {
         }
     }
 
-    /// Approximate size in bytes.
+    /// Returns the approximate size in bytes.
     pub(crate) fn weight(&self) -> usize {
         128 + self.messages.iter().map(|message| message.weight()).sum::<usize>()
             + self.output.as_ref().map_or(0, value_weight)
@@ -109,7 +131,7 @@ impl Response {
             + self.warnings.iter().map(String::len).sum::<usize>()
     }
 
-    /// Takes in what was read of the answer under an output schema, if there is one.
+    /// Stores the value that was read under the output schema, or the problem with it. `None` if no schema was set.
     pub(crate) fn set_output(&mut self, read: Option<Result<Value, String>>) {
         match read {
             None => {}

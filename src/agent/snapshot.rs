@@ -10,57 +10,86 @@ use crate::{
     subscription::EventId,
 };
 
-/// All there is to know of an agent at one moment.
+/// The complete state of an agent at one event.
 ///
-/// A snapshot and the events after it give the truth at any later moment: [`apply`](Snapshot::apply) does it.
+/// [`apply`](Snapshot::apply) applies an event to a snapshot. So a snapshot and the events after it give the state at
+/// any later event.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let provider = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]);
+/// # let model = provider.model();
+/// use omni_agent::agent::{Agent, Snapshot, Status};
+/// use omni_agent::Update;
+///
+/// let agent = Agent::builder().model(model).start().await?;
+/// let mut updates = agent.subscribe().await?;
+/// let mut view: Snapshot = updates.snapshot().map(|snapshot| (**snapshot).clone()).expect("not resumed");
+/// agent.prompt("Hi").await?;
+/// loop {
+///     match updates.next().await {
+///         Some(Update::Event(numbered)) => view.apply(&numbered.event),
+///         Some(Update::Resync(snapshot)) => view = (*snapshot).clone(),
+///         _ => break,
+///     }
+///     if view.status == Status::Idle && view.last_run.is_some() && view.pending.is_empty() {
+///         break; // The run has ended.
+///     }
+/// }
+/// assert_eq!(view.messages().last().map(|message| message.text()).as_deref(), Some("Hello!"));
+/// # Ok::<(), omni_agent::AgentError>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Snapshot {
-    /// The last event that is part of it.
+    /// The id of the last event that the snapshot includes.
     pub last: EventId,
     /// The configuration and the committed history.
     pub state: StateView,
-    /// What the agent is doing.
+    /// The status of the agent.
     pub status: Status,
-    /// Requests made since the last prompt was taken.
+    /// The number of requests made for the last prompt.
     pub step: u32,
-    /// Messages of the turn in flight, not yet committed.
+    /// The messages of the turn in flight, which are not committed yet.
     pub pending: Vec<Arc<Message>>,
-    /// The answer that is streaming in, block by block. Files and opaque items come whole: they have ended at
-    /// once.
+    /// The blocks of the response that is being streamed. Files and opaque items arrive as a whole, so their blocks
+    /// have always ended.
     pub partial: Vec<PartialBlock>,
-    /// What the agent waits for, if it is paused.
+    /// The decision that a paused agent waits for.
     pub pause: Option<Pause>,
-    /// A prompt that waits for the turn's end.
+    /// The staged prompt, which waits for the turn's end.
     pub staged: Option<Arc<Prompt>>,
-    /// A prompt of `handle_event` that waits behind the staged one.
+    /// A prompt that `handle_event` returned and that waits behind the staged prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub behind: Option<Arc<Prompt>>,
-    /// How the last run ended, if one has since the agent's start. It stays while the next run is active.
+    /// The outcome of the last run, if a run has ended since the agent's start. It stays while the next run is active.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_run: Option<Arc<RunOutcome>>,
 }
 
-/// What a paused agent waits for.
+/// A tool use that waits for a decision, and the reason.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Pause {
-    /// The tool use to decide on.
+    /// The tool use that waits for a decision.
     pub tool_use: ToolUse,
-    /// Why, in the application's own terms.
+    /// The reason for the pause, in a format that the application defines.
     pub reason: Value,
 }
 
 impl Snapshot {
-    /// All messages, committed and pending. The answer that is streaming in is in `partial`.
+    /// Returns all messages, committed and pending. The response that is being streamed is in `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.state.history.iter().chain(&self.pending)
     }
 
-    /// Takes the next event in, so that the snapshot is the truth after it.
+    /// Applies the next event, so that the snapshot shows the state after it.
     ///
-    /// What callbacks change in the configuration, and a prompt that is staged, fire no event; they show in the
-    /// next snapshot.
+    /// Two changes emit no event and appear only in the next snapshot: changes that callbacks make to the
+    /// configuration, and a prompt that is staged.
     pub fn apply(&mut self, event: &Event) {
         if let Some(outcome) = RunOutcome::of(event) {
             self.last_run = Some(Arc::new(outcome));
@@ -103,7 +132,7 @@ impl Snapshot {
             }
             Event::Message { message, step } => {
                 if self.pending.is_empty() {
-                    // A turn begins: a prompt that was staged before is taken now.
+                    // A turn begins, and with it the staged prompt was used.
                     self.staged = self.behind.take();
                 }
                 self.partial.clear();
@@ -111,7 +140,7 @@ impl Snapshot {
                 self.step = *step;
             }
             Event::Turn(turn) => {
-                // A turn that leaves tool uses open keeps the results that were decided with them.
+                // A turn that leaves tool uses open keeps the results that were already decided in those tool uses.
                 self.state.history.extend(turn.response().messages.iter().cloned());
                 let behind = self.behind.take();
                 self.finish(turn.response());
@@ -139,7 +168,7 @@ impl Snapshot {
                 let uses_tools =
                     response.message.as_ref().is_some_and(|message| message.tool_uses().next().is_some());
                 if response.stop_reason == StopReason::Pause && !uses_tools {
-                    // The service goes on with its answer in the next request.
+                    // The service continues its response in the next request.
                     self.step = response.step + 1;
                 }
             }
@@ -169,7 +198,7 @@ impl Snapshot {
     fn finish(&mut self, response: &Response) {
         self.pending.clear();
         self.partial.clear();
-        // Taken for the next turn, or carried back.
+        // Used for the next turn, or returned in the event.
         (self.staged, self.behind) = (None, None);
         self.step = response.step;
     }

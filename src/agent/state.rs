@@ -9,32 +9,37 @@ use crate::{
     tool::{Extensions, ToolDeclaration, ToolSet},
 };
 
-/// An agent's configuration. Cheap enough to copy: what is large in it is shared.
+/// The configuration of an agent: its model, system prompt, tools, options and limits.
+///
+/// A copy is cheap, because the large parts are shared. To change the configuration, use
+/// [`Agent::set_state`](super::Agent::set_state) between runs, or [`State::config_mut`] in a callback.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Config {
-    /// The model, with the provider that serves it.
+    /// The model, with the provider that serves it. To switch the model by name, call [`set_model`](Self::set_model).
     pub model: Model,
     /// The system prompt.
     pub system: Option<Arc<str>>,
-    /// The tools on offer.
+    /// The tools that the model can use.
     pub tools: ToolSet,
-    /// How to answer. A key and headers in it are for the provider of the model that is in force when they are set:
-    /// after a change to another provider's model they are not sent, unless they are set anew.
+    /// The options of requests. An API key and headers in them belong to the provider of the model that is in force
+    /// when they are set. After a change to another provider's model they are not sent, unless they are set anew.
     pub options: Options,
-    /// The most requests that one prompt may cause, continuations and retries included. A change holds for the
-    /// run in flight too, unless its prompt brought a limit of its own.
+    /// The maximum number of requests that one prompt may cause, including continuations and retries. A change also
+    /// applies to the run in flight, unless its prompt has a limit.
     pub max_steps: Option<u32>,
-    /// The longest that one turn may take. A change holds from the next turn on, and for a step
-    /// that is repeated after the limit.
+    /// The maximum duration of one turn. A change applies from the next turn on, and to a step that is repeated after
+    /// the limit.
     pub turn_timeout: Option<Duration>,
-    /// The agent's, for names of models; the default one if unset.
+    /// The registry that resolves names of models. The default registry is used if this is `None`.
     pub(crate) registry: Option<Registry>,
 }
 
 impl Config {
-    /// Switches the model. Accepts a [`Model`], or a name such as `anthropic:claude-sonnet-4-6`. The agent's registry resolves the name.
-    /// If the registry does not have the provider, the provider in use is taken if it has that name.
+    /// Switches the model. Accepts a [`Model`], or a name such as `anthropic:claude-sonnet-4-6`.
+    ///
+    /// The agent's registry resolves the name. If the registry does not have the provider, but the provider in use has
+    /// that name, the provider in use serves the model.
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -55,8 +60,9 @@ impl Config {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Model`] if the name can't be resolved; the model stays as it is. A closure of
-    /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`, and the operation fails with it.
+    /// [`AgentError::Model`] if the name cannot be resolved. The model then stays as it is. A closure of
+    /// [`set_state`](super::Agent::set_state) and `init` may return the error with `?`, and the operation then fails
+    /// with it.
     #[doc(alias = "switch model")]
     pub fn set_model(&mut self, model: impl Into<ModelSpec>) -> Result<(), AgentError> {
         self.model = model.into().resolve(self.registry.as_ref(), &self.model)?;
@@ -67,7 +73,8 @@ impl Config {
         check(self.max_steps, self.turn_timeout, &self.options)
     }
 
-    /// The part of the configuration that can be saved, without keys and headers. [`AgentBuilder::restore`] takes it.
+    /// Returns the part of the configuration that can be saved, without API keys and headers. [`AgentBuilder::restore`]
+    /// restores it.
     ///
     /// [`AgentBuilder::restore`]: super::AgentBuilder::restore
     pub fn saved(&self) -> SavedConfig {
@@ -80,7 +87,7 @@ impl Config {
         }
     }
 
-    /// Whether the parts of both that can be saved are the same.
+    /// Returns whether the parts of both that can be saved are equal.
     pub(crate) fn saves_as(&self, other: &Self) -> bool {
         self.model.saved_name() == other.model.saved_name()
             && self.system == other.system
@@ -103,9 +110,9 @@ impl Config {
     }
 }
 
-/// The part of a [`Config`] that can be saved: all but the tools, the API key and the headers.
+/// The part of a [`Config`] that can be saved: everything except the tools, the API key and the headers.
 ///
-/// [`Config::saved`] makes it, and [`AgentBuilder::restore`](super::AgentBuilder::restore) takes it up.
+/// [`Config::saved`] returns it, and [`AgentBuilder::restore`](super::AgentBuilder::restore) restores it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
@@ -116,31 +123,31 @@ pub struct SavedConfig {
     /// The system prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<Arc<str>>,
-    /// How to answer.
+    /// The options of requests.
     #[serde(skip_serializing_if = "Options::is_empty")]
     pub options: Options,
-    /// The most requests that one prompt may cause.
+    /// The maximum number of requests that one prompt may cause.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u32>,
-    /// The longest that one turn may take.
+    /// The maximum duration of one turn.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
 }
 
 impl SavedConfig {
-    /// The same configuration with this model's full name.
+    /// Returns the same configuration with this model's full name.
     pub fn with_model(mut self, name: impl Into<String>) -> Self {
         self.model = Some(name.into());
         self
     }
 
-    /// The same configuration with this system prompt.
+    /// Returns the same configuration with this system prompt.
     pub fn with_system(mut self, system: impl Into<Arc<str>>) -> Self {
         self.system = Some(system.into());
         self
     }
 
-    /// The same configuration with these options.
+    /// Returns the same configuration with these options.
     pub fn with_options(mut self, options: Options) -> Self {
         self.options = options;
         self
@@ -164,10 +171,10 @@ fn check(
     }
 }
 
-/// The state as callbacks see it: the configuration, which they may edit, and the rest, which they may read.
+/// The state that callbacks see. They may edit the configuration and read the rest.
 ///
-/// The edits apply when the callback returns, from the next request on, and fire no event; what is invalid
-/// fails the run. A callback that is cancelled or panics changes nothing.
+/// Edits apply when the callback returns, from the next request on, and emit no event. If the edited configuration is
+/// invalid, the run fails. A callback that is cancelled or panics changes nothing.
 #[derive(Clone, Debug)]
 pub struct State {
     pub(crate) config: Arc<Config>,
@@ -179,61 +186,61 @@ pub struct State {
 }
 
 impl State {
-    /// The configuration.
+    /// Returns the configuration.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The configuration, to edit.
+    /// Returns the configuration for editing. [`Config::set_model`] switches the model.
     pub fn config_mut(&mut self) -> &mut Config {
         Arc::make_mut(&mut self.config)
     }
 
-    /// The committed history.
+    /// Returns the committed history.
     pub fn history(&self) -> &History {
         &self.history
     }
 
-    /// What the agent is doing.
+    /// Returns the status of the agent.
     pub fn status(&self) -> Status {
         self.status
     }
 
-    /// Requests made since the last prompt was taken.
+    /// Returns the number of requests made for the last prompt.
     pub fn step(&self) -> u32 {
         self.step
     }
 
-    /// What the application put beside the conversation.
+    /// Returns the values that the application added to the builder.
     pub fn extensions(&self) -> &Extensions {
         &self.extensions
     }
 
-    /// The agent itself, held weakly.
+    /// Returns a weak handle to the agent.
     pub fn agent(&self) -> &WeakAgent {
         &self.agent
     }
 }
 
-/// A copy of the configuration and the history, to edit in `init` and `set_state`. It is checked and takes
-/// effect as a whole, or not at all.
+/// A copy of the configuration and the history that `init` and `set_state` edit. The copy is checked and takes effect
+/// as a whole, or not at all.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StateEdit {
     /// The configuration.
     pub config: Config,
-    /// The history; see [`History::check`] for what is accepted.
+    /// The history. [`History::check`] states which histories are valid.
     pub history: History,
 }
 
 impl StateEdit {
-    /// Refuses another history than `before`, which is for its owner to change.
+    /// Rejects a history that differs from `before`, since only the history's owner may change it.
     pub(crate) fn keep_history(&mut self, before: &History) -> Result<(), AgentError> {
         if !self.history.same(before) {
             if self.history != *before {
                 return Err(AgentError::HistoryOwned);
             }
-            // Equal, but perhaps of other messages than the owner's.
+            // Equal, but its messages may be other allocations than the owner's.
             self.history = before.clone();
         }
         Ok(())
@@ -248,26 +255,27 @@ impl StateEdit {
     }
 }
 
-/// The configuration and the history as data, for events, stores and the wire. Without keys and headers.
+/// The configuration and the committed history as data, for events, snapshots and the wire. It contains no API keys and
+/// headers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct StateView {
     /// The model's full name.
     pub model: String,
-    /// The saved model's name, if it could not be resolved and `model` is used in its place.
+    /// The name of the saved model, if it could not be resolved and `model` is used instead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fallback_for: Option<String>,
     /// The system prompt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub system: Option<Arc<str>>,
-    /// The tools, as the model sees them.
+    /// The declarations of the tools, as the model sees them.
     pub tools: Vec<ToolDeclaration>,
-    /// How to answer.
+    /// The options of requests.
     pub options: Options,
-    /// The most requests that one prompt may cause.
+    /// The maximum number of requests that one prompt may cause.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u32>,
-    /// The longest that one turn may take.
+    /// The maximum duration of one turn.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
     /// The committed history.
@@ -275,7 +283,7 @@ pub struct StateView {
 }
 
 impl StateView {
-    /// Approximate size in bytes. O(n).
+    /// Returns the approximate size in bytes. O(n).
     pub(crate) fn weight(&self) -> usize {
         self.system.as_ref().map_or(0, |system| system.len())
             + self.tools.iter().map(|tool| 64 + tool.name.len() + tool.description.len()).sum::<usize>()
@@ -283,9 +291,10 @@ impl StateView {
     }
 }
 
-/// A message to an agent, with settings for the run that it begins.
+/// A message to an agent, with settings for the run that it starts.
 ///
-/// The settings take the place of the agent's, one by one, for this prompt only.
+/// Each setting replaces the agent's own for this prompt only. Everything that converts into [`Blocks`] converts into a
+/// prompt, such as a string.
 ///
 /// ```
 /// use omni_agent::agent::Prompt;
@@ -301,47 +310,47 @@ impl StateView {
 pub struct Prompt {
     /// The content of the message.
     pub content: Blocks,
-    /// The model, in place of the agent's. If a callback sets the agent's model during the run, that one is used from the
-    /// next request on. Never serialised.
+    /// The model, instead of the agent's. If a callback sets the agent's model during the run, that model is used from
+    /// the next request on. The model is never serialised.
     #[serde(skip)]
     pub model: Option<Model>,
-    /// Laid over the agent's options. A key and headers in it are for the provider of the model in force when the prompt
-    /// is taken up, and go to no other.
+    /// The options that are laid over the agent's options. An API key and headers in them belong to the provider of the
+    /// model in force when the prompt starts its turn, and no other provider gets them.
     #[serde(default, skip_serializing_if = "Options::is_empty")]
     pub options: Options,
-    /// The limit of requests, in place of the agent's.
+    /// The maximum number of requests, instead of the agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_steps: Option<u32>,
-    /// The time limit of each turn, in place of the agent's.
+    /// The maximum duration of each turn, instead of the agent's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
 }
 
 impl Prompt {
-    /// A prompt with the agent's own settings.
+    /// Creates a prompt with the agent's settings.
     pub fn new(content: impl Into<Blocks>) -> Self {
         Self { content: content.into(), ..Self::default() }
     }
 
-    /// The same prompt for this model.
+    /// Returns the same prompt with this model.
     pub fn with_model(mut self, model: Model) -> Self {
         self.model = Some(model);
         self
     }
 
-    /// The same prompt with these options laid over the agent's.
+    /// Returns the same prompt with these options, which are laid over the agent's.
     pub fn with_options(mut self, options: Options) -> Self {
         self.options = options;
         self
     }
 
-    /// The same prompt with its own limit of requests.
+    /// Returns the same prompt with this maximum number of requests.
     pub fn with_max_steps(mut self, max_steps: u32) -> Self {
         self.max_steps = Some(max_steps);
         self
     }
 
-    /// The same prompt with its own time limit for each of its turns.
+    /// Returns the same prompt with this maximum duration of each of its turns.
     pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
         self.turn_timeout = Some(limit);
         self
@@ -355,7 +364,7 @@ impl Prompt {
         self.content.0.iter().map(Content::weight).sum()
     }
 
-    /// Whether the prompt has settings of its own.
+    /// Returns whether the prompt has any settings.
     pub(crate) fn has_settings(&self) -> bool {
         self.model.is_some()
             || !self.options.is_empty()
@@ -363,18 +372,18 @@ impl Prompt {
             || self.turn_timeout.is_some()
     }
 
-    /// The settings alone.
+    /// Returns the settings without the content.
     pub(crate) fn without_content(self) -> Self {
         Self { content: Blocks::default(), ..self }
     }
 
-    /// The settings alone, without a key and headers.
+    /// Returns the settings without the content, the API key and the headers.
     pub(crate) fn settings(&self) -> Self {
         let options = self.options.clone().without_secrets();
         Self { options, ..self.clone().without_content() }
     }
 
-    /// These settings, each replaced by that of `over` where it has one. The content is that of `over`.
+    /// Returns these settings, each replaced by that of `over` if `over` has it. The content is that of `over`.
     pub(crate) fn overlaid(&self, over: Self) -> Self {
         Self {
             content: over.content,

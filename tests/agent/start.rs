@@ -174,7 +174,7 @@ async fn init_error_refuses_the_start_with_its_message() {
     let hooks = Hooks::new().on_init(|_, _| Err("no licence".into()));
     let error = builder.callbacks(hooks).start().await.unwrap_err();
     assert!(matches!(error, AgentError::Refused(_)));
-    assert_eq!(error.to_string(), "the application refused: no licence");
+    assert_eq!(error.to_string(), "init or the closure of set_state failed: no licence");
     assert!(error.source().is_none());
 }
 

@@ -221,7 +221,7 @@ async fn terminate_of_an_idle_session_uses_it() {
     let session = builder.create().await.unwrap();
     drop(session.subscribe(Mode::Controller).await.unwrap());
     assert_eq!(ends_soon(&session).await, EndReason::Idle);
-    assert_eq!(log.all(), six("Idle", "nobody had it open and nothing went on"));
+    assert_eq!(log.all(), six("Idle", "nothing kept it open and nothing was in progress"));
 }
 
 #[tokio::test(start_paused = true)]
@@ -251,7 +251,7 @@ async fn terminate_of_a_session_that_lost_its_conversation_uses_it() {
     store.delete(session.id()).await.unwrap();
     session.ask("Q1").await.unwrap();
     assert_eq!(ends_soon(&session).await, EndReason::LostPlace);
-    assert_eq!(log.all(), six("Stopped", "another writer took the conversation over in the store"));
+    assert_eq!(log.all(), six("Stopped", "another writer took over the conversation in the store"));
 }
 
 // ---- application code that panics ----

@@ -1,4 +1,4 @@
-//! Parts that the actors of the crate share: their end, letting others run, optional timers.
+//! The parts that all actors of the crate share: their end, calls, yielding to other tasks, optional timers.
 
 mod own_wake;
 #[cfg(test)]
@@ -22,7 +22,8 @@ use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::subscription::{End, EndReason};
 
-/// How an actor ends, for its handles: that it is about to, and what is left of it afterwards.
+/// The end of an actor, as its handles see it: the reason as soon as it accepts no more commands, and its end
+/// afterwards.
 #[derive(Debug)]
 pub(crate) struct Termination<S> {
     closing: OnceLock<EndReason>,
@@ -37,32 +38,32 @@ impl<S> Default for Termination<S> {
 }
 
 impl<S> Termination<S> {
-    /// How the actor ended, if it has.
+    /// Returns the end of the actor, if it has ended.
     pub(crate) fn end(&self) -> Option<&End<S>> {
         self.end.get()
     }
 
-    /// Why the actor takes nothing more, if that is so.
+    /// Returns the reason why the actor accepts no more commands, if that is so.
     pub(crate) fn closing(&self) -> Option<&EndReason> {
         self.closing.get()
     }
 
-    /// Tells that the actor takes nothing more; its end follows. The first word counts.
+    /// Records that the actor accepts no more commands. Its end follows. The first reason counts.
     pub(crate) fn close(&self, reason: EndReason) {
         if self.closing.set(reason).is_ok() {
             self.ended.notify_waiters();
         }
     }
 
-    /// Tells how the actor ended; the first word counts.
+    /// Records the actor's end. The first call counts.
     pub(crate) fn seal(&self, end: End<S>) {
         let _ = self.closing.set(end.reason.clone());
         let _ = self.end.set(end);
         self.ended.notify_waiters();
     }
 
-    /// Waits until the actor takes nothing more. Its channels close a moment before or after that, so whoever finds one
-    /// of them closed asks here for the reason.
+    /// Waits until the actor accepts no more commands, and returns the reason. Its channels close a moment before or
+    /// after that. So a caller that finds a channel closed gets the reason here.
     pub(crate) async fn closed(&self) -> EndReason {
         self.wait(|| self.closing.get().cloned()).await
     }
@@ -74,7 +75,7 @@ impl<S> Termination<S> {
 
     async fn wait<T>(&self, look: impl Fn() -> Option<T>) -> T {
         loop {
-            // Made before the look, so that a word in between is not missed.
+            // Created before the check, so that a notification in between is not missed.
             let told = self.ended.notified();
             if let Some(found) = look() {
                 return found;
@@ -84,7 +85,7 @@ impl<S> Termination<S> {
     }
 }
 
-/// Wakes one task. Given before it is waited for, it is there still; given twice, it is there once.
+/// Wakes one task. A signal that is given before the wait is kept. Two signals count as one.
 #[derive(Debug, Default)]
 pub(crate) struct Signal {
     is_given: AtomicBool,
@@ -97,11 +98,12 @@ impl Signal {
         self.waiter.wake();
     }
 
-    /// Waits until the signal is given, and takes it. For one task: a second one would take it from the first.
+    /// Waits until the signal is given, and consumes it. Only one task may wait, because a second one would consume the
+    /// signal of the first.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future takes nothing.
+    /// Dropping the future does not consume the signal.
     pub(crate) async fn given(&self) {
         poll_fn(|cx| {
             self.waiter.register(cx.waker());
@@ -111,7 +113,8 @@ impl Signal {
     }
 }
 
-/// Sends a command and awaits its answer without keeping the actor alive meanwhile; `None` if it gives none any more.
+/// Sends a command and waits for its reply, without keeping the actor alive in the meantime. Returns `None` if the
+/// actor no longer replies.
 pub(crate) async fn call_weakly<C, T, S>(
     commands: Option<mpsc::Sender<C>>,
     termination: &Termination<S>,
@@ -121,7 +124,7 @@ pub(crate) async fn call_weakly<C, T, S>(
     let commands = commands?;
     commands.send(command(reply)).await.ok()?;
     drop(commands);
-    // As in `call`, where the channel tells of the end.
+    // As in `call`, where the channel reports the end.
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),
@@ -129,15 +132,15 @@ pub(crate) async fn call_weakly<C, T, S>(
     }
 }
 
-/// Sends a command and awaits its answer; `None` if the actor gives none any more.
+/// Sends a command and waits for its reply. Returns `None` if the actor no longer replies.
 pub(crate) async fn call<C, T>(
     commands: &mpsc::Sender<C>,
     command: impl FnOnce(oneshot::Sender<T>) -> C,
 ) -> Option<T> {
     let (reply, mut answer) = oneshot::channel();
     commands.send(command(reply)).await.ok()?;
-    // A command that comes in just as the receiver goes away stays in the channel for as long as there is a handle,
-    // and its reply with it: the answer alone may be waited for in vain.
+    // A command that is sent while the receiver is being dropped stays in the channel as long as a handle exists, and
+    // its reply with it. So waiting for the reply alone could take forever.
     tokio::select! {
         biased;
         answer = &mut answer => answer.ok(),
@@ -145,7 +148,7 @@ pub(crate) async fn call<C, T>(
     }
 }
 
-/// Waits for a timer or the like; for ever if there is none.
+/// Waits for a future such as a timer. Waits forever for `None`.
 pub(crate) async fn passed<F: Future<Output = ()> + ?Sized>(timer: &mut Option<Pin<Box<F>>>) {
     match timer {
         Some(timer) => timer.as_mut().await,

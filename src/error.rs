@@ -2,13 +2,13 @@
 
 use std::error::Error;
 
-/// Causes that are followed at most, for errors whose causes form a circle.
+/// The maximum number of causes that are followed, for errors whose causes form a cycle.
 const MAX_CAUSES: usize = 32;
 
-/// Returns the sentence of an error and of all its causes, joined by colons.
+/// Returns the text of an error and of all its causes, joined by colons.
 ///
-/// A cause is left out if the text before it contains its sentence already. The errors of this crate end with the
-/// sentence of their cause, so that `Display` alone names the first reason. This function adds the deeper ones.
+/// A cause is skipped if the text before it already contains the cause's text. The `Display` text of this crate's
+/// errors ends with the text of their cause, so that it names the first reason. This function adds the deeper ones.
 ///
 /// ```
 /// use omni_agent::{agent::Agent, error_chain};
@@ -33,8 +33,8 @@ pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     text
 }
 
-/// Returns the `source` of an error whose sentence is `told` and whose cause is `cause`: the first error of the chain
-/// that the sentence does not include.
+/// Returns the `source` of an error with the text `told` and the cause `cause`: the first error of the chain that
+/// `told` does not include.
 pub(crate) fn source_after<'e>(
     told: &str,
     cause: &'e (dyn Error + 'static),
@@ -45,18 +45,18 @@ pub(crate) fn source_after<'e>(
     }
 }
 
-/// Whether `told` includes the sentence of the error or of one of its causes.
+/// Returns whether `told` includes the text of the error or of one of its causes.
 pub(crate) fn names(told: &str, cause: &(dyn Error + 'static)) -> bool {
     last_included(told, cause).is_some()
 }
 
-/// The innermost error of the chain whose sentence `told` includes.
+/// Returns the innermost error of the chain whose text `told` includes.
 fn last_included<'e>(told: &str, cause: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + 'static)> {
     let chain = std::iter::once(cause).chain(causes(cause));
     chain.filter(|error| told.contains(&error.to_string())).last()
 }
 
-/// The causes of an error, from its `source` to the innermost.
+/// Returns the causes of an error, from its `source` to the innermost.
 fn causes<'e>(error: &'e (dyn Error + 'static)) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
     let mut next = error.source();
     std::iter::from_fn(move || {

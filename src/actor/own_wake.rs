@@ -1,4 +1,4 @@
-//! Letting everyone else run.
+//! Yielding to all other tasks.
 
 use std::{
     future::Future,
@@ -12,12 +12,11 @@ use std::{
 
 use futures_util::task::AtomicWaker;
 
-/// A yield that ends when the runtime has had its round, and not before.
+/// A yield that ends when the runtime has polled all other ready tasks, and not before.
 ///
-/// tokio wakes a task that yields after all others, and after the future that it blocks on. But other wakers
-/// of the task wake it in between: in a fast stream the connection's task does, at every chunk. On a runtime
-/// of one thread the two would keep each other going, and the reader waiting. So this one waits for the wake
-/// that belongs to it.
+/// tokio wakes a yielding task after all others, and after the future that it blocks on. But other wakers can wake the
+/// task earlier. In a fast stream, the connection's task does that at every chunk. On a runtime with one thread the two
+/// tasks would keep each other running while the reader waits. So this yield waits for its own waker.
 #[derive(Default)]
 pub(crate) struct OwnWake {
     over: AtomicBool,
@@ -35,18 +34,18 @@ impl OwnWake {
     pub(crate) fn begin() -> Arc<Self> {
         let own_wake = Arc::new(Self::default());
         let waker = Waker::from(Arc::clone(&own_wake));
-        // Its first poll leaves the waker with the runtime, which is all that is wanted of it.
+        // The first poll registers the waker with the runtime. Nothing else is needed of this future.
         let _ = pin!(tokio::task::yield_now()).poll(&mut Context::from_waker(&waker));
         own_wake
     }
 
-    /// Ready when the runtime has had its round.
+    /// Ready when the runtime has finished its round.
     pub(crate) fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         self.task.register(cx.waker());
         if self.over.load(Ordering::Acquire) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Waits until the runtime has had its round.
+    /// Waits until the runtime has finished its round.
     pub(crate) async fn over(&self) {
         std::future::poll_fn(|cx| self.poll(cx)).await;
     }

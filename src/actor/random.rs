@@ -1,4 +1,5 @@
-//! Randomness that is the same for the same seed, on every platform and with every version of every crate.
+//! Reproducible randomness: the same seed gives the same numbers, on every platform and with every version of every
+//! crate.
 
 /// `SplitMix64`, after Steele, Lea and Flood, "Fast splittable pseudorandom number generators" (2014).
 pub(crate) struct Rng(u64);
@@ -15,7 +16,7 @@ impl Rng {
         z ^ (z >> 31)
     }
 
-    /// A number below `end`.
+    /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         usize::try_from(self.next() % end as u64).expect("it is below a usize")
     }

@@ -1,4 +1,4 @@
-//! Playing schedules at random: what the simulators of the cores have in common.
+//! Random schedules: the parts that the simulators of the cores share.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -6,10 +6,10 @@ use std::{
     thread,
 };
 
-/// What a check found broken.
+/// The result of a check. The error describes the broken invariant.
 pub(crate) type Check<T = ()> = Result<T, String>;
 
-/// Returns from a check with words unless the condition holds.
+/// Returns from a check with an error message unless the condition holds.
 macro_rules! ensure {
     ($holds:expr, $($words:tt)+) => {
         if !$holds {
@@ -19,23 +19,24 @@ macro_rules! ensure {
 }
 pub(crate) use ensure;
 
-/// A world around a core, made from a seed.
+/// A simulated environment of a core, created from a seed.
 pub(crate) trait Simulated {
-    /// Noting down what goes in, if it is to be traced.
+    /// Creates the environment. If `trace` is set, it records its inputs.
     fn begin(seed: u64, trace: bool) -> Self;
 
-    /// Plays the whole schedule; what broke, if something did.
+    /// Runs the whole schedule. Returns an error if an invariant breaks.
     fn run(&mut self) -> Check;
 
-    /// What went in.
+    /// Returns the recorded inputs.
     fn lines(&self) -> &[String];
 }
 
-/// Plays as many schedules as the environment says, or the one whose seed it names. `tests` are what to replay one with.
+/// Runs as many schedules as the environment variable `OMNI_SCHEDULES` specifies, or only the one with the seed in
+/// `OMNI_SEED`. `tests` is the test filter for replaying a schedule.
 ///
 /// # Panics
 ///
-/// With the first schedule that breaks.
+/// Panics with the first schedule that breaks an invariant.
 pub(crate) fn play_all<W: Simulated>(usual: u64, tests: &str) {
     if let Some(seed) = number_from_env("OMNI_SEED") {
         return play::<W>(seed, true).unwrap_or_else(|breach| panic!("schedule {seed}: {breach}"));
@@ -65,7 +66,7 @@ pub(crate) fn play_all<W: Simulated>(usual: u64, tests: &str) {
     }
 }
 
-/// Plays the schedule of `seed`; what broke, if something did.
+/// Runs the schedule of `seed`. Returns an error if an invariant breaks.
 fn play<W: Simulated>(seed: u64, trace: bool) -> Check {
     let mut world = W::begin(seed, trace);
     let played = catch_unwind(AssertUnwindSafe(|| world.run()));
@@ -81,5 +82,5 @@ fn play<W: Simulated>(seed: u64, trace: bool) -> Check {
 
 fn number_from_env(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is not a number: {text}")))
 }

@@ -1,23 +1,23 @@
-//! Leave to send requests.
+//! Permits to send requests.
 
 use std::{any::Any, future::Future, pin::Pin};
 
 /// Decides how many agents may have a request in flight at once.
 ///
-/// An agent asks before each request to the model. While it waits, it is busy and sends nothing. It can be cancelled, and the
-/// turn's clock stands still.
+/// An agent waits for a permit before each request to the model. While it waits, it is busy and sends nothing. It can
+/// be cancelled, and the turn's clock is stopped.
 ///
-/// Callbacks, tools and delays run without a permit, so that they may wait for another agent. The one exception is
-/// `handle_tool_use` for a question that the service asks in mid-stream: its request is still in flight. If it answers with a
-/// pause, the permit is dropped, and the open stream continues without one.
+/// Callbacks, tools and delays run without a permit, so that they may wait for another agent. The exception is
+/// `handle_tool_use` for a question that the service asks while it streams, because its request is still in flight. If
+/// the callback returns a pause, the permit is dropped, and the open stream continues without a permit.
 pub trait Admission: Send + Sync + 'static {
-    /// Waits for leave. The permit is dropped when the request ends, or when it pauses for a decision.
+    /// Waits for a permit. The agent drops the permit when the request ends, or when it pauses for a decision.
     ///
     /// # Cancel safety
     ///
-    /// The future is dropped if the run ends meanwhile. A caller that waited in a queue leaves it then.
+    /// The future is dropped if the run ends in the meantime. It must then leave any queue that it waits in.
     fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>>;
 }
 
-/// Leave to send one request. Dropping it gives it back.
+/// A permit to send one request. Dropping it releases it.
 pub type Permit = Box<dyn Any + Send>;

@@ -1,4 +1,5 @@
-//! What a handle sends to its task. At most 16 bytes each: tokio allocates a channel's slots in blocks of 32.
+//! The commands that a handle sends to its task. A command has at most 16 bytes, because tokio allocates a channel's
+//! slots in blocks of 32.
 
 use std::{error::Error, sync::Arc, time::Duration};
 
@@ -18,14 +19,14 @@ pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type CommandResult<T> = Result<T, AgentError>;
 pub(super) type Edit = Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn Error + Send + Sync>> + Send>;
 
-/// Ends the agent.
+/// The command that ends the agent.
 pub(super) struct Stop {
     pub(super) deadline: Duration,
     pub(super) in_flight: InFlight,
     pub(super) reply: Reply<CommandResult<()>>,
 }
 
-/// The termination of the turn in flight when its agent ends.
+/// The treatment of the turn in flight when its agent ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum InFlight {
     /// The turn is interrupted, so its completed steps are committed.
@@ -35,10 +36,10 @@ pub(crate) enum InFlight {
     Discard,
 }
 
-/// A place in the stream of events, on its way to a subscriber.
+/// The reply with a position in the stream of events.
 pub(super) type AttachmentReply = Reply<Attachment<Snapshot, Event>>;
 
-/// A command of the history's owner: another history, or a run on another one.
+/// A command of the history's owner: to replace the history, or to start a run on another one.
 pub(super) enum Change {
     Set(History),
     Begin(History, Opening, Option<Asker>),

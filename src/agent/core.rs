@@ -1,6 +1,6 @@
-//! The turn logic: a pure state machine. Each method takes one input — a command, or the outcome of an effect
-//! — changes the phase and appends effects for the shell to perform, in order. No tokio, no clock, no
-//! callback, no provider in here.
+//! The turn logic: a pure state machine. Each method takes one input, which is a command or the outcome of an effect.
+//! It changes the phase and appends effects, which the shell performs in order. This module uses no tokio, no clock, no
+//! callback and no provider.
 
 #[cfg(any(test, debug_assertions))]
 mod check;
@@ -31,44 +31,44 @@ use crate::{
     tool::{Decision, ToolSet},
 };
 
-/// What the core may know of the world at one input.
+/// The surroundings that the core can use during one input.
 pub(super) struct Env<'a> {
-    /// The time, for messages made now. Most inputs make none, deltas above all.
+    /// Returns the time, for new messages. A function, because most inputs create none, especially deltas.
     pub(super) now: &'a dyn Fn() -> Timestamp,
     /// The configuration in force.
     pub(super) config: &'a Config,
     /// The tools that the current request offered.
     pub(super) tools: &'a ToolSet,
-    /// Fresh randomness, should a turn begin.
+    /// Returns a random id for a new turn.
     pub(super) turn_id: &'a dyn Fn() -> u128,
-    /// Why no run may begin now, if something forbids it.
+    /// Returns the reason why no run may start now, if there is one.
     pub(super) hold: &'a dyn Fn() -> Option<String>,
 }
 
-/// What the shell is to do.
+/// An action for the shell.
 #[derive(Debug)]
 pub(super) enum Effect {
-    /// Tell subscribers.
+    /// Emit an event.
     Emit(Event),
-    /// Call a callback; its outcome comes back under this number.
+    /// Call a callback. Its outcome comes back with this number.
     Call(Op, Call),
-    /// Drop whatever goes on: the callback, the exchange, the tools, the delay.
+    /// Drop all work in progress: the callback, the exchange with the provider, the tools, the delay.
     Abort,
-    /// Drop the callback that runs, if one does.
+    /// Drop the running callback, if there is one.
     DropCall,
-    /// Send the prepared request; deltas come back under this number.
+    /// Send the prepared request. Deltas come back with this number.
     Open(Op),
     /// Answer the provider's question.
     Answer(Decision),
-    /// Run these tools; results come back under this number.
+    /// Run these tools. Results come back with this number.
     RunTools(Op, Vec<ToolCall>),
-    /// Come back under this number when this long has passed.
+    /// Report with this number when this delay has passed.
     Delay(Op, Duration),
-    /// Tell when the turn has taken this long, from now; `None` for no limit.
+    /// Report when the turn has taken this long from now. `None` for no limit.
     Watch(Option<Duration>),
-    /// Stop the turn's clock while a person decides, or let it go on.
+    /// Stop the turn's clock while a decision is pending, or continue it.
     FreezeWatch(bool),
-    /// Answer whoever asked.
+    /// Send this result to the caller of `ask`.
     Resolve(Result<Arc<Response>, AgentError>),
 }
 
@@ -96,45 +96,45 @@ impl Call {
     }
 }
 
-/// What became of a prompt.
+/// The result of an accepted prompt.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Accepted {
-    /// It began a run.
+    /// The prompt started a run.
     Started,
-    /// It waits for the end of the turn in flight.
+    /// The prompt is staged and waits for the end of the turn in flight.
     Staged {
-        /// The older staged prompt that it replaced.
+        /// The older staged prompt that this prompt replaced.
         replaced: Option<Arc<Prompt>>,
     },
 }
 
-/// Application events that may wait.
+/// The maximum number of queued application events.
 const MAX_NOTICES: u32 = 1024;
 
-/// The state machine of one agent. Written down, it is all but the histories, which are stored apart.
+/// The state machine of one agent. Its serialised form excludes the histories, which are stored separately.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(test, derive(Clone, PartialEq))]
 pub(super) struct Core {
     #[serde(skip)]
     history: History,
-    /// The history of before the run, while the run is on another one and has committed nothing.
+    /// The history before the run, if the run uses another history and has committed nothing.
     #[serde(skip)]
     fallback: Option<Box<History>>,
     phase: Phase,
     staged: Option<Arc<Prompt>>,
-    /// A prompt that `handle_event` returned while another was staged, behind which it waits.
+    /// A prompt that `handle_event` returned while another prompt was staged, and that waits behind it.
     behind: Option<Arc<Prompt>>,
-    /// Application events whose `handle_event` has not begun.
+    /// The number of application events whose `handle_event` has not begun.
     notices: u32,
-    /// The status last told.
+    /// The status that was last emitted.
     told: Status,
     last_op: Op,
-    /// Requests since the last prompt was taken, kept while idle.
+    /// The number of requests made for the last prompt, kept while idle.
     step: u32,
-    /// The tool uses that waited for `resume`.
+    /// The ids of tool uses that waited for `resume`.
     waited: Waited,
-    /// How the last run ended.
+    /// The outcome of the last run.
     last_run: Option<Arc<RunOutcome>>,
 }
 
@@ -161,7 +161,7 @@ impl Core {
         self.phase.turn().map_or(self.step, |turn| turn.step)
     }
 
-    /// The snapshot of this moment, beside a view of the configuration and the committed history.
+    /// Returns a snapshot with this view of the configuration and the committed history.
     pub(super) fn snapshot(&self, last: EventId, state: StateView) -> Snapshot {
         let pause = |(tool_use, reason): (&ToolUse, &Value)| Pause {
             tool_use: tool_use.clone(),
@@ -181,19 +181,19 @@ impl Core {
         }
     }
 
-    /// Whether nothing is going on and nothing waits to.
+    /// Returns whether nothing is in progress and nothing is queued.
     pub(super) fn is_settled(&self) -> bool {
         matches!(self.phase, Phase::Idle) && self.staged.is_none() && self.notices == 0
     }
 
-    /// Whether no run is on.
+    /// Returns whether no run is active.
     pub(super) fn is_at_rest(&self) -> bool {
         matches!(self.phase, Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. })
     }
 
     // ---- commands ----
 
-    /// Takes a prompt: begins a run if idle, else stages it.
+    /// Accepts a prompt: starts a run if idle, otherwise stages it.
     pub(super) fn prompt(
         &mut self,
         prompt: Prompt,
@@ -220,17 +220,18 @@ impl Core {
         Ok(Accepted::Staged { replaced })
     }
 
-    /// A callback changed the limit of requests, which holds for prompts that brought none of their own.
+    /// Applies a changed limit of requests to the run in flight, unless its prompt has a limit.
     pub(super) fn set_max_steps(&mut self, max_steps: Option<u32>) {
         if let Some((origin, step)) = self.phase.origin_mut()
             && origin.prompt.max_steps.is_none()
         {
-            // What was sent is sent, and what was announced follows.
+            // The limit is not below the requests that were already sent or announced.
             origin.max_steps = max_steps.map(|max| max.max(step));
         }
     }
 
-    /// A callback changed the model, which holds for the run in flight too: it may be the fallback after a failure.
+    /// Applies a changed model to the run in flight, even if its prompt has a model: it may be the fallback after a
+    /// failure.
     pub(super) fn set_model(&mut self) {
         if let Some((origin, _)) = self.phase.origin_mut()
             && origin.prompt.model.is_some()
@@ -239,12 +240,11 @@ impl Core {
         }
     }
 
-    /// Replaces the history.
     pub(super) fn set_history(&mut self, history: History) {
         self.history = history;
     }
 
-    /// Refuses what only an idle agent may do.
+    /// Returns an error if the agent is not idle.
     pub(super) fn ensure_idle(&self) -> Result<(), AgentError> {
         match self.phase {
             Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. } => Ok(()),
@@ -252,7 +252,7 @@ impl Core {
         }
     }
 
-    /// Decides on the tool use that waits.
+    /// Applies the decision about the tool use that waits.
     pub(super) fn resume(
         &mut self,
         id: &crate::message::ToolUseId,
@@ -282,7 +282,7 @@ impl Core {
         Ok(())
     }
 
-    /// An application event came in; the shell keeps it until `handle_event` is called.
+    /// Counts a new application event. The shell keeps the event until `handle_event` is called.
     pub(super) fn notify(&mut self, effects: &mut Effects) -> Result<(), AgentError> {
         if self.notices >= MAX_NOTICES {
             return Err(AgentError::TooManyEvents(MAX_NOTICES as usize));
@@ -308,7 +308,7 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a turn with `message`, after `step` requests for the same prompt.
+    /// Starts a turn with `message`, after `step` requests for the same prompt.
     fn begin_turn(
         &mut self,
         message: impl Into<Arc<Message>>,
@@ -336,7 +336,7 @@ impl Core {
         turn.step += 1;
         add_message(&mut turn, message, effects);
         match self.phase {
-            // The callbacks are not free before `handle_event` is done.
+            // The callbacks are in use until `handle_event` returns.
             Phase::Noticing { op, begun, then: AfterEvent::Rest } => {
                 turn.step_start = turn.working.pending_len();
                 self.phase = Phase::Noticing { op, begun, then: AfterEvent::Prepare(turn) };
@@ -345,7 +345,7 @@ impl Core {
         }
     }
 
-    /// Makes the turn's next request, which is counted already.
+    /// Prepares the turn's next request, which is already counted.
     fn prepare(&mut self, mut turn: Box<Turn>, effects: &mut Effects) {
         turn.step_start = turn.working.pending_len();
         let op = self.next_op();
@@ -353,7 +353,7 @@ impl Core {
         effects.push(Effect::Call(op, Call::PrepareStep));
     }
 
-    /// `prepare_step` is done; the shell holds the request, and its answer is `wanted` like this.
+    /// `prepare_step` has returned. The shell holds the request, whose response must match `wanted`.
     pub(super) fn prepared(&mut self, op: Op, wanted: OutputRequirement, effects: &mut Effects) {
         match std::mem::take(&mut self.phase) {
             Phase::Preparing { op: waiting, mut turn } if waiting == op => {
@@ -368,14 +368,15 @@ impl Core {
 
     // ---- application events ----
 
-    /// Calls `handle_event` for the oldest application event that waits.
+    /// Calls `handle_event` for the oldest queued application event.
     fn notice(&mut self, then: AfterEvent, effects: &mut Effects) {
         let op = self.next_op();
         self.phase = Phase::Noticing { op, begun: false, then };
         effects.push(Effect::Call(op, Call::HandleEvent));
     }
 
-    /// `handle_event` is about to be polled for the first time. Its event waits no longer: it is dropped with the call.
+    /// `handle_event` is about to be polled for the first time. From now on its event is dropped together with the
+    /// call.
     pub(super) fn event_begun(&mut self, op: Op) {
         if let Phase::Noticing { op: waiting, begun, .. } = &mut self.phase
             && *waiting == op
@@ -386,7 +387,7 @@ impl Core {
         }
     }
 
-    /// `handle_event` is done, and may want a prompt sent.
+    /// `handle_event` has returned, possibly with a prompt.
     pub(super) fn event_handled(
         &mut self,
         op: Op,
@@ -406,7 +407,7 @@ impl Core {
             }
         }
         let Phase::Noticing { then, .. } = std::mem::take(&mut self.phase) else {
-            unreachable!("handle_event was waited for, and a prompt leaves that phase alone");
+            unreachable!("the phase waits for handle_event, and a prompt does not change that");
         };
         match then {
             AfterEvent::Rest => self.settle(effects),
@@ -415,9 +416,10 @@ impl Core {
         }
     }
 
-    /// A prompt that `handle_event` returned waits for its turn like any other, but never pushes out one that
-    /// the application staged meanwhile: nobody could be told. It waits behind that one, alone: the next
-    /// application event comes when both are taken.
+    /// Accepts a prompt that `handle_event` returned. It waits for its turn like any other prompt, but it never
+    /// replaces a prompt that the application has staged in the meantime, because that prompt could not be returned to
+    /// its sender. It waits behind the staged prompt. Only one prompt can wait there, because the next application
+    /// event is handled after both prompts were used.
     fn prompt_from_event(
         &mut self,
         prompt: Prompt,
@@ -432,10 +434,10 @@ impl Core {
         taken.map(|_| ())
     }
 
-    /// Carries a prompt that `handle_event` returned back with an error, since it can't be taken now.
+    /// Returns a prompt of `handle_event` in an error event, because it cannot be accepted now.
     fn hand_back(&mut self, prompt: Prompt, reason: String, env: &Env<'_>, effects: &mut Effects) {
         let prompt = Some(Arc::new(prompt));
-        // While one waits behind the staged prompt, `handle_event` is not called.
+        // `behind` is empty, because `handle_event` is not called while a prompt waits there.
         if self.staged.is_none() {
             self.staged = prompt;
         } else {
@@ -444,7 +446,7 @@ impl Core {
         self.end_in_error(Failure::OnHold { reason }, env, effects);
     }
 
-    /// Takes out what is staged, to be carried back as one prompt.
+    /// Takes the staged prompt and the prompt behind it, merged into one, for the event that returns it.
     fn unstage(&mut self) -> Option<Arc<Prompt>> {
         let mut staged = self.staged.take()?;
         if let Some(behind) = self.behind.take() {
@@ -453,8 +455,8 @@ impl Core {
         Some(staged)
     }
 
-    /// Goes on after a turn that was committed: with the staged prompt, else with the continuation, once the
-    /// application events that wait are handled.
+    /// Continues after a committed turn: with the staged prompt, otherwise with the continuation after the queued
+    /// application events are handled.
     fn continue_run(&mut self, between: Box<Between>, env: &Env<'_>, effects: &mut Effects) {
         if let Some(staged) = self.staged.take() {
             self.staged = self.behind.take();
@@ -462,19 +464,19 @@ impl Core {
                 effects.push(Effect::Resolve(Ok(response)));
             }
             let begun = self.begin_run(Arc::unwrap_or_clone(staged), false, env, effects);
-            debug_assert!(begun.is_ok(), "a staged prompt holds no tool results that could not fit");
+            debug_assert!(begun.is_ok(), "a staged prompt contains no tool results");
             return;
         }
         if self.notices > 0 {
             return self.notice(AfterEvent::Continue(between), effects);
         }
         let Between { content, origin, step } = *between;
-        // Checked when the turn before was committed, and the history is still that one.
+        // Checked when the previous turn was committed, and the history has not changed since.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
         self.begin_turn(user_message(content, env), origin, step, env, effects);
     }
 
-    /// No run is on any more: the application events that wait come next.
+    /// The run has ended, so the queued application events are handled next.
     fn settle(&mut self, effects: &mut Effects) {
         if self.notices > 0 {
             self.notice(AfterEvent::Rest, effects);
@@ -494,7 +496,7 @@ impl Core {
         effects.push(Effect::Emit(event));
     }
 
-    /// Tells the status if it is news.
+    /// Emits the status if it has changed.
     fn tell(&mut self, status: Status, effects: &mut Effects) {
         if self.told != status {
             self.told = status;
@@ -502,14 +504,14 @@ impl Core {
         }
     }
 
-    /// The tool use that waited is decided on.
+    /// Leaves the paused status after a decision.
     fn unpause(&mut self, effects: &mut Effects) {
         self.tell(Status::Busy, effects);
         effects.push(Effect::FreezeWatch(false));
     }
 }
 
-/// What a run of `prompt` on `history` begins with: the content of its first message, and where it comes from.
+/// Returns the content of the first message of a run of `prompt` on `history`, and the run's origin.
 fn open(
     history: &History,
     prompt: Prompt,
@@ -528,7 +530,7 @@ fn open(
     Ok((content, origin))
 }
 
-/// Appends a message to the turn in flight and tells.
+/// Appends a message to the turn in flight and emits it.
 fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, effects: &mut Effects) {
     let message = message.into();
     turn.working.push(Arc::clone(&message));

@@ -1,9 +1,9 @@
-//! Models by name: at the start, and at run time.
+//! Models by name, for the builder and for [`Config::set_model`](super::Config::set_model).
 
 use super::AgentError;
 use crate::provider::{Model, Registry, RegistryError};
 
-/// A model, or the name of one.
+/// A model or the name of a model.
 #[derive(Clone, Debug)]
 pub struct ModelSpec(Name);
 
@@ -32,11 +32,11 @@ impl From<String> for ModelSpec {
 }
 
 impl ModelSpec {
-    /// The model, for an agent that has this registry and uses this model.
+    /// Resolves the model for an agent with this registry that currently uses `used`.
     ///
     /// # Errors
     ///
-    /// The name is malformed, or its provider is neither in the registry nor in use.
+    /// [`RegistryError`] if the name is malformed, or if its provider is neither in the registry nor in use.
     pub(super) fn resolve(self, registry: Option<&Registry>, used: &Model) -> Result<Model, RegistryError> {
         let name = match self.0 {
             Name::Model(model) => return Ok(model),
@@ -52,7 +52,7 @@ impl ModelSpec {
     }
 }
 
-/// The model to start with: the saved one if its name resolves, else the given one.
+/// Returns the model to start with: the saved model if its name can be resolved, otherwise the given one.
 pub(super) fn choose_model(
     given: Option<ModelSpec>,
     saved: Option<String>,
@@ -60,7 +60,8 @@ pub(super) fn choose_model(
 ) -> Result<Model, AgentError> {
     let look_up = |name: &str| match registry {
         Some(registry) => registry.model(name),
-        // Made only if a name is looked up, and not kept: an idle agent does not need it.
+        // The default registry is created only to look up a name and then dropped, because an idle agent does not need
+        // it.
         None => Registry::default().model(name),
     };
     let given = given.map(|named| named.0);
@@ -82,6 +83,6 @@ pub(super) fn choose_model(
         return Ok(model);
     };
     let fallback = model.name();
-    tracing::warn!(saved, fallback, %error, "the saved model can't be used; the fallback is used instead");
+    tracing::warn!(saved, fallback, %error, "the saved model is replaced by the fallback because its name cannot be resolved");
     Ok(model.as_fallback_for(&saved))
 }

@@ -18,31 +18,31 @@ use crate::{
 ///
 /// # Cancel safety
 ///
-/// As for the operations of [`Agent`](super::Agent): dropping the future of an operation before it is done does
-/// not take the operation back.
+/// As with the operations of [`Agent`](super::Agent), dropping the future of an operation does not withdraw the
+/// operation.
 pub struct HistoryOwner {
     agent: WeakAgent,
 }
 
-/// The message that a run on another history begins with.
+/// The first message of a run on another history.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Opening {
-    /// A new one.
+    /// A new message with the prompt's content.
     Prompt(Prompt),
-    /// This one, unchanged, with the settings of a prompt.
+    /// This message, unchanged, with the settings of a prompt.
     Message(Arc<Message>, Prompt),
 }
 
-/// The place that the response of a run goes to.
+/// The sender that gets the response of a run.
 pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, AgentError>>;
 
-/// Where an agent is.
+/// The agent's last event and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Moment {
-    /// The last event that was told.
+    /// The id of the last event that was emitted.
     pub last: EventId,
-    /// What the agent is doing.
+    /// The status of the agent.
     pub status: Status,
 }
 
@@ -51,36 +51,37 @@ impl HistoryOwner {
         Self { agent }
     }
 
-    /// Where the agent is: what came before this moment, whoever asked for it, is told up to `last`.
+    /// Returns the agent's last event and its status. The effects of all earlier calls, from any handle, are included
+    /// in the events up to `last`.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`].
+    /// [`AgentError::Stopped`] if the agent has ended.
     pub async fn moment(&self) -> Result<Moment, AgentError> {
         self.agent.call(Command::Moment).await.map_err(stopped)
     }
 
-    /// Replaces the history and fires a `state` event, whose id it gives. With `at`, only if that is the last event
-    /// that was told: the owner has seen it, and nothing happened since.
+    /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, this succeeds only if
+    /// `at` is the last emitted event, which means that the owner has seen everything.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Busy`] unless the agent is idle; [`AgentError::Moved`]; [`AgentError::InvalidHistory`].
+    /// [`AgentError::Busy`] if the agent is not idle. [`AgentError::Moved`] if `at` is not the last event.
+    /// [`AgentError::InvalidHistory`] if the history is invalid.
     pub async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
         self.change(at, Change::Set(history)).await
     }
 
-    /// Begins a run on another history, in one step. The first event is a `state` with `base`, whose id this
-    /// gives; then the run tells of itself as any other.
+    /// Starts a run on another history, in one step. The first event is a `state` event with `base`, whose id is
+    /// returned. The events of the run follow.
     ///
-    /// If the run ends in `cancelled` or `error` before a turn of it is committed, the history of before is back:
-    /// another `state` event follows at once, before anything else begins. After the first commit nothing is
-    /// taken back.
+    /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored:
+    /// another `state` event follows directly, before anything else starts. After the first commit nothing is restored.
     ///
     /// # Errors
     ///
-    /// As [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`; for the prompt as
-    /// [`Agent::prompt`](super::Agent::prompt).
+    /// The errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`, and the errors of
+    /// [`Agent::prompt`](super::Agent::prompt) for the prompt.
     pub async fn prompt(
         &self,
         at: Option<EventId>,
@@ -90,12 +91,13 @@ impl HistoryOwner {
         self.begin(at, base, Opening::Prompt(prompt.into()), None).await
     }
 
-    /// As [`prompt`](Self::prompt), with `message` as it is, its time included, so that it is answered anew.
+    /// Like [`prompt`](Self::prompt), but starts the run with `message` unchanged, including its time, so that the
+    /// model responds to it again.
     ///
     /// # Errors
     ///
-    /// As [`prompt`](Self::prompt), and [`AgentError::NotAPrompt`] unless it is a user message. Its tool results must
-    /// answer the open tool uses of `base`, all of them.
+    /// The errors of [`prompt`](Self::prompt), and [`AgentError::NotAPrompt`] if `message` is not a user message. Its
+    /// tool results must cover exactly the open tool uses of `base`.
     pub async fn answer(
         &self,
         at: Option<EventId>,
@@ -105,7 +107,7 @@ impl HistoryOwner {
         self.begin(at, base, Opening::Message(message, Prompt::default()), None).await
     }
 
-    /// As [`prompt`](Self::prompt) and [`answer`](Self::answer). `asker` gets the response, as from
+    /// Like [`prompt`](Self::prompt) and [`answer`](Self::answer). `asker` gets the response, as from
     /// [`Agent::ask`](super::Agent::ask).
     pub(crate) async fn begin(
         &self,
@@ -117,12 +119,12 @@ impl HistoryOwner {
         self.change(at, Change::Begin(base, opening, asker)).await
     }
 
-    /// Ends the agent if nothing goes on and nothing waits to, not even an application event; tells whether it did.
-    /// With `at`, only if that is the last event that was told.
+    /// Ends the agent if nothing is in progress and nothing is queued, including application events. Returns whether
+    /// the agent ends. If `at` is given, the agent ends only if `at` is the last emitted event.
     ///
     /// # Errors
     ///
-    /// [`AgentError::Stopped`] if it has ended already.
+    /// [`AgentError::Stopped`] if the agent has already ended.
     pub async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
         self.agent.call(|reply| Command::Retire(Box::new((at, reply)))).await.map_err(stopped)
     }

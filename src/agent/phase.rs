@@ -1,5 +1,5 @@
-//! The phases of an agent, as data. Everything here can be written down and taken up again: no clock, no
-//! channel, no trait object.
+//! The phases of an agent, as data. All types here can be serialised and deserialised: they contain no clock, no
+//! channel and no trait object.
 
 use std::sync::Arc;
 
@@ -15,25 +15,26 @@ use crate::{
     tool::Decision,
 };
 
-/// Names one effect whose outcome comes back; an outcome of another is a ghost, and dropped.
+/// The number of an effect that has an outcome. An outcome with another number is late, and is dropped.
 pub(crate) type Op = u64;
 
-/// What the agent is in the middle of. Each phase owns what it needs, and drops it by being left.
+/// The current activity of the agent. Each phase owns its data, which is dropped when the phase ends.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Phase {
-    /// Nothing.
+    /// Nothing is in progress.
     #[default]
     Idle,
-    /// `handle_event` runs: between runs, or between two turns of one. Before it has `begun`, its event still waits.
+    /// `handle_event` runs, between two runs or between two turns of a run. Until it has `begun`, its event is still
+    /// queued.
     Noticing { op: Op, begun: bool, then: AfterEvent },
     /// `prepare_step` runs.
     Preparing { op: Op, turn: Box<Turn> },
-    /// The answer streams in.
+    /// The response is being streamed.
     Streaming { op: Op, turn: Box<Turn>, fold: Box<Fold>, question: Option<Box<Question>> },
-    /// `handle_tool_use` runs for the use after the decided ones.
+    /// `handle_tool_use` runs for the tool use after the decided ones.
     Deciding { op: Op, turn: Box<Turn>, tools: Box<Tools> },
-    /// The use after the decided ones waits for `resume`.
+    /// The tool use after the decided ones waits for `resume`.
     Paused { turn: Box<Turn>, tools: Box<Tools>, reason: Value },
     /// The tools run.
     Executing { op: Op, turn: Box<Turn>, slots: Vec<Slot> },
@@ -47,15 +48,15 @@ pub(crate) enum Phase {
     Delaying { op: Op, turn: Box<Turn> },
 }
 
-/// What follows when `handle_event` is done.
+/// The continuation after `handle_event`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum AfterEvent {
-    /// Nothing: the agent is idle meanwhile.
+    /// Nothing follows. The agent counts as idle.
     Rest,
-    /// The continuation of the turn that was committed before.
+    /// The continuation of the committed turn follows.
     Continue(Box<Between>),
-    /// The turn that a prompt began meanwhile.
+    /// A turn follows, which a prompt started in the meantime.
     Prepare(Box<Turn>),
 }
 
@@ -67,16 +68,16 @@ pub(crate) struct Between {
     pub(crate) step: u32,
 }
 
-/// A question of the provider, in mid-stream.
+/// A question of the provider while it streams a response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Question {
     pub(crate) op: Op,
     pub(crate) tool_use: ToolUse,
-    /// Why it waits for `resume`, if it does.
+    /// The reason for the pause, if the question waits for `resume`.
     pub(crate) paused: Option<Value>,
 }
 
-/// The tool uses of a step, and the decisions on the first of them.
+/// The tool uses of a step, and the decisions about the first of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tools {
     pub(crate) uses: Vec<ToolUse>,
@@ -84,30 +85,30 @@ pub(crate) struct Tools {
 }
 
 impl Tools {
-    /// The use that waits for its decision.
+    /// Returns the tool use whose decision comes next.
     pub(crate) fn next(&self) -> Option<&ToolUse> {
         self.uses.get(self.decisions.len())
     }
 }
 
-/// The place of one tool use's result.
+/// A tool use and its result, if it exists yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Slot {
     pub(crate) tool_use: ToolUse,
-    /// What the tool is run with, where that is not what the model sent.
+    /// The input that the tool is run with, if it differs from the input that the model sent.
     pub(crate) input: Option<Value>,
     pub(crate) result: Option<ToolResult>,
 }
 
-/// What a step that broke off leaves, for an interrupt to keep.
+/// The parts of an unfinished step that an interrupt keeps.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Remains {
-    /// The answer as far as it came.
+    /// The partial response.
     pub(crate) partial: Option<Box<Fold>>,
-    /// The decisions on the first tool uses, if the rest was not decided yet.
+    /// The decisions about the first tool uses, if not all were decided.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) decisions: Vec<Decision>,
-    /// The places of the results, if all tool uses were decided.
+    /// The tool uses and their results, if all tool uses were decided.
     pub(crate) slots: Vec<Slot>,
     /// The reviewed results, which subscribers have seen.
     pub(crate) reviewed: Vec<ToolResult>,
@@ -119,32 +120,32 @@ impl Remains {
     }
 }
 
-/// One call of a tool that the shell is to make.
+/// A tool call for the shell.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ToolCall {
-    /// The place of its result.
+    /// The index of the slot for the result.
     pub(crate) slot: usize,
-    /// The tool use, with the input to run it with.
+    /// The tool use, with the input that the tool is run with.
     pub(crate) tool_use: ToolUse,
-    /// The same for a repetition of this call, and for no other call.
+    /// The idempotency key: the same for a repetition of this call, and different for every other call.
     pub(crate) idempotency_key: Arc<str>,
 }
 
-/// Where a run of turns comes from: a prompt, its options, and who waits for it.
+/// The origin of a run: the settings of its prompt, and the responses for the caller of `ask`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Origin {
-    /// The prompt's options; its content has become a message.
+    /// The prompt without its content, which has become a message.
     pub(crate) prompt: Arc<Prompt>,
-    /// The provider that the prompt's key and headers are for, if it brought some.
+    /// The provider that the prompt's API key and headers belong to, if it has any.
     #[serde(skip)]
     pub(crate) secrets_of: Option<Box<str>>,
-    /// The limit of requests in force for it.
+    /// The limit of requests in force for the prompt.
     pub(crate) max_steps: Option<u32>,
-    /// What `ask` has gathered, if somebody asked.
+    /// The responses of an `ask`, if the run was started by one.
     pub(crate) asked: Option<Box<Asked>>,
 }
 
-/// What the turns of an `ask` brought so far.
+/// The responses of the turns of an `ask` so far.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Asked {
     turns: Vec<Arc<Response>>,
@@ -155,7 +156,8 @@ impl Asked {
         self.turns.push(Arc::clone(response));
     }
 
-    /// The last turn's response, with the messages and the usage of all; none before a turn is complete.
+    /// Returns the last turn's response with the messages and the usage of all turns, or `None` before the first turn
+    /// is complete.
     pub(crate) fn response(&self) -> Option<Arc<Response>> {
         Some(match &*self.turns {
             [] => return None,
@@ -172,37 +174,37 @@ impl Asked {
 /// The turn in flight.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Turn {
-    /// Tells this turn from every other, across restarts.
+    /// The id of the turn, unique across restarts.
     #[serde(with = "hex")]
     pub(crate) id: u128,
     pub(crate) origin: Origin,
-    /// The committed history and what is pending.
+    /// The committed history and the pending messages.
     pub(crate) working: Working,
-    /// Requests made since the prompt was taken.
+    /// The number of requests made for the prompt.
     pub(crate) step: u32,
-    /// How many messages were pending when the current request began.
+    /// The number of messages that were pending when the current request began.
     pub(crate) step_start: usize,
     pub(crate) usage: Usage,
-    /// The model that answered last, as the service names it.
+    /// The model of the last response, as the service reports it.
     pub(crate) model: Option<String>,
     pub(crate) warnings: Vec<String>,
-    /// Answers that did not fit the output schema.
+    /// The responses that did not match the output schema.
     #[serde(default, skip_serializing_if = "Corrections::is_empty")]
     pub(crate) corrections: Corrections,
-    /// What the last request's answer has to be like.
+    /// The requirements for the last request's response.
     #[serde(default, skip_serializing_if = "OutputRequirement::is_nothing")]
     pub(crate) wanted: OutputRequirement,
-    /// Whether the service held the last answer to the output schema.
+    /// Whether the service enforced the output schema for the last response.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) output_enforced: bool,
 }
 
-/// What an answer has to be like, as its request said.
+/// The requirements for a response, as its request stated them.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct OutputRequirement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) output: Option<OutputSchema>,
-    /// How often it may be asked for again.
+    /// The number of times that the response may be requested again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) retries: Option<u32>,
 }
@@ -217,7 +219,7 @@ impl OutputRequirement {
     }
 }
 
-/// A number as text: JSON readers round or refuse one of this size.
+/// Serialises a number as text, because JSON readers round or reject numbers of this size.
 mod hex {
     use serde::{Deserialize, Deserializer, Serializer, de::Error};
 
@@ -231,23 +233,23 @@ mod hex {
 }
 
 impl Turn {
-    /// The conversation as the next request has it.
+    /// Returns the conversation for the next request.
     pub(crate) fn conversation(&self) -> History {
         self.corrections.after(self.working.all())
     }
 
-    /// The model of the next request.
+    /// Returns the model of the next request.
     pub(crate) fn model_in<'a>(&'a self, config: &'a Config) -> &'a Model {
         self.origin.prompt.model.as_ref().unwrap_or(&config.model)
     }
 
-    /// Whether the prompt's requests are used up.
+    /// Returns whether the prompt's limit of requests is reached.
     pub(crate) fn is_exhausted(&self) -> bool {
         self.origin.max_steps.is_some_and(|max| self.step >= max)
     }
 }
 
-/// The committed history with the pending messages after it. Written down, it is the pending ones only.
+/// The committed history with the pending messages after it. Its serialised form contains only the pending messages.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Working {
     all: History,
@@ -263,7 +265,7 @@ impl Working {
         self.all.push(message);
     }
 
-    /// Everything, committed and pending.
+    /// Returns all messages, committed and pending.
     pub(crate) fn all(&self) -> &History {
         &self.all
     }
@@ -276,7 +278,7 @@ impl Working {
         self.all.len() - self.committed
     }
 
-    /// Puts the pending messages after `committed`, all of them or the first `keep`.
+    /// Replaces the committed part, and keeps all pending messages or the first `keep` of them.
     pub(crate) fn rebase(&mut self, committed: &History, keep: usize) {
         let mut all = committed.clone();
         all.extend(self.pending().take(keep).cloned());
@@ -285,7 +287,7 @@ impl Working {
 }
 
 impl Working {
-    /// Puts `message` in the place of the last pending one.
+    /// Replaces the last pending message by `message`.
     pub(crate) fn replace_last(&mut self, committed: &History, message: Arc<Message>) {
         self.rebase(committed, self.pending_len().saturating_sub(1));
         self.push(message);
@@ -313,7 +315,7 @@ impl<'de> Deserialize<'de> for Working {
 }
 
 impl Phase {
-    /// What the agent tells of itself in this phase.
+    /// Returns the agent's status in this phase.
     #[cfg(any(test, debug_assertions))]
     pub(crate) fn status(&self) -> Status {
         match self {
@@ -324,7 +326,7 @@ impl Phase {
         }
     }
 
-    /// The turn in flight, if one is.
+    /// Returns the turn in flight, if there is one.
     pub(crate) fn turn(&self) -> Option<&Turn> {
         match self {
             Self::Idle | Self::Noticing { then: AfterEvent::Rest | AfterEvent::Continue(_), .. } => None,
@@ -357,7 +359,7 @@ impl Phase {
         }
     }
 
-    /// Puts what was read of a turn in flight after the committed history, which is stored apart.
+    /// Puts the deserialised messages of a turn in flight after the committed history, which is stored separately.
     #[cfg(test)]
     pub(crate) fn rebase(&mut self, committed: &History) {
         if let Some(turn) = self.turn_mut() {
@@ -365,7 +367,7 @@ impl Phase {
         }
     }
 
-    /// Takes the turn out; the phase is idle then. A phase without a turn stays.
+    /// Takes the turn and sets the phase to idle. A phase without a turn stays.
     pub(crate) fn take_turn(&mut self) -> Option<Box<Turn>> {
         match std::mem::take(self) {
             Self::Noticing { then: AfterEvent::Prepare(turn), .. }
@@ -385,7 +387,7 @@ impl Phase {
         }
     }
 
-    /// The answer that was streaming in, and is not void yet.
+    /// Returns the partial response that is still valid.
     pub(crate) fn partial(&self) -> Option<&Fold> {
         match self {
             Self::Streaming { fold, .. } => Some(fold),
@@ -394,7 +396,7 @@ impl Phase {
         }
     }
 
-    /// Takes out what the step has brought beside the turn's messages.
+    /// Takes the results of the step that are not part of the turn's messages yet.
     pub(crate) fn take_remains(&mut self) -> Remains {
         match self {
             Self::Streaming { fold, .. } => Remains::of(std::mem::take(fold)),
@@ -420,7 +422,7 @@ impl Phase {
         }
     }
 
-    /// Who asked, if the run answers an `ask`.
+    /// Returns the responses of the `ask` that started the run, if any.
     pub(crate) fn asked(&self) -> Option<&Asked> {
         let origin = match self {
             Self::Noticing { then: AfterEvent::Continue(between), .. } => &between.origin,
@@ -429,8 +431,8 @@ impl Phase {
         origin.asked.as_deref()
     }
 
-    /// Where the run comes from, and the requests made for it so far, or announced: a turn that follows the
-    /// committed one has been told.
+    /// Returns the run's origin, and the number of requests made or announced for it. A turn that follows a committed
+    /// turn was already announced.
     pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
         if let Self::Noticing { then: AfterEvent::Continue(between), .. } = self {
             return Some((&mut between.origin, between.step + 1));
@@ -439,7 +441,7 @@ impl Phase {
         Some((&mut turn.origin, turn.step))
     }
 
-    /// The operation that the phase waits for.
+    /// Returns the number of the operation that the phase waits for.
     pub(crate) fn op(&self) -> Option<Op> {
         match self {
             Self::Idle | Self::Paused { .. } => None,
@@ -455,7 +457,7 @@ impl Phase {
         }
     }
 
-    /// What the agent waits for, if it is paused.
+    /// Returns the tool use that waits for a decision and the reason, if the agent is paused.
     pub(crate) fn waiting(&self) -> Option<(&ToolUse, &Value)> {
         match self {
             Self::Paused { tools, reason, .. } => Some((tools.next()?, reason)),

@@ -1,5 +1,5 @@
-//! The shell around the core: one tokio task that owns an agent. It performs effects, feeds their outcomes
-//! back, and decides nothing.
+//! The shell around the core: one tokio task that owns an agent. It performs effects and feeds their outcomes back. It
+//! makes no decisions.
 
 mod calls;
 mod commands;
@@ -37,32 +37,32 @@ use calls::let_go;
 use presence::ActiveCalls;
 use work::Work;
 
-/// Events that may wait for the commit channel before a new run is refused.
+/// The number of events that may wait for the commit channel before a new run is refused.
 const MAX_OUTBOX: usize = 1024;
 
-/// What does not change in an agent's life.
+/// The settings that never change during an agent's life.
 pub(super) struct Setup {
     pub(super) extensions: Extensions,
     pub(super) tool_limits: ToolLimits,
-    /// The model's policy if unset.
+    /// The retry policy. If it is `None`, the model's policy applies.
     pub(super) retry: Option<Box<RetryPolicy>>,
     pub(super) feed_limits: FeedLimits,
     pub(super) terminate_timeout: Duration,
-    /// By provider.
+    /// The credentials, one for each provider.
     pub(super) credentials: Box<[Credentials]>,
-    /// Whether only the owner changes the history.
+    /// Whether only the history's owner may change the history.
     pub(super) owned: bool,
     pub(super) admission: Option<Arc<dyn Admission>>,
     pub(super) hold: Option<Arc<dyn Hold>>,
 }
 
-/// Decides before each prompt, from any handle, whether the agent may take it.
+/// Decides before each prompt, from any handle, whether the agent may accept it.
 pub(crate) trait Hold: Send + Sync {
-    /// Returns the reason why no prompt may be taken now, if there is one.
+    /// Returns the reason why no prompt may be accepted now, if there is one.
     fn reason(&self) -> Option<Arc<dyn Error + Send + Sync>>;
 }
 
-/// What handles and subscriptions share with the task, and what is left of it afterwards.
+/// The state that handles and subscriptions share with the task, and that outlives the task.
 #[derive(Debug, Default)]
 pub(super) struct AgentShared {
     pub(super) termination: Termination<Snapshot>,
@@ -71,37 +71,37 @@ pub(super) struct AgentShared {
     pub(super) cut_off: OnceLock<Box<AgentError>>,
 }
 
-/// An agent's task.
+/// The task of an agent.
 pub(super) struct Task {
     core: Core,
     config: Arc<Config>,
-    /// The model for whose provider the key and the headers of the configuration are, if it has some.
+    /// The model whose provider the configuration's API key and headers belong to, if it has any.
     secrets_of: Option<Model>,
     setup: Arc<Setup>,
     weak: WeakAgent,
     feed: Feed<Event>,
     commit: Option<Box<Commit>>,
-    /// Application events that wait for `handle_event`.
+    /// The application events that wait for `handle_event`.
     notices: VecDeque<AppEvent>,
     asker: Option<oneshot::Sender<Result<Arc<Response>, AgentError>>>,
     idle_waiters: Vec<Reply<()>>,
     instance: Option<Instance>,
-    /// The tool calls that have not ended; absent if no tool has run lately.
+    /// The tool calls that have not ended. `None` if no tool has run lately.
     active_calls: Option<Arc<ActiveCalls>>,
-    /// What goes on; absent while idle.
+    /// The work in progress. `None` while idle.
     work: Option<Box<Work>>,
-    /// The callback that the core wants called next.
+    /// The callback that the core requested next.
     wanted: Option<Box<CallbackRequest>>,
-    /// Whether the callback that runs is to be dropped.
+    /// Whether the running callback must be dropped.
     drop_call: bool,
-    /// Inputs taken since the agent last let other tasks run.
+    /// The number of inputs since the agent last yielded to other tasks.
     inputs: usize,
-    /// Others run first.
+    /// The yield in progress: other tasks run first.
     own_wake: Option<Arc<OwnWake>>,
     last_words: LastWords,
 }
 
-/// A callback to call.
+/// A requested callback.
 struct CallbackRequest {
     op: Op,
     call: Call,
@@ -109,22 +109,22 @@ struct CallbackRequest {
 
 /// The provider instance that serves this conversation.
 struct Instance {
-    /// The provider that it was opened from, or that serves everyone itself.
+    /// The provider that opened the instance, or that serves all conversations itself.
     of: Arc<dyn Provider>,
-    /// The instance, if the provider made one.
+    /// The instance, if the provider created one.
     own: Option<Arc<dyn Provider>>,
 }
 
-/// Where every event goes, in order.
+/// The sink for every event, in order.
 pub(super) type Outlet = Pin<Box<dyn Sink<Delivery, Error = ()> + Send>>;
 
-/// The lossless way out.
+/// The commit channel and the events that wait for it.
 struct Commit {
     sink: Outlet,
     outbox: VecDeque<Delivery>,
 }
 
-/// Leaves word that the task was killed, unless it ended in order.
+/// Reports that the task was killed, unless it ended in order.
 struct LastWords(Arc<AgentShared>);
 
 impl Drop for LastWords {
@@ -133,13 +133,13 @@ impl Drop for LastWords {
     }
 }
 
-/// Why driving the agent stopped.
+/// The reason why `drive` returned.
 enum Exit {
-    /// A callback is wanted.
+    /// The core requested a callback.
     Call(Box<CallbackRequest>),
-    /// The callback that ran is done.
+    /// The running callback has returned.
     Returned,
-    /// The callback that runs has to be dropped.
+    /// The running callback must be dropped.
     Dropped,
     /// The agent ends.
     End(EndReason, Option<Box<Stop>>),
@@ -177,7 +177,8 @@ impl Task {
     }
 
     /// Runs until the agent ends.
-    // No `async fn`: it would hold its arguments twice, and this is most of what an idle agent takes.
+    // Not an `async fn`, because that would store its arguments twice, and this future is most of an idle agent's
+    // memory.
     #[expect(clippy::manual_async_fn, reason = "for its size")]
     pub(super) fn run(
         mut self,
@@ -196,7 +197,7 @@ impl Task {
                 let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
                 let_go(running);
                 if callback == Call::HandleEvent.name() && !matches!(exit, Exit::Returned) {
-                    tracing::warn!("an application event is dropped: its handle_event was cut off");
+                    tracing::warn!("an application event is dropped because its handle_event was cut off");
                 }
                 if let Exit::End(reason, stop) = exit {
                     break (reason, stop);
@@ -207,9 +208,9 @@ impl Task {
         }
     }
 
-    /// Gives the core an input and performs what it wants done.
+    /// Passes an input to the core and performs the resulting effects.
     fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
-        // The list of the step before, empty.
+        // The empty list of the previous step, to reuse its allocation.
         let mut effects =
             self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default();
         let none = crate::tool::ToolSet::new();
@@ -266,7 +267,7 @@ impl Task {
             Effect::Open(op) => self.open(op),
             Effect::Answer(decision) => {
                 if let Some(question) = self.work().question.take() {
-                    // A provider that no longer listens has withdrawn its question.
+                    // If the receiver is gone, the provider has withdrawn its question.
                     let _ = question.send(decision);
                 }
             }
@@ -281,7 +282,7 @@ impl Task {
                 let work = self.work();
                 work.freeze_watch(frozen);
                 if frozen {
-                    // Others may run while a person decides about the tool of a request in flight.
+                    // Other agents may use the permit while a person decides about the tool of a request in flight.
                     work.give_permit_back();
                 }
             }
@@ -311,7 +312,8 @@ impl Task {
         }
     }
 
-    /// A place in the stream of events: after `after` if all that follows it is still there, else now.
+    /// Returns a position in the stream of events: after `after` if all events that follow it are still buffered,
+    /// otherwise the current one.
     fn attach(&mut self, after: Option<EventId>) -> Attachment<Snapshot, Event> {
         let limits = self.setup.feed_limits;
         if let Some(attachment) = after.and_then(|after| self.feed.replay(limits, after)) {
@@ -321,7 +323,7 @@ impl Task {
         self.feed.join(limits, snapshot)
     }
 
-    /// Whether events wait for the commit channel.
+    /// Returns whether events wait for the commit channel.
     fn is_blocked(&self) -> bool {
         self.commit.as_ref().is_some_and(|commit| !commit.outbox.is_empty())
     }
@@ -341,7 +343,7 @@ impl Task {
         self.core.snapshot(self.feed.last(), self.config.view(self.core.history().clone()))
     }
 
-    /// Tells those who wait that the agent is idle, if it is.
+    /// Wakes the callers of `wait_until_idle` if the agent is idle.
     fn tell_idle_waiters(&mut self) {
         if !self.idle_waiters.is_empty() && self.is_settled() {
             for waiter in self.idle_waiters.drain(..) {

@@ -1,4 +1,4 @@
-//! What must hold between any two inputs.
+//! The invariants that hold between any two inputs.
 
 use super::Core;
 use crate::agent::phase::{Phase, Turn};

@@ -16,11 +16,11 @@ use crate::{
     provider::{Fold, StopReason},
 };
 
-/// What whoever asked is told.
+/// The result that the caller of `ask` gets.
 type AskResult = Result<Arc<Response>, AgentError>;
 
 impl Core {
-    /// The model needs no more tools; `read` is what its last answer says under the output schema.
+    /// Concludes a turn whose model needs no more tools. `read` is the output of the last response.
     pub(super) fn conclude(
         &mut self,
         turn: Box<Turn>,
@@ -45,7 +45,7 @@ impl Core {
         effects.push(Effect::Call(op, Call::HandleTurn(response)));
     }
 
-    /// `handle_turn` is done: the turn is committed, and another follows or none.
+    /// `handle_turn` has returned: commits the turn and starts the next turn, if there is one.
     pub(in crate::agent) fn turn_decided(
         &mut self,
         op: Op,
@@ -96,7 +96,7 @@ impl Core {
         self.continue_run(Box::new(Between { content, origin, step }), env, effects);
     }
 
-    /// From here on, what the turn brought is history.
+    /// Makes the turn's messages part of the history.
     fn commit(&mut self, turn: &Turn) {
         self.history = turn.working.all().clone();
         self.fallback = None;
@@ -113,7 +113,7 @@ impl Core {
         self.settle(effects);
     }
 
-    /// `handle_error` is done.
+    /// `handle_error` has returned.
     pub(in crate::agent) fn error_decided(
         &mut self,
         op: Op,
@@ -138,7 +138,7 @@ impl Core {
         if turn.is_exhausted() {
             return self.fail(turn, failure, remains, env, effects);
         }
-        // The output is void; what it cost is not.
+        // The partial response is void, but its usage counts.
         turn.usage += remains.partial.map(|fold| fold.usage()).unwrap_or_default();
         turn.step += 1;
         let keep = turn.step_start;
@@ -155,7 +155,7 @@ impl Core {
         effects.push(Effect::Delay(op, delay));
     }
 
-    /// The delay before a repetition is over.
+    /// The delay before a repetition has passed.
     pub(in crate::agent) fn delay_over(&mut self, op: Op, effects: &mut Effects) {
         match std::mem::take(&mut self.phase) {
             Phase::Delaying { op: waiting, turn } if waiting == op => self.prepare(turn, effects),
@@ -163,7 +163,7 @@ impl Core {
         }
     }
 
-    /// The turn has taken as long as it may.
+    /// The turn has reached its time limit.
     pub(in crate::agent) fn time_over(
         &mut self,
         limit: std::time::Duration,
@@ -180,13 +180,13 @@ impl Core {
         if already_failing {
             self.fail(turn, failure, remains, env, effects);
         } else {
-            // `handle_error` may hang as well.
+            // The limit also applies to `handle_error`, which may hang.
             effects.push(Effect::Watch(Some(limit)));
             self.recover(turn, failure, remains, effects);
         }
     }
 
-    /// A callback panicked, or gave back what can't be used.
+    /// A callback panicked or returned an unusable value.
     pub(in crate::agent) fn call_failed(
         &mut self,
         op: Op,
@@ -209,7 +209,7 @@ impl Core {
         self.end_in_error(callback_failure(callback, message), env, effects);
     }
 
-    /// The run ends in an error.
+    /// Ends the run with an error.
     fn fail(
         &mut self,
         turn: Box<Turn>,
@@ -223,7 +223,7 @@ impl Core {
         self.end_in_error(failure, env, effects);
     }
 
-    /// Ends whatever goes on in an error; what is pending is discarded.
+    /// Ends all work in progress with an error, and discards the pending messages.
     pub(super) fn end_in_error(&mut self, failure: Failure, env: &Env<'_>, effects: &mut Effects) {
         self.discard(StopReason::Other("error".into()), env, effects, |response, staged| {
             let error = AgentError::Failed(failure.clone(), Arc::clone(&response));
@@ -231,18 +231,18 @@ impl Core {
         });
     }
 
-    /// Ends the run at once and discards what is pending.
+    /// Ends the run at once and discards the pending messages.
     pub(in crate::agent) fn cancel(
         &mut self,
         env: &Env<'_>,
         effects: &mut Effects,
     ) -> Result<(), AgentError> {
         match self.phase {
-            // An application event whose `handle_event` has not begun is nothing to cancel: it waits its turn.
+            // An application event whose `handle_event` has not begun is not cancelled. It stays queued.
             Phase::Idle | Phase::Noticing { begun: false, then: AfterEvent::Rest, .. } => {
                 return Err(AgentError::Idle);
             }
-            // No run is active: only the callback is dropped, with its event.
+            // No run is active, so only the callback is dropped, together with its event.
             Phase::Noticing { begun: true, then: AfterEvent::Rest, .. } => {
                 effects.push(Effect::Abort);
                 self.phase = Phase::Idle;
@@ -253,7 +253,7 @@ impl Core {
         Ok(())
     }
 
-    /// Cancels the run that is on. Whoever asked gets `kept`, if anything is.
+    /// Cancels the active run. The caller of `ask` gets `kept`, if it is `Some`.
     fn cancel_run(&mut self, kept: Option<Arc<Response>>, env: &Env<'_>, effects: &mut Effects) {
         effects.push(Effect::Abort);
         self.discard(StopReason::Cancelled, env, effects, |response, staged| {
@@ -262,7 +262,8 @@ impl Core {
         });
     }
 
-    /// Ends whatever goes on without a commit: tells the event that `end` makes, and its answer to who asked.
+    /// Ends all work in progress without a commit. Emits the event that `end` returns, and sends its result to the
+    /// caller of `ask`.
     fn discard(
         &mut self,
         reason: StopReason,
@@ -286,7 +287,7 @@ impl Core {
         self.settle(effects);
     }
 
-    /// What is discarded with a turn, and with the answer that was streaming in.
+    /// Returns the response with everything that is discarded: the turn and the partial response.
     fn discarded(
         &mut self,
         turn: Option<&Turn>,
@@ -310,7 +311,7 @@ impl Core {
         Arc::new(response)
     }
 
-    /// Ends the run at once and keeps what can be kept; a cancel where that is nothing but the prompt.
+    /// Ends the run at once and keeps as much as possible. If only the prompt could be kept, this is a cancel.
     pub(in crate::agent) fn interrupt(
         &mut self,
         env: &Env<'_>,
@@ -361,8 +362,8 @@ impl Core {
 const NOT_RUN: &str = "Interrupted. The tool was not run.";
 const RUNNING: &str = "Interrupted while the tool was running. It may have had an effect.";
 
-/// The results of a step that is interrupted, one for each open tool use. Emits those that subscribers have not
-/// seen. A result that exists is kept, because its effect has happened, or somebody gave it.
+/// Returns the results of an interrupted step, one for each open tool use, and emits those that subscribers have not
+/// seen. Existing results are kept, because the tool has already had its effect or the application gave the result.
 fn interrupted_results(turn: &Turn, remains: Remains, effects: &mut Effects) -> Vec<ToolResult> {
     let Remains { decisions, slots, reviewed: mut results, .. } = remains;
     let (mut decisions, mut slots) = (decisions.into_iter(), slots.into_iter());
@@ -383,7 +384,7 @@ fn interrupted_results(turn: &Turn, remains: Remains, effects: &mut Effects) -> 
     results
 }
 
-/// Tells the ends of the blocks that an interrupted answer keeps, where they were not told.
+/// Emits the missing end events of the blocks that an interrupted response keeps.
 fn tell_ends(fold: &Fold, kept: &Message, effects: &mut Effects) {
     let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
     for ((index, block), content) in places.zip(&kept.content) {

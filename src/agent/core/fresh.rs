@@ -1,4 +1,4 @@
-//! Ids that a late `resume` can't be taken for.
+//! Unique ids of tool uses, so that a late `resume` never applies to another tool use.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,17 +8,17 @@ use crate::{
     provider::{BlockStart, Delta, Fold},
 };
 
-/// Tool uses that waited for `resume`, the latest last. Some services count their ids anew in each answer:
-/// one that waited does not come again under the same id, so that a late `resume` is stale.
+/// The ids of tool uses that waited for `resume`, the latest last. Some services restart their ids in each response. An
+/// id that waited once is not used again, so that a late `resume` is detected as stale.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(super) struct Waited(Vec<ToolUseId>);
 
-/// Tool uses that are remembered. A `resume` that is late by more than this has long been answered.
+/// The number of ids that are kept. A `resume` that is later than this is not expected.
 const MAX_WAITED: usize = 256;
 
 impl Waited {
-    /// Subscribers are told that this one waits.
+    /// Stores the id of a tool use for which a pause was emitted.
     pub(super) fn add(&mut self, id: ToolUseId) {
         if self.0.len() >= MAX_WAITED {
             self.0.remove(0);
@@ -26,13 +26,13 @@ impl Waited {
         self.0.push(id);
     }
 
-    /// Gives a tool use that begins in `fold` another id, if its own may be taken for one that waited, or for
-    /// the one that the provider asks about.
+    /// Gives a tool use that begins in `fold` another id, if its id equals that of a tool use that waited, or of the
+    /// one in the provider's question.
     pub(super) fn freshen(&self, delta: Delta, op: Op, fold: &Fold, question: Option<&Question>) -> Delta {
         match delta {
             Delta::Start { index, block: BlockStart::ToolUse { id, name } } => {
                 let asked = question.map(|question| &question.tool_use.id);
-                // Else the fold sees to it that ids differ within the answer.
+                // Otherwise the fold ensures that ids differ within the response.
                 let id = if self.0.is_empty() && asked.is_none() {
                     id
                 } else {
@@ -44,12 +44,12 @@ impl Waited {
         }
     }
 
-    /// The id for a question of the provider while `fold` streams in.
+    /// Returns the id for a question of the provider while `fold` is being streamed.
     pub(super) fn of_question(&self, id: ToolUseId, op: Op, fold: &Fold) -> ToolUseId {
         self.fresh(id, op, |id| holds(fold, id))
     }
 
-    /// `id`, or one made of it if it is empty, waited once or is `taken`.
+    /// Returns `id`, or an id derived from it if it is empty, has waited before, or is `taken`.
     fn fresh(&self, id: ToolUseId, op: Op, taken: impl Fn(&ToolUseId) -> bool) -> ToolUseId {
         let is_free = |id: &ToolUseId| !id.as_str().is_empty() && !self.0.contains(id) && !taken(id);
         if is_free(&id) {

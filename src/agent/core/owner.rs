@@ -1,4 +1,4 @@
-//! What the history's owner may do: replace the history, and begin a run on another one.
+//! Operations of the history's owner: replacing the history, and starting a run on another one.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ fn is_blank(block: &Content) -> bool {
 }
 
 impl Core {
-    /// Replaces the history, and tells.
+    /// Replaces the history and emits a `state` event.
     pub(in crate::agent) fn replace_history(
         &mut self,
         history: History,
@@ -26,8 +26,8 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a run of `prompt` on the history `base`. Unless the run commits a turn, its end brings the history
-    /// of before back.
+    /// Starts a run of `prompt` on the history `base`. If the run ends without committing a turn, the previous history
+    /// is restored.
     pub(in crate::agent) fn prompt_on(
         &mut self,
         base: History,
@@ -46,7 +46,8 @@ impl Core {
         Ok(())
     }
 
-    /// As [`prompt_on`](Core::prompt_on), with `message` as it is in place of the content of the prompt.
+    /// Like [`prompt_on`](Core::prompt_on), but with `message` unchanged instead of a message made of the prompt's
+    /// content.
     pub(in crate::agent) fn answer(
         &mut self,
         base: History,
@@ -72,7 +73,7 @@ impl Core {
         Ok(())
     }
 
-    /// Refuses a history that can't take the place of the committed one now.
+    /// Returns an error if `base` cannot replace the committed history now.
     fn check_base(&self, base: &History) -> Result<(), AgentError> {
         self.ensure_idle()?;
         if !base.same(&self.history) {
@@ -94,7 +95,7 @@ impl Core {
         self.begin_turn(message, origin, 0, env, effects);
     }
 
-    /// A run has ended without a commit: the history of before it is back, if it was on another one.
+    /// Restores the previous history after a run on another history that ended without a commit.
     pub(super) fn fall_back(&mut self, env: &Env<'_>, effects: &mut Effects) {
         if let Some(before) = self.fallback.take() {
             self.history = *before;

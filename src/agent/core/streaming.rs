@@ -1,4 +1,4 @@
-//! From the request to the whole answer.
+//! From the request to the complete response.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,11 +17,11 @@ use crate::{
     },
 };
 
-/// What an answer says under the output schema, or what is wrong with it.
+/// The value of a response under the output schema, or the problem with it.
 pub(super) type Output = Result<Value, String>;
 
 impl Core {
-    /// A delta came in.
+    /// Processes a delta of the response.
     pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, effects: &mut Effects) {
         let Phase::Streaming { op: waiting, turn, fold, question } = &mut self.phase else {
             return;
@@ -45,7 +45,8 @@ impl Core {
         }
     }
 
-    /// The provider asks for a decision on a tool that the service runs. One question at a time.
+    /// Processes the provider's question for a decision about a tool that the service runs. One question is processed
+    /// at a time.
     pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, effects: &mut Effects) {
         if let Phase::Streaming { op: waiting, fold, question, .. } = &mut self.phase
             && *waiting == op
@@ -59,7 +60,7 @@ impl Core {
         }
     }
 
-    /// Whether the provider may ask now.
+    /// Returns whether a question of the provider can be processed now.
     pub(in crate::agent) fn can_be_asked(&self) -> bool {
         matches!(self.phase, Phase::Streaming { question: None, .. })
     }
@@ -74,7 +75,7 @@ impl Core {
         }
     }
 
-    /// The stream has ended by itself.
+    /// Processes the regular end of the stream.
     pub(in crate::agent) fn stream_ended(&mut self, op: Op, env: &Env<'_>, effects: &mut Effects) {
         let (mut turn, fold) = match std::mem::take(&mut self.phase) {
             Phase::Streaming { op: waiting, turn, fold, question } if waiting == op => {
@@ -102,11 +103,12 @@ impl Core {
         turn.usage += usage;
         turn.model = model;
         turn.output_enforced = output_enforced;
-        // A pause that is not gone on with is none: whoever sees a step pause knows that a request follows.
+        // At the limit of requests, no request continues the response, so the step must not report a pause: subscribers
+        // expect another request after a pause.
         if stop_reason == StopReason::Pause && turn.is_exhausted() && message.tool_uses().next().is_none() {
             stop_reason = StopReason::MaxSteps;
         }
-        // What the service pauses is not finished.
+        // A paused response is not finished.
         let finished = stop_reason != StopReason::Pause;
         let read = if finished { read_answer(&message, &turn) } else { None };
         if let Some(Err(problem)) = &read
@@ -115,7 +117,7 @@ impl Core {
         {
             return self.ask_again(turn, message, problem, env, effects);
         }
-        // What follows builds on this answer.
+        // The next requests build on this response, so earlier corrections are obsolete.
         turn.corrections.forget();
         for index in open {
             effects.extend(
@@ -123,7 +125,7 @@ impl Core {
             );
         }
         turn.warnings.extend(warnings.iter().cloned());
-        // Not always the last message: an answer that the service paused stands between.
+        // The last message may be a response that the service paused, so look for the user message.
         let prompted_by = turn.working.pending().rev().find(|message| message.role == Role::User).cloned();
         add_message(&mut turn, message, effects);
         let answer = turn.working.all().last().cloned();
@@ -136,7 +138,7 @@ impl Core {
         self.answered(turn, stop_reason, uses, read, env, effects);
     }
 
-    /// The answer does not fit the output schema: it is void, and asked for again.
+    /// Discards a response that does not match the output schema, and requests it again.
     fn ask_again(
         &mut self,
         mut turn: Box<Turn>,
@@ -153,7 +155,7 @@ impl Core {
         self.prepare(turn, effects);
     }
 
-    /// The answer is whole: what comes of it?
+    /// Decides how to continue after a complete response.
     fn answered(
         &mut self,
         mut turn: Box<Turn>,
@@ -166,12 +168,13 @@ impl Core {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
             return match stop_reason {
-                // The service wants its answer sent back to go on with it.
+                // The service continues its response when it is sent back.
                 StopReason::Pause => {
                     turn.step += 1;
                     self.prepare(turn, effects);
                 }
-                // It wants none after all; on a turn, this reason leaves tool uses to the application.
+                // The response uses no tools. The turn must not end with this reason, because it would mean that tool
+                // uses are left to the application.
                 StopReason::ToolUse => self.conclude(turn, StopReason::Stop, read, env, effects),
                 reason => self.conclude(turn, reason, read, env, effects),
             };
@@ -191,7 +194,7 @@ impl Core {
         self.decide(turn, uses, env, effects);
     }
 
-    /// The request failed, or could not be made, or the stream did.
+    /// The request could not be prepared or sent, or its stream failed.
     pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, effects: &mut Effects) {
         match std::mem::take(&mut self.phase) {
             Phase::Preparing { op: waiting, turn } if waiting == op => {
@@ -208,7 +211,7 @@ impl Core {
         }
     }
 
-    /// Asks `handle_error` what becomes of a step that failed.
+    /// Calls `handle_error` for a failed step.
     pub(super) fn recover(
         &mut self,
         turn: Box<Turn>,
@@ -222,7 +225,8 @@ impl Core {
     }
 }
 
-/// Answers the last message's tool uses with `results`, the first `told` of which subscribers have seen.
+/// Adds `results` as the results of the last message's tool uses. Subscribers have already seen the first `told` of
+/// them.
 pub(super) fn close_tool_uses(
     turn: &mut Turn,
     results: Vec<ToolResult>,
@@ -237,12 +241,12 @@ pub(super) fn close_tool_uses(
     add_message(turn, super::user_message(content, env), effects);
 }
 
-/// A response that covers the turn so far.
+/// Returns a response that covers the turn so far.
 pub(super) fn respond(turn: &Turn, stop_reason: StopReason, env: &Env<'_>) -> Response {
     respond_with(turn, turn.working.pending().cloned().collect(), stop_reason, env)
 }
 
-/// A response of these messages of the turn.
+/// Returns a response with these messages of the turn.
 fn respond_with(
     turn: &Turn,
     messages: Vec<Arc<Message>>,
@@ -265,26 +269,26 @@ fn respond_with(
     }
 }
 
-/// Reads the response's answer if a schema was set and the model is done with it.
+/// Reads the output if a schema was set and the model has finished.
 pub(super) fn parse_output(response: &mut Response, turn: &Turn) {
     let read = response.message.as_ref().and_then(|message| read_answer(message, turn));
     response.set_output(read);
 }
 
-/// What an answer says under the output schema, if its request carried one and the answer uses no tools.
+/// Reads the output of a message, if its request has an output schema and the message uses no tools.
 fn read_answer(answer: &Message, turn: &Turn) -> Option<Output> {
     let schema = turn.wanted.output.as_ref()?;
     let done = answer.tool_uses().next().is_none();
     done.then(|| read_output(answer, schema, turn.output_enforced))
 }
 
-/// What subscribers see of a delta that `fold` has taken in.
+/// Returns the event for a delta that `fold` has already processed.
 fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     Some(match delta {
         Delta::Start { index, block } => match block {
             BlockStart::Text => Event::TextStart { index },
             BlockStart::Thinking => Event::ThinkingStart { index },
-            // The fold may have given it another id.
+            // The fold may have given the tool use another id.
             BlockStart::ToolUse { name, .. } => match &fold.blocks().get(index)?.content {
                 Content::ToolUse(tool_use) => Event::ToolUseStart { index, id: tool_use.id.clone(), name },
                 _ => return None,
@@ -299,7 +303,7 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
             (Part::Item(_), Content::ProviderItem(item)) => {
                 Event::ProviderItem { index, content: item.clone() }
             }
-            // Signatures show in the block's end.
+            // Signatures are part of the block's end event.
             _ => return None,
         },
         Delta::End { index } => return end_event(index, &finished(fold.blocks().get(index)?)),
@@ -307,14 +311,14 @@ fn event_of(delta: Delta, fold: &Fold) -> Option<Event> {
     })
 }
 
-/// A block of an answer that is streaming in, as a snapshot shows it: as the events told it.
+/// Returns a block of the streamed response as a snapshot shows it, which is the state that the events so far describe.
 pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
     let mut seen = block.clone();
     match &mut seen.content {
-        // These come whole, and no event tells their end.
+        // These blocks arrive as a whole and have no end event.
         Content::Attachment(_) | Content::ProviderItem(_) => seen.ended = true,
         _ if block.ended => seen.content = finished(block),
-        // Signatures are told with the block's end.
+        // Signatures are part of the block's end event.
         Content::Text(text) => text.signature = None,
         Content::Thinking(thinking) => (thinking.signature, thinking.redacted) = (None, None),
         Content::ToolUse(tool_use) => tool_use.signature = None,
@@ -323,12 +327,12 @@ pub(super) fn seen(block: &PartialBlock) -> PartialBlock {
     seen
 }
 
-/// The block as it will stand in the message.
+/// Returns the block as it will be in the message.
 fn finished(block: &PartialBlock) -> Content {
     block.clone().finished()
 }
 
-/// The event that ends a block, for the kinds that have one.
+/// Returns the event that ends a block, for the kinds that have such an event.
 pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
     Some(match block.clone() {
         Content::Text(content) => Event::TextEnd { index, content },

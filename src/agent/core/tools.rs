@@ -1,4 +1,4 @@
-//! From the tool uses of an answer to the message with their results.
+//! From the tool uses of a response to the message with their results.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
 };
 
 impl Core {
-    /// Begins with the tool uses of an answer.
+    /// Starts to process the tool uses of a response.
     pub(super) fn decide(
         &mut self,
         turn: Box<Turn>,
@@ -28,7 +28,7 @@ impl Core {
         self.decide_next(turn, Box::new(Tools { uses, decisions: Vec::new() }), env, effects);
     }
 
-    /// Asks for the next decision, or goes on when all are there.
+    /// Requests the next decision, or continues if all decisions exist.
     pub(super) fn decide_next(
         &mut self,
         turn: Box<Turn>,
@@ -44,7 +44,7 @@ impl Core {
         effects.push(Effect::Call(op, Call::HandleToolUse(tool_use)));
     }
 
-    /// `handle_tool_use` is done: for a tool use of the answer, or for a question of the provider.
+    /// `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
     pub(in crate::agent) fn tool_decided(
         &mut self,
         op: Op,
@@ -85,7 +85,7 @@ impl Core {
         effects: &mut Effects,
     ) {
         let Some(tool_use) = tools.next().cloned() else {
-            unreachable!("a decision was waited for, so a tool use is without one");
+            unreachable!("a decision was requested, so a tool use has none yet");
         };
         self.phase = Phase::Paused { turn, tools, reason: reason.clone() };
         self.tell_pause(tool_use, reason, effects);
@@ -145,7 +145,7 @@ impl Core {
         effects.push(Effect::RunTools(op, calls));
     }
 
-    /// A tool has no handler: none of the step's tools runs, and the turn stops.
+    /// Ends the turn because a tool has no handler. None of the step's tools runs.
     fn leave_to_application(
         &mut self,
         turn: Box<Turn>,
@@ -167,7 +167,7 @@ impl Core {
         self.ask_handle_turn(turn, Arc::new(response), effects);
     }
 
-    /// Keeps the results that were decided with their tool uses, in the answer that is about to become history.
+    /// Stores the results that were decided in their tool uses, in the message that is about to be committed.
     pub(super) fn keep_decided(&self, turn: &mut Turn, response: &mut Arc<Response>) {
         let Some(answer) = turn.working.all().last().filter(|_| !response.decided.is_empty()) else {
             return;
@@ -180,7 +180,7 @@ impl Core {
         response.message = Some(answer);
     }
 
-    /// A tool is done.
+    /// Stores the result of a finished tool.
     pub(in crate::agent) fn tool_done(
         &mut self,
         op: Op,
@@ -219,7 +219,7 @@ impl Core {
         }
         let told = reviewed.len();
         if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
-            // A callback lowered the limit since the answer came.
+            // A callback has lowered the limit since the response.
             close_tool_uses(&mut turn, reviewed, told, env, effects);
             return self.conclude(turn, StopReason::MaxSteps, None, env, effects);
         }
@@ -228,7 +228,7 @@ impl Core {
         self.prepare(turn, effects);
     }
 
-    /// `handle_tool_result` is done.
+    /// `handle_tool_result` has returned.
     pub(in crate::agent) fn result_reviewed(
         &mut self,
         op: Op,
@@ -254,7 +254,7 @@ impl Core {
     }
 }
 
-/// The answer with the results that were decided, each with its tool use.
+/// Returns the message with each decided result in its tool use.
 fn with_decided(answer: &Message, decided: &[ToolResult]) -> Arc<Message> {
     let mut answer = answer.clone();
     for block in &mut answer.content {
@@ -266,7 +266,7 @@ fn with_decided(answer: &Message, decided: &[ToolResult]) -> Arc<Message> {
     Arc::new(answer)
 }
 
-/// The result that a decision gives without running the tool.
+/// Returns the result of a decision that does not run the tool.
 pub(super) fn decided_result(tool_use: &ToolUse, decision: Decision) -> Option<ToolResult> {
     match decision {
         Decision::Execute | Decision::ExecuteWith(_) => None,

@@ -1,4 +1,4 @@
-//! Calling the application's code, and surviving it.
+//! Calls of the application's code, and protection against its panics.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -16,10 +16,10 @@ use crate::{
     tool::panic_message,
 };
 
-/// A callback in flight: what it gave back, or what its panic said.
+/// A callback in flight. Its output is the callback's result or the message of its panic.
 pub(super) type Running<'a> = Pin<Box<dyn Future<Output = Result<Returned, String>> + Send + 'a>>;
 
-/// What a callback gave back, and the configuration as it left it.
+/// The result of a callback, and the configuration before and after it.
 pub(super) struct Returned {
     pub(super) outcome: CallbackOutcome,
     pub(super) before: Arc<Config>,
@@ -36,7 +36,8 @@ pub(super) enum CallbackOutcome {
 }
 
 impl Task {
-    /// Calls a callback with a copy of the state. Each has a future of its own, no larger than it must be.
+    /// Calls a callback with a copy of the state. Each callback has a separate future, so that none is larger than
+    /// necessary.
     pub(super) fn call<'a>(
         &mut self,
         callbacks: &'a mut dyn AgentCallbacks,
@@ -70,7 +71,7 @@ impl Task {
             }),
             Call::HandleEvent => {
                 self.core.event_begun(op);
-                let event = self.notices.pop_front().expect("the core counts the events that wait");
+                let event = self.notices.pop_front().expect("the core counts the queued events");
                 contain(async move {
                     let prompt = callbacks.handle_event(event, &mut state).await;
                     Returned {
@@ -83,7 +84,7 @@ impl Task {
         }
     }
 
-    /// The next request, before `prepare_step` sees it.
+    /// Returns the next request, before `prepare_step` sees it.
     fn request(&self) -> Request {
         let Some(turn) = self.core.phase().turn() else {
             unreachable!("a request is prepared for a turn");
@@ -104,7 +105,7 @@ impl Task {
         request
     }
 
-    /// Puts another configuration in force.
+    /// Replaces the configuration.
     pub(super) fn configure(&mut self, config: Arc<Config>) {
         if !config.options.shares_secrets(&self.config.options) {
             self.secrets_of = secrets_of(&config.options, &config.model);
@@ -112,7 +113,7 @@ impl Task {
         let_go(std::mem::replace(&mut self.config, config));
     }
 
-    /// Takes the configuration over as a callback left it, unless it was changed from outside meanwhile.
+    /// Applies a callback's changes of the configuration, unless the configuration was replaced while the callback ran.
     pub(super) fn adopt(&mut self, before: &Arc<Config>, after: Arc<Config>) -> Result<(), String> {
         if Arc::ptr_eq(before, &after) {
             return Ok(());
@@ -130,14 +131,16 @@ impl Task {
             }
             self.configure(after);
         } else {
-            tracing::warn!("a callback's edits are dropped: the configuration was set while it ran");
+            tracing::warn!(
+                "a callback's changes are dropped because the configuration was replaced while it ran"
+            );
             let_go(after);
         }
         Ok(())
     }
 }
 
-/// The options, without a key and headers that are for another provider than the model's.
+/// Returns the options, without an API key and headers that belong to another provider than the model's.
 fn kept_secrets(options: &Options, provider: Option<&str>, model: &Model) -> Options {
     if !options.has_secrets() || provider == Some(model.provider_name()) {
         return options.clone();
@@ -145,12 +148,12 @@ fn kept_secrets(options: &Options, provider: Option<&str>, model: &Model) -> Opt
     tracing::warn!(
         model = model.name(),
         given_for = provider,
-        "the key and the headers in the options are for another provider, and are not sent"
+        "the API key and headers in the options are not sent because they belong to another provider"
     );
     options.clone().without_secrets()
 }
 
-/// The model with whose provider a key and headers were set, if there are some.
+/// Returns the model whose provider the API key and headers belong to, if there are any.
 pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Model> {
     options.has_secrets().then(|| model.clone())
 }
@@ -163,22 +166,22 @@ async fn prepare(callbacks: &mut dyn AgentCallbacks, request: &mut Request, stat
     let unchanged = request.history.clone();
     callbacks.prepare_step(request, state).await;
     if !request.history.same(&unchanged) && request.history.check_sendable().is_err() {
-        tracing::debug!("prepare_step left a history that can't be sent; it is repaired");
+        tracing::debug!("the history is repaired because prepare_step left it invalid");
         request.history = request.history.repair();
     }
 }
 
-/// Drops what holds the application's code or values, whatever their own drop does.
+/// Drops a value that contains application code, and contains a panic of its `drop`.
 pub(super) fn let_go<T>(held: T) {
-    // A panic has been told by then, and nothing is left to be done about it.
+    // `guard` has logged a panic, and nothing else can be done about it.
     let _ = guard("a drop", || drop(held));
 }
 
-/// Runs foreign code; a panic becomes its words.
+/// Runs application or provider code. If it panics, logs and returns the panic's message.
 pub(in crate::agent) fn guard<T>(what: &'static str, code: impl FnOnce() -> T) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(code)).map_err(|panic| {
         let words = panic_message(panic);
-        tracing::error!(what, words, "foreign code panicked");
+        tracing::error!(what, words, "code outside the crate panicked");
         words
     })
 }

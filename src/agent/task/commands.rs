@@ -1,4 +1,4 @@
-//! Serving the handle's commands.
+//! The commands of handles.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::{
 
 impl Task {
     pub(super) fn serve(&mut self, command: Command) {
-        // An answer that nobody waits for any more is dropped.
+        // A failed reply means that the caller no longer waits, so it is ignored.
         match command {
             Command::Prompt(prompt) => {
                 let (prompt, reply) = *prompt;
@@ -68,7 +68,7 @@ impl Task {
             }
             Command::WaitIdle(reply) => {
                 if self.idle_waiters.len() == self.idle_waiters.capacity() {
-                    // Those who gave up waiting make room before the list grows.
+                    // Remove callers that stopped waiting before the list grows.
                     self.idle_waiters.retain(|waiter| !waiter.is_closed());
                 }
                 self.idle_waiters.push(reply);
@@ -79,19 +79,19 @@ impl Task {
                 let _ = reply.send(self.change(at, change));
             }
             Command::Stop(_) | Command::Retire(_) => {
-                unreachable!("the loop that serves commands looks at them")
+                unreachable!("the loop that serves commands handles this command")
             }
         }
     }
 
     pub(super) fn interrupt(&mut self) -> Result<(), AgentError> {
-        // A tool that has finished keeps its result, also if the agent has not looked at it yet.
+        // A finished tool keeps its result, even if the agent has not read it yet.
         self.take_finished_tools();
         self.step(Core::interrupt)
     }
 
-    /// Refuses to begin anything while too many events wait for the commit channel. What goes on already may
-    /// go on: it brings few more.
+    /// Returns an error if a run would start while too many events wait for the commit channel. A run in progress may
+    /// continue, since it emits few more events.
     fn ensure_room(&self) -> Result<(), AgentError> {
         match &self.commit {
             Some(commit) if commit.outbox.len() >= MAX_OUTBOX && self.core.is_at_rest() => {
@@ -101,7 +101,7 @@ impl Task {
         }
     }
 
-    /// Refuses a prompt if none may be taken now.
+    /// Returns an error if no prompt may be accepted now.
     fn ensure_open(&self) -> Result<(), AgentError> {
         match self.setup.hold.as_ref().and_then(|hold| hold.reason()) {
             Some(cause) => Err(AgentError::OnHold(cause)),
@@ -137,7 +137,7 @@ impl Task {
         Moment { last: self.feed.last(), status: self.core.status() }
     }
 
-    /// Does what the history's owner wants; gives the id of the `state` event that tells of it.
+    /// Performs a change for the history's owner, and returns the id of the resulting `state` event.
     fn change(&mut self, at: Option<EventId>, change: Change) -> Result<EventId, AgentError> {
         self.core.ensure_idle()?;
         if !self.is_at(at) {
@@ -162,17 +162,17 @@ impl Task {
         if asks.is_some() {
             self.asker = asks;
         }
-        // The event is the first one that the core has told.
+        // The `state` event is the first event of this step.
         with.number += 1;
         Ok(with)
     }
 
-    /// Whether this is the last event that was told, if one is named.
+    /// Returns whether `at` is `None` or the last emitted event.
     pub(super) fn is_at(&self, at: Option<EventId>) -> bool {
         at.is_none_or(|at| at == self.feed.last())
     }
 
-    /// Whether the agent may end for want of anything to do.
+    /// Returns whether nothing is in progress or queued, so that the agent may end.
     pub(super) fn is_settled(&self) -> bool {
         self.core.is_settled() && !self.is_blocked()
     }

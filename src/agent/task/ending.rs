@@ -1,4 +1,4 @@
-//! The end of an agent: in order, with a deadline, and with nobody left waiting.
+//! The end of an agent: in order, within a deadline, and with a reply to every caller.
 
 use std::{
     future::{Future, poll_fn},
@@ -23,8 +23,8 @@ use crate::{
 };
 
 impl Task {
-    /// Interrupts the turn in flight, or cancels it if the stop asks for that. Then lets `terminate` run, waits
-    /// for aborted tools, and leaves the last snapshot behind.
+    /// Interrupts the turn in flight, or cancels it if the stop requests that. Then runs `terminate`, waits for aborted
+    /// tools, and leaves the last snapshot.
     pub(super) async fn finish(
         mut self,
         callbacks: &mut dyn AgentCallbacks,
@@ -32,7 +32,7 @@ impl Task {
         reason: EndReason,
         stop: Option<Box<Stop>>,
     ) {
-        // Either one is refused by an idle agent, which has nothing in flight.
+        // An idle agent returns an error, because nothing is in flight.
         let _ = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
             InFlight::Keep => self.interrupt(),
             InFlight::Discard => self.step(Core::cancel),
@@ -42,7 +42,7 @@ impl Task {
         if !self.notices.is_empty() {
             tracing::warn!(
                 count = self.notices.len(),
-                "the agent ended before it handled all application events"
+                "application events are dropped because the agent ended before handle_event got them"
             );
         }
         self.notices.drain(..).for_each(let_go);
@@ -59,7 +59,7 @@ impl Task {
         let mut deadline = Box::pin(sleep(limit));
         let mut waiting: Vec<Box<Stop>> = stop.into_iter().collect();
         let active_calls = self.active_calls.take().unwrap_or_default();
-        // Side by side: none of them is cut off because another one hangs.
+        // Concurrently, so that one hanging part does not cut off the others.
         let mut orderly = Box::pin(async {
             tokio::join!(
                 active_calls.all_ended(),
@@ -75,8 +75,7 @@ impl Task {
         let mut round = None;
         let in_time = poll_fn(|cx| {
             while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
-                // Others who stop the agent wait with the first, up to the nearest of their deadlines. Whoever
-                // wants anything else gets no answer.
+                // Other callers of `stop` wait too, up to the nearest of all deadlines. Other commands get no reply.
                 let Command::Stop(stop) = command else {
                     let_go(command);
                     continue;
@@ -92,7 +91,8 @@ impl Task {
                 return Poll::Ready(true);
             }
             std::task::ready!(deadline.as_mut().poll(cx));
-            // Aborted tools that await something need the runtime once to be dropped, and no time.
+            // Aborted tools that await something are dropped when the runtime next polls them. This needs no time, but
+            // one round of the runtime.
             let round = round.get_or_insert_with(OwnWake::begin);
             round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())
         })
@@ -101,18 +101,18 @@ impl Task {
         let cut_off = (!in_time).then(|| {
             let tools = active_calls.running();
             if !tools.is_empty() {
-                tracing::warn!(?tools, ?limit, "aborted tools still run at the end of their agent");
+                tracing::warn!(?tools, ?limit, "aborted tools still run after the end of their agent");
             }
             AgentError::Deadline { deadline: limit, tools }
         });
         if let Some(error) = &cut_off {
-            // Nobody else sets it.
+            // This is the only place that sets it.
             let _ = self.last_words.0.cut_off.set(Box::new(error.clone()));
         }
         self.hand_over_outbox();
         let_go(own);
         let_go(state);
-        // Subscribers learn of the end before those who stopped the agent go on.
+        // Subscribers get the end before the callers of `stop` get their reply.
         let_go(self);
         for stop in waiting {
             let _ = stop.reply.send(cut_off.clone().map_or(Ok(()), Err));
@@ -121,7 +121,7 @@ impl Task {
 }
 
 impl Task {
-    /// The events that are left still come, when the channel's receiver gets to them.
+    /// Sends the remaining events in a separate task, as the channel's receiver reads them.
     fn hand_over_outbox(&mut self) {
         if let Some(commit) = self.commit.take().filter(|commit| !commit.outbox.is_empty()) {
             let Commit { mut sink, outbox } = *commit;
@@ -136,9 +136,9 @@ impl Task {
     }
 }
 
-/// Runs the application's code to its end, which may be a panic.
+/// Runs application or provider code to its end, and logs a panic.
 async fn survive(what: &'static str, code: impl Future<Output = ()>) {
     if let Err(panic) = AssertUnwindSafe(code).catch_unwind().await {
-        tracing::error!(what, words = panic_message(panic), "foreign code panicked");
+        tracing::error!(what, words = panic_message(panic), "code outside the crate panicked");
     }
 }

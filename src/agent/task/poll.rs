@@ -1,4 +1,4 @@
-//! The agent's one loop: commands first, then whatever goes on.
+//! The agent's loop: commands first, then all other work.
 
 use std::{
     future::{Future, poll_fn},
@@ -28,41 +28,41 @@ use crate::{
     tool::Progress,
 };
 
-/// Commands served in a row before everything else gets its turn.
+/// The number of commands that are served before other work gets its turn.
 const COMMANDS_IN_A_ROW: usize = 32;
-/// Inputs taken in one poll before other tasks get theirs.
+/// The number of inputs in a row before the agent yields to other tasks.
 const INPUTS_IN_A_ROW: usize = 256;
 
 type InFlight<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
 
-/// How far serving commands came.
+/// The result of serving commands.
 enum Served {
-    /// None is left; the next one wakes the task.
+    /// No command is left, and the next one wakes the task.
     All,
-    /// More may wait, and nothing wakes the task for them.
+    /// More commands may wait, and nothing wakes the task for them.
     Some,
-    /// The agent is to end.
+    /// The agent must end.
     End(Exit),
 }
 
 impl Commit {
-    /// Sends what waits, and hands it on; an error if nobody receives it.
+    /// Sends and flushes the waiting events. Returns an error if the receiver is gone.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), ()>> {
         while !self.outbox.is_empty() {
             ready!(self.sink.as_mut().poll_ready(cx))?;
             if let Some(delivery) = self.outbox.pop_front() {
-                // There is room, and a receiver that left in between wants nothing.
+                // There is room, so an error means that the receiver has just been dropped.
                 let _ = self.sink.as_mut().start_send(delivery);
             }
         }
-        // A channel has nothing to flush; another sink may do it in its own time.
+        // Channels have nothing to flush. Other sinks may finish flushing later.
         let _ = self.sink.as_mut().poll_flush(cx);
         Poll::Ready(Ok(()))
     }
 }
 
 impl Task {
-    /// Serves commands and moves everything on until a callback is wanted, the one in flight is done, or the
+    /// Serves commands and advances all work until a callback is requested, the callback in flight has returned, or the
     /// agent ends.
     pub(super) fn drive<'a, 'b>(
         &'a mut self,
@@ -72,7 +72,7 @@ impl Task {
         self.drop_call = false;
         let mut begun = false;
         poll_fn(move |cx| {
-            // Before any command is served: a callback that was called is never dropped unpolled.
+            // Polled before any command is served, so that a started callback is never dropped unpolled.
             if !std::mem::replace(&mut begun, true) && self.poll_call(cx, &mut call).is_ready() {
                 return Poll::Ready(Exit::Returned);
             }
@@ -80,7 +80,7 @@ impl Task {
         })
     }
 
-    /// Polls the callback in flight; ready when it is done.
+    /// Polls the callback in flight. Ready when it has returned.
     fn poll_call(&mut self, cx: &mut Context<'_>, call: &mut InFlight<'_, '_>) -> Poll<()> {
         let Some((op, callback, running)) = call else {
             return Poll::Pending;
@@ -98,14 +98,14 @@ impl Task {
     ) -> Poll<Exit> {
         let mut all_served = false;
         loop {
-            // Counted across callbacks: with a provider and callbacks that never wait, nothing else would
-            // ever let other tasks run.
+            // Counted across callbacks, because with a provider and callbacks that are always ready, nothing else would
+            // yield to other tasks.
             if self.own_wake.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
                 self.own_wake = Some(OwnWake::begin());
                 self.inputs = 0;
             }
             self.inputs += 1;
-            // Once the channel knows whom to wake, it is enough to look.
+            // Once the channel has registered the waker, checking its length is enough.
             if !all_served || !commands.is_empty() {
                 match self.poll_commands(cx, commands) {
                     Served::All => all_served = true,
@@ -127,7 +127,7 @@ impl Task {
                 self.own_wake = None;
             }
             if self.poll_outbox(cx).is_pending() {
-                // No room: commands are all that is served.
+                // The commit channel has no room, so only commands are served.
                 if !all_served {
                     continue;
                 }
@@ -148,8 +148,8 @@ impl Task {
         }
     }
 
-    /// Lets other tasks run, until something wakes this one. That may be before a reader has run, if the two
-    /// that wake one another go before it.
+    /// Returns to the runtime until something wakes this task. This may happen before a reader has run, if two tasks
+    /// that wake each other are ahead of it.
     fn wait<T>(&mut self) -> Poll<T> {
         self.inputs = 0;
         Poll::Pending
@@ -177,7 +177,7 @@ impl Task {
         Served::Some
     }
 
-    /// Sends what waits for the commit channel; ready when nothing waits any more.
+    /// Sends the events that wait for the commit channel. Ready when none is left.
     pub(super) fn poll_outbox(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(commit) = &mut self.commit else {
             return Poll::Ready(());
@@ -188,13 +188,13 @@ impl Task {
         match guard("the commit channel", || commit.poll(cx)) {
             Ok(Poll::Pending) => return Poll::Pending,
             Ok(Poll::Ready(Ok(()))) => {}
-            // Gone, or broken, which comes to the same.
+            // The receiver is gone or the sink is broken. Both are handled alike.
             Ok(Poll::Ready(Err(()))) | Err(_) => let_go(self.commit.take()),
         }
         Poll::Ready(())
     }
 
-    /// Takes one input from whatever goes on; pending if there is none.
+    /// Takes one input from the work in progress. Pending if nothing is ready.
     fn poll_work(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let Some(work) = &mut self.work else {
             return Poll::Pending;
@@ -223,7 +223,7 @@ impl Task {
                 Ok(Poll::Pending) => return Poll::Pending,
                 Ok(Poll::Ready(permit)) => Some(permit),
                 Err(words) => {
-                    tracing::error!(words, "admission panicked; the run goes on without");
+                    tracing::error!(words, "admission panicked; sending without a permit");
                     None
                 }
             };
@@ -234,8 +234,9 @@ impl Task {
         if work.opening.is_some() {
             return self.poll_opening(cx);
         }
-        // Looked at before the stream, which may always be ready. Only a stream that is not makes the task wait
-        // for questions: to be woken when the stream lets go of the channel would be for nothing.
+        // Questions are polled before the stream, which may always be ready, but without a waker. Only after a pending
+        // stream does the task register for questions. Otherwise it would be woken needlessly when the stream drops the
+        // channel.
         if self.poll_question(&mut Context::from_waker(Waker::noop())).is_ready()
             || self.poll_stream(cx).is_ready()
             || self.poll_question(cx).is_ready()
@@ -281,7 +282,7 @@ impl Task {
         if !self.core.can_be_asked() {
             return Poll::Pending;
         }
-        // One question at a time is taken; the others wait.
+        // One question at a time is processed. The others wait.
         let Poll::Ready(question) = questions.poll_next(cx) else {
             return Poll::Pending;
         };
@@ -334,7 +335,7 @@ impl Task {
         Poll::Ready(())
     }
 
-    /// Takes the results of tools that have finished and were not looked at yet.
+    /// Takes the results of finished tools that were not read yet.
     pub(super) fn take_finished_tools(&mut self) {
         while let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut())
             && let Some(joined) = tasks.set.try_join_next_with_id()
@@ -343,7 +344,7 @@ impl Task {
         }
     }
 
-    /// A tool's task has ended.
+    /// Processes the end of a tool's task.
     fn tool_joined(&mut self, joined: Result<(Id, (usize, ToolResult)), JoinError>) {
         let Some(tasks) = self.work.as_mut().and_then(|work| work.tasks.as_mut()) else {
             return;
@@ -359,7 +360,7 @@ impl Task {
                 (call.slot, ToolResult::error(&call.tool_use, message))
             }
         };
-        // The tool may have reported progress before it was done.
+        // The tool may have reported progress before it returned.
         let told: Vec<_> = (0..tasks.progress.len()).map_while(|_| tasks.progress.try_recv().ok()).collect();
         for progress in told {
             self.tell_progress(progress);
@@ -371,7 +372,7 @@ impl Task {
         self.emit(Event::ToolProgress { tool_use_id, data });
     }
 
-    /// A callback is done.
+    /// Processes the result of a callback.
     fn returned(&mut self, op: Op, callback: &'static str, returned: Result<Returned, String>) {
         let adopted = returned.and_then(|Returned { outcome, before, after }| {
             self.adopt(&before, after).map(|()| (outcome, before))
@@ -382,7 +383,7 @@ impl Task {
                 return self.step(|core, env, effects| core.call_failed(op, callback, message, env, effects));
             }
         };
-        // The model of the request that was prepared.
+        // The model of the prepared request.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
         let_go(before);

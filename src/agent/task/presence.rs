@@ -1,4 +1,4 @@
-//! The tool calls whose tasks still exist. An aborted task may run on until its tool awaits or returns.
+//! The tool calls whose tasks still exist. An aborted task may continue until its tool awaits or returns.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -7,14 +7,14 @@ use crate::{
     agent::{RunningTool, phase::ToolCall},
 };
 
-/// The calls of an agent that have not ended, aborted ones included.
+/// The calls of an agent that have not ended, including aborted calls.
 #[derive(Debug, Default)]
 pub(super) struct ActiveCalls {
     calls: Mutex<Vec<Arc<ToolCall>>>,
     ended: Signal,
 }
 
-/// Lists its call until it is dropped, which is the last thing that the call's task does.
+/// Keeps its call in the list until it is dropped, which is the last action of the call's task.
 pub(super) struct Presence {
     call: Arc<ToolCall>,
     all: Arc<ActiveCalls>,
@@ -30,7 +30,7 @@ impl ActiveCalls {
         self.calls().is_empty()
     }
 
-    /// The tools that still run.
+    /// Returns the tools that still run.
     pub(super) fn running(&self) -> Vec<RunningTool> {
         let running = |call: &Arc<ToolCall>| RunningTool {
             id: call.tool_use.id.clone(),
@@ -39,7 +39,7 @@ impl ActiveCalls {
         self.calls().iter().map(running).collect()
     }
 
-    /// Waits until every call has ended. For one task.
+    /// Waits until every call has ended. Only one task may wait.
     pub(super) async fn all_ended(&self) {
         while !self.is_empty() {
             self.ended.given().await;

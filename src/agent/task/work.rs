@@ -1,4 +1,4 @@
-//! What goes on while an agent is busy: the exchange with the provider, tools, timers.
+//! The work in progress of a busy agent: the exchange with the provider, tools, timers.
 
 use std::{pin::Pin, sync::Arc, time::Duration};
 
@@ -31,33 +31,33 @@ type Opening = Pin<Box<dyn Future<Output = Result<Option<Arc<dyn Provider>>, Pro
 
 type Admitting = Pin<Box<dyn Future<Output = Permit> + Send>>;
 
-/// What goes on. Dropping a part ends it.
+/// The work in progress. Dropping a part ends it.
 #[derive(Default)]
 pub(super) struct Work {
-    /// The request that `prepare_step` has seen and the provider has not, and who gets it: the provider of
-    /// the model that it was made for, whatever the callback made of the configuration.
+    /// The request between `prepare_step` and the provider, with the provider that gets it: that of the model that the
+    /// request was made for, even if the callback changed the model.
     pub(super) request: Option<(Box<Request>, Arc<dyn Provider>)>,
     /// The tools that the current request offers.
     pub(super) tools: ToolSet,
-    /// The wait for leave to send the request.
+    /// The wait for a permit to send the request.
     pub(super) admitting: Option<(Op, Admitting)>,
-    /// The leave under which the request is in flight, if the agent needs one. Callbacks, tools and delays run without
-    /// it: they may wait for another agent that needs the same leave.
+    /// The permit of the request in flight, if the agent needs one. Callbacks, tools and delays run without it, because
+    /// they may wait for another agent that needs a permit.
     pub(super) permit: Option<Permit>,
-    /// The provider makes an instance for this conversation.
+    /// The provider's creation of an instance for this conversation.
     pub(super) opening: Option<(Op, Opening)>,
     pub(super) stream: Option<(Op, DeltaStream)>,
     pub(super) questions: Option<Questions>,
-    /// Where the answer to the provider's question goes.
+    /// The sender for the answer to the provider's question.
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<Tasks>,
     pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<Watch>,
-    /// Room for the effects of the next step.
+    /// An empty list for the effects of the next step.
     pub(super) effects: Vec<Effect>,
 }
 
-/// The tools that run.
+/// The running tools.
 pub(super) struct Tasks {
     pub(super) op: Op,
     pub(super) set: JoinSet<(usize, ToolResult)>,
@@ -68,24 +68,24 @@ pub(super) struct Tasks {
 
 impl Drop for Tasks {
     fn drop(&mut self) {
-        // Tools that never await can only learn of the abort from their context. If all are done, nothing is
-        // cancelled: work that they have left behind may go on.
+        // A tool that never awaits can notice the abort only through its context. If all tools are done, nothing is
+        // cancelled, so that work that they started elsewhere can continue.
         if !self.set.is_empty() {
             self.cancellation.cancel();
         }
     }
 }
 
-/// The turn's clock.
+/// The time limit of the turn.
 pub(super) struct Watch {
     pub(super) limit: Duration,
     pub(super) timer: Pin<Box<Sleep>>,
-    /// What is left, while a person decides.
+    /// The remaining time while the clock is stopped.
     pub(super) frozen: Option<Duration>,
 }
 
 impl Work {
-    /// Ends all but the turn's clock.
+    /// Ends all work except the turn's clock.
     pub(super) fn abort(&mut self) {
         let_go(self.request.take());
         let_go(self.admitting.take());
@@ -95,7 +95,7 @@ impl Work {
         self.delay = None;
     }
 
-    /// Ends the request in flight, and gives its permit back.
+    /// Ends the request in flight and drops its permit.
     pub(super) fn end_stream(&mut self) {
         let_go(self.stream.take());
         (self.questions, self.question) = (None, None);
@@ -129,7 +129,7 @@ impl Work {
 }
 
 impl Task {
-    /// Sends the prepared request, as soon as there is leave for it.
+    /// Sends the prepared request as soon as it is permitted.
     pub(super) fn open(&mut self, op: Op) {
         if let Some(admission) = &self.setup.admission {
             match guard("admission", || admission.admit()) {
@@ -139,13 +139,13 @@ impl Task {
                     work.admitting = Some((op, admitting));
                     return;
                 }
-                Err(words) => tracing::error!(words, "admission panicked; the run goes on without"),
+                Err(words) => tracing::error!(words, "admission panicked; sending without a permit"),
             }
         }
         self.connect(op);
     }
 
-    /// There is leave to send the request.
+    /// Sends the request under this permit.
     pub(super) fn admitted(&mut self, op: Op, permit: Option<Permit>) {
         let work = self.work();
         work.permit = permit;
@@ -153,7 +153,7 @@ impl Task {
         self.connect(op);
     }
 
-    /// Sends the prepared request, over an instance of its provider.
+    /// Sends the prepared request through an instance of its provider.
     fn connect(&mut self, op: Op) {
         let Some((_, provider)) = &self.work().request else {
             unreachable!("a request was prepared");
@@ -167,7 +167,7 @@ impl Task {
         self.work().opening = Some((op, opening));
     }
 
-    /// The provider has made an instance, or serves everyone itself.
+    /// The provider has created an instance, or serves all conversations itself.
     pub(super) fn opened(&mut self, op: Op, own: Option<Arc<dyn Provider>>) {
         if let Some((_, of)) = &self.work().request {
             self.instance = Some(Instance { of: Arc::clone(of), own });
@@ -185,7 +185,8 @@ impl Task {
         let provider = instance.own.clone().unwrap_or(of);
         let (context, questions) = RequestContext::with_questions();
         work.questions = Some(questions);
-        // Without a name of the service's own, an answer is taken for one of the configured model.
+        // If the service does not report a model name, the response is attributed to the configured model. So report
+        // the request's model if it differs.
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let other = (request.model != *model.id()).then(|| request.model.to_string());
@@ -198,17 +199,17 @@ impl Task {
         work.stream = Some((op, answer));
     }
 
-    /// The provider's instance hears what has become history.
+    /// Passes committed messages to the provider's instance.
     pub(super) fn tell_instance(&self, event: &Event) {
         let (Event::Turn(outcome), Some(Instance { own: Some(own), .. })) = (event, &self.instance) else {
             return;
         };
         let messages = &outcome.response().messages;
-        // A panic has been told by then.
+        // `guard` has logged a panic.
         let _ = guard("committed", || own.committed(messages));
     }
 
-    /// Lets go of the provider's instance. It is closed beside the agent, which does not wait.
+    /// Drops the provider's instance. A separate task closes it, so that the agent does not wait.
     pub(super) fn close_instance(&mut self) {
         let Some(Instance { of, own }) = self.instance.take() else {
             return;
@@ -218,7 +219,11 @@ impl Task {
             let limit = self.setup.terminate_timeout;
             tokio::spawn(async move {
                 if tokio::time::timeout(limit, own.close()).await.is_err() {
-                    tracing::warn!(provider = own.name(), ?limit, "the provider was not closed in time");
+                    tracing::warn!(
+                        provider = own.name(),
+                        ?limit,
+                        "closing the provider was cut off at its time limit"
+                    );
                 }
             });
         }

@@ -1,13 +1,13 @@
-//! A simulator of the core: a seeded world plays shell, callbacks, provider and tools, and a model checks
-//! what the core makes of it.
+//! A simulator of the core. A seeded world plays the shell, the callbacks, the provider and the tools. A model checks
+//! the core's events and effects.
 //!
 //! - `cargo test --lib simulation` runs 20,000 schedules.
 //! - `OMNI_SCHEDULES=1000000 cargo test --release --lib simulation` runs more.
-//! - `OMNI_SEED=17 cargo test --lib simulation` replays one and prints what went in.
+//! - `OMNI_SEED=17 cargo test --lib simulation` replays one schedule and prints its inputs.
 //!
-//! A schedule is some dozens of inputs, drawn from its seed alone: commands at any moment, outcomes of
-//! effects in any order, late and never, and ghosts of operations that are over. At its end the world turns
-//! friendly, and everything that was begun must come to its end.
+//! A schedule consists of some dozens of inputs, which depend only on its seed: commands at any moment, outcomes of
+//! effects in any order, late or never, and outcomes of operations that are over ("ghosts"). After them the world
+//! becomes friendly: it reports all outcomes and interferes no more. Then every operation in progress must end.
 
 mod asks;
 mod blocks;
@@ -29,7 +29,7 @@ use world::World;
 use crate::actor::simulation::{Check, Simulated, ensure, play_all};
 
 #[test]
-fn schedules_at_random_keep_the_contract() {
+fn random_schedules_keep_the_contract() {
     play_all::<World>(20_000, "agent::core::simulation");
 }
 

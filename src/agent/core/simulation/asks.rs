@@ -1,4 +1,4 @@
-//! Whoever asks gets one answer, with the turns of the question.
+//! Checks that every caller of `ask` gets one response, with the turns of its run.
 
 use std::sync::Arc;
 
@@ -10,9 +10,9 @@ use crate::{
 
 #[derive(Default)]
 pub(super) struct Asks {
-    /// The turns so far, while somebody waits.
+    /// The turns so far, while a caller of `ask` waits.
     waiting: Option<Vec<Arc<Response>>>,
-    /// What the run's end discarded, if it did.
+    /// The response that the run's end discarded, if any.
     discarded: Option<Arc<Response>>,
 }
 
@@ -33,44 +33,44 @@ impl Asks {
         }
     }
 
-    /// The answer comes. `over` says whether the question's turns are.
+    /// Checks a result for the caller of `ask`. `over` is whether the turns of the `ask` have ended.
     pub(super) fn resolve(
         &mut self,
         answer: Result<Arc<Response>, AgentError>,
         over: bool,
         interrupting: bool,
     ) -> Check {
-        let turns = self.waiting.take().ok_or("an answer, and nobody asked")?;
-        ensure!(over, "an answer before the run is over");
-        // An interrupt keeps the turns before one that has nothing to keep.
+        let turns = self.waiting.take().ok_or("a response without an ask")?;
+        ensure!(over, "a response before the run is over");
+        // If the last turn of an interrupted run has nothing to keep, the turns before it are kept.
         let discarded = self.discarded.take().filter(|_| !interrupting || turns.is_empty());
         match (answer, discarded) {
             (Err(AgentError::Cancelled(told) | AgentError::Failed(_, told)), Some(discarded)) => {
-                ensure!(Arc::ptr_eq(&told, &discarded), "the answer is not what was discarded");
+                ensure!(Arc::ptr_eq(&told, &discarded), "the error does not contain the discarded response");
             }
             (Ok(response), None) => {
                 let messages = turns.iter().flat_map(|turn| &turn.messages);
-                ensure!(response.messages.iter().eq(messages), "the answer has other turns than its own");
+                ensure!(response.messages.iter().eq(messages), "the response has messages of other turns");
                 let usage: Usage = turns.iter().map(|turn| turn.usage).sum();
-                ensure!(response.usage == usage, "the answer used {:?}, not {usage:?}", response.usage);
-                let last = turns.last().ok_or("an answer without a turn")?;
-                ensure!(response.message == last.message, "the answer is not the last turn's");
-                ensure!(response.stop_reason == last.stop_reason, "the answer ends otherwise");
+                ensure!(response.usage == usage, "the usage is {:?}, not {usage:?}", response.usage);
+                let last = turns.last().ok_or("a response without a turn")?;
+                ensure!(response.message == last.message, "the message is not the last turn's");
+                ensure!(response.stop_reason == last.stop_reason, "the reason is not the last turn's");
             }
-            (answer, discarded) => return Err(format!("{answer:?} answers, discarded was {discarded:?}")),
+            (answer, discarded) => return Err(format!("the result is {answer:?}, with {discarded:?}")),
         }
         Ok(())
     }
 
     pub(super) fn check_rest(&mut self, running: bool) -> Check {
-        ensure!(running || self.waiting.is_none(), "who asked gets no answer");
+        ensure!(running || self.waiting.is_none(), "a caller of ask gets no response");
         self.discarded = None;
         Ok(())
     }
 
-    /// A staged prompt takes over: whoever asked must have the answer by now.
+    /// Checks that the caller of `ask` has its response before a staged prompt takes over.
     pub(super) fn check_none(&self) -> Check {
-        ensure!(self.waiting.is_none(), "a staged prompt takes over before the answer");
+        ensure!(self.waiting.is_none(), "a staged prompt takes over before the response to ask");
         Ok(())
     }
 }

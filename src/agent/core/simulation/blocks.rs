@@ -1,4 +1,4 @@
-//! The model's view of an answer as it streams in.
+//! The model's view of a response while it is being streamed.
 
 use super::{
     Check, ensure,
@@ -9,10 +9,10 @@ use crate::{
     message::{Attachment, Content, Message, ProviderItem, Text, Thinking, ToolUse, ToolUseId},
 };
 
-/// A block as its events tell it.
+/// A block as its events describe it.
 pub(super) struct Block {
     kind: Kind,
-    /// Text, or the JSON text of a tool use's input.
+    /// The text, or the JSON text of a tool use's input.
     text: String,
     ended: Option<Content>,
 }
@@ -34,12 +34,13 @@ impl Block {
         matches!(self.kind, Kind::ToolUse(..))
     }
 
-    /// The text, if it is a text block.
+    /// Returns the text of a text block.
     pub(super) fn text(&self) -> Option<&str> {
         matches!(self.kind, Kind::Text).then_some(self.text.as_str())
     }
 
-    /// Whether an interrupt must keep it and a message can stand on it, as far as its events tell.
+    /// Returns whether an interrupt must keep the block and a message can consist of it alone, as far as its events
+    /// show.
     pub(super) fn is_kept(&self) -> bool {
         match self.kind {
             Kind::Text => !self.text.trim().is_empty(),
@@ -48,7 +49,7 @@ impl Block {
         }
     }
 
-    /// Whether `content` may be what became of the block.
+    /// Returns whether the block may have become `content`.
     fn becomes(&self, content: &Content) -> bool {
         let same = match (&self.kind, content) {
             (Kind::Text, Content::Text(Text { text, .. }))
@@ -73,8 +74,8 @@ impl Block {
     }
 }
 
-/// Whether `content` is a tool use without input that was taken for complete when its block ended, and for
-/// cut when the answer's stop reason came.
+/// Returns whether `content` is a tool use without input that counted as complete when its block ended, and as cut off
+/// when the response's stop reason arrived.
 fn is_cut(ended: &Content, content: &Content) -> bool {
     match (ended, content) {
         (Content::ToolUse(ended), Content::ToolUse(tool_use)) => {
@@ -84,7 +85,7 @@ fn is_cut(ended: &Content, content: &Content) -> bool {
     }
 }
 
-/// The message is what its blocks told: all of them, or what an interrupt keeps of them.
+/// Checks that the message consists of its blocks: all of them, or those that an interrupt keeps.
 pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Check {
     let mut content = message.content.iter();
     if !cut {
@@ -92,13 +93,13 @@ pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Ch
         for (block, content) in blocks.iter().zip(content) {
             let ends = matches!(block.kind, Kind::Text | Kind::Thinking | Kind::ToolUse(..));
             ensure!(!ends || block.ended.is_some(), "{content:?} has not ended");
-            ensure!(block.becomes(content), "{content:?} is not what was told");
+            ensure!(block.becomes(content), "{content:?} differs from its events");
         }
         return Ok(());
     }
     let mut next = content.next();
     for block in blocks {
-        // Whether an item has ended, no event tells.
+        // No event shows whether an item has ended.
         let whole = block.ended.is_some() || matches!(block.kind, Kind::Attachment(_) | Kind::Item(_));
         if whole && next.is_some_and(|next| block.becomes(next)) {
             let unsigned = matches!(next, Some(Content::Thinking(thinking)) if !thinking.is_signed());
@@ -108,7 +109,7 @@ pub(super) fn check_answer(blocks: &[Block], message: &Message, cut: bool) -> Ch
             ensure!(!block.is_kept(), "an interrupt drops {:?}", block.text);
         }
     }
-    ensure!(next.is_none(), "{next:?} was not told");
+    ensure!(next.is_none(), "no event announced {next:?}");
     Ok(())
 }
 
@@ -140,7 +141,7 @@ impl Model {
         match event {
             Event::ProviderItem { index, content } => match blocks.get_mut(*index) {
                 Some(Block { kind: Kind::Item(item), .. }) => *item = content.clone(),
-                _ => return Err(format!("block {index} is no item")),
+                _ => return Err(format!("block {index} is not an item")),
             },
             Event::TextDelta { index, delta }
             | Event::ThinkingDelta { index, delta }
@@ -151,7 +152,7 @@ impl Model {
             Event::TextEnd { index, content } => end(blocks, *index, content.clone().into())?,
             Event::ThinkingEnd { index, content } => end(blocks, *index, content.clone().into())?,
             Event::ToolUseEnd { index, content } => end(blocks, *index, content.clone().into())?,
-            other => return Err(format!("{other:?} is none of the core's events")),
+            other => return Err(format!("{other:?} is not an event of the core")),
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! Random commands, and what must become of each.
+//! Random commands, and their expected results.
 
 use std::{mem::discriminant, sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ use crate::{
     tool::Decision,
 };
 
-/// Any of the histories that are accepted from outside.
+/// Returns a random valid history.
 pub(super) fn random_history(rng: &mut Rng) -> History {
     let uses: [ToolUse; 2] = ["a", "b"].map(|id| ToolUse::new(id, "ask_user", json!({})));
     let results = uses.each_ref().map(|tool_use| ToolResult::ok(tool_use, Text::new("done")));
@@ -29,7 +29,7 @@ pub(super) fn random_history(rng: &mut Rng) -> History {
         4 => vec![Message::user("hi"), Message::assistant(uses)],
         _ => vec![Message::user("hi"), Message::assistant(uses), Message::user(results)],
     };
-    // The same for the same seed, also in its times.
+    // The times are fixed, so that the same seed gives the same history.
     messages.into_iter().map(|message| Message { timestamp: Timestamp(0), ..message }).collect()
 }
 
@@ -69,7 +69,7 @@ impl World {
         self.random_prompt_on(&committed)
     }
 
-    /// Any prompt, for a run on `history`.
+    /// Returns a random prompt for a run on `history`.
     pub(super) fn random_prompt_on(&mut self, history: &History) -> Prompt {
         self.prompts += 1;
         let text: Content = Text::new(format!("prompt {}", self.prompts)).into();
@@ -104,7 +104,7 @@ impl World {
         }
     }
 
-    /// Whether the prompt is accepted, and how.
+    /// Returns the expected result of the prompt.
     pub(super) fn expect(&self, prompt: &Prompt, ask: bool) -> Result<Accepted, AgentError> {
         let content = &prompt.content;
         let tools =
@@ -126,7 +126,7 @@ impl World {
         Ok(Accepted::Staged { replaced: self.model.staged.clone() })
     }
 
-    /// Tells the model what became of a prompt.
+    /// Passes the result of a prompt to the model.
     pub(super) fn accepted(&mut self, prompt: Prompt, accepted: &Accepted) {
         match accepted {
             Accepted::Started => self.model.starting = Some(Arc::new(prompt)),
@@ -179,13 +179,13 @@ impl World {
             }
             (Some(waiting), Err(error)) => {
                 let given = id.clone();
-                ensure!(waiting != id, "a resume of {id}, which waits, is refused: {error:?}");
+                ensure!(waiting != id, "a resume of {id}, which waits, fails: {error:?}");
                 same_error(&AgentError::StaleResume { waiting, given }, &error, effects.is_empty())?;
             }
             (None, Err(error)) => {
                 same_error(&AgentError::NotPaused(self.model.status), &error, effects.is_empty())?;
             }
-            (None, Ok(())) => return Err(format!("a resume of {id} applies to nothing")),
+            (None, Ok(())) => return Err(format!("a resume of {id} succeeds, but nothing waits")),
         }
         self.perform_all(effects)
     }
@@ -197,7 +197,7 @@ impl World {
         let (cancelled, effects) = self.feed(Core::cancel);
         self.check_stopped(idle, &cancelled, effects.is_empty())?;
         self.perform_all(effects)?;
-        ensure!(!running || !self.model.is_running(), "the run goes on after a cancel");
+        ensure!(!running || !self.model.is_running(), "the run continues after a cancel");
         Ok(())
     }
 
@@ -209,19 +209,19 @@ impl World {
         let (interrupted, effects) = self.feed(Core::interrupt);
         self.check_stopped(idle, &interrupted, effects.is_empty())?;
         self.perform_all(effects)?;
-        ensure!(!running || !self.model.is_running(), "the run goes on after an interrupt");
+        ensure!(!running || !self.model.is_running(), "the run continues after an interrupt");
         Ok(())
     }
 
-    /// No run is active and no `handle_event` has begun.
+    /// Returns whether no run is active and no `handle_event` has begun.
     fn has_nothing_to_stop(&self) -> bool {
         !self.model.is_running() && (self.call.is_none() || !self.begun)
     }
 
     fn check_stopped(&self, idle: bool, stopped: &Result<(), AgentError>, nothing: bool) -> Check {
         match stopped {
-            Ok(()) => ensure!(!idle, "nothing was stopped with success"),
-            Err(AgentError::Idle) => ensure!(idle && nothing, "{:?} can't be stopped", self.core.phase()),
+            Ok(()) => ensure!(!idle, "a stop succeeds although nothing is active"),
+            Err(AgentError::Idle) => ensure!(idle && nothing, "a stop fails at {:?}", self.core.phase()),
             Err(error) => return Err(format!("{error:?} on a cancel or an interrupt")),
         }
         Ok(())
@@ -235,12 +235,12 @@ impl World {
         self.perform_all(effects)
     }
 
-    /// As `set_state` does it.
+    /// Replaces the history as `set_state` does.
     fn set_history(&mut self) -> Check {
         let allowed = self.core.ensure_idle();
         ensure!(
             allowed.is_ok() != self.model.is_running(),
-            "set_state gives {allowed:?} at {:?}",
+            "set_state returns {allowed:?} at {:?}",
             self.core.phase()
         );
         if allowed.is_err() {
@@ -257,9 +257,9 @@ impl World {
     }
 }
 
-/// An operation fails as it should, and does nothing.
+/// Checks that an operation fails with the expected error and has no effect.
 pub(super) fn same_error(expected: &AgentError, error: &AgentError, nothing: bool) -> Check {
     ensure!(discriminant(expected) == discriminant(error), "{error:?}, not {expected:?}");
-    ensure!(nothing, "{error:?}, and something is done all the same");
+    ensure!(nothing, "the operation fails with {error:?} but has effects");
     Ok(())
 }

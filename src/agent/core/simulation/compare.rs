@@ -1,4 +1,4 @@
-//! Snapshots against events, and the core against what was written down of it.
+//! Compares snapshots with events, and the core with its serialised form.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     subscription::EventId,
 };
 
-/// A snapshot of an earlier moment, with the events since then applied.
+/// A snapshot of an earlier moment with the later events applied.
 pub(super) struct Kept(Snapshot);
 
 fn snapshot(core: &Core, config: &Config) -> Snapshot {
@@ -22,7 +22,7 @@ impl Kept {
         Self(snapshot(core, config))
     }
 
-    /// A callback edited the configuration, which no event tells.
+    /// Applies a callback's edit of the configuration, for which there is no event.
     pub(super) fn configured(&mut self, config: &Config) {
         self.0.state.max_steps = config.max_steps;
     }
@@ -31,7 +31,7 @@ impl Kept {
         self.0.apply(event);
     }
 
-    /// Compares it with a fresh one.
+    /// Compares this snapshot with a fresh one.
     pub(super) fn compare(&self, core: &Core, config: &Config) -> Check {
         let (kept, fresh) = (&self.0, snapshot(core, config));
         ensure!(kept.status == fresh.status, "status: {:?}, not {:?}", kept.status, fresh.status);
@@ -54,7 +54,7 @@ fn read_again(history: &History) -> Check<History> {
 }
 
 impl World {
-    /// The model of a prompt is not written down, as keys are not.
+    /// Removes the models of prompts, which are never serialised.
     fn forget_models(&mut self) {
         self.core.set_model();
         self.model.named_for_run = None;
@@ -66,15 +66,15 @@ impl World {
         }
     }
 
-    /// Goes on with what can be read from what was written down.
+    /// Serialises the core, and continues with the deserialised one.
     pub(super) fn write_down_and_take_up(&mut self) -> Check {
-        self.note(|| "written down and taken up".to_owned());
+        self.note(|| "serialised and deserialised".to_owned());
         self.forget_models();
         let json = serde_json::to_string(&self.core).map_err(|error| error.to_string())?;
         let mut taken_up: Core = if self.rng.percent(50) {
             serde_json::from_str(&json).map_err(|error| error.to_string())?
         } else {
-            // As a store reads it that keeps values.
+            // As in a store that keeps JSON values.
             let value: serde_json::Value = serde_json::from_str(&json).map_err(|error| error.to_string())?;
             serde_json::from_value(value).map_err(|error| error.to_string())?
         };
@@ -82,7 +82,7 @@ impl World {
         taken_up.phase.rebase(&history);
         taken_up.history = history;
         taken_up.fallback = self.core.fallback.as_deref().map(read_again).transpose()?.map(Box::new);
-        ensure!(taken_up == self.core, "{:?} was written down, {taken_up:?} is read", self.core);
+        ensure!(taken_up == self.core, "{:?} was serialised, but {taken_up:?} was read", self.core);
         let working = |core: &Core| core.phase().turn().map(|turn| turn.working.all().clone());
         ensure!(working(&taken_up) == working(&self.core), "the working history differs");
         if let Some(fold) = taken_up.phase().partial() {

@@ -1,4 +1,4 @@
-//! The tool uses of a step: each decided once, run at most once, reviewed and told in order.
+//! Checks the tool uses of a step: each is decided once, run at most once, and reviewed and emitted in order.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -12,18 +12,18 @@ use crate::{
     tool::{Decision, ToolSet},
 };
 
-/// What is known of the tool uses of the last answer.
+/// The state of the last response's tool uses.
 #[derive(Default)]
 pub(super) struct Desk {
     uses: Vec<ToolUse>,
     decisions: Vec<Decision>,
     ran: bool,
-    /// The results of the tools, by place.
+    /// The results of the tools, by index.
     results: Vec<Option<ToolResult>>,
-    /// What `handle_tool_result` made of them.
+    /// The results that `handle_tool_result` returned.
     reviewed: Vec<ToolResult>,
     told: usize,
-    /// All keys that were ever given.
+    /// All idempotency keys so far.
     keys: HashSet<Arc<str>>,
 }
 
@@ -41,30 +41,30 @@ impl Desk {
         *self = Self { results: vec![None; uses.len()], uses, keys, ..Self::default() };
     }
 
-    /// `handle_tool_use` is called.
+    /// Checks a call of `handle_tool_use`.
     pub(super) fn asks(&self, tool_use: &ToolUse) -> Check {
         let next = self.uses.get(self.decisions.len());
-        ensure!(next == Some(tool_use), "{tool_use:?} is to be decided before {next:?}");
+        ensure!(next == Some(tool_use), "{tool_use:?} is decided before {next:?}");
         ensure!(!self.ran, "a decision after the tools ran");
         Ok(())
     }
 
-    /// A decision was given, by `handle_tool_use` or by `resume`.
+    /// Records a decision of `handle_tool_use` or `resume`.
     pub(super) fn decided(&mut self, decision: Decision) -> Check {
-        ensure!(self.decisions.len() < self.uses.len(), "a decision for nothing");
+        ensure!(self.decisions.len() < self.uses.len(), "a decision without a tool use");
         self.decisions.push(decision);
         Ok(())
     }
 
-    /// The tools are to be run.
+    /// Checks a request to run tools.
     pub(super) fn run(&mut self, calls: &[ToolCall], tools: &ToolSet) -> Check {
         ensure!(!self.ran, "the tools of a step run twice");
-        ensure!(self.decisions.len() == self.uses.len(), "tools run before all is decided");
+        ensure!(self.decisions.len() == self.uses.len(), "tools run before all tool uses are decided");
         self.ran = true;
         let mut expected = Vec::new();
         for (slot, (tool_use, decision)) in self.uses.iter().zip(&self.decisions).enumerate() {
             let has_handler = tools.get(&tool_use.name).is_none_or(|tool| tool.has_handler());
-            ensure!(has_handler || !runs(decision), "{tool_use:?} has no handler, and others run");
+            ensure!(has_handler || !runs(decision), "tools run although {tool_use:?} has no handler");
             match decision {
                 Decision::Execute => expected.push((slot, tool_use.clone())),
                 Decision::ExecuteWith(input) => {
@@ -78,33 +78,33 @@ impl Desk {
         ensure!(!calls.is_empty() && given.eq(expected), "the calls are {calls:?}");
         for call in calls {
             let fresh = self.keys.insert(Arc::clone(&call.idempotency_key));
-            ensure!(fresh, "the key of {call:?} was given before");
+            ensure!(fresh, "the idempotency key of {call:?} is not new");
         }
         Ok(())
     }
 
-    /// A tool is done.
+    /// Records the result of a tool.
     pub(super) fn done(&mut self, slot: usize, result: &ToolResult) {
         self.results[slot] = Some(answer(&self.uses[slot], result));
     }
 
-    /// `handle_tool_result` is called.
+    /// Checks a call of `handle_tool_result`.
     pub(super) fn reviews(&mut self, result: &ToolResult) -> Check {
         let index = self.reviewed.len();
         let (Some(tool_use), Some(_)) = (self.uses.get(index), self.decisions.get(self.uses.len() - 1))
         else {
-            return Err(format!("{result:?} is reviewed before all is decided"));
+            return Err(format!("{result:?} is reviewed before all tool uses are decided"));
         };
         for (decision, result) in self.decisions.iter().zip(&self.results) {
-            ensure!(!runs(decision) || result.is_some(), "a review before all tools are done");
+            ensure!(!runs(decision) || result.is_some(), "a review before all tools have finished");
         }
-        let expected = self.unreviewed(index, tool_use).ok_or("a result from nowhere")?;
+        let expected = self.unreviewed(index, tool_use).ok_or("a review without a result")?;
         ensure!(*result == expected, "{result:?} is reviewed, not {expected:?}");
-        ensure!(self.told == index, "a review before the result before it was told");
+        ensure!(self.told == index, "a review before the previous result was emitted");
         Ok(())
     }
 
-    /// The result that a decision gave, or that a tool returned.
+    /// Returns the result that a decision gave or a tool returned.
     fn unreviewed(&self, index: usize, tool_use: &ToolUse) -> Option<ToolResult> {
         match self.decisions.get(index)? {
             Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
@@ -113,34 +113,42 @@ impl Desk {
         }
     }
 
-    /// `handle_tool_result` returned this.
+    /// Records a result that `handle_tool_result` returned.
     pub(super) fn reviewed(&mut self, result: &ToolResult) {
         let index = self.reviewed.len();
         self.reviewed.push(answer(&self.uses[index], result));
     }
 
-    /// `handle_turn` is called.
+    /// Checks a call of `handle_turn`.
     pub(super) fn concludes(&self, response: &Response, tools: &ToolSet) -> Check {
         if self.uses.is_empty() || self.told == self.uses.len() {
             let none = response.open_tool_uses.is_empty() && response.decided.is_empty();
             ensure!(none, "tool uses are left to the application: {:?}", response.open_tool_uses);
             return Ok(());
         }
-        ensure!(!self.ran && self.told == 0, "a step's tools ran, and are left to the application");
+        ensure!(!self.ran && self.told == 0, "tool uses are left to the application after their tools ran");
         ensure!(response.stop_reason == StopReason::ToolUse, "{} with open uses", response.stop_reason);
         let decided = self.uses.iter().zip(&self.decisions);
         let lacks_handler =
             |tool_use: &ToolUse| tools.get(&tool_use.name).is_some_and(|tool| !tool.has_handler());
         let reason = decided.clone().any(|(tool_use, decision)| runs(decision) && lacks_handler(tool_use));
-        ensure!(reason, "all tools have handlers, and are left to the application");
+        ensure!(reason, "tool uses are left to the application although all tools have handlers");
         let open = decided.clone().filter(|(_, decision)| runs(decision)).map(|(tool_use, _)| tool_use);
-        ensure!(response.open_tool_uses.iter().eq(open), "open are {:?}", response.open_tool_uses);
+        ensure!(
+            response.open_tool_uses.iter().eq(open),
+            "the open tool uses are {:?}",
+            response.open_tool_uses
+        );
         let results = decided.filter_map(|(tool_use, decision)| match decision {
             Decision::Reject(reason) => Some(ToolResult::error(tool_use, reason.as_str())),
             Decision::Provide(result) => Some(answer(tool_use, result)),
             Decision::Execute | Decision::ExecuteWith(_) => None,
         });
-        ensure!(response.decided.iter().cloned().eq(results), "decided are {:?}", response.decided);
+        ensure!(
+            response.decided.iter().cloned().eq(results),
+            "the decided results are {:?}",
+            response.decided
+        );
         Ok(())
     }
 
@@ -159,30 +167,30 @@ impl Desk {
     fn tells(&mut self, result: &ToolResult, input: Option<&Value>, interrupting: bool) -> Check {
         let index = self.told;
         self.told += 1;
-        let tool_use = self.uses.get(index).ok_or_else(|| format!("{result:?} answers nothing"))?;
+        let tool_use = self.uses.get(index).ok_or_else(|| format!("{result:?} has no tool use"))?;
         let names = (&result.tool_use_id, &result.name) == (&tool_use.id, &tool_use.name);
-        ensure!(names, "{result:?} is told for {tool_use:?}");
+        ensure!(names, "{result:?} is emitted for {tool_use:?}");
         if let Some(reviewed) = self.reviewed.get(index) {
-            ensure!(result == reviewed, "{result:?} is told, {reviewed:?} was made of it");
+            ensure!(result == reviewed, "{result:?} is emitted, but the reviewed result is {reviewed:?}");
             return self.ran_with(index, input);
         }
         if interrupting && let Some(kept) = self.unreviewed(index, tool_use) {
-            ensure!(*result == kept, "{result:?} is told, and an interrupt keeps {kept:?}");
+            ensure!(*result == kept, "{result:?} is emitted, but an interrupt keeps {kept:?}");
             return self.ran_with(index, input);
         }
-        // Nobody saw it: an interrupt, the limit of steps, or a refusal.
+        // The result was not reviewed: an interrupt, the limit of requests, or a refusal.
         ensure!(result.is_error, "{result:?} was not reviewed");
-        ensure!(interrupting || self.decisions.is_empty(), "{result:?} takes the place of a decision");
+        ensure!(interrupting || self.decisions.is_empty(), "{result:?} replaces a decision");
         Ok(())
     }
 
-    /// The event of a result shows the input that the tool ran with, where it is not the model's.
+    /// Checks that a result's event contains the input that the tool ran with, if it differs from the model's.
     fn ran_with(&self, index: usize, input: Option<&Value>) -> Check {
         let ran_with = match &self.decisions[index] {
             Decision::ExecuteWith(input) => Some(input),
             _ => None,
         };
-        ensure!(input == ran_with, "told to have run with {input:?}, not {ran_with:?}");
+        ensure!(input == ran_with, "the event's input is {input:?}, not {ran_with:?}");
         Ok(())
     }
 }

@@ -15,9 +15,9 @@ use crate::{
 impl Model {
     pub(super) fn turn_ends(&mut self, outcome: &TurnOutcome) -> Check {
         let response = outcome.response();
-        let mut turn = self.turn.take().ok_or("no turn is on that could end")?;
+        let mut turn = self.turn.take().ok_or("a turn ends, but none is active")?;
         turn.keep_decided(response);
-        ensure!(response.messages == turn.pending, "a turn carries other messages than its own");
+        ensure!(response.messages == turn.pending, "a turn's event contains other messages than its own");
         ensure!(response.usage == turn.usage(), "a turn used {:?}, not {:?}", response.usage, turn.usage());
         ensure!(response.step == self.step, "a turn of step {} ends in {}", response.step, self.step);
         let stops = matches!(outcome, TurnOutcome::Stop { .. });
@@ -37,9 +37,13 @@ impl Model {
             TurnOutcome::Continue { .. } => {
                 ensure!(
                     self.staged.is_some() || self.continuation.is_some(),
-                    "nothing is there to go on with"
+                    "a run continues without a prompt or a continuation"
                 );
-                ensure!(self.status == Status::Busy, "the run goes on, told {:?}", self.status);
+                ensure!(
+                    self.status == Status::Busy,
+                    "the run continues, but the status is {:?}",
+                    self.status
+                );
             }
             TurnOutcome::Stop { staged, .. } => {
                 ensure!(self.interrupting() || self.staged.is_none(), "the run ends before a staged prompt");
@@ -54,11 +58,11 @@ impl Model {
         let reason = &response.stop_reason;
         let step = turn.reason.as_ref().ok_or("a turn ends without a step")?;
         let own = match (turn.place, step) {
-            // Which tool uses are open is for the desk to check.
+            // The desk checks which tool uses are open.
             (TurnStage::Deciding, _) => StopReason::ToolUse,
             (TurnStage::Closed, StopReason::Refusal) => StopReason::Refusal,
             (TurnStage::Closed, _) | (TurnStage::Complete, StopReason::Pause) => StopReason::MaxSteps,
-            // Nothing is left to run: the service's reason would promise tool uses.
+            // No tool is left to run, so the service's reason would be wrong.
             (TurnStage::Complete, StopReason::ToolUse) => StopReason::Stop,
             (TurnStage::Complete, other) => other.clone(),
             (TurnStage::Asking | TurnStage::Answered, _) => {
@@ -67,7 +71,7 @@ impl Model {
         };
         let limited = self.input == Input::Ignored && self.staged.is_none();
         let expected = if limited { StopReason::MaxSteps } else { own };
-        // A callback may have changed the limit since.
+        // A callback may have changed the limit in the meantime.
         let met = self.met || self.limit == Some(self.step);
         let fits = *reason == expected && (expected != StopReason::MaxSteps || met);
         ensure!(fits, "a turn at {:?} ends as {reason} after a step that ended as {step}", turn.place);
@@ -75,18 +79,23 @@ impl Model {
     }
 
     pub(super) fn discarded(&mut self, response: &Response, staged: Option<&Arc<Prompt>>) -> Check {
-        ensure!(!self.interrupting() || self.nothing_to_keep(), "an interrupt discards what could be kept");
+        ensure!(
+            !self.interrupting() || self.nothing_to_keep(),
+            "an interrupt discards messages that it could keep"
+        );
         let turn = self.turn.take();
         let usage = turn.as_ref().map(Turn::usage).unwrap_or_default();
         ensure!(response.usage == usage, "discarded with {:?}, not {usage:?}", response.usage);
         let pending = turn.as_ref().map(|turn| turn.pending.as_slice()).unwrap_or_default();
-        let (own, partial) =
-            response.messages.split_at_checked(pending.len()).ok_or("less is told than was discarded")?;
-        ensure!(own == pending, "other messages are told than were discarded");
+        let (own, partial) = response
+            .messages
+            .split_at_checked(pending.len())
+            .ok_or("the event contains fewer messages than were discarded")?;
+        ensure!(own == pending, "the event contains other messages than were discarded");
         let blocks = turn.as_ref().map_or(0, |turn| turn.blocks.len());
         let content: Vec<_> = partial.iter().map(|message| message.content.len()).collect();
         let expected = if blocks > 0 { vec![blocks] } else { vec![] };
-        ensure!(content == expected, "{blocks} blocks were discarded, told are {content:?}");
+        ensure!(content == expected, "{blocks} blocks were discarded, but the event contains {content:?}");
         self.told_usage += response.usage;
         self.spent_usage += usage;
         self.continuation = None;
@@ -101,20 +110,20 @@ impl Model {
     }
 
     fn run_ends(&mut self, staged: Option<&Arc<Prompt>>) -> Check {
-        ensure!(self.status == Status::Idle, "the run ends, told {:?}", self.status);
+        ensure!(self.status == Status::Idle, "the run ends, but the status is {:?}", self.status);
         let lost = self.staged.take();
         let options = |prompt: &Arc<Prompt>| Prompt { content: Blocks::default(), ..Prompt::clone(prompt) };
         ensure!(staged.map(options) == lost.as_ref().map(options), "{lost:?} was staged, not {staged:?}");
         let lost = lost.into_iter().chain(self.behind.take()).flat_map(|prompt| prompt.content.0.clone());
         let carried = staged.into_iter().flat_map(|prompt| prompt.content.0.clone());
-        ensure!(carried.eq(lost), "less was staged than {staged:?}, or more");
+        ensure!(carried.eq(lost), "the staged prompts differ from {staged:?}");
         self.run = false;
         Ok(())
     }
 }
 
 impl Turn {
-    /// The answer of a turn that leaves tool uses open keeps the results that were decided.
+    /// Stores the decided results in the last response of a turn that leaves tool uses open.
     fn keep_decided(&mut self, response: &Response) {
         let Some(answer) = self.pending.last_mut().filter(|_| !response.decided.is_empty()) else {
             return;
@@ -127,7 +136,7 @@ impl Turn {
     }
 }
 
-/// Usage that tells requests apart.
+/// Returns a usage that is different for each number.
 pub(super) fn some_usage(number: usize) -> Usage {
     let number = number as u64;
     Usage {

@@ -1,4 +1,4 @@
-//! Late outcomes of operations that are over, and of none.
+//! Outcomes of operations that are over or never existed.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl World {
-    /// The outcome of an operation that nobody waits for changes nothing.
+    /// Checks that the outcome of an operation that the core does not wait for changes nothing.
     pub(super) fn ghost(&mut self) -> Check {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
@@ -23,13 +23,13 @@ impl World {
         if let Phase::Streaming { question: Some(question), .. } = self.core.phase()
             && self.rng.percent(50)
         {
-            // Its callback has returned already, if it is paused.
+            // If the question is paused, its callback has already returned.
             (op, kind) = (question.op, self.rng.pick(&[6, 12]));
         }
         let tool_use = ToolUse::new("a", "search", json!({}));
         let result = ToolResult::ok(&tool_use, Text::new("ghost"));
         let slot = self.rng.below(4);
-        // A tool that is done, was never run, or does not exist, under a number that is waited for.
+        // A tool that has finished, never ran or does not exist, with a number that the core waits for.
         if let Some((op, calls)) = &self.tasks
             && kind < 7
         {
@@ -72,7 +72,7 @@ impl World {
         Ok(())
     }
 
-    /// The operations whose outcomes are waited for.
+    /// Returns the operations whose outcomes the core waits for.
     fn live(&self) -> Vec<Op> {
         let phase = self.core.phase();
         let question = match phase {

@@ -1,4 +1,4 @@
-//! What the events alone must show: their order, what a turn carries, how runs end.
+//! Checks the events alone: their order, the messages of a turn, the ends of runs.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -17,84 +17,84 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Model {
     pub(super) status: Status,
-    /// A status that was told, whose cause must be the next event.
+    /// An emitted status, whose cause must be the next event.
     cause: Option<Status>,
     pub(super) committed: History,
     pub(super) turn: Option<Turn>,
-    /// Whether a run is on.
+    /// Whether a run is active.
     pub(super) run: bool,
-    /// Whether the turn that began last was a staged prompt's.
+    /// Whether the last turn was started by a staged prompt.
     pub(super) took_staged: bool,
-    /// The tool use of the last pause, while it waits.
+    /// The id of the paused tool use.
     pub(super) waiting: Option<ToolUseId>,
-    /// The ids that a pause was ever told for.
+    /// The ids of all tool uses that were ever paused.
     pub(super) spent: HashSet<ToolUseId>,
     pub(super) step: u32,
-    /// Requests that were sent for the prompt.
+    /// The number of requests sent for the prompt.
     requests: u32,
     pub(super) limit: Option<u32>,
-    /// The prompt's own.
+    /// The prompt's own limit of requests.
     brought: Option<u32>,
-    /// Whether the limit was met when `handle_turn` was called.
+    /// Whether the limit was reached when `handle_turn` was called.
     pub(super) met: bool,
     pub(super) turn_timeout: Option<Duration>,
-    /// The model that the prompt brought, unless a callback has set another since.
+    /// The model of the prompt, unless a callback has set another one since.
     pub(super) named_for_run: Option<provider::Model>,
-    /// What `handle_error` was called for.
+    /// The failure that `handle_error` was called for.
     pub(super) failure: Option<Failure>,
 
-    // What the world knows.
+    // The state that the world sets.
     pub(super) input: Input,
-    /// The agent's own limits.
+    /// The limits of the agent's configuration.
     own_limit: Option<u32>,
     own_timeout: Option<Duration>,
     pub(super) staged: Option<Arc<Prompt>>,
-    /// A prompt of `handle_event` that goes after the staged one.
+    /// A prompt of `handle_event` that waits behind the staged prompt.
     pub(super) behind: Option<Arc<Prompt>>,
-    /// A prompt that was accepted, and must begin its turn at once.
+    /// An accepted prompt, which must start its turn at once.
     pub(super) starting: Option<Arc<Prompt>>,
-    /// A message that is to be answered anew with these settings, and must begin its turn at once.
+    /// A message that must start its turn at once, with these settings.
     pub(super) answering: Option<(Arc<Message>, Prompt)>,
-    /// A history that was set, and must be told at once.
+    /// A replaced history, which must be emitted at once.
     pub(super) base: Option<History>,
-    /// The history of before the run, while the run is on another one and has committed nothing.
+    /// The history before the run, if the run uses another history and has committed nothing.
     pub(super) before: Option<History>,
-    /// The history of before a run that was discarded, which must be told at once.
+    /// The history before a discarded run, which must be emitted at once.
     pub(super) owed: Option<History>,
     pub(super) continuation: Option<Blocks>,
-    /// All usage that streams told, and all that ended runs and turns carried.
+    /// The sum of all usage that streams reported, and the sum in the events of ended turns and runs.
     pub(super) spent_usage: Usage,
     pub(super) told_usage: Usage,
 }
 
-/// What is special about the input.
+/// The special property of an input.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) enum Input {
     #[default]
     Plain,
     Interrupt,
-    /// `handle_event` fails, or gives a prompt that can't be taken.
+    /// `handle_event` fails or returns a prompt that cannot be accepted.
     EventFails,
-    /// `handle_turn` wants to continue, and the limit forbids it.
+    /// `handle_turn` returns a continuation that the limit forbids.
     Ignored,
-    /// `handle_error` gives up.
+    /// `handle_error` stops the run.
     GivesUp,
-    /// An answer ends that does not fit the output schema, and may be asked for again.
+    /// A response ends that does not match the output schema and may be requested again.
     Misfit,
 }
 
-/// Where a turn stands.
+/// The progress of a turn.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum TurnStage {
-    /// A request is to be answered.
+    /// A request waits for its response.
     Asking,
-    /// The answer is there, its step is not.
+    /// The response was emitted, but its step was not.
     Answered,
-    /// The answer's tool uses are to be closed, or left open for good.
+    /// The response's tool uses get their results, or stay open.
     Deciding,
-    /// Nothing more is to come.
+    /// The turn has everything that it needs.
     Complete,
-    /// The answer's tool uses were closed, and no request follows.
+    /// The response's tool uses have results, and no request follows.
     Closed,
 }
 
@@ -102,15 +102,15 @@ pub(super) struct Turn {
     pub(super) pending: Vec<Arc<Message>>,
     pub(super) blocks: Vec<Block>,
     pub(super) place: TurnStage,
-    /// How many messages were pending when the request was made.
+    /// The number of messages that were pending when the request was made.
     pub(super) base: usize,
     pub(super) results: Vec<Content>,
-    /// The last step's stop reason.
+    /// The stop reason of the last step.
     pub(super) reason: Option<StopReason>,
-    /// Usage of the requests before the current one, and of that.
+    /// The usage of the earlier requests, and that of the current one.
     before: Usage,
     pub(super) current: Usage,
-    /// The stop reason that the current stream told.
+    /// The stop reason that the current stream reported.
     pub(super) told: Option<StopReason>,
     pub(super) outputs: Outputs,
 }
@@ -159,16 +159,16 @@ impl Model {
     }
 
     pub(super) fn turn(&mut self) -> Check<&mut Turn> {
-        self.turn.as_mut().ok_or_else(|| "no turn is on".to_owned())
+        self.turn.as_mut().ok_or_else(|| "no turn is active".to_owned())
     }
 
     pub(super) fn exhausted(&self) -> bool {
         self.limit.is_some_and(|limit| self.step >= limit)
     }
 
-    // ---- what the world tells ----
+    // ---- inputs from the world ----
 
-    /// The agent's own limit is another from now on. What was sent is sent, and what was announced follows.
+    /// Applies a changed limit of the agent. It is not below the requests that were already sent or announced.
     pub(super) fn limited(&mut self, limit: Option<u32>) {
         self.own_limit = limit;
         if self.run && self.brought.is_none() {
@@ -190,7 +190,7 @@ impl Model {
         Ok(())
     }
 
-    /// A stream tells of its message.
+    /// Applies the message data of a stream.
     pub(super) fn told(&mut self, data: &MessageDelta) -> Check {
         let turn = self.turn()?;
         turn.current = data.usage.unwrap_or(turn.current);
@@ -203,7 +203,10 @@ impl Model {
         let committed = self.committed.clone();
         let turn = self.turn()?;
         ensure!(turn.place == TurnStage::Asking, "a step is prepared at {:?}", turn.place);
-        ensure!(turn.base == turn.pending.len(), "the request is not what the step began with");
+        ensure!(
+            turn.base == turn.pending.len(),
+            "the pending messages differ from those at the start of the step"
+        );
         let length = committed.len() + turn.pending.len();
         let whole = committed.iter().chain(&turn.pending);
         ensure!(
@@ -221,8 +224,8 @@ impl Model {
             matches!(turn.place, TurnStage::Complete | TurnStage::Deciding | TurnStage::Closed),
             "handle_turn early"
         );
-        ensure!(response.messages == turn.pending, "handle_turn sees other messages than the turn's");
-        ensure!(response.usage == turn.usage(), "handle_turn sees {:?}", response.usage);
+        ensure!(response.messages == turn.pending, "handle_turn gets other messages than the turn's");
+        ensure!(response.usage == turn.usage(), "handle_turn gets the usage {:?}", response.usage);
         Ok(())
     }
 
@@ -232,7 +235,7 @@ impl Model {
         self.took_staged = false;
         ensure!(
             self.owed.is_none() || matches!(event, Event::State(_)),
-            "{event:?} before the history of before the run is back"
+            "{event:?} before the previous history is restored"
         );
         if let Some(status) = self.cause.take() {
             let fits = match (status, event) {
@@ -292,7 +295,7 @@ impl Model {
     }
 
     fn status(&mut self, status: Status) -> Check {
-        ensure!(status != self.status, "status {status:?} is no news");
+        ensure!(status != self.status, "status {status:?} is emitted twice");
         if (self.status, status) != (Status::Paused, Status::Busy) {
             self.cause = Some(status);
         }
@@ -316,7 +319,7 @@ impl Model {
             turn.place
         );
         ensure!(turn.results.len() == turn.uses(), "{} results for {} uses", turn.results.len(), turn.uses());
-        ensure!(message.content == turn.results, "the message holds other results than were told");
+        ensure!(message.content == turn.results, "the message contains other results than were emitted");
         turn.results.clear();
         turn.pending.push(Arc::clone(message));
         if closes {
@@ -330,10 +333,10 @@ impl Model {
     }
 
     fn begins(&mut self, message: &Arc<Message>, step: u32) -> Check {
-        ensure!(self.base.is_none(), "a turn begins before its history is told");
+        ensure!(self.base.is_none(), "a turn begins before its history is emitted");
         if let Some((answering, settings)) = self.answering.take() {
-            ensure!(!self.run, "a message is answered anew within a run");
-            ensure!(Arc::ptr_eq(message, &answering), "{message:?} is answered, not {answering:?}");
+            ensure!(!self.run, "a run on another history begins within a run");
+            ensure!(Arc::ptr_eq(message, &answering), "the turn begins with {message:?}, not {answering:?}");
             self.take(&settings);
             return self.began(message, step);
         }
@@ -378,7 +381,7 @@ impl Model {
     fn assistant(&mut self, message: &Arc<Message>, step: u32) -> Check {
         let interrupting = self.interrupting();
         let turn = self.turn()?;
-        ensure!(turn.place == TurnStage::Asking, "an answer at {:?}", turn.place);
+        ensure!(turn.place == TurnStage::Asking, "a response at {:?}", turn.place);
         super::blocks::check_answer(&turn.blocks, message, interrupting)?;
         turn.blocks.clear();
         turn.pending.push(Arc::clone(message));
@@ -396,12 +399,12 @@ impl Model {
         let prompting = turn.pending.iter().rev().find(|message| message.role == Role::User);
         let messages: Vec<_> = prompting.into_iter().chain(turn.pending.last()).cloned().collect();
         ensure!(response.messages == messages, "a step of {:?}, not {messages:?}", response.messages);
-        ensure!(response.message.as_ref() == turn.pending.last(), "a step without its answer");
+        ensure!(response.message.as_ref() == turn.pending.last(), "a step without its response");
         ensure!(response.usage == turn.current, "a step used {:?}, not {:?}", response.usage, turn.current);
         let paused_for_good = exhausted && turn.uses() == 0 && turn.told == Some(StopReason::Pause);
         let reason = if paused_for_good { Some(StopReason::MaxSteps) } else { turn.told.clone() };
         ensure!(Some(&response.stop_reason) == reason.as_ref(), "a step ends as {}", response.stop_reason);
-        ensure!(response.step == step, "step {} is told as {}", step, response.step);
+        ensure!(response.step == step, "step {} is emitted as {}", step, response.step);
         turn.reason = Some(response.stop_reason.clone());
         turn.place = match response.stop_reason {
             _ if turn.uses() > 0 => TurnStage::Deciding,
@@ -419,7 +422,7 @@ impl Model {
         self.step += 1;
         self.check_step(self.step)?;
         let turn = self.turn()?;
-        ensure!(pending == turn.base, "{pending} messages remain, the step began with {}", turn.base);
+        ensure!(pending == turn.base, "{pending} messages remain, but the step began with {}", turn.base);
         turn.pending.truncate(pending);
         turn.blocks.clear();
         turn.results.clear();
@@ -429,22 +432,36 @@ impl Model {
 
     // ---- between inputs ----
 
-    /// The model agrees with the core, and nothing is half told.
+    /// Checks that the model agrees with the core, and that no event is missing.
     pub(super) fn check_rest(&mut self, core: &Core) -> Check {
-        ensure!(self.input != Input::Misfit, "an answer that does not fit is not asked for again");
+        ensure!(self.input != Input::Misfit, "a response that does not match is not requested again");
         self.input = Input::Plain;
-        ensure!(self.cause.is_none(), "status {:?} was told without its cause", self.status);
+        ensure!(self.cause.is_none(), "status {:?} was emitted without its cause", self.status);
         ensure!(self.starting.is_none() && self.answering.is_none(), "an accepted prompt did not begin");
         self.check_histories(core)?;
-        ensure!(self.status == core.status(), "{:?} was told, it is {:?}", self.status, core.status());
-        ensure!(self.committed == *core.history(), "the history is not what turns committed");
+        ensure!(
+            self.status == core.status(),
+            "status {:?} was emitted, but it is {:?}",
+            self.status,
+            core.status()
+        );
+        ensure!(self.committed == *core.history(), "the history differs from the committed turns");
         ensure!(self.staged == core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
-        ensure!(self.behind == core.behind, "behind it is {:?}, not {:?}", core.behind, self.behind);
-        ensure!(self.step == core.step(), "step {} is told as {}", core.step(), self.step);
+        ensure!(self.behind == core.behind, "behind is {:?}, not {:?}", core.behind, self.behind);
+        ensure!(self.step == core.step(), "step {} is emitted as {}", core.step(), self.step);
         let waiting = core.phase().waiting().map(|(tool_use, _)| &tool_use.id);
-        ensure!(self.waiting.as_ref() == waiting, "it waits for {waiting:?}, told was {:?}", self.waiting);
+        ensure!(
+            self.waiting.as_ref() == waiting,
+            "the core waits for {waiting:?}, but {:?} was emitted",
+            self.waiting
+        );
         let idle = matches!(core.phase(), Phase::Idle | Phase::Noticing { then: AfterEvent::Rest, .. });
-        ensure!(self.run != idle, "a run is {}, but it is at {:?}", self.run, core.phase());
+        ensure!(
+            self.run != idle,
+            "whether a run is active is {}, but the phase is {:?}",
+            self.run,
+            core.phase()
+        );
         let prompt = core.phase().turn().map(|turn| &turn.origin.prompt);
         ensure!(
             prompt.is_none_or(|prompt| prompt.model == self.named_for_run),
@@ -452,20 +469,20 @@ impl Model {
         );
         let own = self.turn.iter().flat_map(|turn| &turn.pending);
         let pending = core.phase().turn().into_iter().flat_map(|turn| turn.working.pending());
-        ensure!(own.eq(pending), "other messages are pending than were told");
+        ensure!(own.eq(pending), "the pending messages differ from the emitted ones");
         Ok(())
     }
 
     pub(super) fn check_end(&self) -> Check {
-        ensure!(!self.run && self.turn.is_none(), "a run has no end");
+        ensure!(!self.run && self.turn.is_none(), "a run does not end");
         ensure!(self.staged.is_none() && self.behind.is_none(), "a staged prompt is lost");
         let (told, spent) = (self.told_usage, self.spent_usage);
-        ensure!(told == spent, "{spent:?} was used, {told:?} told");
+        ensure!(told == spent, "{spent:?} was used, but {told:?} was emitted");
         Ok(())
     }
 }
 
-/// Whether `event` ends a run.
+/// Returns whether `event` ends a run.
 pub(super) fn ends_run(event: &Event) -> bool {
     use crate::agent::TurnOutcome;
     matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })

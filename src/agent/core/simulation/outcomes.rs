@@ -1,4 +1,4 @@
-//! Random outcomes of what goes on.
+//! Random outcomes of the work in progress.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,7 +19,7 @@ impl World {
         self.call.is_some() || self.stream.is_some() || self.tasks.is_some() || self.delay.is_some()
     }
 
-    /// Something that goes on comes to its outcome, or a step further.
+    /// Finishes a random part of the work in progress, or advances it.
     pub(super) fn outcome(&mut self) -> Check {
         if let Some((limit, false)) = self.watch
             && !self.friendly
@@ -32,7 +32,7 @@ impl World {
         if self.friendly && self.model.waiting.is_some() {
             return self.resume();
         }
-        // A callback and a stream go on side by side while the provider asks.
+        // A callback and a stream run concurrently while the provider waits for an answer.
         let stream_first = self.rng.percent(50);
         if self.stream.is_some() && (self.call.is_none() || stream_first) {
             return self.stream_outcome();
@@ -47,7 +47,8 @@ impl World {
         if self.tasks.is_some() {
             return self.tool_outcome();
         }
-        let op = self.delay.take().ok_or_else(|| format!("nothing goes on at {:?}", self.core.phase()))?;
+        let op =
+            self.delay.take().ok_or_else(|| format!("nothing is in progress at {:?}", self.core.phase()))?;
         self.note(|| "delay over".to_owned());
         self.input(|core, _, effects| core.delay_over(op, effects))
     }
@@ -72,7 +73,7 @@ impl World {
         self.input(|core, env, effects| core.tool_done(op, call.slot, result, env, effects))
     }
 
-    /// A callback returns, or fails.
+    /// Lets a callback return or fail.
     fn returned(&mut self, op: Op, call: Call) -> Check {
         if !self.friendly && self.rng.percent(self.panics) {
             self.note(|| format!("{} panics", call.name()));
@@ -85,7 +86,7 @@ impl World {
         self.edit();
         match call {
             Call::PrepareStep if !self.friendly && self.rng.percent(3) => {
-                self.note(|| "no request can be made".to_owned());
+                self.note(|| "preparing the request fails".to_owned());
                 let failure = Failure::ProviderPanicked { message: "boom".into() };
                 self.input(|core, _, effects| core.stream_failed(op, failure, effects))
             }
@@ -120,7 +121,7 @@ impl World {
                 self.input(|core, env, effects| core.error_decided(op, decision, env, effects))?;
                 let goes_on = retries && limit.is_none_or(|limit| step < limit);
                 ensure!(goes_on == self.model.is_running(), "a retry at {step} of {limit:?}: {decision:?}");
-                ensure!(!timed_out || !goes_on || self.watch.is_some(), "the clock does not run again");
+                ensure!(!timed_out || !goes_on || self.watch.is_some(), "the clock is not restarted");
                 let delayed = self.retry_after.is_some() == self.delay.is_some();
                 ensure!(!goes_on || delayed, "{decision:?}, delay {:?}", self.delay);
                 Ok(())
@@ -132,7 +133,7 @@ impl World {
         }
     }
 
-    /// A callback edits the configuration, as the shell adopts it.
+    /// Edits the configuration like a callback.
     fn edit(&mut self) {
         if self.friendly || !self.rng.percent(8) {
             return;
@@ -203,7 +204,7 @@ impl World {
         self.input(|core, env, effects| core.turn_decided(op, decision, env, effects))
     }
 
-    /// `handle_event` is polled for the first time: its event no longer waits.
+    /// Polls `handle_event` for the first time, so that its event is no longer queued.
     fn event_begins(&mut self, op: Op) -> Check {
         self.note(|| "handle_event begins".to_owned());
         self.begun = true;
@@ -213,7 +214,7 @@ impl World {
 
     fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
         self.note(|| format!("handle_event: {prompt:?}"));
-        // Any prompt is carried back.
+        // The event returns any prompt.
         let is_held = prompt.is_some() && self.rng.percent(20);
         self.hold = is_held.then_some("the store is behind");
         if let (Some(prompt), true) = (&prompt, is_held) {
@@ -224,11 +225,11 @@ impl World {
         } else if let Some(prompt) = &prompt {
             match self.expect(prompt, false) {
                 Err(_) => self.model.input = Input::EventFails,
-                // Nobody could be told what was replaced: it waits behind that.
+                // A replaced prompt could not be returned, so the new prompt waits behind it.
                 Ok(Accepted::Staged { replaced: Some(_) }) => {
                     ensure!(
                         self.model.behind.is_none(),
-                        "handle_event was called before its last prompt was taken"
+                        "handle_event was called before its last prompt was used"
                     );
                     self.model.behind = Some(Arc::new(prompt.clone()));
                 }
@@ -238,7 +239,10 @@ impl World {
         let fails = self.model.input == Input::EventFails;
         self.input(|core, env, effects| core.event_handled(op, prompt, env, effects))?;
         self.hold = None;
-        ensure!(!fails || !self.model.is_running(), "a prompt of handle_event that can't be taken passes");
+        ensure!(
+            !fails || !self.model.is_running(),
+            "a run continues after an invalid prompt of handle_event"
+        );
         Ok(())
     }
 }

@@ -1,4 +1,5 @@
-//! Answers under an output schema: one that does not fit is asked for again, within the limit, and joins nothing.
+//! Checks responses under an output schema: a response that does not match is requested again, within the limit, and is
+//! not part of the turn.
 
 use serde_json::json;
 
@@ -14,35 +15,35 @@ use crate::{
     tool::Schema,
 };
 
-/// The one answer that fits.
+/// The only response that matches.
 pub(super) const FITS: &str = "7";
 
-/// How often an answer is asked for again where nothing is set.
+/// The default number of times that a response is requested again.
 const RETRIES: u32 = 3;
 
-/// Options that want this answer.
+/// Returns options that require this response.
 pub(super) fn options() -> Options {
     let schema = Schema::new(json!({ "const": 7 })).expect("it is a schema");
     Options::default().with_output(OutputSchema::new("seven", schema))
 }
 
-/// What a turn's answers come to.
+/// The outputs of a turn's responses.
 #[derive(Default)]
 pub(super) struct Outputs {
-    /// Whether the current stream told that the service enforces the schema.
+    /// Whether the current stream reported that the service enforces the schema.
     pub(super) enforced: bool,
-    /// What the current request's answer has to be like.
+    /// The requirements for the current request's response.
     wanted: OutputRequirement,
-    /// Whether the answer fits, if it has to.
+    /// Whether the response matches, if there is a schema.
     fits: Option<bool>,
-    /// How often an answer was asked for again.
+    /// The number of responses that were requested again.
     count: u32,
-    /// How many of them the next request carries.
+    /// The number of those responses that the next request contains.
     carried: usize,
 }
 
 impl World {
-    /// The configuration's schema, and sometimes what `prepare_step` has put into the request instead.
+    /// Returns the configuration's requirements, or others that `prepare_step` has set.
     pub(super) fn random_wanted(&mut self) -> OutputRequirement {
         let options = match self.rng.below(10) {
             0 => Options::default(),
@@ -57,20 +58,20 @@ impl World {
 }
 
 impl Model {
-    /// A request is prepared whose answer has to be like this.
+    /// Records the requirements of a prepared request.
     pub(super) fn prepared(&mut self, wanted: OutputRequirement) {
         if let Some(turn) = &mut self.turn {
             turn.outputs.wanted = wanted;
         }
     }
 
-    /// The stream has ended: does the answer have to be given again?
+    /// Determines at the end of the stream whether the response must be requested again.
     pub(super) fn stream_ends(&mut self) {
         let exhausted = self.exhausted();
         let Some(turn) = &mut self.turn else { return };
         turn.outputs.fits = None;
         let uses_tools = turn.blocks.iter().any(super::blocks::Block::is_tool_use);
-        // A pause with no request left is the answer's end.
+        // A pause at the limit of requests ends the response.
         let paused = turn.told == Some(StopReason::Pause) && !exhausted;
         if turn.outputs.wanted.output.is_none() || uses_tools || paused || turn.told.is_none() {
             return;
@@ -87,34 +88,34 @@ impl Model {
     }
 
     pub(super) fn asked_again(&mut self) -> Check {
-        ensure!(self.input == Input::Misfit, "an answer is asked for again that fits");
+        ensure!(self.input == Input::Misfit, "a response that matches is requested again");
         self.input = Input::Plain;
         let outputs = &mut self.turn()?.outputs;
         (outputs.count, outputs.carried) = (outputs.count + 1, outputs.carried + 1);
         Ok(())
     }
 
-    /// An answer joins the turn.
+    /// A response becomes part of the turn.
     pub(super) fn joins(&mut self) -> Check {
-        ensure!(self.input != Input::Misfit, "an answer that does not fit joins the turn");
+        ensure!(self.input != Input::Misfit, "a response that does not match becomes part of the turn");
         self.turn()?.outputs.carried = 0;
         Ok(())
     }
 
-    /// The request has the answers that did not fit behind the conversation.
+    /// Checks that the request contains the responses that did not match, after the conversation.
     pub(super) fn carries(&self, request: &History, conversation: usize) -> Check {
         let carried = self.turn.as_ref().map_or(0, |turn| turn.outputs.carried);
         let roles = request.iter().skip(conversation).map(|message| message.role);
         let expected = [Role::Assistant, Role::User].into_iter().cycle().take(2 * carried);
-        ensure!(roles.eq(expected), "the request does not carry the {carried} answers that did not fit");
+        ensure!(roles.eq(expected), "the request lacks the {carried} responses that did not match");
         Ok(())
     }
 
-    /// A response says what the answer came to.
+    /// Checks the output of a response.
     pub(super) fn check_output(&mut self, response: &Response) -> Check {
         let fits = self.turn()?.outputs.fits;
         let told = (response.output.is_some(), response.output_error.is_some());
-        ensure!(told == (fits == Some(true), fits == Some(false)), "{fits:?} is told as {told:?}");
+        ensure!(told == (fits == Some(true), fits == Some(false)), "{fits:?} is emitted as {told:?}");
         Ok(())
     }
 }

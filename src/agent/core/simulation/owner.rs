@@ -1,4 +1,4 @@
-//! The history's owner: random bases, what must become of them, and the model's view of it.
+//! The history's owner: random histories, the expected results, and the model's view.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ use crate::{
 };
 
 impl World {
-    /// Any history, and sometimes one that may not be committed.
+    /// Returns a random history, which may be invalid.
     fn random_base(&mut self) -> History {
         let committed = &self.model.committed;
         match self.rng.below(8) {
@@ -35,7 +35,8 @@ impl World {
         }
     }
 
-    /// A message to answer anew on `base`: the one that follows it, another one of the history, or any other.
+    /// Returns a message to start a run on `base`: the message that follows it, another message of the history, or a
+    /// new one.
     fn random_message(&mut self, base: &History) -> Arc<Message> {
         if let Some(next) = self.model.committed.get(base.len()).filter(|_| self.rng.percent(40)) {
             return Arc::clone(next);
@@ -50,7 +51,7 @@ impl World {
             3 => Message::user(vec![ToolResult::ok(&stray, Text::new("stray")).into(), text]),
             4..10 if !self.model.committed.is_empty() => {
                 let place = self.rng.below(self.model.committed.len());
-                return Arc::clone(self.model.committed.get(place).expect("it has as many messages"));
+                return Arc::clone(self.model.committed.get(place).expect("the index is below the length"));
             }
             _ => Message::user([text]),
         };
@@ -64,7 +65,7 @@ impl World {
         Ok(base.check()?)
     }
 
-    /// The owner begins a run on another history.
+    /// Starts a run on another history.
     pub(super) fn prompt_on(&mut self) -> Check {
         let base = self.random_base();
         let prompt = self.random_prompt_on(&base);
@@ -89,7 +90,7 @@ impl World {
         self.check_done(&expected, &begun, effects)
     }
 
-    /// The owner has a message answered anew.
+    /// Starts a run with a message of a history.
     pub(super) fn answer_anew(&mut self) -> Check {
         let base = self.random_base();
         let message = self.random_message(&base);
@@ -119,7 +120,7 @@ impl World {
         self.check_done(&expected, &begun, effects)
     }
 
-    /// The owner sets the history.
+    /// Replaces the history.
     pub(super) fn replace_history(&mut self) -> Check {
         let history = self.random_base();
         self.note(|| format!("owner: set {history:?}"));
@@ -141,7 +142,7 @@ impl World {
         match (expected, done) {
             (Ok(()), Ok(())) => {
                 let told = matches!(effects.first(), Some(Effect::Emit(crate::agent::Event::State(_))));
-                ensure!(told, "the history is not the first that is told: {:?}", effects.first());
+                ensure!(told, "the first event is not the history: {:?}", effects.first());
             }
             (Err(expected), Err(error)) => same_error(expected, error, effects.is_empty())?,
             _ => return Err(format!("the owner gets {done:?}, not {expected:?}")),
@@ -151,16 +152,16 @@ impl World {
 }
 
 impl Model {
-    /// A `state` event: somebody set the history, or the one of before a run is back.
+    /// Checks a `state` event: the history was replaced, or the previous one is restored.
     pub(super) fn history_told(&mut self, told: &History) -> Check {
-        ensure!(!self.run, "the history is set within a run");
+        ensure!(!self.run, "a history is emitted within a run");
         let begins = self.starting.is_some() || self.answering.is_some();
         let (history, restored) = match (self.owed.take(), self.base.take()) {
             (Some(before), _) => (before, true),
             (None, Some(base)) => (base, false),
-            (None, None) => return Err("a history is told that nobody set".to_owned()),
+            (None, None) => return Err("a history is emitted that was not set".to_owned()),
         };
-        ensure!(*told == history, "{told:?} is told, not {history:?}");
+        ensure!(*told == history, "{told:?} is emitted, not {history:?}");
         let former = std::mem::replace(&mut self.committed, history);
         if begins && !restored {
             self.before = Some(former);
@@ -169,11 +170,11 @@ impl Model {
     }
 
     pub(super) fn check_histories(&self, core: &Core) -> Check {
-        ensure!(self.base.is_none(), "a history was set, and is not told");
-        ensure!(self.owed.is_none(), "the history of before the run is not back");
+        ensure!(self.base.is_none(), "a replaced history was not emitted");
+        ensure!(self.owed.is_none(), "the previous history was not restored");
         let fallback = core.fallback.as_deref();
-        ensure!(self.before.as_ref() == fallback, "it falls back to {fallback:?}, not {:?}", self.before);
-        ensure!(self.before.is_none() || self.run, "a history to fall back to, and no run");
+        ensure!(self.before.as_ref() == fallback, "the fallback is {fallback:?}, not {:?}", self.before);
+        ensure!(self.before.is_none() || self.run, "a fallback without a run");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! Schedules that once broke the contract, by name.
+//! Schedules that once broke the contract, as tests.
 
 use std::time::Duration;
 
@@ -17,14 +17,14 @@ use crate::{
     tool::{Decision, ToolSet},
 };
 
-/// A core, driven by hand.
+/// A core that is driven by hand.
 struct Bench {
     core: Core,
     config: Config,
     tools: ToolSet,
-    /// All that it told.
+    /// All emitted events.
     events: Vec<Event>,
-    /// The operation of the last callback that was called.
+    /// The operation of the last requested callback.
     call: Op,
 }
 
@@ -60,7 +60,7 @@ impl Bench {
         self.feed(|core, env, effects| core.prompt(prompt, false, env, effects)).unwrap();
     }
 
-    /// The request goes out, and the answer begins with these.
+    /// Sends the request, and begins the response with these deltas.
     fn answer(&mut self, deltas: impl IntoIterator<Item = Delta>) {
         let call = self.call;
         self.feed(|core, _, effects| core.prepared(call, OutputRequirement::default(), effects));
@@ -110,7 +110,7 @@ impl Bench {
         self.feed(Core::interrupt).unwrap();
     }
 
-    /// What the phase waits for.
+    /// Returns the operation that the phase waits for.
     fn op(&self) -> Op {
         self.core.phase().op().unwrap()
     }
@@ -172,8 +172,8 @@ fn resume_late_for_a_call_of_an_earlier_turn_is_stale() {
 }
 
 #[test]
-fn resume_late_for_an_id_that_was_made_up_is_stale() {
-    // An empty id becomes one that is the same in each answer.
+fn resume_late_for_a_generated_id_is_stale() {
+    // An empty id is replaced by an id that is the same in each response.
     let mut bench = Bench::new();
     bench.prompt("hi");
     for _ in 0..2 {
@@ -191,7 +191,7 @@ fn resume_late_for_an_id_that_was_made_up_is_stale() {
         Event::Pause { tool_use, .. } => Some(tool_use.id.as_str()),
         _ => None,
     });
-    let [first, second] = waited.collect::<Vec<_>>()[..] else { panic!("it paused twice") };
+    let [first, second] = waited.collect::<Vec<_>>()[..] else { panic!("expected two pauses") };
     assert_ne!(first, second);
 }
 
@@ -225,7 +225,7 @@ fn tool_decided_late_for_a_paused_question_changes_nothing() {
 }
 
 #[test]
-fn interrupt_after_time_limit_in_review_tells_each_result_once() {
+fn interrupt_after_time_limit_in_review_emits_each_result_once() {
     let mut bench = Bench::new();
     bench.prompt("hi");
     bench.answer([starts_tool_use(0, "a"), starts_tool_use(1, "b")]);
@@ -251,7 +251,7 @@ fn interrupt_after_time_limit_in_review_tells_each_result_once() {
 }
 
 #[test]
-fn retry_of_a_broken_answer_counts_what_it_used() {
+fn retry_of_a_broken_response_counts_its_usage() {
     let mut bench = Bench::new();
     bench.prompt("hi");
     bench.answer([uses_usage(some_usage(5))]);
@@ -262,13 +262,13 @@ fn retry_of_a_broken_answer_counts_what_it_used() {
     bench.end(StopReason::Stop);
     bench.conclude(TurnDecision::Stop);
     let Some(Event::Turn(TurnOutcome::Stop { response, .. })) = bench.events.last() else {
-        panic!("the run has ended: {:?}", bench.events);
+        panic!("expected the end of the run: {:?}", bench.events);
     };
     assert_eq!(response.usage, some_usage(5) + some_usage(7));
 }
 
 #[test]
-fn step_after_a_paused_answer_names_the_user_message() {
+fn step_after_a_paused_response_contains_the_user_message() {
     let mut bench = Bench::new();
     bench.prompt("hi");
     for reason in [StopReason::Pause, StopReason::Stop] {
@@ -287,13 +287,13 @@ fn step_after_a_paused_answer_names_the_user_message() {
 }
 
 #[test]
-fn turn_without_tool_uses_does_not_stop_for_them() {
+fn turn_without_tool_uses_ends_with_stop() {
     let mut bench = Bench::new();
     bench.prompt("hi");
     bench.answer(text("hello"));
     bench.end(StopReason::ToolUse);
     bench.conclude(TurnDecision::Stop);
-    let Some(Event::Turn(outcome)) = bench.events.last() else { panic!("the run has ended") };
+    let Some(Event::Turn(outcome)) = bench.events.last() else { panic!("expected the end of the turn") };
     assert_eq!(outcome.response().stop_reason, StopReason::Stop);
 }
 
@@ -313,7 +313,7 @@ fn turn_at_the_limit_keeps_its_reason_if_a_staged_prompt_follows() {
 }
 
 #[test]
-fn snapshot_apply_shows_a_staged_prompt_taken_between_two_turns() {
+fn snapshot_apply_removes_a_staged_prompt_used_between_two_turns() {
     let mut bench = Bench::new();
     bench.prompt("hi");
     bench.answer(text("hello"));
@@ -332,7 +332,7 @@ fn snapshot_apply_shows_a_staged_prompt_taken_between_two_turns() {
 }
 
 #[test]
-fn snapshot_apply_knows_that_a_file_is_complete() {
+fn snapshot_apply_marks_a_file_as_ended() {
     let mut bench = Bench::new();
     bench.prompt("hi");
     let mut snapshot = bench.snapshot();
@@ -355,7 +355,7 @@ fn phase_through_json_values_keeps_the_turn() {
 }
 
 #[test]
-fn staged_prompt_behind_open_tool_uses_answers_them() {
+fn staged_prompt_after_open_tool_uses_closes_them() {
     let mut bench = Bench::new();
     bench.prompt("hi");
     let ask = BlockStart::ToolUse { id: "a".into(), name: "ask_user".to_owned() };
@@ -367,7 +367,7 @@ fn staged_prompt_behind_open_tool_uses_answers_them() {
     let turn = bench.core.phase().turn().unwrap();
     let first: &Message = turn.working.pending().next().unwrap();
     let [Content::ToolResult(result), Content::Text(text)] = &first.content[..] else {
-        panic!("a result and the prompt: {first:?}");
+        panic!("expected a result and the prompt: {first:?}");
     };
     assert!(result.is_error);
     assert_eq!(text.text, "never mind");

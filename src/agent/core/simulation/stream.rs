@@ -1,4 +1,4 @@
-//! The provider: an answer at random, delta by delta.
+//! The provider: a random response, delta by delta.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ use crate::{
 pub(super) struct Stream {
     pub(super) op: Op,
     blocks: Vec<Kind>,
-    /// Whether the stop reason was told.
+    /// Whether the stop reason was sent.
     stopped: bool,
 }
 
@@ -27,7 +27,7 @@ enum Kind {
     Whole,
 }
 
-/// What the provider does next.
+/// The provider's next action.
 enum Next {
     Delta(Delta),
     Ask,
@@ -36,7 +36,7 @@ enum Next {
     End,
 }
 
-/// Few ids, so that they come again; one is missing, and some look like those that are made up.
+/// Few ids, so that they repeat. One is empty, and some look like generated ids.
 const IDS: [&str; 6] = ["a", "b", "c", "", "a_1", "a_1_0"];
 const NAMES: [&str; 7] = ["search", "search", "search", "write", "unknown", "ask_user", "pick"];
 
@@ -66,7 +66,7 @@ impl Stream {
             37..39 => Next::Delta(self.refused(rng)),
             39..60 if self.blocks.len() < 4 => Next::Delta(self.start(rng)),
             60..70 if !self.blocks.is_empty() => {
-                // Often one that has ended, which is refused: rarer than it looks, since most have not.
+                // The block may have ended already, which is an error.
                 Next::Delta(Delta::End { index: self.blocks.len() - 1 })
             }
             _ => self.extend(rng).map_or_else(|| Next::Delta(self.start(rng)), Next::Delta),
@@ -135,7 +135,7 @@ impl Stream {
 }
 
 impl World {
-    /// The provider does something.
+    /// Performs the provider's next action.
     pub(super) fn stream_outcome(&mut self) -> Check {
         let Some(stream) = &mut self.stream else {
             return Err("no stream is open".to_owned());
@@ -177,9 +177,9 @@ impl World {
             self.question = Some(tool_use.clone());
             return self.input(|core, _, effects| core.asked(op, tool_use, effects));
         }
-        // The shell would not; but a second question must not push out the first.
+        // The shell would not do this, but a second question must not replace the first.
         let ((), effects) = self.feed(|core, _, effects| core.asked(op, tool_use, effects));
-        super::ensure!(effects.is_empty(), "a second question is taken: {effects:?}");
+        super::ensure!(effects.is_empty(), "a second question is processed: {effects:?}");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The world around the core: what the shell has in its hands, and the loop that plays a schedule.
+//! The world around the core: the shell's state, and the loop that plays a schedule.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,41 +17,41 @@ use crate::{
 
 pub(super) struct World {
     pub(super) rng: Rng,
-    /// Why no prompt may be taken now.
+    /// The reason why no prompt may be accepted now.
     pub(super) hold: Option<&'static str>,
     pub(super) core: Core,
     pub(super) config: Config,
     pub(super) tools: ToolSet,
     clock: u64,
-    /// The callback that runs.
+    /// The running callback.
     pub(super) call: Option<(Op, Call)>,
-    /// Whether `handle_event`, if it is called, has begun.
+    /// Whether a requested `handle_event` has begun.
     pub(super) begun: bool,
     pub(super) stream: Option<Stream>,
     /// The provider's question, until it is answered.
     pub(super) question: Option<ToolUse>,
-    /// What it was decided on the question, on its way to the provider.
+    /// The decision about the question, before it reaches the provider.
     pub(super) answer: Option<Decision>,
-    /// The tools that run still.
+    /// The tools that still run.
     pub(super) tasks: Option<(Op, Vec<ToolCall>)>,
     pub(super) delay: Option<Op>,
-    /// How long `handle_error` wants to wait.
+    /// The delay that `handle_error` returned.
     pub(super) retry_after: Option<Duration>,
-    /// The turn's limit, and whether its clock stands.
+    /// The turn's time limit, and whether its clock is stopped.
     pub(super) watch: Option<(Duration, bool)>,
-    /// Whether the clock was set or stopped in this input.
+    /// Whether the clock was set during this input.
     watches: bool,
     pub(super) model: Model,
     pub(super) desk: Desk,
     pub(super) asks: Asks,
     pub(super) kept: Kept,
-    /// Application events that wait.
+    /// The number of queued application events.
     pub(super) notices: usize,
     pub(super) prompts: u32,
-    /// How often, of a hundred inputs, one is a command, and a callback panics.
+    /// The percentages of inputs that are commands, and of callbacks that panic.
     commands: usize,
     pub(super) panics: usize,
-    /// Whether everybody helps to come to the end.
+    /// Whether all parts cooperate to reach the end.
     pub(super) friendly: bool,
     trace: Option<Vec<String>>,
 }
@@ -66,7 +66,7 @@ impl Provider for Nobody {
     }
 
     async fn stream(&self, _: Request, _: RequestContext) -> Result<DeltaStream, ProviderError> {
-        unreachable!("the world streams by itself")
+        unreachable!("the world creates the deltas")
     }
 }
 
@@ -82,9 +82,9 @@ pub(super) fn config() -> Config {
     }
 }
 
-/// Two tools with handlers, two without.
+/// Returns two tools with handlers and two without.
 pub(super) fn tools() -> ToolSet {
-    let empty = || Schema::new(serde_json::json!({ "type": "object" })).expect("it is a schema");
+    let empty = || Schema::new(serde_json::json!({ "type": "object" })).expect("the schema is valid");
     let runs = |name: &str| {
         tool_fn(name, "Runs.", |_: std::collections::BTreeMap<String, u8>, _| async {
             Ok::<_, crate::tool::ToolError>("done")
@@ -98,7 +98,7 @@ pub(super) fn tools() -> ToolSet {
 }
 
 thread_local! {
-    /// Schemas are compiled once: it takes longer than a schedule.
+    /// Schemas are compiled once, because this takes longer than a schedule.
     static TOOLS: ToolSet = tools();
     static CONFIG: Config = config();
     pub(super) static OUTPUT: Options = super::outputs::options();
@@ -151,14 +151,14 @@ impl World {
         self.trace.as_deref().unwrap_or_default()
     }
 
-    /// Writes down what goes in, if somebody wants to read it.
+    /// Records an input, if inputs are traced.
     pub(super) fn note(&mut self, words: impl FnOnce() -> String) {
         if let Some(trace) = &mut self.trace {
             trace.push(words());
         }
     }
 
-    /// Plays the schedule, and then everything to its end.
+    /// Plays the schedule, and then everything in progress to its end.
     pub(super) fn play(&mut self) -> Check {
         for _ in 0..4 + self.rng.below(60) {
             self.play_one()?;
@@ -170,7 +170,7 @@ impl World {
             }
             self.outcome()?;
         }
-        Err(format!("it does not come to rest: {:?}", self.core.phase()))
+        Err(format!("the core does not become idle: {:?}", self.core.phase()))
     }
 
     fn play_one(&mut self) -> Check {
@@ -180,7 +180,7 @@ impl World {
         if self.rng.percent(5) {
             self.kept = Kept::new(&self.core, &self.config);
         }
-        // While tools run and questions wait, more can go wrong.
+        // More can go wrong while tools run and questions wait.
         let busy = self.tasks.is_some() || self.question.is_some();
         if self.rng.percent(if busy { 25 } else { 5 }) {
             return self.ghost();
@@ -191,7 +191,7 @@ impl World {
         self.outcome()
     }
 
-    /// Gives the core an input; what it wants done is performed with [`World::perform_all`].
+    /// Passes an input to the core. [`World::perform_all`] performs the effects.
     pub(super) fn feed<T>(
         &mut self,
         input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T,
@@ -213,13 +213,13 @@ impl World {
         (output, effects)
     }
 
-    /// [`World::feed`] and [`World::perform_all`], where nothing is to be done in between.
+    /// Calls [`World::feed`] and [`World::perform_all`].
     pub(super) fn input(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>)) -> Check {
         let ((), effects) = self.feed(input);
         self.perform_all(effects)
     }
 
-    /// Performs effects as the shell does, and checks everything after them.
+    /// Performs effects as the shell does, and then checks everything.
     pub(super) fn perform_all(&mut self, effects: Vec<Effect>) -> Check {
         self.watches = false;
         for effect in effects {
@@ -227,7 +227,7 @@ impl World {
             self.perform(effect)?;
         }
         self.core.check()?;
-        ensure!(self.answer.is_none(), "{:?} is answered to nobody", self.answer);
+        ensure!(self.answer.is_none(), "the answer {:?} has no question", self.answer);
         self.check_hands()?;
         self.model.check_rest(&self.core)?;
         self.asks.check_rest(self.model.is_running())?;
@@ -264,9 +264,9 @@ impl World {
                 self.stream = Some(Stream::new(op));
             }
             Effect::Answer(decision) => {
-                ensure!(self.question.take().is_some(), "{decision:?} answers nothing");
+                ensure!(self.question.take().is_some(), "the answer {decision:?} has no question");
                 let given = self.answer.take();
-                ensure!(given.as_ref() == Some(&decision), "{decision:?} is answered, not {given:?}");
+                ensure!(given.as_ref() == Some(&decision), "the answer is {decision:?}, not {given:?}");
             }
             Effect::RunTools(op, calls) => {
                 ensure!(self.tasks.is_none(), "the tools of two steps run at once");
@@ -275,7 +275,11 @@ impl World {
             }
             Effect::Delay(op, delay) => {
                 ensure!(self.delay.is_none(), "a second delay");
-                ensure!(self.retry_after == Some(delay), "{delay:?}, wanted {:?}", self.retry_after);
+                ensure!(
+                    self.retry_after == Some(delay),
+                    "the delay is {delay:?}, not {:?}",
+                    self.retry_after
+                );
                 self.delay = Some(op);
             }
             Effect::Watch(limit) => {
@@ -295,19 +299,19 @@ impl World {
         Ok(())
     }
 
-    /// A callback is called at the right moment, with the right arguments.
+    /// Checks that a callback is called at the right moment, with the right arguments.
     fn check_call(&mut self, call: &Call) -> Check {
-        ensure!(self.model.owed.is_none(), "{call:?} before the history of before the run is back");
+        ensure!(self.model.owed.is_none(), "{call:?} before the previous history is restored");
         match call {
             Call::PrepareStep => {
                 let turn = self.core.phase().turn().ok_or("a step without a turn")?;
                 let history = turn.conversation();
-                history.check_sendable().map_err(|error| format!("to be sent: {error}"))?;
+                history.check_sendable().map_err(|error| format!("the request's history: {error}"))?;
                 self.model.prepares(&history)
             }
             Call::HandleToolUse(tool_use) if self.stream.is_some() => {
-                let asked = self.question.as_ref().ok_or("nobody asked")?;
-                ensure!(asked.name == tool_use.name, "asked for {asked:?}, not for {tool_use:?}");
+                let asked = self.question.as_ref().ok_or("a decision without a question")?;
+                ensure!(asked.name == tool_use.name, "the question is about {asked:?}, not {tool_use:?}");
                 Ok(())
             }
             Call::HandleToolUse(tool_use) => self.desk.asks(tool_use),
@@ -328,7 +332,7 @@ impl World {
         }
     }
 
-    /// What goes on is exactly what the phase waits for.
+    /// Checks that the work in progress is exactly what the phase waits for.
     fn check_hands(&self) -> Check {
         let calling = |op: Op| self.call.as_ref().is_some_and(|(called, _)| *called == op);
         let phase = self.core.phase();
@@ -373,23 +377,23 @@ impl World {
         let hands = (self.stream.is_some(), self.tasks.is_some(), self.delay.is_some());
         ensure!(
             call && hands == (streams, runs, waits),
-            "{phase:?} does not fit what goes on: {:?}, (stream, tools, delay) {hands:?}",
+            "{phase:?} does not match the work in progress: {:?}, (stream, tools, delay) {hands:?}",
             self.call
         );
         let waiting = self.core.notices as usize;
         ensure!(waiting == self.notices, "{waiting} application events wait, not {}", self.notices);
         let frozen = self.watch.is_some_and(|(_, frozen)| frozen);
         let paused = self.core.status() == crate::agent::Status::Paused;
-        ensure!(!frozen || paused, "the clock stands although nobody waits for a person");
-        ensure!(!paused || frozen || self.watch.is_none(), "the clock runs while a person decides");
+        ensure!(!frozen || paused, "the clock is stopped although nothing is paused");
+        ensure!(!paused || frozen || self.watch.is_none(), "the clock runs during a pause");
         ensure!(phase.turn().is_some() || self.watch.is_none(), "the clock runs without a turn");
         let limit = self.watch.map(|(limit, _)| limit);
         let wanted = self.model.turn_timeout.filter(|_| phase.turn().is_some());
-        ensure!(!self.watches || limit == wanted, "the clock runs for {limit:?}, not {wanted:?}");
+        ensure!(!self.watches || limit == wanted, "the limit of the clock is {limit:?}, not {wanted:?}");
         Ok(())
     }
 
-    /// Nothing is left over when all has come to its end.
+    /// Checks that nothing is left when everything has ended.
     fn check_end(&mut self) -> Check {
         ensure!(self.notices == 0, "{} application events were never handled", self.notices);
         self.asks.check_rest(false)?;

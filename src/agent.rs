@@ -88,6 +88,7 @@ mod response;
 mod snapshot;
 mod state;
 mod task;
+mod text;
 
 use std::{
     any::Any,
@@ -115,6 +116,7 @@ pub use snapshot::{Pause, Snapshot};
 pub use state::{Config, Prompt, SavedConfig, State, StateEdit, StateView};
 use task::AgentShared;
 pub(crate) use task::Hold;
+pub use text::TextDeltas;
 use tokio::sync::mpsc;
 
 use crate::{

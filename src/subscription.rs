@@ -45,11 +45,20 @@
 //! ```
 //!
 
-use std::{collections::VecDeque, fmt, future::Future, pin::Pin, str::FromStr, sync::Arc};
+use std::{
+    collections::VecDeque,
+    fmt,
+    future::{Future, poll_fn},
+    pin::Pin,
+    str::FromStr,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
 
 use futures_core::Stream;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStruct};
 use tokio::sync::broadcast::{self, error::RecvError};
+use tokio_util::sync::ReusableBoxFuture;
 
 use crate::error::InvalidId;
 
@@ -136,19 +145,47 @@ impl<E> Clone for Numbered<E> {
 /// # })?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-#[derive(Clone, Debug)]
+///
+/// The JSON form has a `type`, as the events have:
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # let model = omni_agent::testing::ScriptedProvider::new([omni_agent::testing::Step::text("Hello!")]).model();
+/// use omni_agent::{Agent, serde_json};
+///
+/// let agent = Agent::builder().model(model).start().await?;
+/// let mut updates = agent.subscribe().await?;
+/// agent.ask("Hi").await?;
+/// let update = serde_json::to_value(updates.next().await)?;
+/// assert_eq!(update["type"], "event"); // with `id` and `event`
+/// assert_eq!(update["event"]["type"], "status");
+/// // A resync is {"type": "resync", "snapshot": …}, the end {"type": "closed", "reason": "stopped", "snapshot": …}.
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Update<S, E> {
     /// The next event.
     Event(Numbered<E>),
     /// The reader missed events. This snapshot replaces them, and the next event follows it.
-    Resync(Arc<S>),
+    Resync(#[serde(serialize_with = "with_name")] Arc<S>),
     /// The actor has ended. This is the last update.
     Closed(End<S>),
 }
 
+/// Serialises a snapshot as a field, since its own fields would mix with the tag.
+fn with_name<T: Serialize, S: Serializer>(snapshot: &Arc<T>, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut resync = serializer.serialize_struct("Resync", 1)?;
+    resync.serialize_field("snapshot", snapshot)?;
+    resync.end()
+}
+
 /// The end of an actor.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub struct End<S> {
     /// The reason for the end.
     pub reason: EndReason,
@@ -216,7 +253,7 @@ pub(crate) struct Attachment<S, E> {
 /// A snapshot of an actor, and the events that follow it.
 ///
 /// The order is complete: the first event follows the snapshot, and no event is missing without an [`Update::Resync`].
-/// The [module documentation](self) explains the updates.
+/// The [module documentation](self) explains the updates. A subscription is also a [`Stream`] of updates.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -245,13 +282,22 @@ pub(crate) struct Attachment<S, E> {
 /// ```
 #[must_use = "a subscription does nothing unless it is read"]
 pub struct Subscription<S, E> {
-    source: Box<dyn Source<S, E>>,
     snapshot: Option<Arc<S>>,
+    last: EventId,
+    /// `None` while `waiting` has it.
+    reader: Option<Reader<S, E>>,
+    /// The wait for the next update that a poll of the stream began. It stays afterwards, so that its memory is reused.
+    waiting: Option<ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, E>>)>>,
+}
+
+/// The place of a subscription in the actor's events.
+struct Reader<S, E> {
+    source: Box<dyn Source<S, E>>,
     /// A snapshot that is the next update, and the last event that it includes.
     resync: Option<(Arc<S>, EventId)>,
     last: EventId,
     backlog: VecDeque<Numbered<E>>,
-    place: ReaderState<E>,
+    state: ReaderState<E>,
 }
 
 enum ReaderState<E> {
@@ -263,10 +309,11 @@ enum ReaderState<E> {
     Closed,
 }
 
-impl<S, E: Send + Sync + 'static> Subscription<S, E> {
+impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
     pub(crate) fn new(source: Box<dyn Source<S, E>>, attachment: Attachment<S, E>) -> Self {
         let Attachment { snapshot, last, backlog, live } = attachment;
-        Self { source, snapshot, resync: None, last, backlog, place: ReaderState::Live(live) }
+        let reader = Reader { source, resync: None, last, backlog, state: ReaderState::Live(live) };
+        Self { snapshot, last, reader: Some(reader), waiting: None }
     }
 
     /// Creates a subscription that continues after `seen`, the last event that its reader saw. If it needs a snapshot,
@@ -276,9 +323,11 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
         seen: EventId,
         attachment: Attachment<S, E>,
     ) -> Self {
-        let resync = attachment.snapshot.clone().map(|snapshot| (snapshot, attachment.last));
+        let Attachment { snapshot, last, backlog, live } = attachment;
+        let resync = snapshot.map(|snapshot| (snapshot, last));
         // Until the reader gets the snapshot, it has seen nothing newer.
-        Self { snapshot: None, resync, last: seen, ..Self::new(source, attachment) }
+        let reader = Reader { source, resync, last: seen, backlog, state: ReaderState::Live(live) };
+        Self { snapshot: None, last: seen, reader: Some(reader), waiting: None }
     }
 
     /// Returns the snapshot at the start of the subscription. `None` if the subscription was resumed from an event,
@@ -300,6 +349,41 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
     ///
     /// Dropping the future loses no update.
     pub async fn next(&mut self) -> Option<Update<S, E>> {
+        let Some(reader) = &mut self.reader else {
+            // A poll of the stream began to wait.
+            return poll_fn(|cx| Pin::new(&mut *self).poll_next(cx)).await;
+        };
+        let update = reader.next().await;
+        self.last = reader.last;
+        update
+    }
+}
+
+impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Stream for Subscription<S, E> {
+    type Item = Update<S, E>;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = self.get_mut();
+        if let Some(mut reader) = this.reader.take() {
+            let wait = async move {
+                let update = reader.next().await;
+                (reader, update)
+            };
+            match &mut this.waiting {
+                Some(waiting) => waiting.set(wait),
+                None => this.waiting = Some(ReusableBoxFuture::new(wait)),
+            }
+        }
+        let waiting = this.waiting.as_mut().expect("a subscription without its reader waits");
+        let (reader, update) = ready!(waiting.poll(cx));
+        this.last = reader.last;
+        this.reader = Some(reader);
+        Poll::Ready(update)
+    }
+}
+
+impl<S, E: Send + Sync + 'static> Reader<S, E> {
+    async fn next(&mut self) -> Option<Update<S, E>> {
         if let Some((snapshot, last)) = self.resync.take() {
             self.last = last;
             return Some(Update::Resync(snapshot));
@@ -309,27 +393,27 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
                 self.last = event.id;
                 return Some(Update::Event(event));
             }
-            match &mut self.place {
+            match &mut self.state {
                 ReaderState::Live(live) => match live.recv().await {
                     Ok(event) => {
                         self.last = event.id;
                         return Some(Update::Event(event));
                     }
-                    Err(RecvError::Lagged(_)) => self.place = ReaderState::Lost { replay: false },
+                    Err(RecvError::Lagged(_)) => self.state = ReaderState::Lost { replay: false },
                     // Either the actor has ended, or the channel was replaced. The actor knows which.
-                    Err(RecvError::Closed) => self.place = ReaderState::Lost { replay: true },
+                    Err(RecvError::Closed) => self.state = ReaderState::Lost { replay: true },
                 },
                 ReaderState::Lost { replay } => {
                     let after = replay.then_some(self.last);
                     let attachment = match self.source.attach(after).await {
                         Ok(attachment) => attachment,
                         Err(end) => {
-                            self.place = ReaderState::Closed;
+                            self.state = ReaderState::Closed;
                             return Some(Update::Closed(end));
                         }
                     };
                     let Attachment { snapshot, last, backlog, live } = attachment;
-                    (self.backlog, self.place) = (backlog, ReaderState::Live(live));
+                    (self.backlog, self.state) = (backlog, ReaderState::Live(live));
                     if let Some(snapshot) = snapshot {
                         self.last = last;
                         return Some(Update::Resync(snapshot));
@@ -338,17 +422,6 @@ impl<S, E: Send + Sync + 'static> Subscription<S, E> {
                 ReaderState::Closed => return None,
             }
         }
-    }
-
-    /// Converts the subscription into a stream of updates.
-    pub fn into_stream(self) -> impl Stream<Item = Update<S, E>> + Send
-    where
-        S: Send + Sync + 'static,
-    {
-        futures_util::stream::unfold(self, |mut subscription| async move {
-            let update = subscription.next().await?;
-            Some((update, subscription))
-        })
     }
 }
 

@@ -7,7 +7,7 @@ use super::{Event, Prompt, Response, RunOutcome, StateView, Status, TurnOutcome}
 use crate::{
     message::{Content, Message, Text, Thinking, ToolUse},
     provider::{PartialBlock, StopReason},
-    subscription::EventId,
+    subscription::{EventId, Numbered},
 };
 
 /// The complete state of an agent at one event.
@@ -29,7 +29,7 @@ use crate::{
 /// agent.prompt("Hi").await?;
 /// loop {
 ///     match updates.next().await {
-///         Some(Update::Event(numbered)) => view.apply(&numbered.event),
+///         Some(Update::Event(numbered)) => view.apply(&numbered),
 ///         Some(Update::Resync(snapshot)) => view = (*snapshot).clone(),
 ///         _ => break,
 ///     }
@@ -90,7 +90,13 @@ impl Snapshot {
     ///
     /// Two changes emit no event and appear only in the next snapshot: changes that callbacks make to the
     /// configuration, and a prompt that is staged.
-    pub fn apply(&mut self, event: &Event) {
+    pub fn apply(&mut self, event: &Numbered<Event>) {
+        self.take_in(&event.event);
+        self.last = event.id;
+    }
+
+    /// Applies an event without its number.
+    pub(crate) fn take_in(&mut self, event: &Event) {
         if let Some(outcome) = RunOutcome::of(event) {
             self.last_run = Some(Arc::new(outcome));
         }

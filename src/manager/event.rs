@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     agent::Status,
     store::{ConversationId, Summary},
-    subscription::{EndReason, EventId},
+    subscription::{EndReason, EventId, Numbered},
 };
 
 /// What a managed session is doing.
@@ -147,9 +147,9 @@ pub struct ManagerSnapshot {
 
 impl ManagerSnapshot {
     /// Takes the next event in.
-    pub fn apply(&mut self, event: &ManagerEvent) {
-        self.last.number += 1;
-        match event {
+    pub fn apply(&mut self, event: &Numbered<ManagerEvent>) {
+        self.last = event.id;
+        match &*event.event {
             ManagerEvent::Waiting { id } => self.waiting.push(id.clone()),
             ManagerEvent::GivenUp { id } => self.waiting.retain(|waiting| waiting != id),
             ManagerEvent::Opened { session } => {

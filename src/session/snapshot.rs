@@ -6,7 +6,7 @@ use crate::{
     agent::Snapshot,
     message::Message,
     store::ConversationId,
-    subscription::EventId,
+    subscription::{EventId, Numbered},
     tree::{NodeId, Tree, TreeError},
 };
 
@@ -46,10 +46,17 @@ impl SessionSnapshot {
     /// # Errors
     ///
     /// The event is not of this session, or not the next one.
-    pub fn apply(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
+    pub fn apply(&mut self, event: &Numbered<SessionEvent>) -> Result<(), TreeError> {
+        self.take_in(&event.event)?;
+        self.last = event.id;
+        Ok(())
+    }
+
+    /// Takes an event in without its number.
+    pub(super) fn take_in(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
         match event {
             SessionEvent::Agent(event) => {
-                self.agent.apply(event);
+                self.agent.take_in(event);
                 self.agent.last.number += 1;
             }
             SessionEvent::Tree(changes) => {
@@ -68,7 +75,6 @@ impl SessionSnapshot {
             // The agent's state in the snapshot has it.
             SessionEvent::ModelFallback { .. } => {}
         }
-        self.last.number += 1;
         Ok(())
     }
 }

@@ -1,6 +1,8 @@
 use std::{
     fmt,
+    pin::Pin,
     sync::{Arc, atomic::Ordering},
+    task::{Context, Poll},
 };
 
 use futures_core::Stream;
@@ -11,6 +13,7 @@ use super::{
 };
 use crate::{
     actor,
+    agent::TextDeltas,
     subscription::{EventId, Subscription, Update},
 };
 
@@ -25,7 +28,7 @@ pub enum Mode {
 }
 
 /// A snapshot of a session and the events that follow it, and the guard of the subscriber's [`Mode`]: dropping it
-/// unsubscribes.
+/// unsubscribes. It is a [`Stream`] of updates too.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -124,12 +127,18 @@ impl SessionSubscription {
         (self.events, self.guard)
     }
 
-    /// The updates as a stream, which is the guard too.
-    pub fn into_stream(self) -> impl Stream<Item = Update<SessionSnapshot, SessionEvent>> + Send {
-        futures_util::stream::unfold(self, |mut subscription| async move {
-            let update = subscription.next().await?;
-            Some((update, subscription))
-        })
+    /// Returns the text of the turn in flight or of the next turn, in pieces. See [`TextDeltas`].
+    pub fn text_deltas(&mut self) -> TextDeltas<'_> {
+        let is_new = self.snapshot().is_some_and(|snapshot| snapshot.last == self.last_id());
+        TextDeltas::new(&mut self.events, is_new, SessionEvent::agent, |snapshot| &snapshot.agent)
+    }
+}
+
+impl Stream for SessionSubscription {
+    type Item = Update<SessionSnapshot, SessionEvent>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        Pin::new(&mut self.events).poll_next(cx)
     }
 }
 

@@ -17,7 +17,7 @@ use omni_agent::{
     tool::{Tool, ToolContext, declared_tool, tool_fn},
 };
 
-use crate::support::{ends_run, name, names, next};
+use crate::support::{apply, ends_run, name, names, next};
 
 type InitHook = dyn FnMut(&mut StateEdit, &State) -> Result<(), Box<dyn Error + Send + Sync>> + Send;
 
@@ -172,7 +172,7 @@ impl Watched {
         if ends_run(&event) {
             assert_eq!(self.view.status, Status::Idle, "the idle status comes before the end of the run");
         }
-        self.view.apply(&event);
+        apply(&mut self.view, &event);
         event
     }
 

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use crate::{
     rig::{answered, echo, ready_events, tokens},
-    support::{ends_run, run_events, scripted},
+    support::{apply, ends_run, run_events, scripted},
 };
 
 /// Pauses on the tool `ask`, retries one failure, continues once, and delays every callback.
@@ -171,8 +171,7 @@ async fn catch_up(truth: &mut Snapshot, events: &mut AgentSubscription, until: E
     while truth.last < until {
         let Some(Update::Event(numbered)) = answered(events.next()).await else { panic!("no event") };
         assert_eq!(numbered.id.number, truth.last.number + 1, "no gap, no overlap");
-        truth.apply(&numbered.event);
-        truth.last = numbered.id;
+        truth.apply(&numbered);
     }
 }
 
@@ -264,7 +263,7 @@ async fn subscribe_in_mid_stream_message_is_rebuilt_exactly() {
                 assert_eq!(blocks, message.content);
                 rebuilt = Some(Arc::clone(message));
             }
-            truth.apply(&event);
+            apply(&mut truth, &event);
         }
         assert_eq!(rebuilt.unwrap(), *history.get(1).unwrap());
         assert_eq!(truth.state.history, history);

@@ -44,5 +44,6 @@ mod stubborn_tools;
 mod subscribing;
 mod support;
 mod testing;
+mod text_deltas;
 mod tools;
 mod turns;

@@ -20,7 +20,7 @@ use tokio_util::sync::PollSender;
 use crate::{
     hooks::{Hooks, Log, Watched, brief, reached, sent},
     rig::{Act, At, Misbehaving, answered, echo, echoing},
-    support::{name, names, scripted},
+    support::{apply, name, names, scripted},
 };
 
 /// The history with which the agents begin.
@@ -599,7 +599,7 @@ async fn snapshot_in_a_run_on_a_base_and_the_later_events_match_the_agent() {
     for expected in ["status(idle)", "cancelled", "state"] {
         let event = agent.next().await;
         assert_eq!(name(&event), expected);
-        view.apply(&event);
+        apply(&mut view, &event);
     }
     let truth = agent.agent.snapshot().await.unwrap();
     view.last = truth.last;

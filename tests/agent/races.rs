@@ -67,8 +67,7 @@ async fn follow(mut events: AgentSubscription, last: oneshot::Receiver<EventId>)
         if ends_run(event) {
             in_run = false;
         }
-        truth.apply(event);
-        truth.last = numbered.id;
+        truth.apply(&numbered);
     }
     (truth, places)
 }

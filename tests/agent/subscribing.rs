@@ -6,11 +6,12 @@ use std::{
 };
 
 use omni_agent::{
-    agent::{Agent, AgentSubscription, Event},
+    agent::{Agent, AgentSubscription, Event, Snapshot},
     provider::Part,
     subscription::{EndReason, EventId, FeedLimits, Numbered, Update},
     testing::{Gate, Step},
 };
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::PollSender;
 
@@ -365,11 +366,11 @@ fn runtime_shut_down_subscribers_and_handles_report_killed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn into_stream_yields_the_same_updates() {
+async fn subscription_is_a_stream_of_the_same_updates() {
     use futures_util::StreamExt;
 
     let agent = echoing([deltas(2)]).start().await.unwrap();
-    let stream = agent.subscribe().await.unwrap().into_stream();
+    let stream = agent.subscribe().await.unwrap();
     agent.ask("Hi").await.unwrap();
     agent.stop(Duration::from_secs(1)).await.unwrap();
     let updates: Vec<_> = answered(stream.collect()).await;
@@ -423,4 +424,58 @@ async fn text_deltas_arrive_one_by_one() {
     assert!(matches!(&**ready.last().unwrap(), Event::TextDelta { delta, .. } if delta == "a"));
     gate.open();
     run_events(&mut events).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn updates_serialise_with_a_type() {
+    let agent = echoing([deltas(400)]).start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    agent.set_state(|_| Ok(())).await.unwrap();
+    let Some(Update::Event(numbered)) = answered(events.next()).await else {
+        panic!("an event was expected")
+    };
+    let json = serde_json::to_value(Update::<Snapshot, _>::Event(numbered.clone())).unwrap();
+    let event = serde_json::to_value(&*numbered.event).unwrap();
+    assert_eq!(json, json!({ "type": "event", "id": numbered.id.to_string(), "event": event }));
+
+    agent.ask("Hi").await.unwrap();
+    let resync = answered(events.next()).await.unwrap();
+    let snapshot = serde_json::to_value(agent.snapshot().await.unwrap()).unwrap();
+    assert_eq!(serde_json::to_value(&resync).unwrap(), json!({ "type": "resync", "snapshot": snapshot }));
+
+    agent.stop(Duration::from_secs(1)).await.unwrap();
+    let closed = answered(events.next()).await.unwrap();
+    let json = serde_json::to_value(&closed).unwrap();
+    assert_eq!(json, json!({ "type": "closed", "reason": "stopped", "snapshot": snapshot }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn subscription_read_as_a_stream_and_by_next_in_turn_loses_nothing() {
+    use futures_util::{FutureExt, StreamExt};
+
+    let gate = Gate::new();
+    let step = Step::new().then_text(["a"]).gate(&gate).then_text(["b"]).stop();
+    let agent = echoing([step]).start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    agent.prompt("Hi").await.unwrap();
+    gate.reached().await;
+    let mut numbers = Vec::new();
+    while let Some(update) = StreamExt::next(&mut events).now_or_never() {
+        let Some(Update::Event(numbered)) = update else { panic!("{update:?}") };
+        numbers.push(numbered.id.number);
+        assert_eq!(events.last_id(), numbered.id);
+    }
+    // The last poll of the stream began to wait. `next` continues this wait.
+    gate.open();
+    let last = loop {
+        let Some(Update::Event(numbered)) = answered(events.next()).await else {
+            panic!("an event was expected")
+        };
+        numbers.push(numbered.id.number);
+        if ends_run(&numbered.event) {
+            break numbered.id;
+        }
+    };
+    assert_eq!(numbers, (1..=last.number).collect::<Vec<_>>());
+    assert_eq!(events.last_id(), last);
 }

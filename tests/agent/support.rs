@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::{Agent, AgentBuilder, AgentSubscription, Event},
-    subscription::Update,
+    agent::{Agent, AgentBuilder, AgentSubscription, Event, Snapshot},
+    subscription::{EventId, Numbered, Update},
     testing::{ScriptedProvider, Step},
 };
 
@@ -21,6 +21,12 @@ pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
         Ok(Some(Update::Event(numbered))) => numbered.event,
         other => panic!("expected an event, got {other:?}"),
     }
+}
+
+/// Applies the event that follows the snapshot.
+pub(crate) fn apply(view: &mut Snapshot, event: &Arc<Event>) {
+    let id = EventId { number: view.last.number + 1, ..view.last };
+    view.apply(&Numbered { id, event: Arc::clone(event) });
 }
 
 /// The events up to and including the one that ends the run.

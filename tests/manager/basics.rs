@@ -41,7 +41,7 @@ async fn create_close_and_open_again_gives_the_same_conversation() {
     manager.shutdown(Duration::from_secs(1), Duration::from_secs(1)).await.unwrap();
     while let Some(update) = events.next().await {
         match update {
-            omni_agent::subscription::Update::Event(event) => told.apply(&event.event),
+            omni_agent::subscription::Update::Event(event) => told.apply(&event),
             omni_agent::subscription::Update::Closed(end) => {
                 assert_eq!(*end.snapshot.unwrap(), told);
             }

@@ -414,7 +414,7 @@ impl Watch {
                     ManagerEvent::Status { id, .. } => assert!(is_open(id), "{id} is not open"),
                     _ => {}
                 }
-                self.told.apply(event);
+                self.told.apply(&numbered);
                 assert_eq!(self.told.last, numbered.id);
                 self.seen.push(event.clone());
             }

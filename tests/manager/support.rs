@@ -113,7 +113,7 @@ impl Feed {
         let mut news = Vec::new();
         while let Ok(update) = tokio::time::timeout(Duration::from_millis(1), self.events.next()).await {
             let Some(Update::Event(numbered)) = update else { panic!("expected an event, got {update:?}") };
-            self.told.apply(&numbered.event);
+            self.told.apply(&numbered);
             assert_eq!(self.told.last, numbered.id);
             news.push(brief(&numbered.event));
         }
@@ -127,7 +127,7 @@ impl Feed {
         loop {
             match in_time(self.events.next()).await {
                 Some(Update::Event(numbered)) => {
-                    self.told.apply(&numbered.event);
+                    self.told.apply(&numbered);
                     news.push(brief(&numbered.event));
                 }
                 Some(Update::Closed(end)) => {

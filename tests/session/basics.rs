@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use omni_agent::{
-    agent::Agent,
+    agent::{Agent, AgentError},
     session::{Mode, SavedPart, Session, SessionEvent, StoreReport},
     store::{MemoryStore, Store},
     subscription::Update,
-    testing::{ScriptedProvider, Step},
+    testing::{Gate, ScriptedProvider, Step},
 };
 
 /// The kind of an event, in short.
@@ -38,7 +38,7 @@ async fn turn_committed_emits_turn_then_tree_then_store() {
     while words.last().is_none_or(|word| word != "store tree") {
         let Some(Update::Event(event)) = events.next().await else { panic!() };
         words.push(word(&event.event));
-        told.apply(&event.event).unwrap();
+        told.apply(&event).unwrap();
     }
     assert_eq!(
         words,
@@ -74,4 +74,30 @@ async fn turn_committed_emits_turn_then_tree_then_store() {
     assert_eq!(tree.len(), 5, "{tree}");
     assert_eq!(tree.history().len(), 2);
     assert_eq!(again.snapshot().await.unwrap().agent.state.history, *tree.history());
+}
+
+#[tokio::test(start_paused = true)]
+async fn text_deltas_of_a_session_survive_a_resync() {
+    let pieces = |range: std::ops::Range<u32>| range.map(|number| format!("{number} "));
+    let gate = Gate::new();
+    let step = Step::new().then_text(pieces(0..2)).gate(&gate).then_text(pieces(2..400)).stop();
+    let provider = ScriptedProvider::new([step, Step::new().then_text(["Bye"]).hang()]);
+    let agent = Agent::builder().model(provider.model());
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    session.prompt("Hi").await.unwrap();
+    gate.reached().await;
+    let mut events = session.subscribe(Mode::Controller).await.unwrap();
+    let mut deltas = events.text_deltas();
+    assert_eq!(deltas.next().await.unwrap().unwrap(), pieces(0..2).collect::<String>());
+    gate.open();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(deltas.next().await.unwrap().unwrap(), pieces(2..400).collect::<String>());
+    assert!(deltas.next().await.is_none());
+    drop(deltas);
+
+    session.prompt("Again").await.unwrap();
+    let mut deltas = events.text_deltas();
+    assert_eq!(deltas.next().await.unwrap().unwrap(), "Bye");
+    session.cancel().await.unwrap();
+    assert!(matches!(deltas.next().await, Some(Err(AgentError::Cancelled(_)))));
 }

@@ -32,7 +32,7 @@ async fn follow(events: &mut SessionSubscription, told: &mut SessionSnapshot, la
     while told.last.number < last.number {
         match in_time(events.next()).await.unwrap() {
             Update::Event(numbered) => {
-                told.apply(&numbered.event).unwrap();
+                told.apply(&numbered).unwrap();
                 assert_eq!(told.last, numbered.id);
             }
             Update::Resync(snapshot) => {
@@ -102,7 +102,7 @@ async fn resume_from_any_event_replays_the_later_events() {
     while told.last().unwrap().last != truth.last {
         let Some(Update::Event(numbered)) = in_time(events.next()).await else { panic!() };
         let mut next = told.last().unwrap().clone();
-        next.apply(&numbered.event).unwrap();
+        next.apply(&numbered).unwrap();
         told.push(next);
     }
     assert_eq!(*told.last().unwrap(), truth);

@@ -101,10 +101,10 @@ async fn events_separated_from_their_guard_do_not_keep_the_session_alive() {
 async fn stream_of_a_controller_is_its_guard() {
     use futures_util::StreamExt;
     let (events, session) = held_by(Mode::Controller, [Step::text("A1")]).await;
-    let mut stream = Box::pin(events.into_stream());
+    let mut stream = events;
     assert!(lives(&session).await);
     in_time(session.upgrade().unwrap().ask("Q1")).await.unwrap();
-    assert!(matches!(in_time(stream.next()).await, Some(Update::Event(_))));
+    assert!(matches!(in_time(StreamExt::next(&mut stream)).await, Some(Update::Event(_))));
     drop(stream);
     tokio::time::timeout(Duration::from_secs(1), std::future::pending::<()>()).await.unwrap_err();
     assert!(session.upgrade().is_none());

@@ -13,7 +13,7 @@ use omni_agent::{
     provider::{ErrorKind, ProviderError},
     session::{Session, SessionError, SessionEvent, SessionSnapshot, SessionSubscription, StoreReport},
     store::ConversationId,
-    subscription::Update,
+    subscription::{Numbered, Update},
     testing::{Gate, ScriptedProvider, Step},
     tool::tool_fn,
     tree::{Node, NodeId, Tree},
@@ -249,9 +249,9 @@ impl Life {
         self.store.otherwise(acts(mood));
     }
 
-    fn take(&mut self, event: &SessionEvent) {
+    fn take(&mut self, event: &Numbered<SessionEvent>) {
         self.told.apply(event).unwrap();
-        match event {
+        match &*event.event {
             SessionEvent::Tree(_) => self.trees.push(self.told.tree.clone()),
             SessionEvent::Store(StoreReport::Saved { through: Some(node), .. }) => {
                 assert!(node.get() > self.safe, "a save was reported twice or out of order");
@@ -266,7 +266,7 @@ impl Life {
     async fn check(&mut self) {
         let snapshot = self.session.snapshot().await.unwrap();
         while self.told.last != snapshot.last {
-            let event = crate::support::event(&mut self.events).await;
+            let event = crate::support::numbered(&mut self.events).await;
             self.take(&event);
         }
         // A staged prompt emits no event.
@@ -302,7 +302,7 @@ impl Life {
     async fn load_again(&mut self, is_safe: bool) {
         let end = loop {
             match self.events.next().await.unwrap() {
-                Update::Event(event) => self.take(&event.event),
+                Update::Event(event) => self.take(&event),
                 Update::Closed(end) => break end,
                 other => panic!("{other:?}"),
             }

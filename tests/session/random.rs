@@ -220,7 +220,7 @@ impl Reader {
     fn take(&mut self, update: Update<SessionSnapshot, omni_agent::session::SessionEvent>) {
         match update {
             Update::Event(numbered) => {
-                self.told.apply(&numbered.event).unwrap();
+                self.told.apply(&numbered).unwrap();
                 assert_eq!(self.told.last, numbered.id);
             }
             Update::Resync(snapshot) => {

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use crate::{
     basics::word,
     support::{
-        Act, Lock, ScriptedStore, assert_agree, assert_answers, configure, created, event, node, parrot,
-        report, secs, watch,
+        Act, Lock, ScriptedStore, assert_agree, assert_answers, configure, created, event, node, numbered,
+        parrot, report, secs, watch,
     },
 };
 
@@ -303,14 +303,14 @@ async fn first_save_fails_then_hangs_snapshot_and_events_agree() {
     gate.reached().await;
     let now = session.snapshot().await.unwrap();
     while told.last != now.last {
-        told.apply(&*event(&mut events).await).unwrap();
+        told.apply(&numbered(&mut events).await).unwrap();
     }
     assert_eq!(told, now);
     gate.open();
     session.flush(secs(1)).await.unwrap();
     let now = session.snapshot().await.unwrap();
     while told.last != now.last {
-        told.apply(&*event(&mut events).await).unwrap();
+        told.apply(&numbered(&mut events).await).unwrap();
     }
     assert_eq!(told, now);
     assert_eq!(told.store, None);

@@ -20,7 +20,7 @@ use omni_agent::{
         Commit, ConversationId, MemoryStore, Page, StateChange, Store, StoreError, Stored, StoredState,
         Summary, Version, Write, WriteId,
     },
-    subscription::Update,
+    subscription::{Numbered, Update},
     testing::{Gate, ScriptedProvider, Step},
     tree::{NodeId, Tree},
 };
@@ -401,8 +401,13 @@ pub(crate) async fn configure(session: &Session, edit: impl FnOnce(&mut Config) 
 
 /// The next event.
 pub(crate) async fn event(events: &mut SessionSubscription) -> Arc<SessionEvent> {
+    numbered(events).await.event
+}
+
+/// The next event, with its number.
+pub(crate) async fn numbered(events: &mut SessionSubscription) -> Numbered<SessionEvent> {
     match tokio::time::timeout(secs(300), events.next()).await.expect("no event arrived") {
-        Some(Update::Event(event)) => event.event,
+        Some(Update::Event(event)) => event,
         other => panic!("expected an event, got {other:?}"),
     }
 }

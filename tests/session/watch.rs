@@ -119,7 +119,7 @@ impl Watched {
         assert_eq!(numbered.id.number, self.told.last.number + 1);
         let json = serde_json::to_string(&*numbered.event).unwrap();
         assert_eq!(serde_json::from_str::<SessionEvent>(&json).unwrap(), *numbered.event, "{json}");
-        self.told.apply(&numbered.event).unwrap();
+        self.told.apply(&numbered).unwrap();
         assert_eq!(numbered.id, self.told.last);
         numbered.event
     }
@@ -172,7 +172,7 @@ impl Watched {
     pub(crate) async fn closed(&mut self) -> EndReason {
         loop {
             match in_time(self.events.next()).await {
-                Some(Update::Event(numbered)) => self.told.apply(&numbered.event).unwrap(),
+                Some(Update::Event(numbered)) => self.told.apply(&numbered).unwrap(),
                 Some(Update::Closed(End { reason, snapshot: Some(snapshot) })) => {
                     assert_eq!(self.told, *snapshot);
                     assert!(

@@ -28,7 +28,7 @@ impl Kept {
     }
 
     pub(super) fn apply(&mut self, event: &Event) {
-        self.0.apply(event);
+        self.0.take_in(event);
     }
 
     /// Compares this snapshot with a fresh one.

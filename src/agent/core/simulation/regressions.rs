@@ -327,7 +327,7 @@ fn snapshot_apply_removes_a_staged_prompt_used_between_two_turns() {
     let call = bench.call;
     bench.feed(|core, _, _| core.event_begun(call));
     bench.feed(|core, env, effects| core.event_handled(call, None, env, effects));
-    bench.events.iter().for_each(|event| snapshot.apply(event));
+    bench.events.iter().for_each(|event| snapshot.take_in(event));
     assert_eq!(snapshot, bench.snapshot());
 }
 
@@ -339,7 +339,7 @@ fn snapshot_apply_marks_a_file_as_ended() {
     bench.events.clear();
     let file = crate::message::Attachment::base64("image/png", "iVBORw0KGgo=");
     bench.answer([Delta::Start { index: 0, block: BlockStart::Attachment(file) }]);
-    bench.events.iter().for_each(|event| snapshot.apply(event));
+    bench.events.iter().for_each(|event| snapshot.take_in(event));
     assert_eq!(snapshot, bench.snapshot());
 }
 

@@ -262,7 +262,7 @@ impl World {
         }
         let (told, touched) = self.model.event(id, &event, &config);
         self.ledger.note(&self.model, touched);
-        self.agent_now.apply(&event);
+        self.agent_now.take_in(&event);
         let becomes_idle = matches!(*event, Event::Status { status: Status::Idle });
         let given = Arc::clone(&event);
         let effects = self.feed(told, |core, env, effects| core.event(id, &given, &config, env, effects))?;
@@ -332,7 +332,7 @@ impl World {
                 if let SessionEvent::Store(report) = event {
                     self.ledger.report(report)?;
                 }
-                self.kept.apply(event).map_err(|error| format!("{event:?} does not apply: {error}"))
+                self.kept.take_in(event).map_err(|error| format!("{event:?} does not apply: {error}"))
             }
             Effect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
             Effect::RetryIn(wait) => self.ledger.retry_in(*wait),

@@ -1,0 +1,258 @@
+use std::{
+    fmt,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use futures_core::Stream;
+use futures_util::{StreamExt, stream};
+
+use super::{AgentError, Event, Response, RunOutcome, Snapshot, Status};
+use crate::{
+    message::{Message, Role},
+    provider::{PartialBlock, StopReason},
+    subscription::{Subscription, Update},
+};
+
+/// The text of one turn, in pieces. Returned by [`Subscription::text_deltas`] and
+/// [`SessionSubscription::text_deltas`](crate::session::SessionSubscription::text_deltas).
+///
+/// **Texts.** The stream has the text blocks of all answers in the turn, those before and after tool uses, in order and
+/// without a separator. It has no thinking, no tool inputs and no results. The pieces add up to the texts of the turn's
+/// assistant messages.
+///
+/// **Beginning.** If the subscription is new and its snapshot shows a turn in flight, the first piece is the text of this
+/// turn so far. Otherwise the stream begins with the next update, and waits if no turn is in flight.
+///
+/// **End.** The stream ends when the turn is committed. The subscription is positioned after the turn then, and
+/// `text_deltas` can be called again for the next turn. While the agent is paused, the stream waits.
+///
+/// **Errors.** The last item is [`AgentError::Cancelled`] or [`AgentError::Failed`] if the turn is discarded, and
+/// [`AgentError::Stopped`] if the agent ends before a turn is complete. An interrupted turn is committed, so it ends
+/// without an error.
+///
+/// **Resync.** If the reader was too slow, the missed text is taken from the snapshot, and nothing is repeated or lost.
+/// If the turn was discarded meanwhile, the response in the error is empty. If a whole turn was missed before the first
+/// piece, the stream has the text of the last committed turn. If updates of the turn were read before `text_deltas` was
+/// called, the text of complete answers that was missed is not made up for.
+///
+/// **Retries.** If a request is repeated after part of its answer was streamed, the text of the new answer follows the
+/// void part. Read the [events](Event::Retry) instead if this matters.
+#[must_use = "a stream does nothing unless it is read"]
+pub struct TextDeltas<'a>(Pin<Box<dyn Stream<Item = Result<String, AgentError>> + Send + 'a>>);
+
+impl Subscription<Snapshot, Event> {
+    /// Returns the text of the turn in flight or of the next turn, in pieces.
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// use omni_agent::Agent;
+    /// # use omni_agent::testing::{ScriptedProvider, Step};
+    /// # let model = ScriptedProvider::new([Step::text("Hello!")]).model();
+    ///
+    /// let agent = Agent::builder().model(model).start().await?;
+    /// let mut events = agent.subscribe().await?;
+    /// agent.prompt("Hi").await?;
+    /// let mut text = events.text_deltas();
+    /// while let Some(delta) = text.next().await {
+    ///     print!("{}", delta?);
+    /// }
+    /// # Ok::<(), omni_agent::AgentError>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn text_deltas(&mut self) -> TextDeltas<'_> {
+        let is_new = self.snapshot().is_some_and(|snapshot| snapshot.last == self.last_id());
+        TextDeltas::new(self, is_new, |event| Some(event), |snapshot| snapshot)
+    }
+}
+
+impl<'a> TextDeltas<'a> {
+    /// Reads the subscription, whose snapshot shows the state now if `is_new`.
+    pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
+        events: &'a mut Subscription<S, E>,
+        is_new: bool,
+        event_of: fn(&E) -> Option<&Event>,
+        snapshot_of: fn(&S) -> &Snapshot,
+    ) -> Self {
+        let mut turn = TurnText::default();
+        if is_new
+            && let Some(snapshot) = events.snapshot()
+            && snapshot_of(snapshot).status != Status::Idle
+        {
+            turn.resync(snapshot_of(snapshot));
+        }
+        let items = stream::unfold((events, turn), move |(events, mut turn)| async move {
+            loop {
+                if let Some(item) = turn.take() {
+                    return item.map(|item| (item, (events, turn)));
+                }
+                match events.next().await? {
+                    Update::Event(numbered) => {
+                        event_of(&numbered.event).into_iter().for_each(|e| turn.event(e))
+                    }
+                    Update::Resync(snapshot) => turn.resync(snapshot_of(&snapshot)),
+                    Update::Closed(end) => {
+                        // Without a turn in flight, the last snapshot has no text for this stream.
+                        if let Some(snapshot) = end.snapshot.filter(|_| turn.has_begun) {
+                            turn.resync(snapshot_of(&snapshot));
+                        }
+                        if !turn.is_over {
+                            turn.end(Some(AgentError::Stopped(end.reason)));
+                        }
+                    }
+                }
+            }
+        });
+        Self(Box::pin(items.fuse()))
+    }
+
+    /// Returns the next piece of text; `None` at the end.
+    ///
+    /// # Errors
+    ///
+    /// [`AgentError::Cancelled`], [`AgentError::Failed`] or [`AgentError::Stopped`]. Nothing follows an error.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future loses no text.
+    pub async fn next(&mut self) -> Option<Result<String, AgentError>> {
+        self.0.next().await
+    }
+}
+
+impl Stream for TextDeltas<'_> {
+    type Item = Result<String, AgentError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        self.0.as_mut().poll_next(cx)
+    }
+}
+
+impl fmt::Debug for TextDeltas<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TextDeltas").finish_non_exhaustive()
+    }
+}
+
+/// How much of a turn's text was read.
+#[derive(Default)]
+struct TurnText {
+    has_begun: bool,
+    /// The prompt of the turn, by which a snapshot is searched for the turn. `None` if its event was not read.
+    prompt: Option<Arc<Message>>,
+    /// The complete messages that were read, the prompt included.
+    messages: usize,
+    /// Bytes that were read of the answer that is streaming in.
+    partial: usize,
+    is_over: bool,
+    /// Text that was not returned yet.
+    text: String,
+    error: Option<AgentError>,
+}
+
+impl TurnText {
+    /// Returns the next item, `Some(None)` at the end, and `None` if updates have to be read first.
+    fn take(&mut self) -> Option<Option<Result<String, AgentError>>> {
+        if !self.text.is_empty() {
+            return Some(Some(Ok(std::mem::take(&mut self.text))));
+        }
+        self.is_over.then(|| self.error.take().map(Err))
+    }
+
+    fn end(&mut self, error: Option<AgentError>) {
+        (self.is_over, self.error) = (true, error);
+    }
+
+    fn event(&mut self, event: &Event) {
+        match event {
+            Event::TextDelta { delta, .. } => {
+                self.has_begun = true;
+                self.partial += delta.len();
+                self.text.push_str(delta);
+            }
+            Event::Message { message, .. } => {
+                if !self.has_begun && is_prompt(message) {
+                    self.prompt = Some(Arc::clone(message));
+                }
+                self.has_begun = true;
+                self.messages += 1;
+                self.partial = 0;
+            }
+            Event::Retry { pending, .. } => (self.messages, self.partial) = (*pending, 0),
+            Event::Turn(_) => self.end(None),
+            Event::Cancelled { response, .. } => self.end(Some(AgentError::Cancelled(Arc::clone(response)))),
+            Event::Error { failure, response, .. } => {
+                self.end(Some(AgentError::Failed(failure.clone(), Arc::clone(response))));
+            }
+            _ => {}
+        }
+    }
+
+    /// Takes in what the reader missed.
+    fn resync(&mut self, snapshot: &Snapshot) {
+        let (pending, history) = (&snapshot.pending, &snapshot.state.history);
+        let is_in_flight = match (&self.prompt, pending.first()) {
+            (Some(prompt), Some(first)) => Arc::ptr_eq(prompt, first),
+            (None, first) => first.is_some(),
+            (Some(_), None) => false,
+        };
+        if is_in_flight {
+            // Of a turn that was not read from its prompt, only the rest of the answer that is streaming in is known.
+            let is_partly_known = self.has_begun && self.prompt.is_none();
+            let read = if is_partly_known { pending.len() } else { self.messages };
+            self.read(pending.iter().skip(read), &snapshot.partial);
+            (self.has_begun, self.messages, self.prompt) = (true, pending.len(), pending.first().cloned());
+            return;
+        }
+        let is_idle = snapshot.status == Status::Idle;
+        let outcome = snapshot.last_run.as_deref().filter(|_| self.has_begun || is_idle);
+        let after = match &self.prompt {
+            // The turn is committed if the history has its prompt.
+            Some(prompt) => history.iter().rev().position(|message| Arc::ptr_eq(prompt, message)),
+            // A whole turn was missed: the last one.
+            None if !self.has_begun && matches!(outcome, Some(RunOutcome::Stopped { .. })) => {
+                history.iter().rev().position(|message| is_prompt(message))
+            }
+            None => None,
+        };
+        if let Some(after) = after {
+            let start = history.len() - 1 - after;
+            let messages = history.iter().skip(start + 1).take_while(|message| !is_prompt(message));
+            self.read(messages.skip(self.messages.saturating_sub(1)), &[]);
+            return self.end(None);
+        }
+        let response = |reason| Arc::new(Response::empty(&snapshot.state.model, reason, snapshot.step));
+        match outcome {
+            Some(RunOutcome::Failed { failure }) => {
+                let response = response(StopReason::Other("error".into()));
+                self.end(Some(AgentError::Failed(failure.clone(), response)));
+            }
+            Some(RunOutcome::Stopped { .. }) if self.prompt.is_none() => self.end(None),
+            Some(_) => self.end(Some(AgentError::Cancelled(response(StopReason::Cancelled)))),
+            None => {}
+        }
+    }
+
+    /// Adds the texts of messages, and of the answer that is streaming in after them, beyond what was read.
+    fn read<'m>(&mut self, messages: impl Iterator<Item = &'m Arc<Message>>, partial: &[PartialBlock]) {
+        for message in messages.filter(|message| message.role == Role::Assistant) {
+            self.add(&message.text());
+            self.partial = 0;
+        }
+        let text: String = partial.iter().filter_map(|block| block.content.as_text()).collect();
+        self.add(&text);
+        self.partial = text.len();
+    }
+
+    fn add(&mut self, text: &str) {
+        self.text.push_str(text.get(self.partial..).unwrap_or_default());
+    }
+}
+
+/// Whether the message begins a turn.
+fn is_prompt(message: &Message) -> bool {
+    message.role == Role::User && message.tool_results().next().is_none()
+}

@@ -467,7 +467,7 @@ async fn import_json_of_an_invalid_path_names_its_node() {
             "node 3",
             "share the id",
         ),
-        (with(&[(3, Some(1), Message::user(tool_use("a")))]), 2, "node 3", "can't stand"),
+        (with(&[(3, Some(1), Message::user(tool_use("a")))]), 2, "node 3", "is not allowed in"),
         (with(&[(3, Some(2), hi.clone())]), 3, "node 3", "ends in a user prompt"),
     ];
     for (nodes, head, node, problem) in cases {

@@ -83,7 +83,7 @@ fn turn(nodes: u64) -> Commit {
     let question = "What is the tallest mountain of each continent, and who climbed it first? ".repeat(3);
     let answer =
         "Everest in Asia, Aconcagua in South America, Denali in North America, Kilimanjaro. ".repeat(6);
-    let usage = Usage { input: 1200, cache_read: 800, output: 150, cost: Some(0.0125), ..Usage::default() };
+    let usage = Usage::default().with_input(1200).with_cache_read(800).with_output(150).with_cost(0.0125);
     let parent = (nodes > 0).then(|| id(nodes - 1));
     let question = Node::new(id(nodes), parent, Message::user(question));
     let answer = Node::new(id(nodes + 1), Some(id(nodes)), Message::assistant(answer)).with_usage(usage);

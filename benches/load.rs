@@ -99,7 +99,7 @@ async fn fill(store: &dyn Store, name: &ConversationId, nodes: u64, message: fn(
     let mut version = created.expect("the id is free");
     for number in (1..=nodes).step_by(2) {
         let question = Node::new(id(number), NodeId::new(number - 1), message(number));
-        let usage = Usage { input: 1200, output: 150, ..Usage::default() };
+        let usage = Usage::default().with_input(1200).with_output(150);
         let answer = Node::new(id(number + 1), Some(id(number)), message(number + 1)).with_usage(usage);
         let commit = Commit::new(Some(id(number + 1))).with_nodes([question, answer]);
         version = store.commit(name, &Write::on(version), &commit).await.expect("there is no other writer");

@@ -21,7 +21,7 @@ pub(crate) fn model(format: Format, url: &str) -> Model {
         Format::Messages => Endpoint::anthropic_compatible("local", url),
         Format::Responses => Endpoint::openai_responses_compatible("local", url),
         Format::Gemini => Endpoint::google().with_base_url(url).with_key("a-key"),
-        Format::Ollama => Endpoint::custom("local", url, OllamaChat).with_version("/api"),
+        Format::Ollama => Endpoint::custom("local", url, OllamaChat::default()).with_version("/api"),
     };
     Model::new(Arc::new(endpoint), "a-model")
 }

@@ -130,6 +130,7 @@ pub mod manager;
 pub mod message;
 pub mod provider;
 pub mod session;
+mod setters;
 pub mod store;
 pub mod subscription;
 #[cfg(feature = "test-util")]

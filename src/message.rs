@@ -52,6 +52,7 @@ use serde_json::{Map, Value};
 /// The author of a [`Message`]. The system prompt is not a message: it is part of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum Role {
     /// The application or its user. Tool results are user messages too.
     User,

@@ -32,7 +32,7 @@ mod secret;
 use std::{pin::Pin, sync::Arc};
 
 use async_trait::async_trait;
-pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, PriceTier, Rates};
+pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates};
 pub(crate) use context::Questions;
 pub use context::RequestContext;
 pub use credentials::Credentials;

@@ -61,6 +61,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 use tokio_util::sync::ReusableBoxFuture;
 
 use crate::error::InvalidId;
+use crate::setters::setters;
 
 /// The id of an event: the incarnation of the actor, and the event's number in it, from 1.
 ///
@@ -433,6 +434,7 @@ impl<S, E> fmt::Debug for Subscription<S, E> {
 
 /// The limits of the events that an actor buffers for subscribers, by count and bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct FeedLimits {
     /// The number of events that a subscriber may lag behind before it is resynced. The value is raised to at least 256
     /// and rounded up to a power of two.
@@ -444,6 +446,8 @@ pub struct FeedLimits {
     /// subscriber can hold up to the same amount again until it continues or is dropped.
     pub bytes: usize,
 }
+
+setters!(FeedLimits: with_lag(lag: usize), with_replay(replay: usize), with_bytes(bytes: usize));
 
 impl Default for FeedLimits {
     /// Returns 256 events of lag, 1,024 events of replay and 4 MiB.

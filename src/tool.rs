@@ -249,6 +249,7 @@ impl Decision {
 
 /// The description of a tool that is sent to a model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ToolDeclaration {
     /// The name by which the model calls the tool.
     pub name: String,

@@ -13,7 +13,7 @@
 //! use omni_agent::tree::Tree;
 //!
 //! let mut tree = Tree::new();
-//! let usage = Usage { input: 12, output: 30, ..Usage::default() };
+//! let usage = Usage::default().with_input(12).with_output(30);
 //! let question = Message::user("Name three mountains.");
 //! let turn = tree.push_turn([question, Message::assistant("Everest, K2, Lhotse.")], usage);
 //! tree.push_turn([Message::user("Higher!"), Message::assistant("There are none.")], usage);

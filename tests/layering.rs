@@ -9,6 +9,7 @@ use std::{
 
 /// The layers in order. A layer is a file of `src` with the folder of the same name.
 const LAYERS: &[&str] = &[
+    "setters",
     "error",
     "conformance",
     "message",

@@ -58,11 +58,10 @@ impl Provider for Demo {
             return Err(ProviderError::new(ErrorKind::Service, "you asked the demo model to fail"));
         }
         let blocks = answer(&request, self.answers.fetch_add(1, Ordering::Relaxed));
-        let mut usage =
-            Usage { input: request.history.iter().map(|m| tokens(&m.text())).sum(), ..Usage::default() };
+        let mut usage = Usage::default().with_input(request.history.iter().map(|m| tokens(&m.text())).sum());
         usage.input += request.system.as_deref().map_or(0, tokens);
         // As services do: an answer that is interrupted has its input counted.
-        let usage_so_far = MessageDelta { usage: Some(usage), ..MessageDelta::default() };
+        let usage_so_far = MessageDelta::default().with_usage(usage);
         let mut deltas = vec![Delta::Message(Box::new(usage_so_far))];
         let mut stop = StopReason::Stop;
         for (index, block) in blocks.into_iter().enumerate() {
@@ -90,11 +89,8 @@ impl Provider for Demo {
             deltas.push(Delta::End { index });
         }
         // Without a stop reason, an answer is taken for truncated.
-        deltas.push(Delta::Message(Box::new(MessageDelta {
-            usage: Some(usage),
-            stop_reason: Some(stop),
-            ..MessageDelta::default()
-        })));
+        deltas
+            .push(Delta::Message(Box::new(MessageDelta::default().with_usage(usage).with_stop_reason(stop))));
         let pause = self.pause;
         Ok(Box::pin(stream::iter(deltas).then(move |delta| async move {
             if matches!(delta, Delta::Extend { .. }) {
@@ -128,7 +124,7 @@ impl Turn {
                     turn.met = true;
                 }
                 Role::User if text.is_empty() => turn.results.extend(results(message)),
-                Role::User => turn = Self { asked: text, results: Vec::new(), steps: 0, met: turn.met },
+                _ => turn = Self { asked: text, results: Vec::new(), steps: 0, met: turn.met },
             }
         }
         turn

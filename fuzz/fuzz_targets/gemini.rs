@@ -4,4 +4,4 @@
 use libfuzzer_sys::fuzz_target;
 use omni_agent::provider::dialect::GoogleGemini;
 
-fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(&GoogleGemini, body));
+fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(&GoogleGemini::default(), body));

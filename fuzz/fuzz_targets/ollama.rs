@@ -4,4 +4,4 @@
 use libfuzzer_sys::fuzz_target;
 use omni_agent::provider::dialect::OllamaChat;
 
-fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(&OllamaChat, body));
+fuzz_target!(|body: &[u8]| omni_agent_fuzz::answer(&OllamaChat::default(), body));

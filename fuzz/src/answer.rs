@@ -35,7 +35,7 @@ pub fn answer(dialect: &dyn Dialect, body: &[u8]) {
     // Answers that are not streamed, and answers to rejected requests.
     let mut whole = Decoded::default();
     let mut decoder = dialect.decoder(&request);
-    whole.result = decoder.decode(Frame { event: "", data: text }, &mut whole.deltas);
+    whole.result = decoder.decode(Frame::new("", text), &mut whole.deltas);
     whole.end(decoder);
     check(&whole, body.len());
     for status in [200, 400, 429, 500] {
@@ -55,7 +55,7 @@ pub fn answer(dialect: &dyn Dialect, body: &[u8]) {
 ///
 /// If a check fails.
 pub fn framing(body: &[u8]) {
-    let narrow = Limits { line: 24, event: 32, body: 256, ..Limits::default() };
+    let narrow = Limits::default().with_line(24).with_event(32).with_body(256);
     for framing in [Framing::Sse, Framing::NdJson] {
         for limits in [Limits::default(), narrow] {
             let framed = frames(framing, &limits, [body]);

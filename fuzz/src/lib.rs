@@ -20,8 +20,8 @@ fn formats() -> [Box<dyn Dialect>; 7] {
         Box::new(ChatCompletions::openai()),
         Box::new(OpenAiResponses::default()),
         Box::new(OpenAiResponses::openai()),
-        Box::new(GoogleGemini),
-        Box::new(OllamaChat),
+        Box::new(GoogleGemini::default()),
+        Box::new(OllamaChat::default()),
     ]
 }
 

@@ -2,6 +2,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::ToolUseId;
+use crate::setters::setters;
 
 /// One block of a message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +63,7 @@ fn optional(text: Option<&String>) -> usize {
 
 /// Plain text, with the signature that some services attach to it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Text {
     /// The text.
     pub text: String,
@@ -69,6 +71,8 @@ pub struct Text {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signature: Option<String>,
 }
+
+setters!(Text: with_signature(signature: some String));
 
 impl Text {
     /// Returns text without a signature.
@@ -83,6 +87,7 @@ impl Text {
 
 /// The model's reasoning: readable text, redacted data, or only a signature.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Thinking {
     /// The readable part of the reasoning.
     pub text: String,
@@ -93,6 +98,8 @@ pub struct Thinking {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redacted: Option<String>,
 }
+
+setters!(Thinking: with_signature(signature: some String), with_redacted(redacted: some String));
 
 impl Thinking {
     /// Returns reasoning without a signature.
@@ -123,6 +130,7 @@ impl Thinking {
 /// assert_eq!(message.content.len(), 2);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct Attachment {
     /// The location of the bytes.
     pub source: Source,
@@ -135,6 +143,8 @@ pub struct Attachment {
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub metadata: Map<String, Value>,
 }
+
+setters!(Attachment: with_metadata(metadata: Map<String, Value>));
 
 impl Attachment {
     /// Returns an attachment with these bytes in base64 (standard alphabet, padded).
@@ -187,6 +197,7 @@ pub enum Source {
 
 /// A tool call that the model requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ToolUse {
     /// The id of this tool use. Its result carries the same id.
     pub id: ToolUseId,
@@ -205,6 +216,10 @@ pub struct ToolUse {
     /// the result that was sent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decided: Option<Box<ToolResult>>,
+}
+
+setters! {
+    ToolUse: with_malformed(malformed: some String), with_signature(signature: some String), with_decided(decided: some Box<ToolResult>)
 }
 
 impl ToolUse {
@@ -308,6 +323,7 @@ impl ResultBlock {
 /// An opaque item that only the provider that wrote it understands: a reasoning item, a tool that the service ran
 /// itself, or a backend's own activity. The item keeps its position in the message and is sent back unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct ProviderItem {
     /// The name of the wire format or backend that wrote the item. The item is sent back only there.
     pub format: String,

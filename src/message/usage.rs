@@ -1,5 +1,6 @@
 use std::ops::{Add, AddAssign};
 
+use crate::setters::setters;
 use serde::{Deserialize, Serialize};
 
 /// The tokens that a model service counted, and their cost.
@@ -10,11 +11,12 @@ use serde::{Deserialize, Serialize};
 /// ```
 /// use omni_agent::message::Usage;
 ///
-/// let usage = Usage { input: 12, cache_read: 100, output: 30, ..Usage::default() };
+/// let usage = Usage::default().with_input(12).with_cache_read(100).with_output(30);
 /// assert_eq!((usage.prompt(), usage.total()), (112, 142));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
+#[non_exhaustive]
 pub struct Usage {
     /// Prompt tokens that were neither read from nor written to a cache.
     pub input: u64,
@@ -29,6 +31,11 @@ pub struct Usage {
     /// The cost in US dollars, if it is known. The crate treats a number that is not finite as an unknown cost.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cost: Option<f64>,
+}
+
+setters! {
+    Usage: with_input(input: u64), with_cache_read(cache_read: u64), with_cache_write(cache_write: u64), with_output(output: u64),
+    with_reasoning(reasoning: u64), with_cost(cost: into Option<f64>)
 }
 
 impl Usage {

@@ -11,7 +11,7 @@ use std::{
 
 pub use info::{Modality, ModelInfo};
 pub use models_dev::CatalogueError;
-pub use price::{Price, PriceTier, Rates};
+pub use price::{Price, Rates};
 
 /// What is known of models: context window, limits, modalities, price.
 ///

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 
 use super::ProviderError;
 use crate::message::{Attachment, ProviderItem, ToolUseId, Usage, map_weight};
+use crate::setters::setters;
 
 /// One step of an answer as it arrives, the same for every wire format.
 ///
@@ -111,6 +112,7 @@ impl Part {
 
 /// Data of the message as a whole; what is absent stays as it was.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct MessageDelta {
     /// The model that answers, as the service names it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -132,6 +134,11 @@ pub struct MessageDelta {
     /// value may stand among other words.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub output_enforced: bool,
+}
+
+setters! {
+    MessageDelta: with_model(model: some String), with_stop_reason(stop_reason: some StopReason), with_usage(usage: some Usage),
+    with_provider_data(provider_data: Map<String, Value>), with_warnings(warnings: Vec<String>), with_output_enforced(output_enforced: bool)
 }
 
 impl MessageDelta {

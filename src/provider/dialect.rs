@@ -117,8 +117,8 @@
 //!
 //! let mut decoder = Lines.decoder(&request);
 //! let mut deltas = Vec::new();
-//! decoder.decode(Frame { event: "", data: r#"{"text": "Hi."}"# }, &mut deltas)?;
-//! decoder.decode(Frame { event: "", data: r#"{"done": true}"# }, &mut deltas)?;
+//! decoder.decode(Frame::new("", r#"{"text": "Hi."}"#), &mut deltas)?;
+//! decoder.decode(Frame::new("", r#"{"done": true}"#), &mut deltas)?;
 //! assert!(decoder.is_done());
 //! assert_eq!(deltas.last(), Some(&Delta::stop(StopReason::Stop)));
 //! # Ok::<(), ProviderError>(())
@@ -151,8 +151,7 @@ mod wrapping;
 
 pub use anthropic::AnthropicMessages;
 pub use chat::{
-    CacheField, ChatCompletions, Files, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole,
-    ThinkingField, ToolChoices,
+    CacheField, ChatCompletions, Files, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices,
 };
 pub use effort::EffortWords;
 #[cfg(feature = "http")]
@@ -164,6 +163,7 @@ use serde_json::{Map, Value};
 
 use super::{Delta, ErrorKind, ProviderError, Request, UnsupportedAttachment};
 use crate::message::Attachment;
+use crate::setters::setters;
 
 /// A wire format: encodes requests, and creates decoders for their responses.
 pub trait Dialect: Send + Sync + 'static {
@@ -202,6 +202,7 @@ pub trait Dialect: Send + Sync + 'static {
 
 /// How the bytes of a response are divided into events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Framing {
     /// Server-sent events.
     Sse,
@@ -211,6 +212,7 @@ pub enum Framing {
 
 /// An encoded request: its JSON body, and warnings.
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct Encoded {
     /// The JSON body.
     pub body: Map<String, Value>,
@@ -218,8 +220,18 @@ pub struct Encoded {
     pub warnings: Vec<String>,
 }
 
+impl Encoded {
+    /// Creates an encoded request without warnings.
+    pub fn new(body: Map<String, Value>) -> Self {
+        Self { body, warnings: Vec::new() }
+    }
+}
+
+setters!(Encoded: with_warnings(warnings: Vec<String>));
+
 /// One event of a response, without its framing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Frame<'a> {
     /// The name of the event. It is empty if the framing has no names or the service sends none.
     pub event: &'a str,
@@ -228,6 +240,11 @@ pub struct Frame<'a> {
 }
 
 impl<'a> Frame<'a> {
+    /// Creates an event with this name, which may be empty, and this data.
+    pub const fn new(event: &'a str, data: &'a str) -> Self {
+        Self { event, data }
+    }
+
     /// Returns the name that the service gave the event, or an empty string if it gave none. Server-sent events without
     /// a name are called `message`, and some services write that name out. It counts as no name.
     pub fn name(&self) -> &'a str {

@@ -49,6 +49,8 @@ mod services;
 
 use std::time::Duration;
 
+use crate::setters::setters;
+
 pub use endpoint::{Endpoint, Preview};
 pub use framing::{Framer, Limits};
 pub use key::Auth;
@@ -59,6 +61,7 @@ pub use services::{AlibabaRegion, OpenRouter, RoutingSort};
 /// If a timeout expires, the request fails with an error of kind [`Timeout`](super::ErrorKind::Timeout) that names the
 /// timeout. The limit for a whole exchange is [`Options::timeout`](super::OptionFields::timeout).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Timeouts {
     /// The timeout for a connection, including TLS.
     pub connect: Duration,
@@ -66,6 +69,10 @@ pub struct Timeouts {
     pub first_byte: Duration,
     /// The timeout between two pieces of the response. Time during which the caller does not read does not count.
     pub between_chunks: Duration,
+}
+
+setters! {
+    Timeouts: with_connect(connect: Duration), with_first_byte(first_byte: Duration), with_between_chunks(between_chunks: Duration)
 }
 
 impl Default for Timeouts {

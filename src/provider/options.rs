@@ -242,6 +242,7 @@ fn members(pairs: impl IntoIterator<Item = (impl Into<String>, impl Into<Value>)
 /// How much a model reasons before it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ThinkingMode {
     /// Not at all, where that can be chosen.
     Off,
@@ -268,6 +269,7 @@ impl From<Effort> for ThinkingMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the names say it")]
+#[non_exhaustive]
 pub enum Effort {
     Minimal,
     Low,
@@ -279,6 +281,7 @@ pub enum Effort {
 /// Which tools a model may or must use.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum ToolChoice {
     /// As it likes.
     Auto,
@@ -293,6 +296,7 @@ pub enum ToolChoice {
 /// For how long a service should keep the prompt for the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum CacheHint {
     /// For minutes.
     Short,
@@ -303,6 +307,7 @@ pub enum CacheHint {
 /// What becomes of an attachment that the model can't take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
+#[non_exhaustive]
 pub enum UnsupportedAttachment {
     /// The request fails before it is sent.
     #[default]
@@ -318,6 +323,7 @@ pub enum UnsupportedAttachment {
 /// no object is put into one, or the answer is asked for as the input of a tool. All of that is undone in the answer,
 /// which is then checked against the schema as it is here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct OutputSchema {
     /// A name for it, which some services demand: at most 64 letters, digits, `_` and `-`.
     pub name: String,

@@ -158,6 +158,7 @@ struct Inner {
 
 /// The crashes that acknowledged writes survive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Durability {
     /// Writes survive a crash of the machine: every write is synced.
     #[default]

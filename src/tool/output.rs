@@ -19,6 +19,7 @@ use crate::{
 /// let image = ToolOutput::from(Attachment::base64("image/png", "iVBORw0KGgo="));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
 pub struct ToolOutput {
     /// The blocks that are sent to the model.
     pub blocks: Vec<ResultBlock>,

@@ -8,9 +8,11 @@ use super::{
     contain::{Contained, contained},
 };
 use crate::message::{ToolResult, ToolUse};
+use crate::setters::setters;
 
 /// The limits of one tool call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct ToolLimits {
     /// The time limit of the call, for tools without their own [`Tool::timeout`]. `Duration::MAX` means no limit.
     pub timeout: Duration,
@@ -19,6 +21,8 @@ pub struct ToolLimits {
     /// The result has a notice of this, within the limit if there is room for it.
     pub max_output: usize,
 }
+
+setters!(ToolLimits: with_timeout(timeout: Duration), with_max_output(max_output: usize));
 
 impl Default for ToolLimits {
     /// Two minutes and 256 KiB.

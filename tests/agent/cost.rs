@@ -16,7 +16,7 @@ use crate::{
 const MILLION: u64 = 1_000_000;
 
 fn input(millions: u64) -> Usage {
-    Usage { input: millions * MILLION, ..Usage::default() }
+    Usage::default().with_input(millions * MILLION)
 }
 
 fn priced(provider: &ScriptedProvider) -> Model {
@@ -27,12 +27,12 @@ fn priced(provider: &ScriptedProvider) -> Model {
 async fn turn_reports_the_cost_of_all_its_steps() {
     let looks = Step::new().usage(input(1)).then_tool_use("a", "look", json!({})).stop();
     // For the second answer the service reports the cost itself.
-    let told = Usage { cost: Some(0.5), ..input(10) };
+    let told = input(10).with_cost(0.5);
     let (provider, builder) = scripted([looks, Step::new().usage(told).then_text(["A cat."]).stop()]);
     let agent = builder.model(priced(&provider)).tool(noting("look", &Log::default())).start().await.unwrap();
     let mut events = agent.subscribe().await.unwrap();
     let response = agent.ask("Look").await.unwrap();
-    let whole = Usage { cost: Some(2.5), ..input(11) };
+    let whole = input(11).with_cost(2.5);
     assert_eq!(response.usage, whole);
     let mut steps = Vec::new();
     for event in run_events(&mut events).await {
@@ -61,7 +61,7 @@ async fn cancelled_run_reports_the_cost_of_its_usage() {
     agent.cancel().await.unwrap();
     for event in run_events(&mut events).await {
         if let Event::Cancelled { response, .. } = &*event {
-            assert_eq!(response.usage, Usage { cost: Some(6.0), ..input(3) });
+            assert_eq!(response.usage, input(3).with_cost(6.0));
             return;
         }
     }

@@ -267,7 +267,7 @@ async fn turn_timeout_while_tools_run_retries_the_step_before_them() {
         }
     });
     let hooks = Hooks::new().on_error(|_, _| ErrorDecision::Retry);
-    let limits = ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() };
+    let limits = ToolLimits::default().with_timeout(Duration::MAX);
     let builder = builder.turn_timeout(seconds(10)).tool(stall).tool_limits(limits).callbacks(hooks);
     let mut agent = Watched::start(builder).await;
     let events = agent.run("Hi").await;

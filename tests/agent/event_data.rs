@@ -18,12 +18,12 @@ use crate::{
 
 fn tool_use() -> ToolUse {
     let input = json!({ "z": 1, "a": [1.5, -0.0, u64::MAX, i64::MIN, null], "": { "type": "x" } });
-    ToolUse { malformed: Some("{".into()), signature: Some("s".into()), ..ToolUse::new("t1", "echo", input) }
+    ToolUse::new("t1", "echo", input).with_malformed("{").with_signature("s")
 }
 
 /// Events with awkward values that are built without a run.
 fn awkward_events() -> Vec<Event> {
-    let thinking = Thinking { text: "t".into(), signature: Some("s".into()), redacted: Some("r".into()) };
+    let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
     let attachment = Attachment::base64("image/png", "AAAA").named("a.png");
     let error = ProviderError::new(ErrorKind::RateLimit, "slow \u{2028} \"down\"")
         .with_status(429)
@@ -33,7 +33,7 @@ fn awkward_events() -> Vec<Event> {
     vec![
         Event::TextStart { index: 0 },
         Event::TextDelta { index: usize::MAX, delta: "a\u{0}b".into() },
-        Event::TextEnd { index: 1, content: Text { text: "x".into(), signature: Some(String::new()) } },
+        Event::TextEnd { index: 1, content: Text::new("x").with_signature(String::new()) },
         Event::ThinkingStart { index: 2 },
         Event::ThinkingDelta { index: 2, delta: String::new() },
         Event::ThinkingEnd { index: 2, content: thinking },

@@ -295,7 +295,7 @@ pub(crate) fn results(events: &[Arc<Event>]) -> Vec<(ToolResult, Option<serde_js
 
 /// A usage of `count` input tokens and `count` output tokens.
 pub(crate) fn tokens(count: u64) -> Usage {
-    Usage { input: count, output: count, ..Usage::default() }
+    Usage::default().with_input(count).with_output(count)
 }
 
 /// A tool that logs its calls as `name input` and answers `name done`.

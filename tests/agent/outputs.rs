@@ -148,7 +148,7 @@ async fn value_among_words_is_accepted_only_if_the_service_does_not_enforce_the_
         assert_eq!(agent.ask_as::<City>("A city?").await.unwrap(), oslo());
         assert_eq!(provider.requests().len(), 1);
     }
-    let enforced = MessageDelta { output_enforced: true, ..MessageDelta::default() };
+    let enforced = MessageDelta::default().with_output_enforced(true);
     let loose = Step::new().data(enforced).then_text([format!("It is {OSLO}")]).stop();
     let (provider, builder) = scripted([loose, Step::output(&serde_json::from_str(OSLO).unwrap())]);
     let agent = builder.start().await.unwrap();

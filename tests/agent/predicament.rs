@@ -134,7 +134,7 @@ pub fn hanging(name: &str, gate: &Gate) -> impl omni_agent::tool::Tool {
 }
 
 pub fn no_timeout() -> ToolLimits {
-    ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() }
+    ToolLimits::default().with_timeout(Duration::MAX)
 }
 
 /// Waits for a long time before each retry.

@@ -178,7 +178,7 @@ pub async fn set_out(agent: &Agent, at: At) {
 }
 
 pub fn tokens(output: u64) -> Usage {
-    Usage { output, ..Usage::default() }
+    Usage::default().with_output(output)
 }
 
 /// Sets a flag when it is dropped.
@@ -308,7 +308,7 @@ impl Provider for Rogue {
         self.0.requests.fetch_add(1, Ordering::SeqCst);
         let start = Ok(Delta::Start { index: 0, block: BlockStart::Text });
         let text = Ok(Delta::Extend { index: 0, part: Part::Text("Half".into()) });
-        let usage = MessageDelta { usage: Some(tokens(3)), ..MessageDelta::default() };
+        let usage = MessageDelta::default().with_usage(tokens(3));
         let head = stream::iter([start, text, Ok(Delta::Message(Box::new(usage)))]);
         let reached = self.0.reached.clone();
         Ok(match self.take() {

@@ -74,7 +74,7 @@ async fn resume_mid_run_backlog_then_live_without_gap() {
 
 #[tokio::test(start_paused = true)]
 async fn resume_from_an_evicted_or_foreign_id_one_resync_then_events() {
-    let limits = FeedLimits { replay: 300, ..FeedLimits::default() };
+    let limits = FeedLimits::default().with_replay(300);
     let agent = echoing([deltas(400), deltas(1)]).feed_limits(limits).start().await.unwrap();
     let first = agent.subscribe().await.unwrap().last_id();
     agent.ask("Hi").await.unwrap();
@@ -193,7 +193,7 @@ async fn flood_of_ready_deltas_prompt_reader_sees_every_event() {
 
 #[tokio::test]
 async fn flood_of_large_deltas_prompt_reader_sees_every_event() {
-    let limits = FeedLimits { bytes: 64 * 1024, ..FeedLimits::default() };
+    let limits = FeedLimits::default().with_bytes(64 * 1024);
     let piece = "x".repeat(1000);
     let step = Step::new().then_text((0..10_000).map(|_| piece.as_str())).stop();
     let agent = scripted([step]).1.feed_limits(limits).start().await.unwrap();
@@ -226,7 +226,7 @@ fn held(events: &[(Weak<Event>, usize)]) -> usize {
 async fn subscriber_stalled_bytes_held_are_bounded() {
     const LIMIT: usize = 256 * 1024;
     for replay in [1, 1024] {
-        let limits = FeedLimits { bytes: LIMIT, replay, ..FeedLimits::default() };
+        let limits = FeedLimits::default().with_bytes(LIMIT).with_replay(replay);
         let piece = "x".repeat(10_000);
         let step = Step::new().then_text((0..500).map(|_| piece.as_str())).stop();
         let (sender, mut receiver) = mpsc::channel(8);
@@ -265,7 +265,7 @@ async fn subscriber_stalled_bytes_held_are_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn subscriber_stalled_number_of_events_held_is_bounded() {
-    let limits = FeedLimits { replay: 512, ..FeedLimits::default() };
+    let limits = FeedLimits::default().with_replay(512);
     let (sender, mut receiver) = mpsc::channel(8);
     let builder = scripted([deltas(5000)]).1.feed_limits(limits).commit_channel(PollSender::new(sender));
     let agent = builder.start().await.unwrap();
@@ -284,7 +284,7 @@ async fn subscriber_stalled_number_of_events_held_is_bounded() {
 
 #[tokio::test(start_paused = true)]
 async fn set_state_large_histories_often_bytes_held_are_bounded() {
-    let limits = FeedLimits { bytes: 256 * 1024, ..FeedLimits::default() };
+    let limits = FeedLimits::default().with_bytes(256 * 1024);
     let agent = echoing([]).feed_limits(limits).start().await.unwrap();
     let _stalled = agent.subscribe().await.unwrap();
     let mut messages = Vec::new();

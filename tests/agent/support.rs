@@ -59,7 +59,7 @@ pub(crate) fn name(event: &Event) -> String {
     match event {
         Event::Message { message, .. } => match message.role {
             Role::User => "message(user)".into(),
-            Role::Assistant => "message(assistant)".into(),
+            _ => "message(assistant)".into(),
         },
         Event::Turn(TurnOutcome::Stop { .. }) => "turn(stop)".into(),
         Event::Turn(_) => "turn(continue)".into(),

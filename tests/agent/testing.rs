@@ -113,8 +113,8 @@ async fn step_ends_with_its_stop_reason() {
 
 #[tokio::test(start_paused = true)]
 async fn step_reports_usage_and_data() {
-    let usage = Usage { input: 3, output: 4, ..Usage::default() };
-    let data = MessageDelta { model: Some("m-1".into()), ..MessageDelta::default() };
+    let usage = Usage::default().with_input(3).with_output(4);
+    let data = MessageDelta::default().with_model("m-1");
     let provider = ScriptedProvider::new([Step::new().data(data).then_text(["Hi"]).usage(usage).stop()]);
     let answer = provider.model().generate(Request::prompt("Hi")).await.unwrap();
     assert_eq!((answer.usage, answer.model.as_deref()), (usage, Some("m-1")));

@@ -165,7 +165,7 @@ async fn tool_timeout_becomes_an_error_result_and_does_not_affect_the_others() {
         })
     };
     let sleep = rest("sleep").with_timeout(Duration::from_secs(10));
-    let limits = ToolLimits { timeout: Duration::from_secs(5), ..ToolLimits::default() };
+    let limits = ToolLimits::default().with_timeout(Duration::from_secs(5));
     let mut agent = Watched::start(builder.tool(rest("nap")).tool(sleep).tool_limits(limits)).await;
     let start = tokio::time::Instant::now();
     let events = agent.run("Go").await;
@@ -195,7 +195,7 @@ async fn tool_timeout_cancels_only_its_context() {
         Ok(context.is_cancelled().to_string())
     });
     let stall = stall.with_timeout(Duration::from_secs(5));
-    let limits = ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() };
+    let limits = ToolLimits::default().with_timeout(Duration::MAX);
     let mut agent = Watched::start(builder.tool(stall).tool(wait).tool_limits(limits)).await;
     let events = agent.run("Go").await;
     assert_eq!((cancelled.all(), results(&events)[1].0.text()), (vec!["a".to_owned()], "false".into()));
@@ -205,7 +205,7 @@ async fn tool_timeout_cancels_only_its_context() {
 async fn tool_output_is_capped_by_the_limit_of_the_agent() {
     let (provider, builder) = scripted([Step::tool_use("a", "long", json!({})), Step::text("Done")]);
     let long = tool_fn("long", "Long.", |_: Value, _| async move { Ok("x".repeat(100_000)) });
-    let limits = ToolLimits { max_output: 1000, ..ToolLimits::default() };
+    let limits = ToolLimits::default().with_max_output(1000);
     let mut agent = Watched::start(builder.tool(long).tool_limits(limits)).await;
     let events = agent.run("Go").await;
     let result = &results(&events)[0].0;

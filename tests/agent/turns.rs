@@ -400,11 +400,7 @@ async fn pause_stop_reason_sends_the_answer_back_and_continues() {
 #[tokio::test(start_paused = true)]
 async fn response_has_the_model_name_of_the_service_and_its_warnings() {
     let told = |model: &str, warning: &str| {
-        let data = MessageDelta {
-            model: Some(model.into()),
-            warnings: vec![warning.into()],
-            ..MessageDelta::default()
-        };
+        let data = MessageDelta::default().with_model(model).with_warnings(vec![warning.into()]);
         Step::new().delta(Delta::Message(Box::new(data)))
     };
     let (_, builder) = scripted([

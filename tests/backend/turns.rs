@@ -58,7 +58,7 @@ async fn tool_activity_is_shown_and_kept_but_not_executed() {
         .event(BackendEvent::Plan(json!(["look", "tell"])))
         .event(BackendEvent::ToolResult(ToolResult::ok(&shell, "a file")))
         .text("it is.")
-        .event(BackendEvent::Usage(Usage { output: 7, ..Usage::default() }))
+        .event(BackendEvent::Usage(Usage::default().with_output(7)))
         .event(BackendEvent::Result(
             TurnResult::new(StopReason::ToolUse).with_model("m-1").with_warning("w"),
         ));

@@ -61,8 +61,8 @@ impl Format {
             Self::Messages => Box::new(AnthropicMessages::default()),
             Self::Chat => Box::new(ChatCompletions::openai().with_reasoning(ReasoningReturn::Details)),
             Self::Responses => Box::new(OpenAiResponses::openai()),
-            Self::Gemini => Box::new(GoogleGemini),
-            Self::Ollama => Box::new(OllamaChat),
+            Self::Gemini => Box::new(GoogleGemini::default()),
+            Self::Ollama => Box::new(OllamaChat::default()),
         }
     }
 
@@ -83,7 +83,7 @@ impl Format {
             Self::Gemini => (Endpoint::google(), "gemini-3-pro-preview"),
             Self::Ollama => (Endpoint::ollama_at(""), "qwen3"),
         };
-        let timeouts = Timeouts { between_chunks: PATIENCE, ..Timeouts::default() };
+        let timeouts = Timeouts::default().with_between_chunks(PATIENCE);
         let endpoint = endpoint.with_base_url(url).with_key("sk-test").with_timeouts(timeouts);
         // The formats are tested here, without the catalogue's knowledge of these models.
         Model::new(Arc::new(change(endpoint)), id).with_info(ModelInfo::new(id))

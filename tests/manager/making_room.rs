@@ -162,7 +162,7 @@ async fn several_sessions_refuse_to_sleep_each_is_asked_again_after_a_change() {
 // ---- tools that open sessions ----
 
 fn without_time_limit() -> ToolLimits {
-    ToolLimits { timeout: Duration::MAX, ..ToolLimits::default() }
+    ToolLimits::default().with_timeout(Duration::MAX)
 }
 
 /// An agent whose tool opens another session, and whose model receives the result.

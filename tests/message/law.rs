@@ -40,7 +40,7 @@ fn obeys_but_for_the_end(history: &History) -> bool {
     let messages: Vec<_> = history.iter().collect();
     let placed = messages.iter().all(|message| match message.role {
         Role::User => used(message).is_empty(),
-        Role::Assistant => answered(message).is_empty(),
+        _ => answered(message).is_empty(),
     });
     let distinct = messages.iter().all(|message| used(message).windows(2).all(|pair| pair[0] != pair[1]));
     let first = messages.first().is_none_or(|first| answered(first).is_empty());

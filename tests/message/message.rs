@@ -80,9 +80,9 @@ fn is_native_to_is_true_for_the_format_that_produced_it() {
 #[test]
 fn thinking_is_signed_by_signature_or_redaction() {
     assert!(!Thinking::new("hm").is_signed());
-    assert!(!Thinking { signature: Some(String::new()), ..Thinking::default() }.is_signed());
-    assert!(Thinking { signature: Some("s".into()), ..Thinking::default() }.is_signed());
-    assert!(Thinking { redacted: Some("r".into()), ..Thinking::default() }.is_signed());
+    assert!(!Thinking::default().with_signature(String::new()).is_signed());
+    assert!(Thinking::default().with_signature("s").is_signed());
+    assert!(Thinking::default().with_redacted("r").is_signed());
 }
 
 #[test]
@@ -112,8 +112,8 @@ fn weight_counts_every_string() {
         Text::new(long()).into(),
         signed_text.into(),
         Thinking::new(long()).into(),
-        Thinking { signature: Some(long()), ..Thinking::default() }.into(),
-        Thinking { redacted: Some(long()), ..Thinking::default() }.into(),
+        Thinking::default().with_signature(long()).into(),
+        Thinking::default().with_redacted(long()).into(),
         Attachment::base64("image/png", long()).into(),
         Attachment::url("image/png", long()).into(),
         Attachment::url(long(), "u").into(),
@@ -127,8 +127,8 @@ fn weight_counts_every_string() {
         ToolResult::ok(&ToolUse::new(long(), "b", json!({})), "").into(),
         ToolResult::ok(&tool_use, long()).into(),
         signed_result.into(),
-        ProviderItem { format: long(), data: json!(null) }.into(),
-        ProviderItem { format: String::new(), data: json!([{ "x": long() }]) }.into(),
+        ProviderItem::new(long(), json!(null)).into(),
+        ProviderItem::new(String::new(), json!([{ "x": long() }])).into(),
     ];
     for block in blocks {
         let debug = format!("{block:?}").replace("xxx", "");
@@ -169,20 +169,17 @@ fn usage() -> impl Strategy<Value = Usage> {
     let count = || prop_oneof![0u64..1000, Just(u64::MAX), any::<u64>()];
     let cost = proptest::option::of((0u32..1000).prop_map(f64::from));
     (count(), count(), count(), count(), count(), cost).prop_map(
-        |(input, cache_read, cache_write, output, reasoning, cost)| Usage {
-            input,
-            cache_read,
-            cache_write,
-            output,
-            reasoning,
-            cost,
+        |(input, cache_read, cache_write, output, reasoning, cost)| {
+            let usage =
+                Usage::default().with_input(input).with_cache_read(cache_read).with_cache_write(cache_write);
+            usage.with_output(output).with_reasoning(reasoning).with_cost(cost)
         },
     )
 }
 
 #[test]
 fn usage_sum_has_a_cost_if_one_side_has() {
-    let cost = |cost| Usage { cost, ..Usage::default() };
+    let cost = |cost: Option<f64>| Usage::default().with_cost(cost);
     assert_eq!((cost(None) + cost(None)).cost, None);
     assert_eq!((cost(Some(1.5)) + cost(None)).cost, Some(1.5));
     assert_eq!((cost(Some(1.5)) + cost(Some(0.5))).cost, Some(2.0));
@@ -190,8 +187,12 @@ fn usage_sum_has_a_cost_if_one_side_has() {
 
 #[test]
 fn usage_totals_do_not_count_reasoning_twice() {
-    let usage =
-        Usage { input: 1, cache_read: 10, cache_write: 100, output: 1000, reasoning: 900, cost: None };
+    let usage = Usage::default()
+        .with_input(1)
+        .with_cache_read(10)
+        .with_cache_write(100)
+        .with_output(1000)
+        .with_reasoning(900);
     assert_eq!((usage.prompt(), usage.total()), (111, 1111));
 }
 
@@ -224,7 +225,7 @@ fn any_cost() -> impl Strategy<Value = Option<f64>> {
 proptest! {
     #[test]
     fn usage_sum_of_any_costs_is_finite_or_unknown(costs in prop::collection::vec(any_cost(), 0..8)) {
-        let usage = |cost| Usage { cost, ..Usage::default() };
+        let usage = |cost: Option<f64>| Usage::default().with_cost(cost);
         let sum: Usage = costs.iter().map(|cost| usage(*cost)).sum();
         prop_assert!(sum.cost.is_none_or(f64::is_finite), "{:?}", sum.cost);
         prop_assert_eq!(sum, sum);

@@ -43,8 +43,7 @@ fn golden() -> Vec<(Content, &'static str)> {
         text.signature = Some("sig".into());
         text
     };
-    let thinking =
-        Thinking { signature: Some("sig".into()), redacted: Some("xyz".into()), ..Thinking::new("hm") };
+    let thinking = Thinking::new("hm").with_signature("sig").with_redacted("xyz");
     let mut noted = Attachment::base64("image/png", "aGk=").named("hi.png");
     noted.metadata.insert("width".into(), json!(2));
     let tool_use = ToolUse::new("t1", "add", json!({ "z": 1, "a": [2.5, null], "m": { "y": 1, "b": 2 } }));
@@ -83,7 +82,7 @@ fn golden() -> Vec<(Content, &'static str)> {
             r#"{"type":"tool_result","tool_use_id":"t1","name":"add","content":[{"type":"text","text":"no"}],"is_error":true}"#,
         ),
         (
-            ProviderItem { format: "responses".into(), data: json!({ "type": "reasoning", "id": 7 }) }.into(),
+            ProviderItem::new("responses", json!({ "type": "reasoning", "id": 7 })).into(),
             r#"{"type":"provider_item","format":"responses","data":{"type":"reasoning","id":7}}"#,
         ),
     ]
@@ -113,14 +112,17 @@ fn message_encodes_to_the_stored_format() {
 
 #[test]
 fn usage_encodes_to_the_stored_format() {
-    let usage = Usage { input: 1, cache_read: 2, cache_write: 3, output: 4, reasoning: 1, cost: Some(0.5) };
+    let usage = Usage::default()
+        .with_input(1)
+        .with_cache_read(2)
+        .with_cache_write(3)
+        .with_output(4)
+        .with_reasoning(1)
+        .with_cost(0.5);
     let json = r#"{"input":1,"cache_read":2,"cache_write":3,"output":4,"reasoning":1,"cost":0.5}"#;
     assert_eq!(to_string(&usage).unwrap(), json);
     assert_eq!(from_str::<Usage>(json).unwrap(), usage);
-    assert_eq!(
-        from_str::<Usage>(r#"{"output":4,"new":{}}"#).unwrap(),
-        Usage { output: 4, ..Usage::default() }
-    );
+    assert_eq!(from_str::<Usage>(r#"{"output":4,"new":{}}"#).unwrap(), Usage::default().with_output(4));
 }
 
 #[test]

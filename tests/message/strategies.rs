@@ -95,7 +95,7 @@ pub(crate) fn content() -> impl Strategy<Value = Content> {
         attachment().prop_map(Content::from),
         tool_use().prop_map(Content::from),
         tool_result().prop_map(Content::from),
-        (text(), value()).prop_map(|(format, data)| ProviderItem { format, data }.into()),
+        (text(), value()).prop_map(|(format, data)| ProviderItem::new(format, data).into()),
     ]
 }
 

@@ -160,5 +160,8 @@ async fn answer_with_thinking_is_decoded() {
     let answer = answer.unwrap();
     assert!(matches!(&answer.message.content[0], Content::Thinking(thinking) if thinking.text == "Hm."));
     assert_eq!(answer.message.text(), "Ja.");
-    assert_eq!(answer.usage, Usage { input: 7, cache_read: 3, output: 7, reasoning: 5, ..Usage::default() });
+    assert_eq!(
+        answer.usage,
+        Usage::default().with_input(7).with_cache_read(3).with_output(7).with_reasoning(5)
+    );
 }

@@ -72,7 +72,7 @@ pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     for event in events {
         let data = event.to_string();
         let event = event["type"].as_str().unwrap_or_default();
-        decoder.decode(Frame { event, data: &data }, &mut deltas)?;
+        decoder.decode(Frame::new(event, &data), &mut deltas)?;
     }
     Ok(deltas)
 }

@@ -14,8 +14,9 @@ use serde_json::{Map, Value, json};
 use crate::anthropic::{encode, messages, tools};
 
 fn thinking(text: &str, signature: Option<&str>, redacted: Option<&str>) -> Content {
-    let (signature, redacted) = (signature.map(str::to_owned), redacted.map(str::to_owned));
-    Thinking { text: text.into(), signature, redacted }.into()
+    let mut thinking = Thinking::new(text);
+    (thinking.signature, thinking.redacted) = (signature.map(str::to_owned), redacted.map(str::to_owned));
+    thinking.into()
 }
 
 fn written_by(format: &str, mut message: Message) -> Message {
@@ -149,9 +150,7 @@ fn encode_bound_thinking_is_omitted_without_a_binding_that_allows_dropping_it() 
 
 #[test]
 fn encode_server_tool_use_without_a_result_is_omitted() {
-    let item = |data: &Value| {
-        Content::from(ProviderItem { format: "anthropic_messages".into(), data: data.clone() })
-    };
+    let item = |data: &Value| Content::from(ProviderItem::new("anthropic_messages", data.clone()));
     let used = |kind: &str, id: &str| json!({"type": kind, "id": id, "name": "web_search", "input": {}});
     let result = |kind: &str, id: &str| json!({"type": kind, "tool_use_id": id, "content": []});
     let (search, mcp) = (used("server_tool_use", "srvtoolu_1"), used("mcp_tool_use", "mcptoolu_1"));
@@ -192,8 +191,8 @@ fn encode_server_tool_use_without_a_result_is_omitted() {
 fn encode_server_tool_that_waits_for_a_tool_of_the_application_is_kept() {
     let code = json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "code_execution", "input": {}});
     let caller = json!({"type": "code_execution_20250825", "tool_id": "srvtoolu_1"});
-    let call = ToolUse { signature: Some(caller.to_string()), ..tool_use("toolu_1") };
-    let item = ProviderItem { format: "anthropic_messages".into(), data: code.clone() };
+    let call = tool_use("toolu_1").with_signature(caller.to_string());
+    let item = ProviderItem::new("anthropic_messages", code.clone());
     let answer =
         written_by("anthropic_messages", Message::assistant(vec![Content::from(item), call.clone().into()]));
     let result = Message::user(Content::from(ToolResult::ok(&call, "rain")));
@@ -220,8 +219,8 @@ fn encode_answer_that_ends_in_thinking_omits_that_thinking() {
 #[test]
 fn encode_provider_items_are_sent_back_unchanged_and_only_to_their_own_format() {
     let data = json!({"type": "mcp_tool_use", "id": "m.1", "b": null, "a": [1.5, {"z": ""}]});
-    let own = ProviderItem { format: "anthropic_messages".into(), data: data.clone() };
-    let foreign = ProviderItem { format: "openai_responses".into(), data: json!({"type": "reasoning"}) };
+    let own = ProviderItem::new("anthropic_messages", data.clone());
+    let foreign = ProviderItem::new("openai_responses", json!({"type": "reasoning"}));
     let message = Message::assistant(vec![Content::from(own), foreign.into(), "ok".into()]);
     let encoded = messages([Message::user("a"), message]);
     assert_eq!(encoded[1]["content"], json!([data, text("ok")]));
@@ -230,8 +229,8 @@ fn encode_provider_items_are_sent_back_unchanged_and_only_to_their_own_format() 
 
 #[test]
 fn encode_signatures_of_other_formats_are_not_sent_as_citations() {
-    let signed = Text { text: "t".into(), signature: Some("b64sig==".into()) };
-    let caller = ToolUse { signature: Some("{\"type\":\"x\"}".into()), ..tool_use("1") };
+    let signed = Text::new("t").with_signature("b64sig==");
+    let caller = tool_use("1").with_signature("{\"type\":\"x\"}");
     let message = written_by("google_gemini", Message::assistant(vec![Content::from(signed.clone())]));
     assert_eq!(messages([message])[0]["content"], json!([text("t")]));
     assert_eq!(messages([Message::assistant(vec![signed])])[0]["content"], json!([text("t")]));

@@ -14,7 +14,7 @@ use crate::anthropic::{answer, block, decode, delta, end, fold, start, stop};
 
 fn feed(decoder: &mut dyn Decoder, event: &str, data: &str) -> Vec<Delta> {
     let mut deltas = Vec::new();
-    decoder.decode(Frame { event, data }, &mut deltas).unwrap();
+    decoder.decode(Frame::new(event, data), &mut deltas).unwrap();
     deltas
 }
 
@@ -41,25 +41,20 @@ fn text_block() -> [Value; 3] {
 fn decode_plain_answer_gives_one_delta_per_event() {
     let [opened, grown, ended] = text_block();
     let [reason, last] = end("end_turn");
-    let usage = Usage { input: 10, output: 1, ..Usage::default() };
+    let usage = Usage::default().with_input(10).with_output(1);
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut next = |event: &Value| feed(&mut *decoder, event["type"].as_str().unwrap(), &event.to_string());
-    let message = MessageDelta {
-        model: Some("claude-sonnet-4-5".into()),
-        usage: Some(usage),
-        provider_data: Map::from_iter([("anthropic_messages".into(), json!({"id": "msg_1"}))]),
-        ..MessageDelta::default()
-    };
+    let message = MessageDelta::default()
+        .with_model("claude-sonnet-4-5")
+        .with_usage(usage)
+        .with_provider_data(Map::from_iter([("anthropic_messages".into(), json!({"id": "msg_1"}))]));
     assert_eq!(next(&start()), [Delta::Message(Box::new(message))]);
     assert_eq!(next(&json!({"type": "ping"})), []);
     assert_eq!(next(&opened), [Delta::Start { index: 0, block: BlockStart::Text }]);
     assert_eq!(next(&grown), [extend(0, Part::Text("Hi".into()))]);
     assert_eq!(next(&ended), [Delta::End { index: 0 }]);
-    let message = MessageDelta {
-        stop_reason: Some(StopReason::Stop),
-        usage: Some(Usage { output: 20, ..usage }),
-        ..MessageDelta::default()
-    };
+    let message =
+        MessageDelta::default().with_stop_reason(StopReason::Stop).with_usage(usage.with_output(20));
     assert_eq!(next(&reason), [Delta::Message(Box::new(message))]);
     assert_eq!(next(&last), []);
     assert!(decoder.is_done());
@@ -110,15 +105,14 @@ fn decode_block_that_starts_with_content_keeps_it() {
         ],
         "end_turn",
     );
-    let thinking =
-        |text: &str, signature: &str| Thinking { signature: Some(signature.into()), ..Thinking::new(text) };
+    let thinking = |text: &str, signature: &str| Thinking::new(text).with_signature(signature);
     assert_eq!(
         folded.message.content,
         [
             Content::from(thinking("Hmm", "s1")),
             thinking("", "new").into(),
             Text::new("Hello").into(),
-            Thinking { redacted: Some("x".into()), ..Thinking::default() }.into(),
+            Thinking::default().with_redacted("x").into(),
         ]
     );
 }
@@ -178,7 +172,7 @@ fn decode_tool_use_with_a_direct_caller_has_no_signature() {
 
 #[test]
 fn decode_unknown_blocks_become_items_with_the_content_of_their_deltas() {
-    let item = |data: Value| Content::from(ProviderItem { format: "anthropic_messages".into(), data });
+    let item = |data: Value| Content::from(ProviderItem::new("anthropic_messages", data));
     let folded = answer(
         [
             block(
@@ -236,8 +230,7 @@ fn decode_start_with_content_contributes_its_blocks_and_stop_reason() {
 
     let folded = fold(decode(&[begin.clone(), stop.clone()]).unwrap());
     assert_eq!(folded.stop_reason, StopReason::ToolUse);
-    let look =
-        ToolUse { signature: Some(caller.to_string()), ..ToolUse::new("toolu_1", "look", json!({"id": 1})) };
+    let look = ToolUse::new("toolu_1", "look", json!({"id": 1})).with_signature(caller.to_string());
     let expected = [
         Content::from(ProviderItem::new("anthropic_messages", result)),
         look.into(),
@@ -263,7 +256,7 @@ fn decode_repeated_start_of_the_same_message_counts_once() {
     let [reason, last] = end("end_turn");
     let folded = fold(decode(&[start(), again, opened, grown, ended, reason, last]).unwrap());
     assert_eq!(folded.message.text(), "Hi");
-    assert_eq!(folded.usage, Usage { input: 11, output: 20, ..Usage::default() });
+    assert_eq!(folded.usage, Usage::default().with_input(11).with_output(20));
 }
 
 #[test]
@@ -308,9 +301,9 @@ fn decode_usage_takes_totals_and_keeps_omitted_counts() {
             _ => None,
         })
         .collect();
-    let first = Usage { input: 5, cache_read: 100, cache_write: 30, output: 2, ..Usage::default() };
-    let last = Usage { input: 7, output: 40, reasoning: 25, ..first };
-    assert_eq!(told, [first, Usage { output: 9, ..first }, last]);
+    let first = Usage::default().with_input(5).with_cache_read(100).with_cache_write(30).with_output(2);
+    let last = first.with_input(7).with_output(40).with_reasoning(25);
+    assert_eq!(told, [first, first.with_output(9), last]);
 }
 
 #[test]
@@ -422,7 +415,7 @@ fn decode_opaque_item_above_the_limit_is_an_error_and_emits_nothing() {
     let event = delta(0, json!({"type": "input_json_delta", "partial_json": piece})).to_string();
     let mut deltas = Vec::new();
     let failed = (0..=Fold::LIMIT / piece.len())
-        .find_map(|_| decoder.decode(Frame { event: "", data: &event }, &mut deltas).err());
+        .find_map(|_| decoder.decode(Frame::new("", &event), &mut deltas).err());
     assert_eq!(failed.unwrap().kind, ErrorKind::Decoding);
     assert_eq!(deltas, []);
 }

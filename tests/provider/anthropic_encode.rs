@@ -406,10 +406,12 @@ fn encode_extra_and_timeout_are_left_to_the_endpoint() {
 #[test]
 fn encode_cache_mark_is_on_the_last_block_that_may_carry_it() {
     let mut assistant = Message::assistant("Hello");
-    assistant.content.push(omni_agent::message::Content::ProviderItem(omni_agent::message::ProviderItem {
-        format: "anthropic_messages".into(),
-        data: json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}),
-    }));
+    assistant.content.push(omni_agent::message::Content::ProviderItem(
+        omni_agent::message::ProviderItem::new(
+            "anthropic_messages",
+            json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {}}),
+        ),
+    ));
     let request = Request::new([Message::user("Hi"), assistant].into_iter().collect())
         .with_options(Options::default().with_cache(CacheHint::Short));
     assert_eq!(

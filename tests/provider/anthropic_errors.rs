@@ -14,10 +14,10 @@ fn failure(event: &str, data: &str) -> ProviderError {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     for event in [start(), block(0, json!({"type": "text"}))] {
-        decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
+        decoder.decode(Frame::new("", &event.to_string()), &mut deltas).unwrap();
     }
     let before = deltas.len();
-    let error = decoder.decode(Frame { event, data }, &mut deltas).unwrap_err();
+    let error = decoder.decode(Frame::new(event, data), &mut deltas).unwrap_err();
     assert_eq!(deltas.len(), before, "an event that fails emits no delta");
     error
 }
@@ -140,7 +140,7 @@ fn decode_more_blocks_than_the_limit_is_a_decoding_error() {
     let mut fold = Fold::default();
     let mut feed = |event: Value| {
         let mut deltas = Vec::new();
-        decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas)?;
+        decoder.decode(Frame::new("", &event.to_string()), &mut deltas)?;
         deltas.into_iter().try_for_each(|delta| fold.apply(delta))
     };
     feed(start()).unwrap();
@@ -216,7 +216,7 @@ fn decode_error_in_event_named_message_is_that_error() {
         ] {
             let mut decoder = AnthropicMessages::default().decoder(&Request::default());
             let frame = data.to_string();
-            let failed = decoder.decode(Frame { event: name, data: &frame }, &mut Vec::new()).unwrap_err();
+            let failed = decoder.decode(Frame::new(name, &frame), &mut Vec::new()).unwrap_err();
             assert_eq!(
                 (failed.kind, failed.retryable),
                 (ErrorKind::ContextTooLong, false),
@@ -235,6 +235,6 @@ fn decode_answer_in_events_named_message_is_that_answer() {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     let whole = json!({"type": "message", "role": "assistant", "content": [{"type": "text", "text": "Hi"}], "error": null});
-    decoder.decode(Frame { event: "message", data: &whole.to_string() }, &mut deltas).unwrap();
+    decoder.decode(Frame::new("message", &whole.to_string()), &mut deltas).unwrap();
     decoder.end(&mut deltas).unwrap();
 }

@@ -33,7 +33,7 @@ fn decode_whole_answer_in_one_object_is_complete() {
     assert_eq!(
         folded.message.content,
         [
-            Content::from(Thinking { signature: Some("s".into()), ..Thinking::new("Hm.") }),
+            Content::from(Thinking::new("Hm.").with_signature("s")),
             Text::new("Let me see.").into(),
             ProviderItem::new("anthropic_messages", search).into(),
             ToolUse::new("t1", "weather", json!({"city": "Rome"})).into(),
@@ -41,7 +41,7 @@ fn decode_whole_answer_in_one_object_is_complete() {
         ]
     );
     assert_eq!((folded.stop_reason, folded.model.as_deref()), (StopReason::ToolUse, Some("m")));
-    assert_eq!(folded.usage, Usage { input: 5, output: 9, ..Usage::default() });
+    assert_eq!(folded.usage, Usage::default().with_input(5).with_output(9));
     assert_eq!(folded.message.provider_data["anthropic_messages"]["id"], "msg_1");
 }
 

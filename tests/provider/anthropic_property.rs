@@ -69,7 +69,7 @@ proptest! {
             let name = if named { event["type"].as_str().unwrap_or_default() } else { "" };
             let mut deltas = Vec::new();
             // An event that fails returns an error. The test continues after it, to reach more states.
-            let _ = decoder.decode(Frame { event: name, data: &data }, &mut deltas);
+            let _ = decoder.decode(Frame::new(name, &data), &mut deltas);
             for delta in deltas {
                 prop_assert_eq!(fold.apply(delta), Ok(()));
             }
@@ -95,7 +95,7 @@ proptest! {
     ) {
         let mut decoder = AnthropicMessages::default().decoder(&Request::default());
         for (event, data) in frames {
-            let _ = decoder.decode(Frame { event, data: &data }, &mut Vec::new());
+            let _ = decoder.decode(Frame::new(event, &data), &mut Vec::new());
         }
     }
 

@@ -177,7 +177,8 @@ async fn answer_on_several_lines_is_read_in_json_lines() {
 #[tokio::test]
 async fn first_line_without_an_end_is_bounded_in_json_lines() {
     for open in ["{", "{\n", " "] {
-        let limits = Limits { line: 1000, event: 1000, body: 10_000, error_body: 1000 };
+        let limits =
+            Limits::default().with_line(1000).with_event(1000).with_body(10_000).with_error_body(1000);
         let endpoint = Wire::Ollama.endpoint("http://localhost").with_limits(limits);
         let reply = Reply::ndjson().piece(open).forever(vec![b' '; 100]);
         let error = exchange(&endpoint, "m", Request::prompt("Hi"), reply).await.1.unwrap_err();

@@ -62,8 +62,9 @@ fn from_models_dev_of_a_real_entry_reads_everything_known() {
     let price = info.price.as_ref().unwrap();
     assert_eq!((price.rates.input, price.rates.output, price.rates.reasoning), (2.0, 12.5, Some(13.0)));
     assert_eq!((price.rates.cache_read, price.rates.cache_write), (Some(0.2), Some(3.0)));
-    let [tier] = &price.tiers[..] else { panic!("{price:?}") };
-    assert_eq!((tier.above, tier.rates.input, tier.rates.cache_read), (300_000, 4.0, Some(0.4)));
+    assert_eq!(price.tiers.len(), 1);
+    let (above, rates) = price.tiers.first_key_value().unwrap();
+    assert_eq!((*above, rates.input, rates.cache_read), (300_000, 4.0, Some(0.4)));
 }
 
 #[test]
@@ -81,7 +82,8 @@ fn from_models_dev_of_older_shapes_is_read() {
         "cost": {"input": 1, "output": 2, "context_over_200k": {"input": 3, "output": 4}}}));
     assert_eq!((info.tools, info.context_window), (Some(false), Some(1_000_000)));
     let price = info.price.unwrap();
-    assert_eq!((price.tiers[0].above, price.tiers[0].rates.output), (200_000, 4.0));
+    let tier = price.tiers.first_key_value();
+    assert_eq!(tier.map(|(above, rates)| (*above, rates.output)), Some((200_000, 4.0)));
 }
 
 #[test]
@@ -90,7 +92,7 @@ fn from_models_dev_of_tiers_by_another_measure_skips_them() {
     let price = entry(&json!({"cost": {"input": 1, "output": 2, "tiers": [
         by(json!({"type": "context", "size": 9})), by(json!({"type": "hour", "size": 3})),
         by(json!({"size": 5})), by(json!({"type": "context"})), {"input": 1, "output": 1}]}}));
-    let bounds: Vec<u64> = price.price.unwrap().tiers.iter().map(|tier| tier.above).collect();
+    let bounds: Vec<u64> = price.price.unwrap().tiers.into_keys().collect();
     assert_eq!(bounds, [5, 9]);
 }
 
@@ -167,7 +169,7 @@ fn from_models_dev_maps_providers_and_their_cache_prices_and_modalities() {
     assert!(catalogue.get("moonshotai", "m").is_none());
     assert_eq!(get("moonshot").price.as_ref().unwrap().rates.cache_write_long, None);
     let price = get("anthropic").price.as_ref().unwrap();
-    assert_eq!((price.rates.cache_write_long, price.tiers[0].rates.cache_write_long), (Some(2.0), Some(8.0)));
+    assert_eq!((price.rates.cache_write_long, price.tiers[&10].cache_write_long), (Some(2.0), Some(8.0)));
     let claude =
         json!({"models": {"m": model, "claude-opus-4-8": model, "anthropic/claude-opus-4.8": model}});
     let (resold, _) = read(&json!({"opencode": claude, "openrouter": claude}));

@@ -19,7 +19,7 @@ pub(crate) fn deltas_of<S: AsRef<str>>(
     let mut decoder = chat.decoder(&Request::default());
     let mut deltas = Vec::new();
     for data in events {
-        decoder.decode(Frame { event: "", data: data.as_ref() }, &mut deltas)?;
+        decoder.decode(Frame::new("", data.as_ref()), &mut deltas)?;
     }
     decoder.end(&mut deltas)?;
     Ok(deltas)

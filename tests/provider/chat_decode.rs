@@ -112,7 +112,7 @@ fn decode_events_after_done_are_ignored() {
     let mut decoder = chat.decoder(&Request::default());
     let mut deltas = Vec::new();
     let mut feed = |data: &str, deltas: &mut Vec<Delta>| {
-        decoder.decode(Frame { event: "", data }, deltas).unwrap();
+        decoder.decode(Frame::new("", data), deltas).unwrap();
         decoder.is_done()
     };
     assert!(!feed(&delta(json!({"content": "x"})).to_string(), &mut deltas));
@@ -213,7 +213,7 @@ fn decode_finish_reason_maps_to_stop_reason() {
 
 #[test]
 fn decode_usage_with_details_splits_the_prompt() {
-    let expected = Usage { input: 60, cache_read: 40, output: 30, reasoning: 20, ..Usage::default() };
+    let expected = Usage::default().with_input(60).with_cache_read(40).with_output(30).with_reasoning(20);
     assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 30, "total_tokens": 130,
             "prompt_tokens_details": {"cached_tokens": 40, "audio_tokens": 0},
@@ -223,13 +223,19 @@ fn decode_usage_with_details_splits_the_prompt() {
     // DeepSeek and Moonshot use these names.
     for cached in ["prompt_cache_hit_tokens", "cached_tokens"] {
         let told = usage(json!({"prompt_tokens": 100, "completion_tokens": 30, cached: 40}));
-        assert_eq!(told, Usage { reasoning: 0, ..expected }, "{cached}");
+        assert_eq!(told, expected.with_reasoning(0), "{cached}");
     }
     // OpenRouter uses these names.
     assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 30, "cost": 0.25,
             "prompt_tokens_details": {"cached_tokens": 40, "cache_write_tokens": 10}})),
-        Usage { input: 50, cache_read: 40, cache_write: 10, output: 30, reasoning: 0, cost: Some(0.25) }
+        Usage::default()
+            .with_input(50)
+            .with_cache_read(40)
+            .with_cache_write(10)
+            .with_output(30)
+            .with_reasoning(0)
+            .with_cost(0.25)
     );
 }
 
@@ -371,9 +377,9 @@ fn decode_error_event_is_an_error() {
     let mut decoder = ChatCompletions::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     let data = r#"{"error":{"message":"Input is too long","code":"context_length_exceeded"}}"#;
-    let error = decoder.decode(Frame { event: "error", data }, &mut deltas).unwrap_err();
+    let error = decoder.decode(Frame::new("error", data), &mut deltas).unwrap_err();
     assert_eq!((error.kind, error.message.as_str()), (ErrorKind::ContextTooLong, "Input is too long"));
-    let error = decoder.decode(Frame { event: "error", data: "it broke" }, &mut deltas).unwrap_err();
+    let error = decoder.decode(Frame::new("error", "it broke"), &mut deltas).unwrap_err();
     assert_eq!((error.kind, error.message.as_str()), (ErrorKind::Service, "it broke"));
 }
 

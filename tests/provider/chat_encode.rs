@@ -9,8 +9,8 @@ use omni_agent::{
         CacheHint, Effort, ErrorKind, Options, OutputSchema, Request, ThinkingMode, ToolChoice,
         UnsupportedAttachment,
         dialect::{
-            CacheField, ChatCompletions, Dialect, EffortWords, MaxTokensField, OutputSupport,
-            ReasoningReturn, SystemRole, ThinkingField, ToolChoices,
+            CacheField, ChatCompletions, Dialect, EffortWords, OutputSupport, ReasoningReturn, ThinkingField,
+            ToolChoices,
         },
     },
     tool::{Schema, Tool, ToolContext, ToolError, ToolOutput, ToolSet},
@@ -118,8 +118,8 @@ fn encode_request_with_nothing_sends_only_what_is_required() {
 #[test]
 fn encode_switches_for_deviations_of_a_service_are_applied() {
     let chat = ChatCompletions::default()
-        .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
-        .with_system_role(SystemRole::Developer)
+        .with_max_tokens_field("max_completion_tokens")
+        .with_system_role("developer")
         .with_stream_usage(false)
         .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))
         .with_cache(CacheField::Retention)
@@ -239,9 +239,9 @@ fn encode_options_switched_off_for_the_service_are_reported() {
 
 #[test]
 fn encode_rules_for_a_model_override_those_of_the_service() {
-    let chat = ChatCompletions::default().with_max_tokens_field(MaxTokensField::MaxCompletionTokens);
+    let chat = ChatCompletions::default().with_max_tokens_field("max_completion_tokens");
     let chat = chat.with_model_rules(|model, chat| match model {
-        "m-1" => chat.with_max_tokens_field(MaxTokensField::MaxTokens).with_member("fast", true),
+        "m-1" => chat.with_max_tokens_field("max_tokens").with_member("fast", true),
         _ => chat,
     });
     let mut request = with(Options::default().with_max_tokens(9));
@@ -367,7 +367,7 @@ fn encode_tool_results_follow_the_calls_and_files_follow_the_results() {
 
 #[test]
 fn encode_malformed_tool_use_is_sent_back_as_valid_json() {
-    let malformed = ToolUse { malformed: Some("{\"x\":".to_owned()), ..ToolUse::new("a", "f", json!({})) };
+    let malformed = ToolUse::new("a", "f", json!({})).with_malformed("{\"x\":".to_owned());
     let result = ToolResult::error(&malformed, "bad JSON");
     let encoded =
         messages([Message::assistant(Content::from(malformed)), Message::user(Content::from(result))]);
@@ -395,8 +395,8 @@ fn encode_invalid_ids_are_replaced_alike_in_call_and_result() {
 
 #[test]
 fn encode_messages_without_content_are_omitted() {
-    let foreign = ProviderItem { format: "other".to_owned(), data: json!({"x": 1}) };
-    let own = ProviderItem { format: "chat_completions".to_owned(), data: json!({"reasoning_details": []}) };
+    let foreign = ProviderItem::new("other".to_owned(), json!({"x": 1}));
+    let own = ProviderItem::new("chat_completions".to_owned(), json!({"reasoning_details": []}));
     assert_eq!(
         messages([
             Message::user(""),
@@ -432,7 +432,7 @@ fn encode_reasoning_is_sent_back_only_if_enabled_and_only_to_its_own_format() {
 
 #[test]
 fn encode_opaque_item_of_the_own_format_adds_its_members_to_the_message() {
-    let item = |data: Value| Content::from(ProviderItem { format: "chat_completions".to_owned(), data });
+    let item = |data: Value| Content::from(ProviderItem::new("chat_completions".to_owned(), data));
     let message = Message::assistant([
         Content::from("Yes"),
         item(json!({"custom": [1], "role": "user", "content": "No"})),

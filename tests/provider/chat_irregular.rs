@@ -46,6 +46,6 @@ async fn stream_with_many_deviations_is_read_in_any_pieces() {
             answer.message.tool_uses().map(|call| (call.id.as_str(), call.input.clone())).collect();
         assert_eq!(calls, [("a", json!({"x": 1})), ("b", json!({}))]);
         assert_eq!(answer.stop_reason, StopReason::ToolUse);
-        assert_eq!(answer.usage, Usage { input: 3, output: 5, ..Usage::default() });
+        assert_eq!(answer.usage, Usage::default().with_input(3).with_output(5));
     }
 }

@@ -78,7 +78,7 @@ proptest! {
         let mut events: Vec<String> = chunks.iter().map(Value::to_string).collect();
         events.extend(done.then(|| "[DONE]".to_owned()));
         for data in &events {
-            result = result.and_then(|()| decoder.decode(Frame { event: "", data }, &mut deltas));
+            result = result.and_then(|()| decoder.decode(Frame::new("", data), &mut deltas));
         }
         result = result.and_then(|()| decoder.end(&mut deltas));
 
@@ -103,7 +103,7 @@ proptest! {
     fn decode_any_text_never_panics(event in "(error)?", data in "\\PC{0,40}") {
         let mut deltas: Vec<Delta> = Vec::new();
         let mut decoder = ChatCompletions::default().decoder(&Request::default());
-        let _ = decoder.decode(Frame { event: &event, data: &data }, &mut deltas);
+        let _ = decoder.decode(Frame::new(&event, &data), &mut deltas);
         let _ = decoder.end(&mut deltas);
     }
 

@@ -12,7 +12,7 @@ use omni_agent::{
 const MILLION: u64 = 1_000_000;
 
 fn usage(input: u64, output: u64) -> Usage {
-    Usage { input, output, ..Usage::default() }
+    Usage::default().with_input(input).with_output(output)
 }
 
 fn priced(price: Price) -> ModelInfo {
@@ -22,14 +22,12 @@ fn priced(price: Price) -> ModelInfo {
 #[test]
 fn cost_counts_each_kind_of_token_at_its_rate() {
     let mut price = Price::new(1.0, 10.0).with_cache(0.1, 2.0);
-    let used = Usage {
-        input: 3 * MILLION,
-        cache_read: 5 * MILLION,
-        cache_write: 7 * MILLION,
-        output: 2 * MILLION,
-        reasoning: MILLION,
-        cost: None,
-    };
+    let used = Usage::default()
+        .with_input(3 * MILLION)
+        .with_cache_read(5 * MILLION)
+        .with_cache_write(7 * MILLION)
+        .with_output(2 * MILLION)
+        .with_reasoning(MILLION);
     assert!((price.cost(&used, None).unwrap() - (3.0 + 0.5 + 14.0 + 20.0)).abs() < 1e-9);
     assert!((price.cost(&used, Some(CacheHint::Long)).unwrap() - 37.5).abs() < 1e-9);
     price.rates.cache_write_long = Some(4.0);
@@ -44,7 +42,7 @@ fn cost_counts_each_kind_of_token_at_its_rate() {
 
 #[test]
 fn cost_without_cache_rates_counts_cached_tokens_as_input() {
-    let used = Usage { cache_read: MILLION, cache_write: MILLION, ..Usage::default() };
+    let used = Usage::default().with_cache_read(MILLION).with_cache_write(MILLION);
     assert!((Price::new(3.0, 9.0).cost(&used, None).unwrap() - 6.0).abs() < 1e-9);
 }
 
@@ -52,7 +50,7 @@ fn cost_without_cache_rates_counts_cached_tokens_as_input() {
 fn cost_with_more_reasoning_than_output_counts_the_output_as_reasoning() {
     let mut price = Price::new(0.0, 1.0);
     price.rates.reasoning = Some(2.0);
-    let used = Usage { output: MILLION, reasoning: 5 * MILLION, ..Usage::default() };
+    let used = Usage::default().with_output(MILLION).with_reasoning(5 * MILLION);
     assert!((price.cost(&used, None).unwrap() - 2.0).abs() < 1e-9);
 }
 
@@ -65,7 +63,7 @@ fn cost_of_a_long_prompt_uses_its_tier() {
         assert_eq!(price.rates_for(prompt), &Rates::new(rate, rate), "{prompt}");
     }
     // Cached tokens count towards the length of the prompt.
-    let used = Usage { input: 1, cache_read: 1_000, output: 999, ..Usage::default() };
+    let used = Usage::default().with_input(1).with_cache_read(1_000).with_output(999);
     assert!((price.cost(&used, None).unwrap() - 0.004).abs() < 1e-12);
 }
 
@@ -78,12 +76,12 @@ async fn generate_with_a_known_price_returns_the_cost_of_the_last_usage() {
         .stop()]);
     let model = provider.model().with_info(priced(Price::new(1.0, 2.0)));
     let answer = model.generate(Request::prompt("Hi")).await.unwrap();
-    assert_eq!(answer.usage, Usage { cost: Some(3.0), ..usage(MILLION, MILLION) });
+    assert_eq!(answer.usage, usage(MILLION, MILLION).with_cost(3.0));
 }
 
 #[tokio::test]
 async fn generate_uses_the_price_for_the_cache_hint() {
-    let written = Usage { cache_write: MILLION, ..Usage::default() };
+    let written = Usage::default().with_cache_write(MILLION);
     let mut price = Price::new(1.0, 1.0).with_cache(0.0, 1.25);
     price.rates.cache_write_long = Some(2.0);
     for (hint, cost) in [(CacheHint::Short, 1.25), (CacheHint::Long, 2.0)] {
@@ -96,7 +94,7 @@ async fn generate_uses_the_price_for_the_cache_hint() {
 
 #[tokio::test]
 async fn generate_prefers_the_cost_reported_by_the_service() {
-    let told = Usage { cost: Some(0.25), ..usage(MILLION, MILLION) };
+    let told = usage(MILLION, MILLION).with_cost(0.25);
     let provider = ScriptedProvider::new([Step::new().usage(told).then_text(["Hi"]).stop()]);
     let model = provider.model().with_info(priced(Price::new(1.0, 2.0)));
     assert_eq!(model.generate(Request::prompt("Hi")).await.unwrap().usage, told);
@@ -105,7 +103,7 @@ async fn generate_prefers_the_cost_reported_by_the_service() {
 #[tokio::test]
 async fn generate_with_a_reported_cost_that_is_not_finite_uses_the_price() {
     for odd in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
-        let told = Usage { cost: Some(odd), ..usage(MILLION, MILLION) };
+        let told = usage(MILLION, MILLION).with_cost(odd);
         let provider = ScriptedProvider::new([Step::new().usage(told).then_text(["Hi"]).stop()]);
         let model = provider.model().with_info(priced(Price::new(1.0, 2.0)));
         let answer = model.generate(Request::prompt("Hi")).await.unwrap();

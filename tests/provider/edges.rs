@@ -15,8 +15,8 @@ fn dialects() -> [Box<dyn Dialect>; 5] {
         Box::new(AnthropicMessages::default()),
         Box::new(ChatCompletions::default()),
         Box::new(OpenAiResponses::default()),
-        Box::new(GoogleGemini),
-        Box::new(OllamaChat),
+        Box::new(GoogleGemini::default()),
+        Box::new(OllamaChat::default()),
     ]
 }
 

@@ -91,7 +91,7 @@ async fn answer_with_an_output_schema_left_open_after_its_finish_reason_ends_soo
 #[tokio::test]
 async fn answer_left_open_after_its_finish_reason_ends_within_a_shorter_limit() {
     for wire in [Wire::Chat, Wire::Gemini] {
-        let timeouts = Timeouts { between_chunks: Duration::from_secs(2), ..Timeouts::default() };
+        let timeouts = Timeouts::default().with_between_chunks(Duration::from_secs(2));
         let reply = wire.reply().piece(up_to_the_finish_reason(wire));
         let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), timeouts).await;
         assert_eq!(answer.unwrap().message.text(), "Hello", "{wire:?}");

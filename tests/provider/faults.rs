@@ -29,7 +29,7 @@ async fn outcome(reply: Reply) -> Answer {
 }
 
 fn small() -> Limits {
-    Limits { line: 64 * KIB, event: 128 * KIB, body: 256 * KIB, error_body: 32 * KIB }
+    Limits::default().with_line(64 * KIB).with_event(128 * KIB).with_body(256 * KIB).with_error_body(32 * KIB)
 }
 
 #[tokio::test]
@@ -53,7 +53,7 @@ async fn silence_in_the_answer_is_a_between_chunks_timeout() {
         [Reply::sse().stall(), Reply::sse().piece(TEXT).stall(), Reply::sse().piece("data: {").stall()]
     {
         let mut server = Server::start([stalled]).await;
-        let timeouts = Timeouts { between_chunks: Duration::from_secs(20), ..Timeouts::default() };
+        let timeouts = Timeouts::default().with_between_chunks(Duration::from_secs(20));
         let endpoint = endpoint(&server.url()).with_timeouts(timeouts);
         let stream = endpoint.stream(request(), RequestContext::detached()).await.unwrap();
         server.wait_for(Event::Stalled).await;
@@ -86,7 +86,7 @@ async fn slow_reader_causes_no_timeout() {
 #[tokio::test]
 async fn silence_in_the_tls_handshake_is_a_connect_timeout() {
     let mut server = Server::start([]).await;
-    let timeouts = Timeouts { connect: Duration::from_secs(3), ..Timeouts::default() };
+    let timeouts = Timeouts::default().with_connect(Duration::from_secs(3));
     let endpoint = endpoint(&server.url().replace("http:", "https:")).with_timeouts(timeouts);
     let asking = tokio::spawn(async move { ask(&endpoint).await });
     server.wait_for(Event::Connected).await;

@@ -187,7 +187,7 @@ fn schema_for_a_model_without_structured_output_becomes_a_tool_or_text() {
         request
     };
     let openai: [&dyn Dialect; 2] = [&ChatCompletions::openai(), &OpenAiResponses::openai()];
-    let others: [&dyn Dialect; 2] = [&AnthropicMessages::default(), &GoogleGemini];
+    let others: [&dyn Dialect; 2] = [&AnthropicMessages::default(), &GoogleGemini::default()];
     let native = ["response_format", "text", "output_config"];
     let unheld = ModelInfo::new("m").with_structured_output(false);
     for format in openai.into_iter().chain(others) {

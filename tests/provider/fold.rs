@@ -50,14 +50,12 @@ fn any_data() -> impl Strategy<Value = MessageDelta> {
         proptest::bool::ANY,
     )
         .prop_map(|(model, stop_reason, output, provider_data, warnings, output_enforced)| {
-            MessageDelta {
-                model,
-                stop_reason,
-                usage: output.map(|output| Usage { output, ..Usage::default() }),
-                provider_data: provider_data.into_iter().map(|(key, n)| (key, json!(n))).collect(),
-                warnings,
-                output_enforced,
-            }
+            let mut data =
+                MessageDelta::default().with_warnings(warnings).with_output_enforced(output_enforced);
+            (data.model, data.stop_reason) = (model, stop_reason);
+            data.usage = output.map(|output| Usage::default().with_output(output));
+            data.provider_data = provider_data.into_iter().map(|(key, n)| (key, json!(n))).collect();
+            data
         })
 }
 
@@ -219,7 +217,7 @@ fn finish_of_each_kind_of_block_gives_its_content() {
         StopReason::ToolUse,
     )
     .message;
-    let thinking = Thinking { text: "hm".into(), signature: Some("s1s2".into()), redacted: Some("r".into()) };
+    let thinking = Thinking::new("hm").with_signature("s1s2").with_redacted("r");
     let mut tool_use = ToolUse::new("a", "tool", json!({ "x": 1 }));
     tool_use.signature = Some("s".into());
     let mut signed = Text::new("hi");
@@ -248,24 +246,24 @@ fn finish_without_a_stop_reason_is_truncated() {
 
 #[test]
 fn later_message_data_replaces_earlier_data() {
-    let usage = |output| Usage { output, ..Usage::default() };
+    let usage = |output| Usage::default().with_output(output);
     let object = |value: Value| value.as_object().unwrap().clone();
     let folded = finish(
         [
-            data(MessageDelta {
-                model: Some("first".into()),
-                usage: Some(usage(1)),
-                provider_data: object(json!({ "a": { "x": 1 }, "b": 1 })),
-                warnings: vec!["one".into()],
-                ..MessageDelta::default()
-            }),
-            data(MessageDelta { model: Some("second".into()), ..MessageDelta::default() }),
-            data(MessageDelta { usage: Some(usage(5)), ..MessageDelta::default() }),
-            data(MessageDelta {
-                provider_data: object(json!({ "a": { "y": 2 } })),
-                warnings: vec!["two".into()],
-                ..MessageDelta::default()
-            }),
+            data(
+                MessageDelta::default()
+                    .with_model("first")
+                    .with_usage(usage(1))
+                    .with_provider_data(object(json!({ "a": { "x": 1 }, "b": 1 })))
+                    .with_warnings(vec!["one".into()]),
+            ),
+            data(MessageDelta::default().with_model("second")),
+            data(MessageDelta::default().with_usage(usage(5))),
+            data(
+                MessageDelta::default()
+                    .with_provider_data(object(json!({ "a": { "y": 2 } })))
+                    .with_warnings(vec!["two".into()]),
+            ),
             Delta::stop(StopReason::Length),
             data(MessageDelta::default()),
         ],

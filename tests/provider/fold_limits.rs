@@ -101,13 +101,10 @@ fn bytes_above_the_limit_are_rejected_in_any_delta() {
         start(3, BlockStart::Attachment(Attachment::base64("image/png", long()))),
         start(3, BlockStart::Attachment(Attachment::url("image/png", "u").named(long()))),
         start(3, BlockStart::ProviderItem(ProviderItem::new(long(), json!(1)))),
-        data(MessageDelta { model: Some(long()), ..default() }),
-        data(MessageDelta { stop_reason: Some(StopReason::Other(long())), ..default() }),
-        data(MessageDelta { warnings: vec![long()], ..default() }),
-        data(MessageDelta {
-            provider_data: [("a".to_owned(), json!(long()))].into_iter().collect(),
-            ..default()
-        }),
+        data(default().with_model(long())),
+        data(default().with_stop_reason(StopReason::Other(long()))),
+        data(default().with_warnings(vec![long()])),
+        data(default().with_provider_data([("a".to_owned(), json!(long()))].into_iter().collect())),
     ];
     for delta in too_much {
         let error = assert_refused(&mut fold, delta);
@@ -126,12 +123,10 @@ fn replaced_data_does_not_count_towards_the_limit() {
     let mut fold = fold([start(0, BlockStart::ProviderItem(item(json!(1))))]);
     for n in 0..100 {
         fold.apply(extend(0, Part::Item(json!([n, mebibyte()])))).unwrap();
-        let told = MessageDelta {
-            model: Some(mebibyte()),
-            stop_reason: Some(StopReason::Other(mebibyte())),
-            provider_data: [("a".to_owned(), json!(mebibyte()))].into_iter().collect(),
-            ..MessageDelta::default()
-        };
+        let told = MessageDelta::default()
+            .with_model(mebibyte())
+            .with_stop_reason(StopReason::Other(mebibyte()))
+            .with_provider_data([("a".to_owned(), json!(mebibyte()))].into_iter().collect());
         fold.apply(data(told)).unwrap();
     }
 }

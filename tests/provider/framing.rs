@@ -160,7 +160,7 @@ fn body_that_ends_inside_a_character_is_truncated() {
 
 #[test]
 fn limits_exceeded_are_decoding_errors_that_name_the_limit() {
-    let limits = Limits { line: 20, event: 30, body: 60, error_body: 0 };
+    let limits = Limits::default().with_line(20).with_event(30).with_body(60).with_error_body(0);
     for (framing, body, what) in [
         (Framing::Sse, "data: 1\n\ndata: 012345678901234\n\n", "a line"),
         (Framing::Sse, "data: 1\n\ndata: 012345678901234", "a line"),
@@ -185,7 +185,7 @@ fn limits_exceeded_are_decoding_errors_that_name_the_limit() {
 
 #[test]
 fn limits_reached_exactly_are_accepted() {
-    let limits = Limits { line: 7, event: 3, body: 18, error_body: 0 };
+    let limits = Limits::default().with_line(7).with_event(3).with_body(18).with_error_body(0);
     let (found, result) = frames(Framing::Sse, &limits, &[b"data: 1\n\ndata: 2\n\n"]);
     result.unwrap();
     assert_eq!(data(&found), ["1", "2"]);
@@ -234,7 +234,7 @@ fn limits() -> impl Strategy<Value = Limits> {
     prop_oneof![
         2 => Just(Limits::default()),
         1 => (4..40usize, 1..40usize, 1..300usize)
-            .prop_map(|(line, event, body)| Limits { line, event, body, error_body: 0 }),
+            .prop_map(|(line, event, body)| Limits::default().with_line(line).with_event(event).with_body(body).with_error_body(0)),
     ]
 }
 

@@ -13,10 +13,10 @@ use serde_json::{Map, Value, json};
 
 /// Returns the deltas of an answer with these events, after which the body ends.
 pub(crate) fn deltas_of<S: AsRef<str>>(events: &[S]) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = GoogleGemini.decoder(&Request::default());
+    let mut decoder = GoogleGemini::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     for data in events {
-        decoder.decode(Frame { event: "", data: data.as_ref() }, &mut deltas)?;
+        decoder.decode(Frame::new("", data.as_ref()), &mut deltas)?;
     }
     decoder.end(&mut deltas)?;
     Ok(deltas)
@@ -55,7 +55,7 @@ pub(crate) fn request(model: &str, messages: impl IntoIterator<Item = Message>) 
 }
 
 pub(crate) fn contents(model: &str, messages: impl IntoIterator<Item = Message>) -> Value {
-    GoogleGemini.encode(&request(model, messages)).unwrap().body["contents"].clone()
+    GoogleGemini::default().encode(&request(model, messages)).unwrap().body["contents"].clone()
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn round_trip_of_signed_thinking_and_tools_sends_everything_back_in_place() {
     assert!(made.starts_with("call_") && made.ends_with("_0"), "{made}");
     let mut request = Request::new(history);
     request.model = "gemini-3-flash-preview".into();
-    let encoded = GoogleGemini.encode(&request).unwrap();
+    let encoded = GoogleGemini::default().encode(&request).unwrap();
     assert_eq!(
         encoded.body["contents"],
         json!([
@@ -117,17 +117,16 @@ fn round_trip_of_signed_thinking_and_tools_sends_everything_back_in_place() {
             {"role": "user", "parts": [{"text": "Thanks"}]},
         ])
     );
-    let again = GoogleGemini.encode(&request).unwrap();
+    let again = GoogleGemini::default().encode(&request).unwrap();
     assert_eq!(Value::Object(encoded.body).to_string(), Value::Object(again.body).to_string());
 }
 
 #[test]
 fn conversation_begun_in_another_format_continues_without_its_private_data() {
     let mut foreign = Message::assistant([
-        Content::from(Thinking { text: "Hm.".into(), signature: Some("s".into()), redacted: None }),
-        Text { text: "So.".into(), signature: Some("s".into()) }.into(),
-        ToolUse { signature: Some("s".into()), ..ToolUse::new("toolu_1", "my tool!", json!({"x": 1})) }
-            .into(),
+        Content::from(Thinking::new("Hm.").with_signature("s")),
+        Text::new("So.").with_signature("s").into(),
+        ToolUse::new("toolu_1", "my tool!", json!({"x": 1})).with_signature("s").into(),
         ToolUse::new("toolu_2", "2nd", json!({})).into(),
     ]);
     foreign.provider_data = Map::from_iter([("anthropic_messages".to_owned(), json!({}))]);

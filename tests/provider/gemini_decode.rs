@@ -117,7 +117,12 @@ fn decode_usage_separates_cached_tokens_and_adds_thoughts() {
     assert_eq!(
         usage(json!({"promptTokenCount": 100, "cachedContentTokenCount": 60, "toolUsePromptTokenCount": 7,
             "candidatesTokenCount": 20, "thoughtsTokenCount": 30, "totalTokenCount": 157})),
-        Usage { input: 47, cache_read: 60, cache_write: 0, output: 50, reasoning: 30, cost: None }
+        Usage::default()
+            .with_input(47)
+            .with_cache_read(60)
+            .with_cache_write(0)
+            .with_output(50)
+            .with_reasoning(30)
     );
     let absurd = json!({"promptTokenCount": 1, "cachedContentTokenCount": 9, "thoughtsTokenCount": u64::MAX,
         "candidatesTokenCount": u64::MAX});
@@ -247,8 +252,8 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     ];
     let body = chunks.map(|chunk| format!("data: {chunk}\r\n\r\n")).concat();
     let deltas = |pieces: Vec<&[u8]>| {
-        let mut framer = Framer::new(GoogleGemini.framing(), &Limits::default());
-        let mut decoder = GoogleGemini.decoder(&Request::default());
+        let mut framer = Framer::new(GoogleGemini::default().framing(), &Limits::default());
+        let mut decoder = GoogleGemini::default().decoder(&Request::default());
         let mut deltas = Vec::new();
         for piece in pieces {
             framer.push(piece.to_vec().into());
@@ -306,11 +311,11 @@ proptest! {
     ) {
         let mut events: Vec<String> = chunks.into_iter().map(|chunk| parts(chunk).to_string()).collect();
         events.extend(done.then(|| finish("STOP").to_string()));
-        let mut decoder = GoogleGemini.decoder(&Request::default());
+        let mut decoder = GoogleGemini::default().decoder(&Request::default());
         let mut deltas = Vec::new();
         let mut result = Ok(());
         for data in &events {
-            result = result.and_then(|()| decoder.decode(Frame { event: "", data }, &mut deltas));
+            result = result.and_then(|()| decoder.decode(Frame::new("", data), &mut deltas));
         }
         result = result.and_then(|()| decoder.end(&mut deltas));
         let mut fold = Fold::default();
@@ -326,8 +331,8 @@ proptest! {
     #[test]
     fn decode_any_text_never_panics(event in "(error)?", data in "\\PC{0,40}") {
         let mut deltas = Vec::new();
-        let mut decoder = GoogleGemini.decoder(&Request::default());
-        let _ = decoder.decode(Frame { event: &event, data: &data }, &mut deltas);
+        let mut decoder = GoogleGemini::default().decoder(&Request::default());
+        let _ = decoder.decode(Frame::new(&event, &data), &mut deltas);
         let _ = decoder.end(&mut deltas);
     }
 }

@@ -20,7 +20,7 @@ fn with(model: &str, options: Options) -> Request {
 }
 
 fn encode(request: &Request) -> Encoded {
-    GoogleGemini.encode(request).unwrap()
+    GoogleGemini::default().encode(request).unwrap()
 }
 
 fn tools() -> ToolSet {
@@ -67,7 +67,7 @@ fn encode_request_with_everything_sends_every_option() {
         })
     );
     assert!(encoded.warnings.is_empty(), "{:?}", encoded.warnings);
-    assert_eq!(GoogleGemini.framing(), Framing::Sse);
+    assert_eq!(GoogleGemini::default().framing(), Framing::Sse);
 }
 
 #[test]
@@ -113,10 +113,10 @@ fn path_contains_only_the_model() {
         ("a?key=b#c%2F é", "/models/a%3Fkey%3Db%23c%252F%20%C3%A9"),
     ] {
         let request = with(model, Options::default().with_api_key("sk-secret"));
-        assert_eq!(GoogleGemini.path(&request), format!("{path}:streamGenerateContent?alt=sse"));
+        assert_eq!(GoogleGemini::default().path(&request), format!("{path}:streamGenerateContent?alt=sse"));
     }
     for model in ["", "a/../b", "./x", "a//b"] {
-        let error = GoogleGemini.encode(&with(model, Options::default())).unwrap_err();
+        let error = GoogleGemini::default().encode(&with(model, Options::default())).unwrap_err();
         assert_eq!(error.kind, ErrorKind::InvalidRequest, "{model}");
     }
 }
@@ -291,7 +291,7 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     for message in [Message::user, Message::assistant] {
         let attachment = Attachment::base64("image/gif", "AAAA").named("x.gif");
         let request = request("gemini-3-pro", [message(vec![attachment])]);
-        assert_eq!(GoogleGemini.encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(GoogleGemini::default().encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
         let body = encode(&request.with_options(options)).body;
         let text = body["contents"][0]["parts"][0]["text"].as_str().unwrap();
@@ -331,7 +331,7 @@ fn encode_files_of_tool_results_follow_all_results() {
 
 #[test]
 fn encode_blank_messages_are_omitted_and_odd_inputs_become_objects() {
-    let signed = Thinking { text: "t".into(), signature: Some("s".into()), redacted: None };
+    let signed = Thinking::new("t").with_signature("s");
     let encoded = contents(
         "gemini-2.5-pro",
         [

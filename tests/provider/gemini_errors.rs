@@ -27,7 +27,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
 #[test]
 fn error_bodies_map_to_their_kind_before_and_inside_an_answer() {
     for &(status, body, kind, retryable, part) in BODIES {
-        let error = GoogleGemini.error(status, body);
+        let error = GoogleGemini::default().error(status, body);
         assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
         assert!(error.message.contains(part), "{status} {body}: {error}");
         assert_eq!((error.status, error.body.as_deref()), (Some(status), Some(body)));
@@ -48,11 +48,12 @@ fn error_for_quota_has_a_wait_per_minute_and_is_final_per_day() {
                 {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.5s"}]}})
         .to_string()
     };
-    let minute = GoogleGemini.error(429, &body("GenerateRequestsPerMinutePerProjectPerModel-FreeTier"));
+    let minute =
+        GoogleGemini::default().error(429, &body("GenerateRequestsPerMinutePerProjectPerModel-FreeTier"));
     assert_eq!((minute.kind, minute.retryable), (RateLimit, true));
     assert_eq!(minute.retry_after.map(|wait| wait.as_millis()), Some(34_500));
     let day = body("GenerateRequestsPerDayPerProjectPerModel-FreeTier");
-    for error in [GoogleGemini.error(429, &day), deltas_of(&[day]).unwrap_err()] {
+    for error in [GoogleGemini::default().error(429, &day), deltas_of(&[day]).unwrap_err()] {
         assert_eq!((error.kind, error.retryable), (Quota, false));
     }
 }

@@ -122,8 +122,8 @@ fn error_body_with_half_of_a_character_is_decoded_in_every_format() {
         Box::new(ChatCompletions::default()),
         Box::new(OpenAiResponses::default()),
         Box::new(AnthropicMessages::default()),
-        Box::new(GoogleGemini),
-        Box::new(OllamaChat),
+        Box::new(GoogleGemini::default()),
+        Box::new(OllamaChat::default()),
     ];
     for format in formats {
         let body = r#"{"error":{"message":"prompt is too long: caf\ud83d","type":"invalid_request_error"}}"#;

@@ -258,7 +258,7 @@ async fn warnings_come_before_the_answer() {
     let request = with_options(Options::default().with_top_p(0.5));
     let mut stream = endpoint(&server.url()).stream(request, RequestContext::detached()).await.unwrap();
     let warnings = vec!["top_p is not supported".to_owned()];
-    let expected = Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() }));
+    let expected = Delta::Message(Box::new(MessageDelta::default().with_warnings(warnings)));
     assert_eq!(stream.next().await.unwrap().unwrap(), expected);
     assert_eq!(read(stream).await.text(), "hi");
 }

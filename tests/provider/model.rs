@@ -50,12 +50,10 @@ impl Provider for Scripted {
 }
 
 fn answer() -> Vec<Result<Delta, ProviderError>> {
-    let told = MessageDelta {
-        model: Some("m-2026".into()),
-        usage: Some(Usage { output: 5, ..Usage::default() }),
-        warnings: vec!["no such thing as top-p".into()],
-        ..MessageDelta::default()
-    };
+    let told = MessageDelta::default()
+        .with_model("m-2026")
+        .with_usage(Usage::default().with_output(5))
+        .with_warnings(vec!["no such thing as top-p".into()]);
     let deltas = [
         start(0, BlockStart::Thinking),
         text(0, "hidden"),

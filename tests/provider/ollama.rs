@@ -15,10 +15,10 @@ pub(crate) const BEGAN: &str = "2026-03-03T13:20:11.787576Z";
 
 /// Returns the deltas of an answer with these lines, after which the body ends.
 pub(crate) fn deltas_of<S: AsRef<str>>(lines: &[S]) -> Result<Vec<Delta>, ProviderError> {
-    let mut decoder = OllamaChat.decoder(&Request::default());
+    let mut decoder = OllamaChat::default().decoder(&Request::default());
     let mut deltas = Vec::new();
     for data in lines {
-        decoder.decode(Frame { event: "", data: data.as_ref() }, &mut deltas)?;
+        decoder.decode(Frame::new("", data.as_ref()), &mut deltas)?;
     }
     decoder.end(&mut deltas)?;
     Ok(deltas)
@@ -50,7 +50,7 @@ pub(crate) fn last(reason: &str) -> Value {
 }
 
 pub(crate) fn messages(messages: impl IntoIterator<Item = Message>) -> Value {
-    let encoded = OllamaChat.encode(&Request::new(History::from_iter(messages))).unwrap();
+    let encoded = OllamaChat::default().encode(&Request::new(History::from_iter(messages))).unwrap();
     encoded.body["messages"].clone()
 }
 
@@ -80,7 +80,7 @@ fn round_trip_of_thinking_and_tools_sends_back_the_answers() {
     let made = uses[0].id.as_str();
     assert!(made.starts_with("call_") && made.ends_with("_0"), "{made}");
     let request = Request::new(history);
-    let encoded = OllamaChat.encode(&request).unwrap();
+    let encoded = OllamaChat::default().encode(&request).unwrap();
     assert_eq!(
         encoded.body["messages"],
         json!([
@@ -96,16 +96,16 @@ fn round_trip_of_thinking_and_tools_sends_back_the_answers() {
             {"role": "user", "content": "Thanks"},
         ])
     );
-    let again = OllamaChat.encode(&request).unwrap();
+    let again = OllamaChat::default().encode(&request).unwrap();
     assert_eq!(Value::Object(encoded.body).to_string(), Value::Object(again.body).to_string());
 }
 
 #[test]
 fn conversation_begun_in_another_format_continues_without_its_private_data() {
     let mut foreign = Message::assistant([
-        Content::from(Thinking { text: "Hm.".into(), signature: Some("s".into()), redacted: None }),
-        Text { text: "So.".into(), signature: Some("s".into()) }.into(),
-        ToolUse { signature: Some("s".into()), ..ToolUse::new("toolu_1|x", "look", json!({"x": 1})) }.into(),
+        Content::from(Thinking::new("Hm.").with_signature("s")),
+        Text::new("So.").with_signature("s").into(),
+        ToolUse::new("toolu_1|x", "look", json!({"x": 1})).with_signature("s").into(),
     ]);
     foreign.provider_data = Map::from_iter([("anthropic_messages".to_owned(), json!({}))]);
     let result = ToolResult::ok(foreign.tool_uses().next().unwrap(), "seen");

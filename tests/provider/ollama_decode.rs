@@ -32,7 +32,7 @@ fn decode_text_stream_emits_each_delta_and_folds() {
     assert_eq!(texts, ["Hel", "lo\n\"you\" é"]);
     let folded = crate::ollama::fold(deltas);
     assert_eq!((folded.stop_reason, folded.model.as_deref()), (StopReason::Stop, Some("m-1")));
-    assert_eq!(folded.usage, Usage { input: 20, output: 22, ..Usage::default() });
+    assert_eq!(folded.usage, Usage::default().with_input(20).with_output(22));
     assert_eq!(Value::Object(folded.message.provider_data), json!({"ollama_chat": {}}));
 }
 
@@ -121,12 +121,12 @@ fn decode_usage_separates_cached_tokens() {
 
 #[test]
 fn decode_lines_after_done_are_ignored() {
-    let mut decoder = OllamaChat.decoder(&Request::default());
+    let mut decoder = OllamaChat::default().decoder(&Request::default());
     let mut deltas = Vec::new();
-    decoder.decode(Frame { event: "", data: &last("stop").to_string() }, &mut deltas).unwrap();
+    decoder.decode(Frame::new("", &last("stop").to_string()), &mut deltas).unwrap();
     assert!(decoder.is_done());
     let told = deltas.len();
-    decoder.decode(Frame { event: "", data: "no JSON" }, &mut deltas).unwrap();
+    decoder.decode(Frame::new("", "no JSON"), &mut deltas).unwrap();
     decoder.end(&mut deltas).unwrap();
     assert_eq!(deltas.len(), told);
 }
@@ -181,8 +181,8 @@ fn decode_bytes_split_anywhere_give_the_same_deltas() {
     ];
     let body = lines.map(|line| format!("{line}\r\n")).concat();
     let deltas = |pieces: Vec<&[u8]>| {
-        let mut framer = Framer::new(OllamaChat.framing(), &Limits::default());
-        let mut decoder = OllamaChat.decoder(&Request::default());
+        let mut framer = Framer::new(OllamaChat::default().framing(), &Limits::default());
+        let mut decoder = OllamaChat::default().decoder(&Request::default());
         let mut deltas = Vec::new();
         for piece in pieces {
             framer.push(piece.to_vec().into());

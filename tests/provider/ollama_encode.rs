@@ -22,7 +22,7 @@ fn with(options: Options) -> Request {
 }
 
 fn encode(request: &Request) -> Encoded {
-    OllamaChat.encode(request).unwrap()
+    OllamaChat::default().encode(request).unwrap()
 }
 
 fn tools() -> ToolSet {
@@ -64,7 +64,10 @@ fn encode_request_with_everything_sends_every_option() {
         })
     );
     assert!(encoded.warnings.is_empty(), "{:?}", encoded.warnings);
-    assert_eq!((OllamaChat.path(&request), OllamaChat.framing()), ("/chat".to_owned(), Framing::NdJson));
+    assert_eq!(
+        (OllamaChat::default().path(&request), OllamaChat::default().framing()),
+        ("/chat".to_owned(), Framing::NdJson)
+    );
 }
 
 #[test]
@@ -160,7 +163,7 @@ fn encode_unsupported_file_is_an_error_or_a_placeholder() {
     ] {
         let message = if by_model { Message::assistant } else { Message::user };
         let request = Request::new(History::from_iter([message(vec![attachment])]));
-        assert_eq!(OllamaChat.encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
+        assert_eq!(OllamaChat::default().encode(&request).unwrap_err().kind, ErrorKind::Unsupported);
         let options = Options::default().with_unsupported_attachment(UnsupportedAttachment::Placeholder);
         let body = encode(&request.with_options(options)).body;
         let text = body["messages"][0]["content"].as_str().unwrap();
@@ -201,7 +204,7 @@ fn encode_blank_messages_are_omitted_and_odd_inputs_become_objects() {
         Message::assistant([
             ToolUse::new("a", "f", Value::Null),
             ToolUse::new("b", "f", json!([1])),
-            ToolUse { malformed: Some("{\"x\"".into()), ..ToolUse::new("c", "f", json!({})) },
+            ToolUse::new("c", "f", json!({})).with_malformed("{\"x\""),
         ]),
     ]);
     assert_eq!(

@@ -30,7 +30,7 @@ const BODIES: &[(u16, &str, ErrorKind, bool, &str)] = &[
 #[test]
 fn error_bodies_map_to_their_kind() {
     for &(status, body, kind, retryable, part) in BODIES {
-        let error = OllamaChat.error(status, body);
+        let error = OllamaChat::default().error(status, body);
         assert_eq!((error.kind, error.retryable), (kind, retryable), "{status} {body}: {error}");
         assert!(error.message.contains(part), "{status} {body}: {error}");
         assert_eq!((error.status, error.body.as_deref()), (Some(status), Some(body)));

@@ -22,7 +22,7 @@ fn even<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<u32, D::Err
 }
 
 fn answering(text: &str) -> Step {
-    Step::new().usage(Usage { output: 5, ..Usage::default() }).then_text([text]).stop()
+    Step::new().usage(Usage::default().with_output(5)).then_text([text]).stop()
 }
 
 #[tokio::test(start_paused = true)]

@@ -94,7 +94,7 @@ fn answered(request: &Request, said: &Value) -> Step {
     let chunk =
         json!({"choices": [{"index": 0, "delta": {"content": said.to_string()}, "finish_reason": "stop"}]});
     let (mut decoder, mut deltas) = (ChatCompletions::openai().decoder(request), Vec::new());
-    decoder.decode(Frame { event: "", data: &chunk.to_string() }, &mut deltas).unwrap();
+    decoder.decode(Frame::new("", &chunk.to_string()), &mut deltas).unwrap();
     decoder.end(&mut deltas).unwrap();
     deltas.into_iter().fold(Step::new(), Step::delta)
 }

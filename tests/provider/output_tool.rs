@@ -42,7 +42,7 @@ fn answer(dialect: &dyn Dialect, request: &Request, events: &[Value]) -> Complet
     let (mut decoder, mut deltas, mut fold) = (dialect.decoder(request), Vec::new(), Fold::default());
     for data in events {
         let event = data["type"].as_str().unwrap_or_default();
-        decoder.decode(Frame { event, data: &data.to_string() }, &mut deltas).unwrap();
+        decoder.decode(Frame::new(event, &data.to_string()), &mut deltas).unwrap();
     }
     if !decoder.is_done() {
         decoder.end(&mut deltas).unwrap();
@@ -247,7 +247,7 @@ fn decode_whole_call_of_the_tool_becomes_text() {
     let part = json!({"functionCall": {"name": "city", "args": args}, "thoughtSignature": "c2ln"});
     let content = json!({"parts": [part], "role": "model"});
     let events = [json!({"candidates": [{"content": content, "finishReason": "STOP", "index": 0}]})];
-    let folded = answer(&GoogleGemini, &request, &events);
+    let folded = answer(&GoogleGemini::default(), &request, &events);
     assert_plain(&folded, &args.to_string());
     assert_eq!(
         folded.message.content,
@@ -259,7 +259,7 @@ fn decode_whole_call_of_the_tool_becomes_text() {
     let message = json!({"role": "assistant", "content": "",
         "tool_calls": [{"function": {"name": "city", "arguments": args}}]});
     let line = json!({"model": "m", "message": message, "done": true, "done_reason": "stop"});
-    assert_plain(&answer(&OllamaChat, &request, &[line]), &args.to_string());
+    assert_plain(&answer(&OllamaChat::default(), &request, &[line]), &args.to_string());
 }
 
 #[test]
@@ -324,8 +324,8 @@ fn answer_by_tool_is_sent_back_as_plain_text_in_every_format() {
         &AnthropicMessages::default(),
         &ChatCompletions::default(),
         &OpenAiResponses::default(),
-        &GoogleGemini,
-        &OllamaChat,
+        &GoogleGemini::default(),
+        &OllamaChat::default(),
     ];
     for format in formats {
         let mut request = Request::new(history.clone());

@@ -17,8 +17,7 @@ pub(crate) fn decode(events: &[Value]) -> Result<Vec<Delta>, ProviderError> {
     let mut deltas = Vec::new();
     for event in events {
         let data = event.as_str().map_or_else(|| event.to_string(), ToOwned::to_owned);
-        decoder
-            .decode(Frame { event: event["type"].as_str().unwrap_or_default(), data: &data }, &mut deltas)?;
+        decoder.decode(Frame::new(event["type"].as_str().unwrap_or_default(), &data), &mut deltas)?;
     }
     decoder.end(&mut deltas)?;
     Ok(deltas)
@@ -294,7 +293,7 @@ fn salvage_of_an_incomplete_call_with_a_namespace_drops_it() {
     let mut fold = Fold::default();
     for event in [created(), added(0, found), delta("function_call_arguments", 0, "fc_1", "{}")] {
         let mut deltas = Vec::new();
-        decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
+        decoder.decode(Frame::new("", &event.to_string()), &mut deltas).unwrap();
         for delta in deltas {
             fold.apply(delta).unwrap();
         }

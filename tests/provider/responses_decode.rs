@@ -51,7 +51,7 @@ fn decode_text_stream_emits_each_delta_and_folds() {
     assert_eq!((folded.message.content.len(), folded.stop_reason), (1, StopReason::Stop));
     assert_eq!(folded.model.as_deref(), Some("gpt-5"));
     assert_eq!(Value::Object(folded.message.provider_data), json!({"openai_responses": {"id": "resp_1"}}));
-    let usage = Usage { input: 20, cache_read: 10, output: 25, reasoning: 5, ..Usage::default() };
+    let usage = Usage::default().with_input(20).with_cache_read(10).with_output(25).with_reasoning(5);
     assert_eq!(folded.usage, usage);
 }
 
@@ -365,7 +365,7 @@ fn decode_interrupted_stream_salvages_only_complete_reasoning_and_items() {
         added(3, json!({"id": "ws_2", "type": "web_search_call", "status": "in_progress"})),
         json!({"type": "response.reasoning_summary_text.delta", "item_id": "rs_2", "output_index": 4, "delta": "More"}),
     ] {
-        decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas).unwrap();
+        decoder.decode(Frame::new("", &event.to_string()), &mut deltas).unwrap();
     }
     let mut fold = Fold::default();
     for delta in deltas {
@@ -397,7 +397,13 @@ fn decode_contradictory_usage_stays_in_bounds() {
     let end = json!({"type": "response.completed", "response": {"usage": {"input_tokens": 5, "cost": 0.25,
         "input_tokens_details": {"cached_tokens": 9, "cache_write_tokens": 3},
         "output_tokens": 1, "output_tokens_details": {"reasoning_tokens": 4}}}});
-    let usage = Usage { input: 0, cache_read: 5, cache_write: 0, output: 4, reasoning: 4, cost: Some(0.25) };
+    let usage = Usage::default()
+        .with_input(0)
+        .with_cache_read(5)
+        .with_cache_write(0)
+        .with_output(4)
+        .with_reasoning(4)
+        .with_cost(0.25);
     assert_eq!(answer(&[end]).usage, usage);
 }
 
@@ -477,7 +483,7 @@ fn flood(event: impl Fn(u64) -> Value, most: u64) -> omni_agent::provider::Provi
     let mut deltas = Vec::new();
     for n in 0..most {
         deltas.clear();
-        if let Err(error) = decoder.decode(Frame { event: "", data: &event(n).to_string() }, &mut deltas) {
+        if let Err(error) = decoder.decode(Frame::new("", &event(n).to_string()), &mut deltas) {
             return error;
         }
     }
@@ -609,7 +615,7 @@ fn decode_usage_in_any_form_keeps_the_answer() {
         (json!(30), json!(25.0), json!(0.5)),
     ] {
         let folded = told(json!({"input_tokens": input, "output_tokens": output, "cost": cost}));
-        let usage = Usage { input: 30, output: 25, cost: Some(0.5), ..Usage::default() };
+        let usage = Usage::default().with_input(30).with_output(25).with_cost(0.5);
         assert_eq!((folded.usage, folded.warnings.len()), (usage, 0));
     }
     for (bad, member) in [
@@ -629,7 +635,7 @@ fn decode_usage_in_any_form_keeps_the_answer() {
         let folded = told(bad.clone());
         assert_eq!(folded.message.text(), "Hi");
         let output = if bad.is_object() { 25 } else { 0 };
-        assert_eq!(folded.usage, Usage { output, ..Usage::default() }, "{bad}");
+        assert_eq!(folded.usage, Usage::default().with_output(output), "{bad}");
         assert!(
             folded.warnings.len() == 1 && folded.warnings[0].contains(member),
             "{bad}: {:?}",

@@ -413,7 +413,7 @@ fn encode_items_in_a_user_message_follow_the_results_unchanged() {
 
 #[test]
 fn encode_malformed_tool_use_is_sent_back_as_valid_json() {
-    let malformed = ToolUse { malformed: Some("{\"x\":".to_owned()), ..ToolUse::new("a", "f", json!({})) };
+    let malformed = ToolUse::new("a", "f", json!({})).with_malformed("{\"x\":".to_owned());
     assert_eq!(plain([Message::assistant(Content::from(malformed))])[0]["arguments"], "{}");
 }
 
@@ -444,10 +444,10 @@ fn encode_ids_are_short_distinct_and_equal_in_call_and_output() {
 #[test]
 fn encode_conversation_of_another_format_omits_private_content() {
     let mut message = Message::assistant([
-        Content::from(Thinking { signature: Some("c2ln".to_owned()), ..Thinking::new("Hm.") }),
-        Text { signature: Some("{\"phase\":\"x\"}".to_owned()), ..Text::new("Yes.") }.into(),
+        Content::from(Thinking::new("Hm.").with_signature("c2ln")),
+        Text::new("Yes.").with_signature("{\"phase\":\"x\"}".to_owned()).into(),
         ProviderItem::new("anthropic_messages", json!({"type": "server_tool_use"})).into(),
-        ToolUse { signature: Some("s".to_owned()), ..ToolUse::new("toolu_1", "f", json!({})) }.into(),
+        ToolUse::new("toolu_1", "f", json!({})).with_signature("s").into(),
     ]);
     message.provider_data.insert("anthropic_messages".to_owned(), json!({}));
     let before = message.clone();

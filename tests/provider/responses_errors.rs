@@ -100,7 +100,7 @@ fn error_without_a_reason_is_a_service_error() {
 #[test]
 fn error_event_that_is_not_json_keeps_its_text() {
     let mut decoder = OpenAiResponses::default().decoder(&Request::default());
-    let error = decoder.decode(Frame { event: "error", data: "upstream died" }, &mut Vec::new()).unwrap_err();
+    let error = decoder.decode(Frame::new("error", "upstream died"), &mut Vec::new()).unwrap_err();
     assert_eq!((error.kind, &*error.message), (Service, "upstream died"));
 }
 
@@ -114,8 +114,7 @@ fn error_follows_the_text_before_it() {
         json!({"type": "response.failed", "response": {"error": {"code": "server_error", "message": "x"},
             "usage": {"input_tokens": 4}}}),
     ];
-    let results =
-        events.map(|event| decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas));
+    let results = events.map(|event| decoder.decode(Frame::new("", &event.to_string()), &mut deltas));
     assert!(results[..2].iter().all(Result::is_ok) && results[2].is_err());
     assert!(deltas.iter().any(omni_agent::provider::Delta::is_content));
     assert!(!decoder.is_done());
@@ -193,7 +192,7 @@ fn decode_events_named_message_are_identified_by_their_data() {
     let decode = |data: Value| {
         let mut decoder = OpenAiResponses::default().decoder(&Request::default());
         let mut deltas = Vec::new();
-        decoder.decode(Frame { event: "message", data: &data.to_string() }, &mut deltas)?;
+        decoder.decode(Frame::new("message", &data.to_string()), &mut deltas)?;
         decoder.end(&mut deltas)
     };
     let error = json!({"error": {"type": "invalid_request_error", "message": "prompt is too long"}});

@@ -81,7 +81,7 @@ proptest! {
         for event in &events {
             let mut deltas = Vec::new();
             // An event that fails returns an error. The test continues after it, to reach more states.
-            let _ = decoder.decode(Frame { event: "", data: &event.to_string() }, &mut deltas);
+            let _ = decoder.decode(Frame::new("", &event.to_string()), &mut deltas);
             for delta in deltas {
                 prop_assert_eq!(fold.apply(delta), Ok(()));
             }
@@ -102,14 +102,14 @@ proptest! {
     fn decode_any_text_does_not_panic(frames in vec((select(vec!["", "response.completed", "error", "x"]), "\\PC{0,40}"), 0..20)) {
         let mut decoder = OpenAiResponses::default().decoder(&Request::default());
         for (event, data) in frames {
-            let _ = decoder.decode(Frame { event, data: &data }, &mut Vec::new());
+            let _ = decoder.decode(Frame::new(event, &data), &mut Vec::new());
         }
     }
 
     #[test]
     fn error_with_any_code_keeps_its_message(code in "[a-z_]{0,20}", message in "[a-z ]{1,20}") {
         let event = json!({"type": "error", "code": code, "message": message}).to_string();
-        let error = OpenAiResponses::default().decoder(&Request::default()).decode(Frame { event: "", data: &event }, &mut Vec::new());
+        let error = OpenAiResponses::default().decoder(&Request::default()).decode(Frame::new("", &event), &mut Vec::new());
         let error = error.unwrap_err();
         prop_assert!(error.kind != ErrorKind::Decoding);
         prop_assert!(message.trim().is_empty() || error.message.contains(message.trim()));

@@ -102,7 +102,7 @@ fn stop() -> Delta {
 }
 
 fn model() -> Delta {
-    Delta::Message(Box::new(MessageDelta { model: Some("m".to_owned()), ..MessageDelta::default() }))
+    Delta::Message(Box::new(MessageDelta::default().with_model("m")))
 }
 
 fn good() -> Try {

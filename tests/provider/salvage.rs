@@ -47,8 +47,8 @@ fn salvage_keeps_complete_blocks_and_texts() {
     .salvage(NOW)
     .unwrap();
     let expected: [Content; 8] = [
-        Thinking { signature: Some("s".into()), ..Thinking::new("signed") }.into(),
-        Thinking { redacted: Some("r".into()), ..Thinking::default() }.into(),
+        Thinking::new("signed").with_signature("s").into(),
+        Thinking::default().with_redacted("r").into(),
         "hi".into(),
         ToolUse::new("ended without input", "tool", json!({})).into(),
         ToolUse::new("whole but not ended", "tool", json!({ "a": 1 })).into(),
@@ -111,10 +111,7 @@ fn cut_returns_every_block() {
         tool(4, "begun"),
     ])
     .cut(NOW);
-    let malformed = |id: &str, raw: &str| ToolUse {
-        malformed: Some(raw.to_owned()),
-        ..ToolUse::new(id, "tool", json!({}))
-    };
+    let malformed = |id: &str, raw: &str| ToolUse::new(id, "tool", json!({})).with_malformed(raw.to_owned());
     let expected: [Content; 5] = [
         Thinking::new("unsigned").into(),
         "hi".into(),

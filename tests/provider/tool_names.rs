@@ -29,7 +29,7 @@ fn formats() -> [(Box<dyn Dialect>, usize, &'static str); 4] {
         (Box::new(AnthropicMessages::default()), 128, ""),
         (Box::new(ChatCompletions::openai()), 64, ""),
         (Box::new(OpenAiResponses::openai()), 64, ""),
-        (Box::new(GoogleGemini), 64, ".:"),
+        (Box::new(GoogleGemini::default()), 64, ".:"),
     ]
 }
 
@@ -216,7 +216,7 @@ fn used(format: &dyn Dialect, request: &Request, events: &[Value], name: &str) -
     for event in events {
         let kind = event["type"].as_str().unwrap_or_default();
         let data = event.to_string().replace("NAME", name);
-        decoder.decode(Frame { event: kind, data: &data }, &mut deltas).unwrap();
+        decoder.decode(Frame::new(kind, &data), &mut deltas).unwrap();
     }
     if !decoder.is_done() {
         decoder.end(&mut deltas).unwrap();

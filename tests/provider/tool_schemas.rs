@@ -22,7 +22,7 @@ fn offered(schema: &Value) -> Value {
         (&ChatCompletions::openai(), "/tools/0/function/parameters"),
         (&OpenAiResponses::openai(), "/tools/0/parameters"),
         (&AnthropicMessages::default(), "/tools/0/input_schema"),
-        (&OllamaChat, "/tools/0/function/parameters"),
+        (&OllamaChat::default(), "/tools/0/function/parameters"),
     ];
     let mut request = Request::prompt("Hi").with_tools(tools(&[("draw", "", schema.clone())]));
     request.model = "m".into();
@@ -35,7 +35,7 @@ fn offered(schema: &Value) -> Value {
     for other in &offered[1..] {
         assert_eq!(other, &offered[0]);
     }
-    let body = Value::Object(GoogleGemini.encode(&request).unwrap().body);
+    let body = Value::Object(GoogleGemini::default().encode(&request).unwrap().body);
     let gemini = &body["tools"][0]["functionDeclarations"][0]["parametersJsonSchema"];
     let names =
         |schema: &Value| schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>();

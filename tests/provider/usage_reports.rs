@@ -51,17 +51,13 @@ async fn count_that_is_not_a_number_gives_a_warning_and_keeps_the_others() {
         for bad in [r#""n/a""#, "-1", "2.5", "true", "[]", "{}", "1e30"] {
             let usage = format!(r#"{{"{input}":{bad},"{output}":7}}"#);
             let answer = wire.answer(&body(wire, &usage)).await.unwrap();
-            assert_eq!(answer.usage, Usage { output: 7, ..Usage::default() }, "{wire:?} {bad}");
+            assert_eq!(answer.usage, Usage::default().with_output(7), "{wire:?} {bad}");
             assert_eq!(answer.warnings, warning(member), "{wire:?} {bad}");
         }
         for (odd, number) in [("3.0", 3), (r#""3""#, 3), ("null", 0)] {
             let usage = format!(r#"{{"{input}":{odd},"{output}":7}}"#);
             let answer = wire.answer(&body(wire, &usage)).await.unwrap();
-            assert_eq!(
-                answer.usage,
-                Usage { input: number, output: 7, ..Usage::default() },
-                "{wire:?} {odd}"
-            );
+            assert_eq!(answer.usage, Usage::default().with_input(number).with_output(7), "{wire:?} {odd}");
             assert_eq!(answer.warnings, [""; 0], "{wire:?} {odd}");
         }
     }
@@ -78,7 +74,7 @@ async fn unreadable_details_of_usage_keep_the_rest() {
     ] {
         let usage = format!(r#"{{"prompt_tokens":3,"completion_tokens":7,{details}}}"#);
         let answer = Wire::Chat.answer(&body(Wire::Chat, &usage)).await.unwrap();
-        assert_eq!(answer.usage, Usage { input: 3, output: 7, ..Usage::default() }, "{details}");
+        assert_eq!(answer.usage, Usage::default().with_input(3).with_output(7), "{details}");
         assert_eq!(answer.warnings, warning(member), "{details}");
     }
 }

@@ -211,7 +211,7 @@ impl Arena {
             let text = node.message().text();
             match node.message().role {
                 Role::User => said.push(text),
-                Role::Assistant => {
+                _ => {
                     assert_eq!(Some(text.strip_prefix("re: ").unwrap()), said.last().map(String::as_str));
                 }
             }

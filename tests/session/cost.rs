@@ -14,7 +14,7 @@ use omni_agent::{
 #[tokio::test(start_paused = true)]
 async fn tree_sums_the_cost_of_its_turns_before_and_after_reopening() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
-    let input = |millions: u64| Usage { input: millions * 1_000_000, ..Usage::default() };
+    let input = |millions: u64| Usage::default().with_input(millions * 1_000_000);
     let answer = |millions| Step::new().usage(input(millions)).then_text(["Hi"]).stop();
     let provider = ScriptedProvider::new([answer(1), answer(2), answer(4)]);
     let info = ModelInfo::new("scripted").with_price(Price::new(0.5, 1.0));
@@ -24,13 +24,13 @@ async fn tree_sums_the_cost_of_its_turns_before_and_after_reopening() {
     for cost in [0.5, 1.0] {
         assert_eq!(session.ask("Hi").await.unwrap().usage.cost, Some(cost));
     }
-    let whole = Usage { cost: Some(1.5), ..input(3) };
+    let whole = input(3).with_cost(1.5);
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
     session.stop(std::time::Duration::from_secs(5)).await.unwrap();
     let session = Session::builder(store).agent(agent()).open(id).await.unwrap();
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
     session.ask("Hi").await.unwrap();
-    let whole = Usage { cost: Some(3.5), ..input(7) };
+    let whole = input(7).with_cost(3.5);
     assert_eq!(session.snapshot().await.unwrap().tree.usage(), whole);
 }
 
@@ -41,7 +41,7 @@ async fn ask_without_a_finite_cost_reports_none_and_the_session_continues() {
     let reported =
         [Some(f64::NAN), Some(f64::INFINITY), Some(f64::NEG_INFINITY), None, Some(f64::MAX), Some(f64::MAX)];
     let answer = |cost| {
-        let usage = Usage { input: u64::MAX, cost, ..Usage::default() };
+        let usage = Usage::default().with_input(u64::MAX).with_cost(cost);
         Step::new().usage(usage).then_text(["Hi"]).stop()
     };
     let provider = ScriptedProvider::new(reported.map(answer));

@@ -117,7 +117,7 @@ async fn resume_from_any_event_replays_the_later_events() {
 
 #[tokio::test(start_paused = true)]
 async fn resume_from_an_unavailable_id_resyncs_first() {
-    let limits = FeedLimits { lag: 256, replay: 256, bytes: 1 << 22 };
+    let limits = FeedLimits::default().with_lag(256).with_replay(256).with_bytes(1 << 22);
     let session = on(parrot("A")).feed_limits(limits).create().await.unwrap();
     let before = answered(session.snapshot()).await.unwrap();
     session.ask("Unseen").await.unwrap();
@@ -183,7 +183,7 @@ async fn subscriber_far_behind_misses_no_turn() {
 
 #[tokio::test(start_paused = true)]
 async fn subscriber_behind_in_bytes_misses_no_turn() {
-    let limits = FeedLimits { lag: 256, replay: 256, bytes: 10_000 };
+    let limits = FeedLimits::default().with_lag(256).with_replay(256).with_bytes(10_000);
     let agent =
         || Agent::builder().model(ScriptedProvider::from_fn(|_| Step::text("x".repeat(5_000))).model());
     let session = on(agent()).feed_limits(limits).create().await.unwrap();

@@ -15,7 +15,7 @@ struct City {
 async fn ask_as_repeated_answer_is_stored_without_the_rejected_answer() {
     let store = ScriptedStore::new([]);
     let answer = |text: &str, output: u64| {
-        Step::new().usage(Usage { output, ..Usage::default() }).then_text([text]).stop()
+        Step::new().usage(Usage::default().with_output(output)).then_text([text]).stop()
     };
     let oslo = r#"{"name": "Oslo"}"#;
     let steps = [answer("Oslo", 1), answer(oslo, 10), Step::text("Hello.")];

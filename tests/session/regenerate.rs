@@ -26,7 +26,7 @@ async fn regenerate(session: &Session, node: NodeId) {
 
 #[tokio::test(start_paused = true)]
 async fn regenerate_answer_is_a_sibling_below_the_same_message() {
-    let usage = Usage { input: 3, output: 5, ..Usage::default() };
+    let usage = Usage::default().with_input(3).with_output(5);
     let steps = [Step::text("A1"), Step::text("A2"), Step::new().usage(usage).then_text(["B1"]).stop()];
     let provider = ScriptedProvider::new(steps);
     let mut session = Watched::start(on(Agent::builder().model(provider.model()))).await;

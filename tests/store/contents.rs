@@ -53,7 +53,7 @@ async fn any_commits_make_the_same_tree(store: &dyn Store, steps: &[Step]) -> Re
             Step::Turn(text, usage) => {
                 let messages = [Message::user(text.as_str()), Message::assistant("Yes.")];
                 if *usage {
-                    tree.push_turn(messages, Usage { input: 7, cost: Some(0.1), ..Usage::default() });
+                    tree.push_turn(messages, Usage::default().with_input(7).with_cost(0.1));
                 } else {
                     for message in messages {
                         tree.push(message);

@@ -94,14 +94,13 @@ fn state() -> StoredState {
 fn nodes() -> Vec<Node> {
     let search =
         ToolUse::new("toolu_1", "search", json!({"zebra": 1, "apple": [1.0, 5e-324, u64::MAX, null]}));
-    let malformed =
-        ToolUse { malformed: Some("{\"a\":".into()), ..ToolUse::new("toolu_2", "search", json!({})) };
+    let malformed = ToolUse::new("toolu_2", "search", json!({})).with_malformed("{\"a\":");
     let mut picture = Attachment::base64("image/png", "iVBORw0KGgo=").named("a.png");
     picture.metadata.insert("width".into(), json!(3));
     let mut answer = Message::assistant(vec![
-        Content::from(Thinking { signature: Some("c2ln".into()), ..Thinking::new("hm") }),
-        Thinking { redacted: Some("ZW5j".into()), ..Thinking::default() }.into(),
-        Text { text: "Wait.\0".into(), signature: Some("dGV4".into()) }.into(),
+        Content::from(Thinking::new("hm").with_signature("c2ln")),
+        Thinking::default().with_redacted("ZW5j").into(),
+        Text::new("Wait.\0").with_signature("dGV4").into(),
         search.clone().into(),
         malformed.clone().into(),
         ProviderItem::new("openai", json!({"type": "reasoning", "id": null})).into(),
@@ -111,8 +110,13 @@ fn nodes() -> Vec<Node> {
         Content::from(ToolResult::ok(&search, picture.clone())),
         ToolResult::error(&malformed, "no JSON").into(),
     ];
-    let usage =
-        Usage { input: 7, cache_read: 1, cache_write: 2, output: 9, reasoning: 3, cost: Some(0.001_25) };
+    let usage = Usage::default()
+        .with_input(7)
+        .with_cache_read(1)
+        .with_cache_write(2)
+        .with_output(9)
+        .with_reasoning(3)
+        .with_cost(0.001_25);
     let page = Attachment::url("text/html", "https://example.com/");
     let messages = [
         Message::user(vec![

@@ -7,11 +7,11 @@ use serde_json::{Value, json};
 
 fn run(blocks: Vec<ResultBlock>, max_output: usize) -> ToolResult {
     let tool = tool_fn("a", "A.", move |_: Value, _| {
-        let output = ToolOutput { blocks: blocks.clone() };
+        let output = ToolOutput::from(blocks.clone());
         async { Ok(output) }
     });
     let tools = ToolSet::new().with(tool).unwrap();
-    let limits = ToolLimits { max_output, ..ToolLimits::default() };
+    let limits = ToolLimits::default().with_max_output(max_output);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let tool_use = ToolUse::new("id", "a", json!({}));
     runtime.block_on(tools.run(&tool_use, ToolContext::detached("id"), &limits))
@@ -84,7 +84,7 @@ fn run_attachment_that_does_not_fit_is_named_instead() {
 
 #[test]
 fn run_signature_of_cut_text_is_dropped() {
-    let text = Text { signature: Some("s".to_owned()), ..Text::new("x".repeat(1_000)) };
+    let text = Text::new("x".repeat(1_000)).with_signature("s");
     let ResultBlock::Text(start) = &run(vec![text.into()], 300).content[0] else { panic!() };
     assert_eq!(start.signature, None);
 }
@@ -92,7 +92,7 @@ fn run_signature_of_cut_text_is_dropped() {
 #[test]
 fn run_error_text_is_capped_too() {
     let tool_use = ToolUse::new("id", "missing", json!({}));
-    let limits = ToolLimits { max_output: 20, ..ToolLimits::default() };
+    let limits = ToolLimits::default().with_max_output(20);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let result = runtime.block_on(ToolSet::new().run(&tool_use, ToolContext::detached("id"), &limits));
     assert!(result.is_error && bytes(&result) <= 20);

@@ -25,7 +25,7 @@ use tokio::sync::{Barrier, mpsc, oneshot};
 use tokio_util::sync::CancellationToken;
 
 fn limits(timeout: Duration) -> ToolLimits {
-    ToolLimits { timeout, ..ToolLimits::default() }
+    ToolLimits::default().with_timeout(timeout)
 }
 
 fn tools(tool: impl Tool) -> ToolSet {
@@ -582,7 +582,8 @@ proptest! {
         let tools = ToolSet::new()
             .with(tool_fn("typed", "T.", |_: Input, _| async { Ok("") })).unwrap()
             .with(tool_fn("free", "F.", |input: Value, _| async { Ok(input) })).unwrap();
-        let tool_use = ToolUse { malformed, ..ToolUse::new("id", name, input) };
+        let mut tool_use = ToolUse::new("id", name, input);
+        tool_use.malformed = malformed;
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let result = runtime.block_on(run(&tools, &tool_use));
         let should_run = tool_use.malformed.is_none() && tool_use.input.is_object() && tool_use.name == "free";

@@ -204,7 +204,7 @@ fn output_from_each_supported_type() {
     let text = ResultBlock::from("a");
     let image = Attachment::base64("image/png", "AAAA");
     for output in ["a".into(), "a".to_owned().into(), Text::new("a").into(), ToolOutput::from(text.clone())] {
-        assert_eq!(output, ToolOutput { blocks: vec![text.clone()] });
+        assert_eq!(output, ToolOutput::from(vec![text.clone()]));
     }
     assert_eq!(ToolOutput::from(json!({ "z": 1, "a": 2 })).blocks, [ResultBlock::from(r#"{"z":1,"a":2}"#)]);
     assert_eq!(ToolOutput::from(image.clone()).blocks, [ResultBlock::from(image.clone())]);

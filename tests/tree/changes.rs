@@ -155,7 +155,7 @@ proptest! {
         let mut tree = Tree::new();
         for &cost in &costs {
             let before = tree.clone();
-            tree.push_turn([user("a"), assistant("b")], Usage { cost, ..Usage::default() });
+            tree.push_turn([user("a"), assistant("b")], Usage::default().with_cost(cost));
             prop_assert_eq!(tree.changes_since(&before).map(|changes| changes.nodes.len()), Some(2));
             prop_assert!(tree.changes_since(&tree.clone()).is_some_and(|changes| changes.nodes.is_empty()));
         }

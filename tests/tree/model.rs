@@ -219,7 +219,7 @@ impl World {
                 model.push(message, None);
             }
             Step::Turn(len) => {
-                let usage = Usage { cost: Some(0.25), ..tokens(u64::from(*len), 1) };
+                let usage = tokens(u64::from(*len), 1).with_cost(0.25);
                 let turn: Vec<_> =
                     (0..*len).map(|i| if i % 3 == 1 { assistant("a") } else { user("u") }).collect();
                 let noted = turn.iter().rposition(|message| *message == assistant("a"));

@@ -105,11 +105,11 @@ fn push_turn_without_messages_changes_nothing() {
 fn usage_counts_all_branches() {
     let mut tree = Tree::new();
     let question = tree.push(user("a"));
-    tree.push_turn([assistant("b")], Usage { cost: Some(0.5), ..tokens(1, 2) });
+    tree.push_turn([assistant("b")], tokens(1, 2).with_cost(0.5));
     tree.navigate(question).unwrap();
     tree.push_turn([assistant("c")], tokens(10, 20));
     tree.clear();
-    assert_eq!(tree.usage(), Usage { cost: Some(0.5), ..tokens(11, 22) });
+    assert_eq!(tree.usage(), tokens(11, 22).with_cost(0.5));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use crate::support::{assistant, branching, id, numbers, user};
 
 fn small() -> Tree {
     let mut tree = Tree::new();
-    let usage = Usage { input: 12, output: 3, ..Usage::default() };
+    let usage = Usage::default().with_input(12).with_output(3);
     tree.push_turn([user("Hi"), assistant("Ho")], usage);
     tree.navigate(id(1)).unwrap();
     tree.push(assistant("Hello"));

@@ -26,7 +26,7 @@ pub(crate) fn assistant(text: &str) -> Arc<Message> {
 }
 
 pub(crate) fn tokens(input: u64, output: u64) -> Usage {
-    Usage { input, output, ..Usage::default() }
+    Usage::default().with_input(input).with_output(output)
 }
 
 /// A user node for `hydrate`.

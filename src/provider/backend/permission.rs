@@ -10,6 +10,7 @@ use crate::{message::ToolUse, tool::Decision};
 /// decision to reject refuses it. The options are in the opaque item of the tool use; to choose one of them, provide
 /// its id as the tool's result.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct PermissionRequest {
     /// The tool use to be allowed. The request may arrive before the event of the tool use.
     pub tool_use: ToolUse,
@@ -20,6 +21,7 @@ pub struct PermissionRequest {
 
 /// An answer that a backend offers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PermissionOption {
     /// The id that names the option in the answer.
     pub id: String,

@@ -1,12 +1,12 @@
 //! Reading files in the shape of <https://models.dev/api.json>. Source of the shape:
 //! <https://github.com/anomalyco/models.dev>, its README and `packages/core/src/schema.ts`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Catalogue, Modality, ModelInfo, Price, PriceTier, Rates, names};
+use super::{Catalogue, Modality, ModelInfo, Price, Rates, names};
 
 type Object = Map<String, Value>;
 
@@ -95,8 +95,7 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
     if (provider == "anthropic" || id.contains("claude"))
         && let Some(price) = &mut info.price
     {
-        let tiers = price.tiers.iter_mut().map(|tier| &mut tier.rates);
-        for rates in tiers.chain([&mut price.rates]) {
+        for rates in price.tiers.values_mut().chain([&mut price.rates]) {
             rates.cache_write_long = Some(rates.input * 2.0);
         }
     }
@@ -184,7 +183,7 @@ impl<'a> Reader<'a> {
         let Some(rates) = self.rates()? else {
             return Ok(None);
         };
-        let mut price = Price { rates, tiers: Vec::new() };
+        let mut price = Price { rates, tiers: BTreeMap::new() };
         let tiers = self.value("tiers").map(|tiers| tiers.as_array().ok_or("expected an array")).transpose();
         for tier in tiers.map_err(|why| self.bad("tiers", why))?.into_iter().flatten() {
             let object = tier.as_object().ok_or_else(|| self.bad("tiers", "expected objects"))?;
@@ -206,7 +205,7 @@ impl<'a> Reader<'a> {
             && let Some(long) = self.inner("context_over_200k")?
             && let Some(rates) = (Reader { path: "cost.context_over_200k", ..long }).rates()?
         {
-            price.tiers.push(PriceTier { above: 200_000, rates });
+            price.tiers.insert(200_000, rates);
         }
         Ok(Some(price))
     }

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use crate::{message::Usage, provider::CacheHint};
 
 /// What a model's tokens cost: the rates, and others for long prompts.
@@ -9,7 +11,7 @@ use crate::{message::Usage, provider::CacheHint};
 /// use omni_agent::{message::Usage, provider::Price};
 ///
 /// let price = Price::new(3.0, 15.0);
-/// let usage = Usage { input: 1_000_000, output: 100_000, ..Usage::default() };
+/// let usage = Usage::default().with_input(1_000_000).with_output(100_000);
 /// assert_eq!(price.cost(&usage, None), Some(4.5));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -17,8 +19,9 @@ use crate::{message::Usage, provider::CacheHint};
 pub struct Price {
     /// For prompts that no tier is for.
     pub rates: Rates,
-    /// Other rates for longer prompts, the smallest prompts first.
-    pub tiers: Vec<PriceTier>,
+    /// Other rates for longer prompts, by the number of tokens that the prompt must exceed. They apply to the whole
+    /// request, its answer included.
+    pub tiers: BTreeMap<u64, Rates>,
 }
 
 /// US dollars for a million tokens.
@@ -39,20 +42,10 @@ pub struct Rates {
     pub reasoning: Option<f64>,
 }
 
-/// Rates for long prompts. They hold for the whole request, its answer included.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub struct PriceTier {
-    /// Prompts of more tokens than this, cached or not.
-    pub above: u64,
-    /// What they cost.
-    pub rates: Rates,
-}
-
 impl Price {
     /// Two rates, in US dollars for a million tokens.
     pub fn new(input: f64, output: f64) -> Self {
-        Self { rates: Rates { input, output, ..Rates::default() }, tiers: Vec::new() }
+        Self { rates: Rates { input, output, ..Rates::default() }, tiers: BTreeMap::new() }
     }
 
     /// The same price with rates for tokens read from and written to a cache.
@@ -63,15 +56,13 @@ impl Price {
 
     /// The same price, with other rates for prompts of more than `tokens`.
     pub fn with_tier(mut self, tokens: u64, rates: Rates) -> Self {
-        self.tiers.push(PriceTier { above: tokens, rates });
-        self.tiers.sort_by_key(|tier| tier.above);
+        self.tiers.insert(tokens, rates);
         self
     }
 
     /// The rates for a prompt of so many tokens.
     pub fn rates_for(&self, prompt: u64) -> &Rates {
-        let tier = self.tiers.iter().rfind(|tier| prompt > tier.above);
-        tier.map_or(&self.rates, |tier| &tier.rates)
+        self.tiers.range(..prompt).next_back().map_or(&self.rates, |(_, rates)| rates)
     }
 
     /// What one request cost in US dollars, by its usage and the cache hint that it was made with.

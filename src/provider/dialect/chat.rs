@@ -16,9 +16,7 @@ mod wire;
 use std::borrow::Cow;
 
 use serde_json::{Map, Value};
-pub use switches::{
-    CacheField, Files, MaxTokensField, OutputSupport, ReasoningReturn, SystemRole, ThinkingField, ToolChoices,
-};
+pub use switches::{CacheField, Files, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices};
 
 use super::{
     Decoder, Dialect, EffortWords, Encoded, Framing, error, names::named, openai, output, output_tool,
@@ -35,11 +33,11 @@ const NAME: &str = "chat_completions";
 ///
 /// ```
 /// use omni_agent::provider::dialect::{
-///     ChatCompletions, MaxTokensField, OutputSupport, ReasoningReturn, ThinkingField,
+///     ChatCompletions, OutputSupport, ReasoningReturn, ThinkingField,
 /// };
 ///
 /// let service = ChatCompletions::default()
-///     .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
+///     .with_max_tokens_field("max_completion_tokens")
 ///     .with_output(OutputSupport::Object)
 ///     .with_thinking(ThinkingField::Type(None))
 ///     .with_model_rules(|model, chat| match model {
@@ -53,8 +51,8 @@ const NAME: &str = "chat_completions";
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent switches")]
 pub struct ChatCompletions {
-    max_tokens_field: MaxTokensField,
-    system_role: SystemRole,
+    max_tokens_field: &'static str,
+    system_role: &'static str,
     stream_usage: bool,
     output: OutputSupport,
     output_beside_tools: bool,
@@ -75,8 +73,8 @@ pub struct ChatCompletions {
 impl Default for ChatCompletions {
     fn default() -> Self {
         Self {
-            max_tokens_field: MaxTokensField::default(),
-            system_role: SystemRole::default(),
+            max_tokens_field: "max_tokens",
+            system_role: "system",
             stream_usage: true,
             output: OutputSupport::default(),
             output_beside_tools: true,
@@ -100,8 +98,8 @@ impl ChatCompletions {
     /// The wire format as OpenAI itself implements it.
     pub fn openai() -> Self {
         Self::default()
-            .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
-            .with_system_role(SystemRole::Developer)
+            .with_max_tokens_field("max_completion_tokens")
+            .with_system_role("developer")
             .with_thinking(ThinkingField::Effort(EffortWords::OPENAI))
             .with_enforced_output(true)
             .with_metadata(false)
@@ -109,14 +107,16 @@ impl ChatCompletions {
             .with_tools_beside_effort(false)
     }
 
-    /// Sets the member that carries the output limit.
-    pub fn with_max_tokens_field(mut self, field: MaxTokensField) -> Self {
+    /// Sets the member that carries the output limit. The default is `max_tokens`, which most services use. OpenAI requires
+    /// `max_completion_tokens`.
+    pub fn with_max_tokens_field(mut self, field: &'static str) -> Self {
         self.max_tokens_field = field;
         self
     }
 
-    /// Sets the role of the system prompt.
-    pub fn with_system_role(mut self, role: SystemRole) -> Self {
+    /// Sets the role of the message that carries the system prompt. The default is `system`, which every service supports.
+    /// OpenAI's newer role is `developer`.
+    pub fn with_system_role(mut self, role: &'static str) -> Self {
         self.system_role = role;
         self
     }

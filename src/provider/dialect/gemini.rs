@@ -42,7 +42,7 @@ const SOURCES: [&str; 3] = ["groundingMetadata", "citationMetadata", "urlContext
 /// Caching needs no setting. To use a cache that you created, set `cachedContent` through
 /// [`Options::extra`](crate::provider::OptionFields::extra).
 #[derive(Clone, Copy, Debug, Default)]
-pub struct GoogleGemini;
+pub struct GoogleGemini(());
 
 impl Dialect for GoogleGemini {
     fn name(&self) -> &'static str {

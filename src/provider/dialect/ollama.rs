@@ -38,7 +38,7 @@ const NAME: &str = "ollama_chat";
 /// # let _ = options;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct OllamaChat;
+pub struct OllamaChat(());
 
 impl Dialect for OllamaChat {
     fn name(&self) -> &'static str {

@@ -5,6 +5,7 @@ use crate::message::{Content, Text, Thinking};
 
 /// A block that may still grow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
 pub struct PartialBlock {
     /// The block so far. A tool use's input is an empty object until the message is finished.
     pub content: Content,

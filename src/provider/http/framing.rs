@@ -12,12 +12,14 @@ use crate::provider::{
     ErrorKind, ProviderError,
     dialect::{Frame, Framing},
 };
+use crate::setters::setters;
 
 /// A byte order mark.
 pub(super) const BOM: &[u8] = b"\xEF\xBB\xBF";
 
 /// The limits on the size of a response. Beyond a limit, reading fails with [`ErrorKind::Decoding`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Limits {
     /// The maximum number of bytes of one line, without its end.
     pub line: usize,
@@ -27,6 +29,10 @@ pub struct Limits {
     pub body: usize,
     /// The maximum number of bytes that are read of an error's body. The rest is left unread.
     pub error_body: usize,
+}
+
+setters! {
+    Limits: with_line(line: usize), with_event(event: usize), with_body(body: usize), with_error_body(error_body: usize)
 }
 
 impl Default for Limits {

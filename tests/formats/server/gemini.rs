@@ -295,7 +295,7 @@ impl Wire for Gemini {
 
     fn tells(&self, usage: Usage) -> Usage {
         // Writes to the cache are not reported.
-        Usage { input: usage.input + usage.cache_write, cache_write: 0, ..usage }
+        usage.with_input(usage.input + usage.cache_write).with_cache_write(0)
     }
 }
 

@@ -202,7 +202,7 @@ impl Wire for Ollama {
 
     fn tells(&self, usage: Usage) -> Usage {
         // Cached tokens and reasoning tokens are not reported.
-        Usage { input: usage.prompt(), output: usage.output, ..Usage::default() }
+        Usage::default().with_input(usage.prompt()).with_output(usage.output)
     }
 
     fn lines(&self) -> bool {

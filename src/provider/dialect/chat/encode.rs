@@ -1,6 +1,6 @@
 use serde_json::{Map, Value, json};
 
-use super::{CacheField, ChatCompletions, MaxTokensField, OutputSupport, ThinkingField, ToolChoices, cache};
+use super::{CacheField, ChatCompletions, OutputSupport, ThinkingField, ToolChoices, cache};
 use crate::provider::{
     CacheHint, OutputSchema, ProviderError, Request, ThinkingMode, ToolChoice,
     dialect::{
@@ -127,10 +127,7 @@ impl Encoder<'_> {
     fn sampling(&mut self, body: &mut Map<String, Value>) {
         let options = &self.request.options;
         if let Some(max) = options.max_tokens {
-            let field = match self.chat.max_tokens_field {
-                MaxTokensField::MaxTokens => "max_tokens",
-                MaxTokensField::MaxCompletionTokens => "max_completion_tokens",
-            };
+            let field = self.chat.max_tokens_field;
             body.insert(field.to_owned(), max.into());
         }
         let effort = body.get("reasoning_effort").and_then(Value::as_str);

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value, json};
 
-use super::{Files, NAME, ReasoningReturn, SystemRole, details, encode::Encoder};
+use super::{Files, NAME, ReasoningReturn, details, encode::Encoder};
 use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
@@ -42,10 +42,7 @@ impl<'a> Encoder<'a> {
             system = words::with_schema(&system, output).into();
         }
         if !system.trim().is_empty() {
-            let role = match self.chat.system_role {
-                SystemRole::System => "system",
-                SystemRole::Developer => "developer",
-            };
+            let role = self.chat.system_role;
             self.messages.push(json!({"role": role, "content": system}));
         }
     }

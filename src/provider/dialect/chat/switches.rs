@@ -2,28 +2,6 @@
 
 use crate::provider::dialect::EffortWords;
 
-/// The member that carries the output limit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum MaxTokensField {
-    /// `max_tokens`, which most services use.
-    #[default]
-    MaxTokens,
-    /// `max_completion_tokens`, which OpenAI requires.
-    MaxCompletionTokens,
-}
-
-/// The role of the message that carries the system prompt.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SystemRole {
-    /// `system`, which every service supports.
-    #[default]
-    System,
-    /// `developer`, OpenAI's newer role.
-    Developer,
-}
-
 /// How an output schema is sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]

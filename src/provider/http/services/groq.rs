@@ -2,9 +2,7 @@
 //! <https://console.groq.com/docs/structured-outputs>
 
 use super::Endpoint;
-use crate::provider::dialect::{
-    ChatCompletions, EffortWords, Files, MaxTokensField, OutputSupport, ThinkingField,
-};
+use crate::provider::dialect::{ChatCompletions, EffortWords, Files, OutputSupport, ThinkingField};
 
 /// Qwen 3 only supports thinking or not thinking.
 const ON_OR_OFF: EffortWords = EffortWords {
@@ -24,7 +22,7 @@ impl Endpoint {
     /// them the schema is only in the system prompt.
     pub fn groq() -> Self {
         let chat = ChatCompletions::default()
-            .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
+            .with_max_tokens_field("max_completion_tokens")
             .with_output(OutputSupport::Tool)
             .with_files(Files::Images)
             .with_metadata(false)

@@ -4,8 +4,7 @@
 
 use super::Endpoint;
 use crate::provider::dialect::{
-    ChatCompletions, EffortWords, Files, MaxTokensField, OutputSupport, ReasoningReturn, ThinkingField,
-    ToolChoices,
+    ChatCompletions, EffortWords, Files, OutputSupport, ReasoningReturn, ThinkingField, ToolChoices,
 };
 
 impl Endpoint {
@@ -14,7 +13,7 @@ impl Endpoint {
     /// Models that think reject a conversation without their reasoning, so it is sent back.
     pub fn moonshot() -> Self {
         let chat = ChatCompletions::default()
-            .with_max_tokens_field(MaxTokensField::MaxCompletionTokens)
+            .with_max_tokens_field("max_completion_tokens")
             .with_output(OutputSupport::Object)
             .with_tool_choices(ToolChoices::Unforced)
             .with_files(Files::ImageData)

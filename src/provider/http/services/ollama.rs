@@ -24,7 +24,7 @@ impl Endpoint {
     /// Source: `envconfig.Host` in <https://github.com/ollama/ollama>.
     pub fn ollama_at(host: &str) -> Self {
         let base_url = ollama_url(host);
-        let endpoint = Self::custom("ollama", &*base_url, OllamaChat).with_version("/api");
+        let endpoint = Self::custom("ollama", &*base_url, OllamaChat::default()).with_version("/api");
         match base_url.strip_prefix("https://").and_then(|rest| rest.split([':', '/']).next()) {
             Some(OLLAMA_CLOUD) => endpoint.with_key_variable("OLLAMA_API_KEY"),
             _ => endpoint,

@@ -29,7 +29,7 @@ impl Endpoint {
             )
             .with_format_for(
                 |model| model.starts_with("gemini-"),
-                GoogleGemini,
+                GoogleGemini::default(),
                 Auth::Header("x-goog-api-key".to_owned()),
             )
     }

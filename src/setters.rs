@@ -1,0 +1,38 @@
+//! Setters of public fields, for structs that may get more fields and therefore have no literal outside the crate.
+
+/// Defines setters that take and return the value. `some T` sets an optional field,
+/// and `into T` accepts whatever converts into the field's type.
+macro_rules! setters {
+    (@ $type:ident $with:ident $field:ident some $value:ty) => {
+        impl $type {
+            #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            pub fn $with(mut self, $field: impl Into<$value>) -> Self {
+                self.$field = Some($field.into());
+                self
+            }
+        }
+    };
+    (@ $type:ident $with:ident $field:ident into $value:ty) => {
+        impl $type {
+            #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            pub fn $with(mut self, $field: impl Into<$value>) -> Self {
+                self.$field = $field.into();
+                self
+            }
+        }
+    };
+    (@ $type:ident $with:ident $field:ident $value:ty) => {
+        impl $type {
+            #[doc = concat!("Sets [`", stringify!($field), "`](Self::", stringify!($field), ").")]
+            pub fn $with(mut self, $field: $value) -> Self {
+                self.$field = $field;
+                self
+            }
+        }
+    };
+    ($type:ident: $($with:ident($field:ident: $($value:tt)+)),+ $(,)?) => {
+        $($crate::setters::setters!(@ $type $with $field $($value)+);)+
+    };
+}
+
+pub(crate) use setters;

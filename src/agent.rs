@@ -198,7 +198,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError`], if the prompt is empty or does not fit the history, if it contains tool results while the agent
+    /// Returns an error if the prompt is empty or does not fit the history, if it contains tool results while the agent
     /// is busy, if a limit is zero, if the output schema is invalid, or if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
         let prompt = prompt.into();
@@ -231,11 +231,11 @@ impl Agent {
     /// [`Options::output_retries`](crate::provider::OptionFields::output_retries) times, unless it was cut off or
     /// refused. Responses that do not match are never part of the history.
     ///
-    /// A response that matches the schema but cannot be deserialised into the type is not requested again, for example
-    /// if the type's `Deserialize` has checks of its own. The agent knows only the schema, because a stored run can
-    /// continue in a process that does not know the type. So express such checks in the schema where possible.
-    /// [`Model::generate_as`](crate::provider::Model::generate_as), which works without an agent, also requests a
-    /// response again that does not fit the type.
+    /// A response that matches the schema but not the type is not requested again, for example if the type's
+    /// `Deserialize` checks more than the schema. The agent knows only the schema, because a stored run can continue in
+    /// a process that does not know the type. So express such checks in the schema where possible.
+    /// [`Model::generate_as`](crate::provider::Model::generate_as) works without an agent, and also repeats the request
+    /// if the response does not fit the type.
     ///
     /// # Errors
     ///
@@ -281,8 +281,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::Idle`] if no run is active. The exception is a `handle_event` that runs between two runs: the
-    /// cancel drops it together with its event and logs a warning. An event whose `handle_event` was not polled yet
+    /// [`AgentError::Idle`] if no run is active. The exception is a `handle_event` that runs between two runs: the call
+    /// succeeds, drops it together with its event, and logs a warning. An event whose `handle_event` was not polled yet
     /// stays queued and is handled next.
     pub async fn cancel(&self) -> Result<(), AgentError> {
         self.call(Command::Cancel).await?
@@ -318,8 +318,6 @@ impl Agent {
 
     /// Changes the configuration or the history. `edit` changes a copy, which takes effect as a whole if it is valid.
     /// The change emits a [`State`](Event::State) event. `edit` runs in the agent's task, so it must be short.
-    ///
-    /// To switch the model of an idle agent, call [`Config::set_model`] in `edit`.
     ///
     /// To switch the model between runs, call [`Config::set_model`] in `edit`. To use another model for one prompt, see
     /// [`Prompt::with_model`].

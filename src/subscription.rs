@@ -1,7 +1,8 @@
 //! Subscriptions: a snapshot, then numbered events, without a gap and without an overlap.
 //!
-//! Agents, sessions and the manager are *actors*: tasks that own a state and emit events when it changes. Each of them
-//! has a method `subscribe`, which returns a [`Subscription`].
+//! Agents, sessions and the manager are *actors*: tasks that own a state and emit events when it changes. Their
+//! `subscribe` methods return a [`Subscription`], or for a session a
+//! [`SessionSubscription`](crate::session::SessionSubscription), which wraps one.
 //!
 //! # Main types
 //!
@@ -13,7 +14,7 @@
 //! - [`Update::Closed`] is the last update. It contains the [`End`]: the reason and the last snapshot.
 //! - [`FeedLimits`] sets how many events are buffered for slow readers and for readers that resume.
 //!
-//! A subscription does not keep its actor alive. The exception is a session's subscription as a
+//! A [`Subscription`] does not keep its actor alive. A `SessionSubscription` does, if it belongs to a
 //! [controller](crate::session::Mode).
 //!
 //! # Example

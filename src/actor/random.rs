@@ -18,7 +18,7 @@ impl Rng {
 
     /// Returns a number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
-        usize::try_from(self.next() % end as u64).expect("it is below a usize")
+        usize::try_from(self.next() % end as u64).expect("the number is below `end`")
     }
 
     pub(crate) fn percent(&mut self, chance: usize) -> bool {

@@ -251,7 +251,7 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// [`AgentError`], if the model is missing or unknown, if tools conflict, if the output schema, the history or a
+    /// Returns an error if the model is missing or unknown, if tools conflict, if the output schema, the history or a
     /// limit is invalid, or if `init` fails.
     ///
     /// # Cancel safety

@@ -57,8 +57,6 @@ pub type AppEvent = Box<dyn Any + Send>;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-///
-///
 /// # Cancel safety
 ///
 /// A cancel, an interrupt, a stop or a turn's time limit drops the future of a callback at its next await. Its edits of

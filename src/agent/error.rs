@@ -154,7 +154,7 @@ impl fmt::Display for AgentError {
             Self::EmptyPrompt => f.write_str("the prompt is empty; give it text or an attachment"),
             Self::InvalidPrompt(error) => write!(f, "the prompt does not fit the history: {error}"),
             Self::ResultsWhileBusy => f.write_str(
-                "a prompt with tool results can't be staged; send it when the agent is idle, or use resume",
+                "a prompt with tool results cannot be staged; send it when the agent is idle, or use resume",
             ),
             Self::ZeroSteps => {
                 f.write_str("max_steps is 0, which allows no request; leave it unset for no limit")

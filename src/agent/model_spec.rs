@@ -83,6 +83,6 @@ pub(super) fn choose_model(
         return Ok(model);
     };
     let fallback = model.name();
-    tracing::warn!(saved, fallback, %error, "the saved model is replaced by the fallback because its name cannot be resolved");
+    tracing::warn!(saved, fallback, %error, "the saved model is replaced because its name cannot be resolved");
     Ok(model.as_fallback_for(&saved))
 }

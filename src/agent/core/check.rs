@@ -9,20 +9,20 @@ impl Core {
         self.history.check().map_err(|error| format!("committed history: {error}"))?;
         let status = self.phase.status();
         if status != self.told {
-            return Err(format!("told {:?}, but is {status:?}", self.told));
+            return Err(format!("status {:?} was emitted, but it is {status:?}", self.told));
         }
         let idle = matches!(self.phase, Phase::Idle);
         if idle && (self.staged.is_some() || self.notices > 0) {
-            return Err("something waits although nothing goes on".into());
+            return Err("something is queued although the agent is idle".into());
         }
         if matches!(self.phase, Phase::Noticing { begun: false, .. }) && self.notices == 0 {
             return Err("handle_event is called without an event".into());
         }
         if self.behind.is_some() && self.staged.is_none() {
-            return Err("a prompt waits behind none".into());
+            return Err("a prompt waits behind a missing one".into());
         }
         if self.fallback.is_some() && self.phase.turn().is_none() {
-            return Err("a history to fall back to, and no turn that could fail".into());
+            return Err("a fallback history without a turn".into());
         }
         self.phase.turn().map_or(Ok(()), |turn| self.check_turn(turn))
     }
@@ -43,20 +43,23 @@ impl Core {
         }
         match &self.phase {
             Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
-                return turn.conversation().check_sendable().map_err(|error| format!("to be sent: {error}"));
+                return turn
+                    .conversation()
+                    .check_sendable()
+                    .map_err(|error| format!("the request's history: {error}"));
             }
             Phase::Deciding { tools, .. } | Phase::Paused { tools, .. }
                 if tools.next().is_none() || !working.open_tool_uses().eq(&tools.uses) =>
             {
-                return Err("the uses to decide on are not the open ones".into());
+                return Err("the tool uses to decide on are not the open ones".into());
             }
             Phase::Executing { slots, .. } if slots.iter().all(|slot| slot.result.is_some()) => {
-                return Err("all tools are done, and still waited for".into());
+                return Err("the phase waits for tools that have finished".into());
             }
             Phase::Reviewing { slots, reviewed, .. }
                 if slots.iter().any(|slot| slot.result.is_none()) || reviewed.len() >= slots.len() =>
             {
-                return Err("there is no result to review".into());
+                return Err("no result is left to review".into());
             }
             _ => {}
         }

@@ -69,7 +69,7 @@ impl Core {
         }
         if let (Some(content), None) = (&next, &self.staged) {
             let checked = if content.is_blank() {
-                Err("the content to continue with is empty".to_owned())
+                Err("handle_turn returned a continuation without content".to_owned())
             } else {
                 answer_open_tool_uses(turn.working.all(), content.clone())
                     .map(|_| ())
@@ -334,7 +334,7 @@ impl Core {
         effects.extend([Effect::Abort, Effect::Watch(None)]);
         let mut remains = self.phase.take_remains();
         let Some(mut turn) = self.phase.take_turn() else {
-            unreachable!("there was a turn worth keeping");
+            unreachable!("a turn is in flight, as checked above");
         };
         let partial = remains.partial.take();
         turn.usage += partial.as_ref().map(|fold| fold.usage()).unwrap_or_default();

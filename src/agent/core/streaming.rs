@@ -182,7 +182,7 @@ impl Core {
         let refused = stop_reason == StopReason::Refusal;
         if exhausted || refused {
             let (text, reason) = if refused {
-                ("Not run: the answer that asks for it was refused.".to_owned(), StopReason::Refusal)
+                ("Not run: the response with this tool use was refused.".to_owned(), StopReason::Refusal)
             } else {
                 let steps = if turn.step == 1 { "step" } else { "steps" };
                 (format!("Not run: the limit of {} {steps} is reached.", turn.step), StopReason::MaxSteps)
@@ -343,5 +343,8 @@ pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
 }
 
 fn truncated() -> ProviderError {
-    ProviderError::new(ErrorKind::Truncated, "the stream ended without saying why the answer ended")
+    ProviderError::new(
+        ErrorKind::Truncated,
+        "the stream ended without a stop reason, so the response may be incomplete",
+    )
 }

@@ -22,7 +22,7 @@ impl Kept {
         Self(snapshot(core, config))
     }
 
-    /// Applies a callback's edit of the configuration, for which there is no event.
+    /// Applies a callback's edit of the configuration, which emits no event.
     pub(super) fn configured(&mut self, config: &Config) {
         self.0.state.max_steps = config.max_steps;
     }

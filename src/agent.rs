@@ -14,7 +14,7 @@
 //! - [`AgentCallbacks`] is the trait for the application's code. Its methods can change requests, decide about tool
 //!   uses, continue a run and handle failures.
 //! - [`Snapshot`] and [`Event`] report the state and its changes. [`Agent::subscribe`] returns a snapshot and the
-//!   events that follow it.
+//!   events that follow it. [`text_deltas`](Subscription::text_deltas) reduces them to the text of the response.
 //!
 //! All operations work at all times: while the model streams, while tools run, and while a callback waits.
 //!

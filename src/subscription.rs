@@ -44,7 +44,6 @@
 //! # })?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//!
 
 use std::{
     collections::VecDeque,
@@ -148,7 +147,7 @@ impl<E> Clone for Numbered<E> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// The JSON form has a `type`, as the events have:
+/// The JSON form has a `type` field, like the events:
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -286,13 +285,14 @@ pub(crate) struct Attachment<S, E> {
 pub struct Subscription<S, E> {
     snapshot: Option<Arc<S>>,
     last: EventId,
-    /// `None` while `waiting` has it.
+    /// `None` while `waiting` contains the reader.
     reader: Option<Reader<S, E>>,
-    /// The wait for the next update that a poll of the stream began. It stays afterwards, so that its memory is reused.
+    /// The wait for the next update, which a poll of the stream started. It is kept afterwards so that its memory is
+    /// reused.
     waiting: Option<ReusableBoxFuture<'static, (Reader<S, E>, Option<Update<S, E>>)>>,
 }
 
-/// The place of a subscription in the actor's events.
+/// The position of a subscription in the actor's events.
 struct Reader<S, E> {
     source: Box<dyn Source<S, E>>,
     /// A snapshot that is the next update, and the last event that it includes.

@@ -18,14 +18,14 @@ use crate::{
 /// The text of one turn, in pieces. Returned by [`Subscription::text_deltas`] and
 /// [`SessionSubscription::text_deltas`](crate::session::SessionSubscription::text_deltas).
 ///
-/// **Texts.** The stream has the text blocks of all answers in the turn, those before and after tool uses, in order and
-/// without a separator. It has no thinking, no tool inputs and no results. The pieces add up to the texts of the turn's
-/// assistant messages.
+/// **Texts.** The stream yields the text blocks of all responses in the turn, before and after tool uses, in order and
+/// without a separator. It yields no thinking, no tool inputs and no results. The pieces add up to the texts of the
+/// turn's assistant messages.
 ///
-/// **Beginning.** If the subscription is new and its snapshot shows a turn in flight, the first piece is the text of this
-/// turn so far. Otherwise the stream begins with the next update, and waits if no turn is in flight.
+/// **Beginning.** If the subscription is new and its snapshot shows a turn in flight, the first piece is the text of
+/// this turn so far. Otherwise the stream begins with the next update, and waits if no turn is in flight.
 ///
-/// **End.** The stream ends when the turn is committed. The subscription is positioned after the turn then, and
+/// **End.** The stream ends when the turn is committed. The subscription is then positioned after the turn, and
 /// `text_deltas` can be called again for the next turn. While the agent is paused, the stream waits.
 ///
 /// **Errors.** The last item is [`AgentError::Cancelled`] or [`AgentError::Failed`] if the turn is discarded, and
@@ -33,12 +33,12 @@ use crate::{
 /// without an error.
 ///
 /// **Resync.** If the reader was too slow, the missed text is taken from the snapshot, and nothing is repeated or lost.
-/// If the turn was discarded meanwhile, the response in the error is empty. If a whole turn was missed before the first
-/// piece, the stream has the text of the last committed turn. If updates of the turn were read before `text_deltas` was
-/// called, the text of complete answers that was missed is not made up for.
+/// There are three exceptions. If the turn was discarded in the meantime, the response in the error is empty. If a
+/// whole turn was missed before the first piece, the stream yields the text of the last committed turn. If updates of
+/// the turn were read before `text_deltas` was called, the missed text of complete responses is not replaced.
 ///
-/// **Retries.** If a request is repeated after part of its answer was streamed, the text of the new answer follows the
-/// void part. Read the [events](Event::Retry) instead if this matters.
+/// **Retries.** If a request is repeated after a part of its response was streamed, the text of the new response
+/// follows the void part. If this matters, read the [events](Event::Retry) instead.
 #[must_use = "a stream does nothing unless it is read"]
 pub struct TextDeltas<'a>(Pin<Box<dyn Stream<Item = Result<String, AgentError>> + Send + 'a>>);
 
@@ -70,7 +70,7 @@ impl Subscription<Snapshot, Event> {
 }
 
 impl<'a> TextDeltas<'a> {
-    /// Reads the subscription, whose snapshot shows the state now if `is_new`.
+    /// Creates the stream. `is_new` is whether the subscription's snapshot shows the current state.
     pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
         events: &'a mut Subscription<S, E>,
         is_new: bool,
@@ -95,7 +95,7 @@ impl<'a> TextDeltas<'a> {
                     }
                     Update::Resync(snapshot) => turn.resync(snapshot_of(&snapshot)),
                     Update::Closed(end) => {
-                        // Without a turn in flight, the last snapshot has no text for this stream.
+                        // Without a turn in flight, the last snapshot contains no text for this stream.
                         if let Some(snapshot) = end.snapshot.filter(|_| turn.has_begun) {
                             turn.resync(snapshot_of(&snapshot));
                         }
@@ -109,7 +109,7 @@ impl<'a> TextDeltas<'a> {
         Self(Box::pin(items.fuse()))
     }
 
-    /// Returns the next piece of text; `None` at the end.
+    /// Returns the next piece of text, or `None` at the end.
     ///
     /// # Errors
     ///

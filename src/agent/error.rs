@@ -68,7 +68,7 @@ pub enum AgentError {
     HistoryOwned,
     /// The message is not a user message, so it cannot start a run.
     NotAPrompt,
-    /// The tools conflict with each other or are invalid.
+    /// The tools do not form a valid set.
     InvalidTools(ToolSetError),
     /// The output schema is invalid.
     InvalidOutputSchema(SchemaError),

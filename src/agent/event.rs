@@ -81,7 +81,7 @@ pub enum Event {
     TextEnd {
         /// The block's index in the message.
         index: usize,
-        /// All of it.
+        /// The complete block.
         content: Text,
     },
     /// A thinking block began.
@@ -100,7 +100,7 @@ pub enum Event {
     ThinkingEnd {
         /// The block's index in the message.
         index: usize,
-        /// All of it.
+        /// The complete block.
         content: Thinking,
     },
     /// A tool use began.
@@ -123,7 +123,7 @@ pub enum Event {
     ToolUseEnd {
         /// The block's index in the message.
         index: usize,
-        /// All of it.
+        /// The complete block.
         content: ToolUse,
     },
     /// The model created a file.
@@ -163,8 +163,8 @@ pub enum Event {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         input: Option<Value>,
     },
-    /// A request is complete. The response contains the user message that caused the request, the assistant message,
-    /// and the usage of this request.
+    /// A request is complete. The response contains exactly the user message that caused the request and the assistant
+    /// message, with the usage of this request.
     Step(Arc<Response>),
     /// A turn is complete and committed.
     Turn(TurnOutcome),
@@ -214,7 +214,7 @@ pub enum Event {
     },
 }
 
-/// How a turn ended.
+/// The outcome of a turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
@@ -235,7 +235,7 @@ pub enum TurnOutcome {
 }
 
 impl TurnOutcome {
-    /// The messages and the usage of the turn.
+    /// Returns the messages and the usage of the turn.
     pub fn response(&self) -> &Arc<Response> {
         match self {
             Self::Stop { response, .. } | Self::Continue { response } => response,
@@ -243,7 +243,7 @@ impl TurnOutcome {
     }
 }
 
-/// How a run ended.
+/// The outcome of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]

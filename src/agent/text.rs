@@ -143,12 +143,12 @@ struct TurnText {
     has_begun: bool,
     /// The prompt of the turn, by which a snapshot is searched for the turn. `None` if its event was not read.
     prompt: Option<Arc<Message>>,
-    /// The complete messages that were read, the prompt included.
+    /// The number of complete messages that were read, including the prompt.
     messages: usize,
-    /// Bytes that were read of the answer that is streaming in.
+    /// The number of bytes that were read of the response that is being streamed.
     partial: usize,
     is_over: bool,
-    /// Text that was not returned yet.
+    /// The text that was not returned yet.
     text: String,
     error: Option<AgentError>,
 }
@@ -191,7 +191,7 @@ impl TurnText {
         }
     }
 
-    /// Takes in what the reader missed.
+    /// Adds the text that the reader missed.
     fn resync(&mut self, snapshot: &Snapshot) {
         let (pending, history) = (&snapshot.pending, &snapshot.state.history);
         let is_in_flight = match (&self.prompt, pending.first()) {
@@ -200,7 +200,7 @@ impl TurnText {
             (Some(_), None) => false,
         };
         if is_in_flight {
-            // Of a turn that was not read from its prompt, only the rest of the answer that is streaming in is known.
+            // If the turn was not read from its prompt on, only the rest of the streamed response is known.
             let is_partly_known = self.has_begun && self.prompt.is_none();
             let read = if is_partly_known { pending.len() } else { self.messages };
             self.read(pending.iter().skip(read), &snapshot.partial);
@@ -212,7 +212,7 @@ impl TurnText {
         let after = match &self.prompt {
             // The turn is committed if the history has its prompt.
             Some(prompt) => history.iter().rev().position(|message| Arc::ptr_eq(prompt, message)),
-            // A whole turn was missed: the last one.
+            // The whole last turn was missed.
             None if !self.has_begun && matches!(outcome, Some(RunOutcome::Stopped { .. })) => {
                 history.iter().rev().position(|message| is_prompt(message))
             }
@@ -236,7 +236,7 @@ impl TurnText {
         }
     }
 
-    /// Adds the texts of messages, and of the answer that is streaming in after them, beyond what was read.
+    /// Adds the unread texts of messages, and of the streamed response after them.
     fn read<'m>(&mut self, messages: impl Iterator<Item = &'m Arc<Message>>, partial: &[PartialBlock]) {
         for message in messages.filter(|message| message.role == Role::Assistant) {
             self.add(&message.text());
@@ -252,7 +252,7 @@ impl TurnText {
     }
 }
 
-/// Whether the message begins a turn.
+/// Returns whether the message begins a turn.
 fn is_prompt(message: &Message) -> bool {
     message.role == Role::User && message.tool_results().next().is_none()
 }

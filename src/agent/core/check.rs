@@ -43,10 +43,7 @@ impl Core {
         }
         match &self.phase {
             Phase::Preparing { .. } | Phase::Streaming { .. } | Phase::Delaying { .. } => {
-                return turn
-                    .conversation()
-                    .check_sendable()
-                    .map_err(|error| format!("the request's history: {error}"));
+                return turn.conversation().check_sendable().map_err(|error| format!("request: {error}"));
             }
             Phase::Deciding { tools, .. } | Phase::Paused { tools, .. }
                 if tools.next().is_none() || !working.open_tool_uses().eq(&tools.uses) =>

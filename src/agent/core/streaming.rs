@@ -65,7 +65,7 @@ impl Core {
         matches!(self.phase, Phase::Streaming { question: None, .. })
     }
 
-    /// The provider no longer waits for the answer to its question.
+    /// Drops the provider's question, because the provider no longer waits for the answer.
     pub(in crate::agent) fn question_withdrawn(&mut self, effects: &mut Effects) {
         if let Phase::Streaming { question, .. } = &mut self.phase
             && question.take().is_some()
@@ -343,8 +343,5 @@ pub(super) fn end_event(index: usize, block: &Content) -> Option<Event> {
 }
 
 fn truncated() -> ProviderError {
-    ProviderError::new(
-        ErrorKind::Truncated,
-        "the stream ended without a stop reason, so the response may be incomplete",
-    )
+    ProviderError::new(ErrorKind::Truncated, "the stream ended without a stop reason")
 }

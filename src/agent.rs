@@ -88,6 +88,8 @@ mod response;
 mod snapshot;
 mod state;
 mod task;
+#[cfg(all(test, feature = "test-util"))]
+mod tests;
 mod text;
 
 use std::{
@@ -100,20 +102,20 @@ use std::{
 };
 
 pub use self::core::Accepted;
-pub use admission::{Admission, Permit};
+pub(crate) use admission::{Admission, Permit};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, AppEvent, ErrorDecision, ToolDecision, TurnDecision};
 pub(crate) use command::InFlight;
 use command::{Command, Reply, Stop};
 pub use error::{AgentError, Failure, RunningTool};
 pub use event::{Event, RunOutcome, Status, TurnOutcome};
-pub(crate) use owner::{Asker, Opening};
-pub use owner::{HistoryOwner, Moment};
+pub(crate) use owner::{Asker, HistoryOwner, Moment, Opening};
 pub use response::Response;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 pub use snapshot::{Pause, Snapshot};
-pub use state::{Config, Prompt, SavedConfig, State, StateEdit, StateView};
+pub(crate) use state::SavedConfig;
+pub use state::{Config, Prompt, State, StateEdit, StateView};
 use task::AgentShared;
 pub(crate) use task::Hold;
 pub use text::TextDeltas;
@@ -172,11 +174,11 @@ pub struct WeakAgent {
 /// An item of an agent's commit channel: an event, and the configuration in force when it happened.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Delivery {
+pub(crate) struct Delivery {
     /// The event.
-    pub event: Numbered<Event>,
+    pub(crate) event: Numbered<Event>,
     /// The configuration in force, including changes by callbacks.
-    pub config: Arc<Config>,
+    pub(crate) config: Arc<Config>,
     /// For a message, the settings of the prompt that its turn belongs to. `None` if that prompt has no settings.
     pub(crate) settings: Option<Arc<Prompt>>,
 }

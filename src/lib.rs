@@ -120,6 +120,10 @@ compile_error!(
     "omni-agent contains panics of tools, callbacks and providers, which needs `panic = \"unwind\"`"
 );
 
+// Unit tests share helpers with the integration tests, which name the crate.
+#[cfg(test)]
+extern crate self as omni_agent;
+
 mod actor;
 pub mod agent;
 #[cfg(feature = "test-util")]

@@ -50,6 +50,8 @@ mod snapshot;
 mod subscription;
 mod task;
 mod tenure;
+#[cfg(all(test, feature = "test-util"))]
+mod tests;
 mod watcher;
 
 use std::{
@@ -69,7 +71,7 @@ use subscription::Hold;
 pub use subscription::{Guard, Mode, SessionSubscription};
 use task::SessionShared;
 use tokio::{sync::mpsc, time::Instant};
-pub use watcher::{Notice, Watcher};
+pub(crate) use watcher::{Notice, Watcher};
 
 use crate::{
     actor,

@@ -10,7 +10,7 @@ use std::{any::Any, future::Future, pin::Pin};
 /// Callbacks, tools and delays run without a permit, so that they may wait for another agent. The exception is
 /// `handle_tool_use` for a question that the service asks while it streams, because its request is still in flight. If
 /// the callback returns a pause, the permit is dropped, and the open stream continues without a permit.
-pub trait Admission: Send + Sync + 'static {
+pub(crate) trait Admission: Send + Sync + 'static {
     /// Waits for a permit. The agent drops the permit when the request ends, or when it pauses for a decision.
     ///
     /// # Cancel safety
@@ -20,4 +20,4 @@ pub trait Admission: Send + Sync + 'static {
 }
 
 /// A permit to send one request. Dropping it releases it.
-pub type Permit = Box<dyn Any + Send>;
+pub(crate) type Permit = Box<dyn Any + Send>;

@@ -170,7 +170,7 @@ impl AgentBuilder {
     }
 
     /// Returns the history that was given to the builder.
-    pub fn given_history(&self) -> &History {
+    pub(crate) fn given_history(&self) -> &History {
         &self.history
     }
 
@@ -180,7 +180,7 @@ impl AgentBuilder {
     /// and [`Model::fallback_for`](crate::provider::Model::fallback_for) returns the saved name. A given model with the
     /// saved name is used as it is. The system prompt, the options and the limits apply where the builder has none. The
     /// order of the calls does not matter.
-    pub fn restore(mut self, saved: SavedConfig) -> Self {
+    pub(crate) fn restore(mut self, saved: SavedConfig) -> Self {
         self.saved = Some(Box::new(saved));
         self
     }
@@ -227,7 +227,7 @@ impl AgentBuilder {
     /// Sets a channel that receives every event, in order. It is a bounded channel, such as that of `futures-channel`,
     /// or tokio's as a `PollSender`. The agent waits for room in the channel and serves all operations in the meantime.
     /// If the receiver is dropped, the agent continues without the channel.
-    pub fn commit_channel<S>(mut self, sink: S) -> Self
+    pub(crate) fn commit_channel<S>(mut self, sink: S) -> Self
     where
         S: Sink<Delivery> + Send + 'static,
     {
@@ -236,7 +236,7 @@ impl AgentBuilder {
     }
 
     /// Sets what decides when each request may be sent, for agents that share a limit.
-    pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
+    pub(crate) fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
         self.admission = Some(admission);
         self
     }
@@ -279,7 +279,7 @@ impl AgentBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub async fn start_owned(self) -> Result<(Agent, HistoryOwner), AgentError> {
+    pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwner), AgentError> {
         let agent = self.launch(true).await?;
         let owner = HistoryOwner::new(agent.downgrade());
         Ok((agent, owner))

@@ -20,7 +20,7 @@ use crate::{
 ///
 /// As with the operations of [`Agent`](super::Agent), dropping the future of an operation does not withdraw the
 /// operation.
-pub struct HistoryOwner {
+pub(crate) struct HistoryOwner {
     agent: WeakAgent,
 }
 
@@ -39,11 +39,11 @@ pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, AgentError>>;
 /// The agent's last event and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Moment {
+pub(crate) struct Moment {
     /// The id of the last event that was emitted.
-    pub last: EventId,
+    pub(crate) last: EventId,
     /// The status of the agent.
-    pub status: Status,
+    pub(crate) status: Status,
 }
 
 impl HistoryOwner {
@@ -57,7 +57,7 @@ impl HistoryOwner {
     /// # Errors
     ///
     /// [`AgentError::Stopped`] if the agent has ended.
-    pub async fn moment(&self) -> Result<Moment, AgentError> {
+    pub(crate) async fn moment(&self) -> Result<Moment, AgentError> {
         self.agent.call(Command::Moment).await.map_err(stopped)
     }
 
@@ -68,47 +68,21 @@ impl HistoryOwner {
     ///
     /// [`AgentError::Busy`] if the agent is not idle. [`AgentError::Moved`] if `at` is not the last event.
     /// [`AgentError::InvalidHistory`] if the history is invalid.
-    pub async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
+    pub(crate) async fn set(&self, at: Option<EventId>, history: History) -> Result<EventId, AgentError> {
         self.change(at, Change::Set(history)).await
     }
 
-    /// Starts a run on another history, in one step. The first event is a `state` event with `base`, whose id is
-    /// returned. The events of the run follow.
+    /// Starts a run on another history, in one step. The first event is a `state` with `base`, whose id this returns. The
+    /// run's own events follow. `asker` gets the response, as from [`Agent::ask`](super::Agent::ask).
     ///
-    /// If the run ends with `cancelled` or `error` before it has committed a turn, the previous history is restored:
-    /// another `state` event follows directly, before anything else starts. After the first commit nothing is restored.
-    ///
-    /// # Errors
-    ///
-    /// The errors of [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`, and the errors of
-    /// [`Agent::prompt`](super::Agent::prompt) for the prompt.
-    pub async fn prompt(
-        &self,
-        at: Option<EventId>,
-        base: History,
-        prompt: impl Into<Prompt>,
-    ) -> Result<EventId, AgentError> {
-        self.begin(at, base, Opening::Prompt(prompt.into()), None).await
-    }
-
-    /// Like [`prompt`](Self::prompt), but starts the run with `message` unchanged, including its time, so that the
-    /// model responds to it again.
+    /// If the run ends in `cancelled` or `error` before it has committed a turn, the previous history is restored: another
+    /// `state` event follows at once, before anything else starts. After the first commit nothing is restored.
     ///
     /// # Errors
     ///
-    /// The errors of [`prompt`](Self::prompt), and [`AgentError::NotAPrompt`] if `message` is not a user message. Its
-    /// tool results must cover exactly the open tool uses of `base`.
-    pub async fn answer(
-        &self,
-        at: Option<EventId>,
-        base: History,
-        message: Arc<Message>,
-    ) -> Result<EventId, AgentError> {
-        self.begin(at, base, Opening::Message(message, Prompt::default()), None).await
-    }
-
-    /// Like [`prompt`](Self::prompt) and [`answer`](Self::answer). `asker` gets the response, as from
-    /// [`Agent::ask`](super::Agent::ask).
+    /// As [`set`](Self::set), with [`AgentError::InvalidHistory`] for `base`. For a prompt as
+    /// [`Agent::prompt`](super::Agent::prompt). For a message, which is sent unchanged to be answered again,
+    /// [`AgentError::NotAPrompt`] unless it is a user message; its tool results must answer all open tool uses of `base`.
     pub(crate) async fn begin(
         &self,
         at: Option<EventId>,
@@ -125,7 +99,7 @@ impl HistoryOwner {
     /// # Errors
     ///
     /// [`AgentError::Stopped`] if the agent has already ended.
-    pub async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
+    pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, AgentError> {
         self.agent.call(|reply| Command::Retire(Box::new((at, reply)))).await.map_err(stopped)
     }
 

@@ -77,7 +77,7 @@ impl Config {
     /// restores it.
     ///
     /// [`AgentBuilder::restore`]: super::AgentBuilder::restore
-    pub fn saved(&self) -> SavedConfig {
+    pub(crate) fn saved(&self) -> SavedConfig {
         SavedConfig {
             model: Some(self.model.saved_name().to_owned()),
             system: self.system.clone(),
@@ -116,42 +116,22 @@ impl Config {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 #[non_exhaustive]
-pub struct SavedConfig {
+pub(crate) struct SavedConfig {
     /// The model's full name.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<String>,
+    pub(crate) model: Option<String>,
     /// The system prompt.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub system: Option<Arc<str>>,
+    pub(crate) system: Option<Arc<str>>,
     /// The options of requests.
     #[serde(skip_serializing_if = "Options::is_empty")]
-    pub options: Options,
+    pub(crate) options: Options,
     /// The maximum number of requests that one prompt may cause.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub max_steps: Option<u32>,
+    pub(crate) max_steps: Option<u32>,
     /// The maximum duration of one turn.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub turn_timeout: Option<Duration>,
-}
-
-impl SavedConfig {
-    /// Returns the same configuration with this model's full name.
-    pub fn with_model(mut self, name: impl Into<String>) -> Self {
-        self.model = Some(name.into());
-        self
-    }
-
-    /// Returns the same configuration with this system prompt.
-    pub fn with_system(mut self, system: impl Into<Arc<str>>) -> Self {
-        self.system = Some(system.into());
-        self
-    }
-
-    /// Returns the same configuration with these options.
-    pub fn with_options(mut self, options: Options) -> Self {
-        self.options = options;
-        self
-    }
+    pub(crate) turn_timeout: Option<Duration>,
 }
 
 fn check(

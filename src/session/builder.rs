@@ -154,7 +154,7 @@ impl SessionBuilder {
     }
 
     /// Who is told what becomes of the session.
-    pub fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
+    pub(crate) fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
         self.watcher = Some(watcher);
         self
     }
@@ -190,7 +190,7 @@ impl SessionBuilder {
     /// # Panics
     ///
     /// Outside a tokio runtime.
-    pub async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
+    pub(crate) async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
         let (starting, _) = self.start_new(generated).await?;
         Ok(starting.run())
     }

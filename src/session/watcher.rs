@@ -13,7 +13,7 @@ use crate::{
 
 /// Is told what becomes of a session, from within its task. Costs a session nothing but the call, where a subscription
 /// costs a channel.
-pub trait Watcher: Send + Sync + 'static {
+pub(crate) trait Watcher: Send + Sync + 'static {
     /// Something has happened. Called in order; what it does is to be quick, and is not to wait.
     fn notice(&self, notice: Notice<'_>);
 }
@@ -21,12 +21,13 @@ pub trait Watcher: Send + Sync + 'static {
 /// What a [`Watcher`] is told.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub enum Notice<'a> {
+pub(crate) enum Notice<'a> {
     /// The agent does this now.
     Status(Status),
     /// The conversation has this title now.
     Title(Option<&'a Arc<str>>),
     /// A turn was finished: the conversation has it, whether or not the run goes on.
+    #[cfg_attr(not(test), expect(dead_code, reason = "the manager needs only the fact, tests the response"))]
     Finished(&'a Arc<Response>),
     /// The last controller has left.
     Left,

@@ -11,7 +11,6 @@ mod ends;
 mod fairness;
 mod files;
 mod flushing;
-mod hooks;
 mod idle;
 mod joining;
 mod kept_at_end;

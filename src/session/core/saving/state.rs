@@ -20,11 +20,13 @@ pub(super) fn persistable(config: &Config, title: Option<&Arc<str>>) -> StoredSt
 
 /// The configuration that a conversation was saved with.
 pub(in crate::session) fn saved(state: &StoredState) -> SavedConfig {
-    let mut saved = SavedConfig::default().with_options(state.options.clone());
-    saved.model.clone_from(&state.model);
-    saved.system = state.system.as_deref().map(Arc::from);
-    (saved.max_steps, saved.turn_timeout) = (state.max_steps, state.turn_timeout);
-    saved
+    SavedConfig {
+        model: state.model.clone(),
+        system: state.system.as_deref().map(Arc::from),
+        options: state.options.clone(),
+        max_steps: state.max_steps,
+        turn_timeout: state.turn_timeout,
+    }
 }
 
 /// Whether the saved parts of both are the same.

@@ -1,0 +1,53 @@
+//! The agent layer, tested through its public API.
+#![allow(clippy::unwrap_used, reason = "a test's unwrap is its failure")]
+#![allow(
+    unreachable_pub,
+    unreachable_patterns,
+    reason = "the tests see the public API as an application does"
+)]
+
+mod admission;
+mod ask;
+mod commit_channel;
+mod committed;
+mod configuration;
+mod cost;
+mod cutting_short;
+mod decisions;
+mod ending;
+mod errors;
+mod event_data;
+mod finished_tools;
+mod flood;
+mod hooks;
+mod joining;
+mod kept_at_end;
+mod limits;
+mod liveness;
+#[path = "../../tests/support/logged.rs"]
+mod logged;
+mod models;
+mod notices;
+mod open_uses;
+mod operations;
+mod outputs;
+mod owner;
+mod panics;
+mod predicament;
+mod prompt_model;
+mod questions;
+mod races;
+mod requests;
+mod restoring;
+mod retiring;
+mod rig;
+mod secrets;
+mod staging;
+mod start;
+mod stubborn_tools;
+mod subscribing;
+mod support;
+mod testing;
+mod text_deltas;
+mod tools;
+mod turns;

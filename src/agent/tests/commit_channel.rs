@@ -1,0 +1,270 @@
+//! The commit channel receives every event, in order. While it is full, the agent still serves commands.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use crate::{
+    agent::{
+        Agent, AgentCallbacks, AgentError, Delivery, Event, Response, State, Status, TurnDecision,
+        TurnOutcome,
+    },
+    subscription::EndReason,
+    testing::Step,
+};
+use async_trait::async_trait;
+use futures_sink::Sink;
+use tokio::sync::mpsc;
+use tokio_util::sync::PollSender;
+
+use super::{
+    rig::{answered, echoing, unanswered},
+    support::{ends_run, name, names, run_events},
+};
+
+/// Returns an agent whose commit channel holds one event, and the channel's receiver.
+async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<Delivery>) {
+    let (sender, receiver) = mpsc::channel(1);
+    (echoing(steps).commit_channel(PollSender::new(sender)).start().await.unwrap(), receiver)
+}
+
+/// Receives all events up to number `last`, and checks that the numbers have no gap.
+async fn receive(receiver: &mut mpsc::Receiver<Delivery>, from: u64, last: u64) -> Vec<Arc<Event>> {
+    let mut events = Vec::new();
+    for number in from..=last {
+        let delivery = answered(receiver.recv()).await.unwrap();
+        assert_eq!(delivery.event.id.number, number);
+        events.push(delivery.event.event);
+    }
+    events
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_receiver_slow_every_event_in_order_as_subscribers_see_them() {
+    let (agent, mut receiver) =
+        cramped([Step::new().then_text((0..500).map(|_| "x")).stop(), Step::text("More.")]).await;
+    let mut events = agent.subscribe().await.unwrap();
+    let seen = tokio::spawn(async move { run_events(&mut events).await });
+    agent.prompt("Hi").await.unwrap();
+    let mut delivered = Vec::new();
+    while delivered.last().is_none_or(|event: &Arc<Event>| !ends_run(event)) {
+        tokio::time::sleep(Duration::from_millis(7)).await;
+        let delivery = answered(receiver.recv()).await.unwrap();
+        assert_eq!(delivery.event.id.number, delivered.len() as u64 + 1);
+        delivered.push(delivery.event.event);
+    }
+    assert_eq!(seen.await.unwrap(), delivered);
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_no_room_agent_waits() {
+    let (agent, mut receiver) = cramped([Step::new().then_text((0..50).map(|_| "x")).stop()]).await;
+    agent.prompt("Hi").await.unwrap();
+    tokio::time::sleep(Duration::from_mins(1)).await;
+    let snapshot = answered(agent.snapshot()).await.unwrap();
+    // The prompt emitted two events immediately; after them, the agent waits for room.
+    assert_eq!((snapshot.last.number, snapshot.status), (2, Status::Busy));
+    unanswered(agent.wait_until_idle()).await;
+    let mut events = Vec::new();
+    while events.last().is_none_or(|event: &Arc<Event>| !ends_run(event)) {
+        events.push(answered(receiver.recv()).await.unwrap().event.event);
+    }
+    answered(agent.wait_until_idle()).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_state_and_prompt_no_room_done_and_delivered_in_order() {
+    let (agent, mut receiver) = cramped([Step::text("Hello!")]).await;
+    for n in 0..5 {
+        let set = agent.set_state(move |draft| {
+            draft.config.system = Some(n.to_string().into());
+            Ok(())
+        });
+        answered(set).await.unwrap();
+    }
+    answered(agent.prompt("Hi")).await.unwrap();
+    let staged = answered(agent.prompt("staged")).await.unwrap();
+    assert_eq!(staged, crate::agent::Accepted::Staged { replaced: None });
+    assert!(matches!(answered(agent.set_state(|_| Ok(()))).await, Err(AgentError::Busy(_))));
+    answered(agent.cancel()).await.unwrap();
+    let mut systems = Vec::new();
+    let mut rest = Vec::new();
+    for _ in 0..9 {
+        let delivery = answered(receiver.recv()).await.unwrap();
+        match &*delivery.event.event {
+            Event::State(state) => {
+                // Each delivery carries the configuration in force at that event.
+                assert_eq!(state.system, delivery.config.system);
+                systems.push(state.system.as_deref().unwrap().to_owned());
+            }
+            other => rest.push(name(other)),
+        }
+    }
+    assert_eq!(systems, ["0", "1", "2", "3", "4"]);
+    assert_eq!(rest, ["status(busy)", "message(user)", "status(idle)", "cancelled"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_and_cancel_storm_no_room_bounded_and_lossless() {
+    let (agent, mut receiver) = cramped([Step::text("Hello!")]).await;
+    let mut runs = 0;
+    let behind = loop {
+        match answered(agent.prompt("Hi")).await {
+            Ok(_) => runs += 1,
+            Err(error) => break error,
+        }
+        answered(agent.prompt("staged")).await.unwrap();
+        answered(agent.cancel()).await.unwrap();
+        assert!(runs < 10_000, "the number of waiting events is not bounded");
+    };
+    let AgentError::CommitBehind(waiting) = behind else { panic!("{behind:?}") };
+    assert!((1000..1100).contains(&waiting), "{waiting}");
+    assert!(matches!(answered(agent.set_state(|_| Ok(()))).await, Err(AgentError::CommitBehind(_))));
+    assert!(matches!(answered(agent.ask("Hi")).await, Err(AgentError::CommitBehind(_))));
+    assert!(matches!(answered(agent.cancel()).await, Err(AgentError::Idle)));
+
+    let last = agent.snapshot().await.unwrap().last.number;
+    let events = receive(&mut receiver, 1, last).await;
+    assert_eq!(events.iter().filter(|event| ends_run(event)).count(), runs);
+    for run in names(&events).chunks(4) {
+        assert_eq!(run, ["status(busy)", "message(user)", "status(idle)", "cancelled"]);
+    }
+    answered(agent.wait_until_idle()).await.unwrap();
+    agent.prompt("Hi").await.unwrap();
+    receive(&mut receiver, last + 1, last + 9).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_receiver_dropped_agent_continues_without_it() {
+    for before in [true, false] {
+        let (agent, receiver) = cramped([Step::text("Hello!")]).await;
+        if before {
+            drop(receiver);
+            agent.prompt("Hi").await.unwrap();
+        } else {
+            agent.prompt("Hi").await.unwrap();
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            drop(receiver);
+        }
+        answered(agent.wait_until_idle()).await.unwrap();
+        assert_eq!(agent.state().await.unwrap().history().len(), 2);
+    }
+}
+
+/// A commit channel that panics in the named method.
+struct Broken(&'static str);
+
+impl Broken {
+    fn call(&self, name: &str) {
+        assert!(self.0 != name, "the commit channel broke");
+    }
+}
+
+impl Sink<Delivery> for Broken {
+    type Error = ();
+
+    fn poll_ready(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        self.call("ready");
+        Poll::Ready(Ok(()))
+    }
+
+    fn start_send(self: Pin<&mut Self>, _: Delivery) -> Result<(), ()> {
+        self.call("send");
+        Ok(())
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        self.call("flush");
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_close(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Result<(), ()>> {
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn run_channel_panics_agent_continues_without_it() {
+    for call in ["ready", "send", "flush"] {
+        let agent = echoing([Step::text("One")]).commit_channel(Broken(call)).start().await.unwrap();
+        let response = answered(agent.ask("Hi")).await.unwrap();
+        assert_eq!(response.text(), "One", "{call}");
+        agent.stop(Duration::from_secs(1)).await.unwrap();
+    }
+}
+
+struct Editing;
+
+#[async_trait]
+impl AgentCallbacks for Editing {
+    async fn handle_turn(&mut self, _: &Response, state: &mut State) -> TurnDecision {
+        state.config_mut().system = Some("edited".into());
+        TurnDecision::Stop
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn turn_callback_edited_delivery_has_the_configuration_with_the_edit() {
+    let (sender, mut receiver) = mpsc::channel(64);
+    let builder = echoing([Step::text("Hello!")]).callbacks(Editing).commit_channel(PollSender::new(sender));
+    let agent = builder.start().await.unwrap();
+    agent.ask("Hi").await.unwrap();
+    loop {
+        let delivery = answered(receiver.recv()).await.unwrap();
+        if let Event::Turn(TurnOutcome::Stop { .. }) = &*delivery.event.event {
+            assert_eq!(delivery.config.system.as_deref(), Some("edited"));
+            break;
+        }
+        if !matches!(&*delivery.event.event, Event::Status { status: Status::Idle }) {
+            assert_eq!(delivery.config.system, None);
+        }
+    }
+}
+
+/// Counts the calls of `terminate`.
+#[derive(Clone, Default)]
+struct Terminating(Arc<AtomicUsize>);
+
+#[async_trait]
+impl AgentCallbacks for Terminating {
+    async fn terminate(&mut self, _: &EndReason, _: &State) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_outbox_never_drains_terminate_runs_and_deadline_reported() {
+    let (sender, receiver) = mpsc::channel(1);
+    let terminating = Terminating::default();
+    let builder = echoing([Step::text("Hello!")])
+        .callbacks(terminating.clone())
+        .commit_channel(PollSender::new(sender));
+    let agent = builder.start().await.unwrap();
+    agent.prompt("Hi").await.unwrap();
+    let limit = Duration::from_millis(500);
+    let stopped = answered(agent.stop(limit)).await;
+    assert!(
+        matches!(stopped, Err(AgentError::Deadline { deadline: told, .. }) if told == limit),
+        "{stopped:?}"
+    );
+    assert_eq!(terminating.0.load(Ordering::SeqCst), 1);
+    drop(receiver);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_receiver_reads_late_gets_every_event_and_the_end() {
+    let (agent, mut receiver) = cramped([Step::text("Hello!")]).await;
+    agent.prompt("Hi").await.unwrap();
+    let stopping = tokio::spawn(async move { agent.stop(Duration::from_mins(1)).await });
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let events = receive(&mut receiver, 1, 4).await;
+    assert_eq!(names(&events), ["status(busy)", "message(user)", "status(idle)", "cancelled"]);
+    answered(stopping).await.unwrap().unwrap();
+    assert!(answered(receiver.recv()).await.is_none());
+}

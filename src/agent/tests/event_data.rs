@@ -1,0 +1,161 @@
+//! Events are serialized and read again without loss.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    agent::{Event, Failure, Prompt, Snapshot, Status, TurnOutcome},
+    message::{Attachment, Message, ProviderItem, Text, Thinking, ToolResult, ToolUse},
+    provider::{ErrorKind, Options, ProviderError},
+    subscription::{EndReason, EventId, Numbered, Update},
+    testing::Step,
+};
+use serde_json::json;
+
+use super::{
+    rig::{echoing, tokens},
+    support::{ends_run, run_events},
+};
+
+fn tool_use() -> ToolUse {
+    let input = json!({ "z": 1, "a": [1.5, -0.0, u64::MAX, i64::MIN, null], "": { "type": "x" } });
+    ToolUse::new("t1", "echo", input).with_malformed("{").with_signature("s")
+}
+
+/// Events with awkward values that are built without a run.
+fn awkward_events() -> Vec<Event> {
+    let thinking = Thinking::new("t").with_signature("s").with_redacted("r");
+    let attachment = Attachment::base64("image/png", "AAAA").named("a.png");
+    let error = ProviderError::new(ErrorKind::RateLimit, "slow \u{2028} \"down\"")
+        .with_status(429)
+        .with_body("{}")
+        .with_retry_after(Some(Duration::new(1, 500_000_001)))
+        .with_request_id(Some("r1".into()));
+    vec![
+        Event::TextStart { index: 0 },
+        Event::TextDelta { index: usize::MAX, delta: "a\u{0}b".into() },
+        Event::TextEnd { index: 1, content: Text::new("x").with_signature(String::new()) },
+        Event::ThinkingStart { index: 2 },
+        Event::ThinkingDelta { index: 2, delta: String::new() },
+        Event::ThinkingEnd { index: 2, content: thinking },
+        Event::ToolUseStart { index: 3, id: "t1".into(), name: "echo".into() },
+        Event::ToolUseDelta { index: 3, delta: "{".into() },
+        Event::ToolUseEnd { index: 3, content: tool_use() },
+        Event::Attachment { index: 4, content: attachment },
+        Event::ProviderItem { index: 5, content: ProviderItem::new("f", json!({ "type": "step" })) },
+        Event::Message { message: Arc::new(Message::user("Hi")), step: u32::MAX },
+        Event::ToolProgress { tool_use_id: "t1".into(), data: json!(null) },
+        Event::ToolResult { result: ToolResult::error(&tool_use(), "no"), input: Some(json!({})) },
+        Event::ToolResult { result: ToolResult::ok(&tool_use(), Text::new("yes")), input: None },
+        Event::Pause { tool_use: tool_use(), reason: json!({ "type": "pause", "id": 1 }) },
+        Event::Retry { failure: Failure::Provider { error }, delay: Duration::new(3, 7), pending: 2 },
+        Event::Retry {
+            failure: Failure::TimeLimit { limit: Duration::MAX },
+            delay: Duration::ZERO,
+            pending: 0,
+        },
+        Event::Retry {
+            failure: Failure::Callback { callback: "c".into(), message: "m".into() },
+            delay: Duration::ZERO,
+            pending: 0,
+        },
+        Event::Retry {
+            failure: Failure::ProviderPanicked { message: "m".into() },
+            delay: Duration::ZERO,
+            pending: 0,
+        },
+        Event::Status { status: Status::Paused },
+    ]
+}
+
+fn assert_lossless(event: &Event) {
+    let json = serde_json::to_string(event).unwrap();
+    let read: Event = serde_json::from_str(&json).unwrap_or_else(|error| panic!("{error}: {json}"));
+    assert_eq!(read, *event);
+    assert_eq!(serde_json::to_string(&read).unwrap(), json, "serializing again gives the same bytes");
+    let value: Event = serde_json::from_value(serde_json::to_value(event).unwrap()).unwrap();
+    assert_eq!(value, *event);
+    let id = EventId { incarnation: u64::MAX, number: 1 };
+    let numbered = Numbered { id, event: Arc::new(event.clone()) };
+    let json = serde_json::to_string(&numbered).unwrap();
+    assert_eq!(serde_json::from_str::<Numbered<Event>>(&json).unwrap(), numbered);
+}
+
+#[test]
+fn every_kind_of_event_is_serialized_without_loss() {
+    awkward_events().iter().for_each(assert_lossless);
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_and_snapshots_of_runs_are_serialized_without_loss() {
+    let error = ProviderError::new(ErrorKind::InvalidRequest, "no");
+    let gate = crate::testing::Gate::new();
+    let script = [
+        Step::new().usage(tokens(3)).then_tool_use("t1", "echo", json!({ "a": 1 })).stop(),
+        Step::text("{\"answer\": 42}"),
+        Step::new().then_text(["Half"]).fail(error),
+        Step::new().then_text(["Half"]).then_raw_tool_use("t9", "echo", &["{\"a"]).gate(&gate),
+    ];
+    let agent = echoing(script).max_steps(20).system("s").start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    let mut kinds = Vec::new();
+    for n in 0..3 {
+        agent.prompt("Hi").await.unwrap();
+        if n == 2 {
+            gate.reached().await;
+            let options = Options::default().with_temperature(0.1).with_max_tokens(5);
+            agent.prompt(Prompt::new("staged").with_options(options).with_max_steps(3)).await.unwrap();
+            let snapshot = agent.snapshot().await.unwrap();
+            let json = serde_json::to_string(&snapshot).unwrap();
+            assert_eq!(serde_json::from_str::<Snapshot>(&json).unwrap(), snapshot);
+            agent.cancel().await.unwrap();
+        }
+        for event in run_events(&mut events).await {
+            assert_lossless(&event);
+            if ends_run(&event) {
+                kinds.push(super::support::name(&event));
+            }
+            if let Event::Cancelled { staged, .. } = &*event {
+                assert!(staged.is_some());
+            }
+        }
+    }
+    assert_eq!(kinds, ["turn(stop)", "error", "cancelled"]);
+    agent
+        .set_state(|draft| {
+            draft.config.turn_timeout = Some(Duration::from_millis(1500));
+            Ok(())
+        })
+        .await
+        .unwrap();
+    let Some(Update::Event(state)) = events.next().await else { panic!() };
+    assert!(matches!(&*state.event, Event::State(_)));
+    assert_lossless(&state.event);
+    let response = odd_response();
+    assert_lossless(&Event::Turn(TurnOutcome::Continue { response }));
+}
+
+/// A response whose fields hold values that runs rarely produce.
+fn odd_response() -> Arc<crate::agent::Response> {
+    let json = json!({
+        "model": "m", "messages": [], "stop_reason": { "other": "odd" },
+        "usage": { "cost": 0.1 }, "step": 1, "output": { "type": "x" }, "output_error": "e",
+        "open_tool_uses": [tool_use()], "warnings": ["w"]
+    });
+    Arc::new(serde_json::from_value(json).unwrap())
+}
+
+#[test]
+fn end_reason_is_written_by_name_and_read_again() {
+    let reasons = [
+        (EndReason::Stopped, "stopped"),
+        (EndReason::HandlesDropped, "handles_dropped"),
+        (EndReason::Idle, "idle"),
+        (EndReason::AgentEnded, "agent_ended"),
+        (EndReason::LostPlace, "lost_place"),
+        (EndReason::Killed, "killed"),
+    ];
+    for (reason, name) in reasons {
+        assert_eq!(serde_json::to_value(&reason).unwrap(), json!(name));
+        assert_eq!(serde_json::from_value::<EndReason>(json!(name)).unwrap(), reason);
+    }
+}

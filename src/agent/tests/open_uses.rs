@@ -1,0 +1,292 @@
+//! Tools that only the application can answer, and prompts that answer them.
+
+use crate::{
+    agent::{AgentError, Prompt, Response, State, ToolDecision, TurnDecision},
+    message::{Blocks, Content, HistoryError, ToolResult, ToolUse},
+    provider::StopReason,
+    testing::{Gate, ScriptedProvider, Step},
+};
+use serde_json::json;
+
+use super::{
+    hooks::{Hooks, Log, Watched, declared, noting, reached, sent, stopped, turns},
+    support::{names, scripted},
+};
+
+fn use_of(uses: &[(&str, &str)]) -> Step {
+    uses.iter().fold(Step::new(), |step, (id, name)| step.then_tool_use(id, name, json!({}))).stop()
+}
+
+fn answer(id: &str, text: &str) -> Content {
+    ToolResult::ok(&ToolUse::new(id, "ask_user", json!({})), text).into()
+}
+
+fn texts(agent_sent: &crate::provider::Request) -> Vec<String> {
+    let closing = agent_sent.history.last().unwrap();
+    closing
+        .tool_results()
+        .map(|result| format!("{} {} {}", result.tool_use_id, result.is_error, result.text()))
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
+    let (provider, builder) =
+        scripted([use_of(&[("a", "look"), ("b", "ask_user"), ("c", "look"), ("d", "skip")])]);
+    let (log, ended) = (Log::default(), Log::<StopReason>::default());
+    let noted = ended.clone();
+    let hooks = Hooks::new().deciding([("skip", ToolDecision::Reject("Not now.".into()))]).on_turn(
+        move |response, _| {
+            noted.push(response.stop_reason.clone());
+            assert_eq!(response.open_tool_uses.len(), 3);
+            TurnDecision::Stop
+        },
+    );
+    let builder = builder.tool(noting("look", &log)).tool(noting("skip", &log)).tool(declared("ask_user"));
+    let mut agent = Watched::start(builder.callbacks(hooks)).await;
+    let events = agent.run("Go").await;
+    let names = names(&events);
+    assert_eq!(names[names.len() - 4..], ["message(assistant)", "step", "status(idle)", "turn(stop)"]);
+    assert!(log.all().is_empty());
+    let response = stopped(&events);
+    assert_eq!(response.stop_reason, StopReason::ToolUse);
+    let open: Vec<_> = response.open_tool_uses.iter().map(|tool_use| tool_use.id.as_str()).collect();
+    assert_eq!(open, ["a", "b", "c"]);
+    assert_eq!(response.decided.len(), 1);
+    assert_eq!(
+        (response.decided[0].tool_use_id.as_str(), response.decided[0].text()),
+        ("d", "Not now.".into())
+    );
+    assert_eq!(ended.all(), [StopReason::ToolUse]);
+    assert_eq!(agent.history().await, ["user: Go", "assistant: use a, use b, use c, use d"]);
+    assert!(
+        provider.requests()[0].tools.get("ask_user").is_some(),
+        "the declared tool is offered to the model"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn declared_tool_with_a_decision_does_not_stop_the_turn() {
+    let ready = ToolResult::ok(&ToolUse::new("", "", json!({})), "Yes.");
+    for decision in [ToolDecision::Provide(ready), ToolDecision::Reject("Yes.".into())] {
+        let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Done")]);
+        let hooks = Hooks::new().deciding([("ask_user", decision)]);
+        let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;
+        assert_eq!(stopped(&agent.run("Go").await).text(), "Done");
+        assert!(texts(&provider.requests()[1])[0].ends_with("Yes."));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_answers_open_tool_uses_in_their_order() {
+    let (provider, builder) = scripted([use_of(&[("a", "ask_user"), ("b", "ask_user")]), Step::text("Done")]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
+    agent.run("Go").await;
+    let events = agent.run(vec![Content::from("And hurry"), answer("b", "No"), answer("a", "Yes")]).await;
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b false No"]);
+    let history = agent.history().await;
+    assert_eq!(history[2..], ["user: result a, result b, And hurry", "assistant: Done"]);
+    assert_eq!(stopped(&events).messages.len(), 2, "the turn has its own messages only");
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_without_results_of_open_tool_uses_answers_them_with_errors() {
+    let (provider, builder) = scripted([use_of(&[("a", "ask_user"), ("b", "ask_user")]), Step::text("Done")]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
+    agent.run("Go").await;
+    agent.run(Blocks(vec![answer("b", "No")])).await;
+    let sent = texts(&provider.requests()[1]);
+    assert!(sent[0].starts_with("a true No result"), "{sent:?}");
+    assert_eq!(sent[1], "b false No");
+
+    let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Fine")]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
+    agent.run("Go").await;
+    agent.run("Never mind").await;
+    assert!(texts(&provider.requests()[1])[0].starts_with("a true"));
+    assert_eq!(agent.history().await[2], "user: result a, Never mind");
+}
+
+/// Returns an agent whose turn has stopped at a tool without a handler (`a`). `b` has a provided result and `c` is
+/// rejected.
+async fn with_decided_results(after: impl IntoIterator<Item = Step>) -> (ScriptedProvider, Watched) {
+    let asks = use_of(&[("a", "ask_user"), ("b", "cached"), ("c", "skip")]);
+    let (provider, builder) = scripted([asks].into_iter().chain(after));
+    let ready = ToolResult::ok(&ToolUse::new("", "", json!({})), "From the cache.");
+    let hooks = Hooks::new()
+        .deciding([("cached", ToolDecision::Provide(ready)), ("skip", ToolDecision::Reject("No.".into()))]);
+    let log = Log::default();
+    let tools = builder.tool(declared("ask_user")).tool(noting("cached", &log)).tool(noting("skip", &log));
+    let mut agent = Watched::start(tools.callbacks(hooks)).await;
+    agent.run("Go").await;
+    (provider, agent)
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_without_decided_results_sends_the_decided_results() {
+    let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
+    agent.run(answer("a", "Yes")).await;
+    let expected = ["a false Yes", "b false From the cache.", "c true No."];
+    assert_eq!(texts(&provider.requests()[1]), expected);
+
+    let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
+    agent.run("Never mind").await;
+    let sent = texts(&provider.requests()[1]);
+    assert!(sent[0].starts_with("a true No result"), "{sent:?}");
+    assert_eq!(sent[1..], expected[1..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_a_different_result_overrides_the_decided_result() {
+    let (provider, mut agent) = with_decided_results([Step::text("Done")]).await;
+    agent.run(vec![answer("a", "Yes"), answer("b", "Fresh.")]).await;
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b false Fresh.", "c true No."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn decided_results_survive_in_the_serialized_history() {
+    let (_, agent) = with_decided_results([]).await;
+    let history = agent.agent.state().await.unwrap().history().clone();
+    let decided: Vec<_> = history.open_tool_uses().map(|tool_use| tool_use.decided.is_some()).collect();
+    assert_eq!(decided, [false, true, true]);
+    let json = serde_json::to_string(&history).unwrap();
+    let (provider, builder) = scripted([Step::text("Done")]);
+    let again = builder.tool(declared("ask_user")).history(serde_json::from_str(&json).unwrap());
+    let mut agent = Watched::start(again).await;
+    agent.run(answer("a", "Yes")).await;
+    let sent = texts(&provider.requests()[0]);
+    assert_eq!(sent, ["a false Yes", "b false From the cache.", "c true No."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_turn_answering_the_open_use_sends_decided_results_too() {
+    let asks = use_of(&[("a", "ask_user"), ("b", "skip")]);
+    let (provider, builder) = scripted([asks, Step::text("Done")]);
+    let hooks =
+        Hooks::new().deciding([("skip", ToolDecision::Reject("No.".into()))]).on_turn(|response, _| {
+            match response.open_tool_uses.first() {
+                Some(open) => TurnDecision::continue_with(ToolResult::ok(open, "Yes")),
+                None => TurnDecision::Stop,
+            }
+        });
+    let tools = builder.tool(declared("ask_user")).tool(declared("skip"));
+    let mut agent = Watched::start(tools.callbacks(hooks)).await;
+    agent.run("Go").await;
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes", "b true No."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_while_handle_turn_runs_keeps_decided_results() {
+    let asks = use_of(&[("a", "ask_user"), ("b", "skip")]);
+    let (_, builder) = scripted([asks]);
+    let gate = Gate::new();
+    let callbacks = Rejecting(gate.clone());
+    let tools = builder.tool(declared("ask_user")).tool(declared("skip"));
+    let mut agent = Watched::start(tools.callbacks(callbacks)).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    agent.agent.interrupt().await.unwrap();
+    agent.end().await;
+    let history = agent.agent.state().await.unwrap().history().clone();
+    let results: Vec<_> = history.last().unwrap().tool_results().cloned().collect();
+    assert!(results[0].is_error && results[0].text().starts_with("Interrupted"), "{results:?}");
+    assert_eq!(results[1].text(), "No.");
+    agent.check().await;
+}
+
+/// Rejects `skip`, and never returns from `handle_turn`.
+struct Rejecting(Gate);
+
+#[async_trait::async_trait]
+impl crate::agent::AgentCallbacks for Rejecting {
+    async fn handle_tool_use(&mut self, tool_use: &ToolUse, _: &mut State) -> ToolDecision {
+        match tool_use.name.as_str() {
+            "skip" => ToolDecision::Reject("No.".into()),
+            _ => ToolDecision::Execute,
+        }
+    }
+
+    async fn handle_turn(&mut self, _: &Response, _: &mut State) -> TurnDecision {
+        self.0.pass().await;
+        TurnDecision::Stop
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_results_for_no_open_use_is_refused_and_nothing_is_lost() {
+    let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Done")]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
+    let orphan = |error: AgentError, id: &str| match error {
+        AgentError::InvalidPrompt(HistoryError::OrphanResult { id: named, .. }) => {
+            assert_eq!(named.as_str(), id);
+        }
+        other => panic!("{other:?}"),
+    };
+    orphan(agent.agent.prompt(answer("a", "Yes")).await.unwrap_err(), "a");
+    agent.run("Go").await;
+    orphan(agent.agent.prompt(answer("x", "Yes")).await.unwrap_err(), "x");
+    orphan(agent.agent.prompt([answer("a", "Yes"), answer("a", "No")]).await.unwrap_err(), "a");
+    let misplaced = agent.agent.prompt(ToolUse::new("b", "look", json!({}))).await.unwrap_err();
+    assert!(matches!(misplaced, AgentError::InvalidPrompt(HistoryError::Misplaced { .. })), "{misplaced:?}");
+    agent.check().await;
+    agent.run(answer("a", "Yes")).await;
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes"]);
+    orphan(agent.agent.ask(answer("a", "Again")).await.unwrap_err(), "a");
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_results_while_busy_is_refused() {
+    let gate = Gate::new();
+    let (_, builder) = scripted([Step::new().gate(&gate).then_tool_use("a", "ask_user", json!({})).stop()]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    let error = agent.agent.prompt(answer("a", "Yes")).await.unwrap_err();
+    assert!(matches!(error, AgentError::ResultsWhileBusy), "{error:?}");
+    gate.open();
+    agent.end().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn staged_prompt_after_a_declared_tool_answers_its_use_with_an_error() {
+    let gate = Gate::new();
+    let asks = Step::new().gate(&gate).then_tool_use("a", "ask_user", json!({})).stop();
+    let (provider, builder) = scripted([asks, Step::text("Done")]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
+    agent.agent.prompt("Go").await.unwrap();
+    reached(&gate).await;
+    agent.agent.prompt("Rather this").await.unwrap();
+    gate.open();
+    let events = agent.end().await;
+    assert_eq!(turns(&events)[0].stop_reason, StopReason::ToolUse);
+    assert!(texts(&provider.requests()[1])[0].starts_with("a true"));
+    assert_eq!(sent(&provider.requests()[1])[2], "user: result a, Rather this");
+}
+
+#[tokio::test(start_paused = true)]
+async fn handle_turn_answers_open_tool_uses_with_its_continuation() {
+    let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), Step::text("Done")]);
+    let hooks = Hooks::new().on_turn(|response, _| match response.open_tool_uses.first() {
+        Some(open) => TurnDecision::continue_with(ToolResult::ok(open, "Yes")),
+        None => TurnDecision::Stop,
+    });
+    let mut agent = Watched::start(builder.tool(declared("ask_user")).callbacks(hooks)).await;
+    let events = agent.run("Go").await;
+    assert_eq!(turns(&events).len(), 2);
+    assert_eq!(texts(&provider.requests()[1]), ["a false Yes"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_answer_leaves_the_tool_uses_open() {
+    let gate = Gate::new();
+    let held = Step::new().gate(&gate).hang();
+    let (provider, builder) = scripted([use_of(&[("a", "ask_user")]), held, Step::text("Done")]);
+    let mut agent = Watched::start(builder.tool(declared("ask_user"))).await;
+    agent.run("Go").await;
+    agent.agent.prompt(answer("a", "Yes")).await.unwrap();
+    reached(&gate).await;
+    agent.agent.cancel().await.unwrap();
+    agent.end().await;
+    agent.run(Prompt::new(answer("a", "No"))).await;
+    assert_eq!(texts(&provider.requests()[2]), ["a false No"]);
+}

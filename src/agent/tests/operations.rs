@@ -1,0 +1,300 @@
+//! Every operation is answered in every phase.
+
+use std::time::Duration;
+
+use crate::{
+    agent::{Accepted, AgentError, Event, Status, TurnOutcome},
+    message::ToolUseId,
+    provider::StopReason,
+    subscription::{EndReason, Update},
+    tool::Decision,
+};
+
+use super::{
+    predicament::Amid,
+    rig::{At, answered, closed, stuck_in, unanswered},
+    support::{ends_run, next, run_events},
+};
+
+#[tokio::test(start_paused = true)]
+async fn queries_in_any_phase_answered() {
+    for amid in Amid::ALL {
+        let scene = amid.agent().await;
+        let agent = &scene.agent;
+        assert_eq!(answered(agent.status()).await.unwrap(), Status::Busy, "{amid:?}");
+        let state = answered(agent.state()).await.unwrap();
+        assert_eq!((state.status(), state.history().len()), (Status::Busy, 0), "{amid:?}");
+        assert_eq!(state.config().system, None, "{amid:?}: a callback's edits apply when it returns");
+        let snapshot = answered(agent.snapshot()).await.unwrap();
+        assert_eq!((snapshot.status, snapshot.pause.is_none()), (Status::Busy, true), "{amid:?}");
+        assert_eq!(snapshot.pending.first().unwrap().text(), "Hi", "{amid:?}");
+        let joined = answered(agent.subscribe()).await.unwrap();
+        assert_eq!(**joined.snapshot().unwrap(), snapshot, "{amid:?}");
+        let resumed = answered(agent.resume_from(snapshot.last)).await.unwrap();
+        assert_eq!(resumed.last_id(), snapshot.last, "{amid:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_in_any_phase_staged_and_replacement_reported() {
+    for amid in Amid::ALL {
+        let scene = amid.agent().await;
+        let agent = &scene.agent;
+        let staged = answered(agent.prompt("one")).await.unwrap();
+        assert_eq!(staged, Accepted::Staged { replaced: None }, "{amid:?}");
+        let Accepted::Staged { replaced: Some(replaced) } = answered(agent.prompt("two")).await.unwrap()
+        else {
+            panic!("{amid:?}: nothing was replaced");
+        };
+        assert_eq!(replaced.content, "one".into(), "{amid:?}");
+        let snapshot = answered(agent.snapshot()).await.unwrap();
+        assert_eq!(snapshot.staged.unwrap().content, "two".into(), "{amid:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn idle_only_operations_in_any_other_phase_refused() {
+    for amid in Amid::ALL {
+        let scene = amid.agent().await;
+        let agent = &scene.agent;
+        let asked = answered(agent.ask("Hello?")).await;
+        assert!(matches!(asked, Err(AgentError::Busy(Status::Busy))), "{amid:?}: {asked:?}");
+        let resumed = answered(agent.resume("t1", Decision::Execute)).await;
+        assert!(matches!(resumed, Err(AgentError::NotPaused(Status::Busy))), "{amid:?}: {resumed:?}");
+        let set = answered(agent.set_state(|_| panic!("called while busy"))).await;
+        assert!(matches!(set, Err(AgentError::Busy(Status::Busy))), "{amid:?}: {set:?}");
+        answered(agent.notify("an event")).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_in_any_phase_discards_and_agent_survives() {
+    for amid in Amid::ALL {
+        let mut scene = amid.agent().await;
+        let agent = &scene.agent;
+        answered(agent.prompt("next")).await.unwrap();
+        answered(agent.cancel()).await.unwrap();
+        let state = answered(agent.state()).await.unwrap();
+        assert_eq!((state.status(), state.history().len()), (Status::Idle, 0), "{amid:?}");
+        let events = run_events(&mut scene.events).await;
+        let [.., status, end] = &*events else { panic!("{amid:?}") };
+        assert_eq!(**status, Event::Status { status: Status::Idle }, "{amid:?}");
+        let Event::Cancelled { response, staged } = &**end else { panic!("{amid:?}: {end:?}") };
+        assert_eq!(response.stop_reason, StopReason::Cancelled, "{amid:?}");
+        assert_eq!(response.messages[0].text(), "Hi", "{amid:?}");
+        assert_eq!(staged.as_ref().unwrap().content, "next".into(), "{amid:?}");
+        assert!(matches!(answered(agent.cancel()).await, Err(AgentError::Idle)), "{amid:?}");
+        if amid != Amid::NoRoom {
+            let response = answered(agent.ask("Hello?")).await.unwrap();
+            assert_eq!(response.messages.len(), 2, "{amid:?}: {response:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_in_any_phase_ends_the_run_and_agent_survives() {
+    for amid in Amid::ALL {
+        let mut scene = amid.agent().await;
+        let agent = &scene.agent;
+        answered(agent.prompt("next")).await.unwrap();
+        answered(agent.interrupt()).await.unwrap();
+        assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "{amid:?}");
+        let end = run_events(&mut scene.events).await.pop().unwrap();
+        // Only in these phases is there more than the prompt to keep.
+        let keeps = matches!(
+            amid,
+            Amid::Stream
+                | Amid::Tools
+                | Amid::Callback(At::HandleToolUse | At::HandleToolResult | At::HandleTurn)
+        );
+        let (response, staged) = match &*end {
+            Event::Turn(TurnOutcome::Stop { response, staged }) | Event::Cancelled { response, staged } => {
+                (response, staged)
+            }
+            other => panic!("{amid:?}: {other:?}"),
+        };
+        let reason = if keeps { StopReason::Interrupted } else { StopReason::Cancelled };
+        assert_eq!(response.stop_reason, reason, "{amid:?}");
+        assert_eq!(staged.as_ref().unwrap().content, "next".into(), "{amid:?}");
+        let history = answered(agent.state()).await.unwrap().history().clone();
+        let expected = if keeps { response.messages.len() } else { 0 };
+        assert_eq!(history.len(), expected, "{amid:?}");
+        history.check().unwrap();
+        assert!(matches!(answered(agent.interrupt()).await, Err(AgentError::Idle)), "{amid:?}");
+        if amid != Amid::NoRoom {
+            let response = answered(agent.ask("Hello?")).await.unwrap();
+            assert_eq!(response.messages.len(), 2, "{amid:?}: {response:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_in_any_phase_ends_the_run_and_closes() {
+    for (amid, discards) in Amid::ALL.into_iter().flat_map(|amid| [(amid, false), (amid, true)]) {
+        let mut scene = amid.agent().await;
+        let (agent, limit) = (&scene.agent, Duration::from_millis(100));
+        let stopped = answered(async {
+            if discards { agent.stop_discarding(limit).await } else { agent.stop(limit).await }
+        });
+        let stopped = stopped.await;
+        if amid == Amid::NoRoom {
+            assert!(matches!(stopped, Err(AgentError::Deadline { .. })), "{amid:?}: {stopped:?}");
+        } else {
+            stopped.unwrap();
+        }
+        let run = run_events(&mut scene.events).await;
+        let kept = match &**run.last().unwrap() {
+            Event::Turn(TurnOutcome::Stop { response, .. }) if !discards => response.messages.len(),
+            Event::Cancelled { .. } => 0,
+            other => panic!("{amid:?}: {other:?}"),
+        };
+        let (reason, snapshot) = closed(&mut scene.events).await;
+        let snapshot = snapshot.unwrap();
+        assert_eq!(reason, EndReason::Stopped, "{amid:?}");
+        assert_eq!((snapshot.status, snapshot.pending.len()), (Status::Idle, 0), "{amid:?}");
+        assert_eq!(snapshot.state.history.len(), kept, "{amid:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wait_until_idle_in_any_phase_waits_for_the_end_of_the_run() {
+    for amid in Amid::ALL {
+        let scene = amid.agent().await;
+        let agent = &scene.agent;
+        unanswered(agent.wait_until_idle()).await;
+        let waiting = tokio::spawn({
+            let agent = agent.clone();
+            async move { agent.wait_until_idle().await }
+        });
+        answered(agent.cancel()).await.unwrap();
+        if amid == Amid::NoRoom {
+            // Undelivered events still keep the agent from being idle.
+            unanswered(agent.wait_until_idle()).await;
+            drop(scene.kept);
+        }
+        answered(waiting).await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_operation_while_handle_event_never_returns_answered() {
+    let (agent, mut events) = stuck_in(At::HandleEvent).await;
+    assert_eq!(answered(agent.status()).await.unwrap(), Status::Idle, "no run is active");
+    answered(agent.state()).await.unwrap();
+    answered(agent.snapshot()).await.unwrap();
+    drop(answered(agent.subscribe()).await.unwrap());
+    assert!(matches!(
+        answered(agent.resume("t1", Decision::Execute)).await,
+        Err(AgentError::NotPaused(Status::Idle))
+    ));
+    answered(agent.notify("another")).await.unwrap();
+    answered(agent.set_state(|draft| {
+        draft.config.system = Some("set".into());
+        Ok(())
+    }))
+    .await
+    .unwrap();
+    assert!(matches!(&*next(&mut events).await, Event::State(_)));
+    unanswered(agent.wait_until_idle()).await;
+
+    // A run begins, but its first callback has to wait for `handle_event`.
+    assert_eq!(answered(agent.prompt("Hi")).await.unwrap(), Accepted::Started);
+    assert_eq!(answered(agent.status()).await.unwrap(), Status::Busy);
+    assert!(matches!(answered(agent.ask("Hello?")).await, Err(AgentError::Busy(_))));
+    answered(agent.interrupt()).await.unwrap();
+    while !ends_run(&*next(&mut events).await) {}
+
+    // The interrupt dropped `handle_event`. The second event is handled, and the agent continues.
+    answered(agent.wait_until_idle()).await.unwrap();
+    answered(agent.ask("Hello?")).await.unwrap();
+    assert_eq!(answered(agent.state()).await.unwrap().config().system.as_deref(), Some("set"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancel_while_handle_event_never_returns_next_event_handled() {
+    let (agent, mut events) = stuck_in(At::HandleEvent).await;
+    answered(agent.cancel()).await.unwrap();
+    answered(agent.wait_until_idle()).await.unwrap();
+    answered(agent.ask("Hello?")).await.unwrap();
+    let first = next(&mut events).await;
+    assert_eq!(*first, Event::Status { status: Status::Busy }, "a cancel without a run emits no event");
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_and_ask_while_handle_event_never_returns_answered() {
+    let (agent, _events) = stuck_in(At::HandleEvent).await;
+    let asking = tokio::spawn({
+        let agent = agent.clone();
+        async move { agent.ask("Hello?").await }
+    });
+    tokio::task::yield_now().await;
+    answered(agent.stop(Duration::from_secs(1))).await.unwrap();
+    assert!(matches!(answered(asking).await.unwrap(), Err(AgentError::Cancelled(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_operation_after_the_end_stopped_with_its_reason() {
+    let (agent, mut events) = stuck_in(At::PrepareStep).await;
+    answered(agent.stop(Duration::from_secs(1))).await.unwrap();
+    macro_rules! assert_stopped {
+        ($($operation:expr),+ $(,)?) => {$(
+            match answered($operation).await {
+                Err(AgentError::Stopped(EndReason::Stopped)) => {}
+                _ => panic!(stringify!($operation)),
+            }
+        )+};
+    }
+    assert_stopped!(
+        agent.prompt("Hi"),
+        agent.ask("Hi"),
+        agent.ask_as::<String>("Hi"),
+        agent.resume(ToolUseId::from("t1"), Decision::Execute),
+        agent.cancel(),
+        agent.interrupt(),
+        agent.notify(1),
+        agent.set_state(|_| Ok(())),
+        agent.state(),
+        agent.status(),
+        agent.snapshot(),
+        agent.subscribe(),
+        agent.resume_from(events.last_id()),
+        agent.wait_until_idle(),
+    );
+    answered(agent.stop(Duration::ZERO)).await.unwrap();
+    let end = agent.end().unwrap();
+    assert_eq!(end.reason, EndReason::Stopped);
+    assert_eq!(end.snapshot, closed(&mut events).await.1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn operations_waiting_for_the_agent_when_it_ends_stopped_with_its_reason() {
+    let (agent, _events) = stuck_in(At::PrepareStep).await;
+    let waiting = tokio::spawn({
+        let agent = agent.clone();
+        async move { agent.wait_until_idle().await }
+    });
+    let asking = agent.ask("busy, so refused");
+    assert!(matches!(answered(asking).await, Err(AgentError::Busy(_))));
+    let (stopped, status) = tokio::join!(agent.stop(Duration::from_secs(1)), agent.status());
+    stopped.unwrap();
+    assert!(matches!(status, Err(AgentError::Stopped(EndReason::Stopped))));
+    assert!(matches!(waiting.await.unwrap(), Err(AgentError::Stopped(EndReason::Stopped))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn operations_dropped_before_their_answer_agent_continues() {
+    let (agent, mut events) = stuck_in(At::PrepareStep).await;
+    for _ in 0..100 {
+        drop(futures_util::FutureExt::now_or_never(agent.snapshot()));
+        drop(futures_util::FutureExt::now_or_never(agent.subscribe()));
+        drop(futures_util::FutureExt::now_or_never(agent.ask("x")));
+        drop(futures_util::FutureExt::now_or_never(agent.wait_until_idle()));
+        answered(agent.status()).await.unwrap();
+    }
+    answered(agent.cancel()).await.unwrap();
+    assert!(ends_run(run_events(&mut events).await.last().unwrap()));
+    assert!(matches!(
+        tokio::time::timeout(Duration::from_secs(1), events.next()).await,
+        Err(_) | Ok(Some(Update::Event(_)))
+    ));
+}

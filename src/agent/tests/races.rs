@@ -1,0 +1,221 @@
+//! Concurrent operations on one agent.
+
+use std::time::Duration;
+
+use crate::{
+    agent::{
+        Accepted, Agent, AgentCallbacks, AgentError, AgentSubscription, Event, Prompt, Snapshot, State,
+        Status, ToolDecision, TurnOutcome,
+    },
+    message::{Message, Role, ToolUse},
+    subscription::{EventId, Update},
+    testing::{ScriptedProvider, Step},
+    tool::Decision,
+};
+use async_trait::async_trait;
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::{rig::echo, support::ends_run};
+
+/// Pauses on every tool use.
+struct Pausing;
+
+#[async_trait]
+impl AgentCallbacks for Pausing {
+    async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+        ToolDecision::Pause(json!(null))
+    }
+}
+
+/// Applies an agent's events to a snapshot, and records each prompt that began a turn or was carried back.
+async fn follow(mut events: AgentSubscription, last: oneshot::Receiver<EventId>) -> (Snapshot, Vec<String>) {
+    let mut truth = (**events.snapshot().unwrap()).clone();
+    let mut places = Vec::new();
+    let mut in_run = false;
+    let mut last = std::pin::pin!(last);
+    let mut end = None;
+    while end.is_none_or(|end| truth.last < end) {
+        let update = tokio::select! {
+            update = events.next() => update.unwrap(),
+            last = &mut last, if end.is_none() => {
+                end = Some(last.unwrap());
+                continue;
+            }
+        };
+        let Update::Event(numbered) = update else { panic!("{update:?}") };
+        assert_eq!(numbered.id.number, truth.last.number + 1);
+        let event = &*numbered.event;
+        match event {
+            Event::Message { message, .. } => {
+                in_run = true;
+                let text = message.text();
+                if message.role == Role::User && !text.is_empty() {
+                    places.push(text);
+                }
+            }
+            Event::Cancelled { staged, .. }
+            | Event::Error { staged, .. }
+            | Event::Turn(TurnOutcome::Stop { staged, .. }) => {
+                assert!(in_run, "a run ended twice");
+                if let Some(staged) = staged {
+                    places.push(text_of(staged));
+                }
+            }
+            _ => {}
+        }
+        if ends_run(event) {
+            in_run = false;
+        }
+        truth.apply(&numbered);
+    }
+    (truth, places)
+}
+
+fn text_of(prompt: &Prompt) -> String {
+    Message::user(prompt.content.clone()).text()
+}
+
+async fn race(round: u32) {
+    let script = (0..6).map(|n| match n % 2 {
+        0 => Step::new().then_text(["Well."]).then_tool_use("t1", "echo", json!({})).stop(),
+        _ => Step::text("Done."),
+    });
+    let provider = ScriptedProvider::new(script);
+    let agent =
+        Agent::builder().model(provider.model()).tool(echo()).callbacks(Pausing).start().await.unwrap();
+    let (tell_last, last) = oneshot::channel();
+    let following = tokio::spawn(follow(agent.subscribe().await.unwrap(), last));
+
+    let prompt = |text: &'static str| {
+        let agent = agent.clone();
+        tokio::spawn(async move { agent.prompt(text).await })
+    };
+    let spin = |turns: u32| async move {
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+    };
+    let one = prompt("one");
+    let two = prompt("two");
+    let cancel = tokio::spawn({
+        let agent = agent.clone();
+        async move {
+            spin(round % 7).await;
+            if round.is_multiple_of(3) { agent.interrupt().await } else { agent.cancel().await }
+        }
+    });
+    let resume = tokio::spawn({
+        let agent = agent.clone();
+        async move {
+            spin(round % 5).await;
+            agent.resume("t1", Decision::Execute).await
+        }
+    });
+    let mut replaced = Vec::new();
+    for (prompted, text) in [(one, "one"), (two, "two")] {
+        match prompted.await.unwrap().unwrap() {
+            Accepted::Started | Accepted::Staged { replaced: None } => {}
+            Accepted::Staged { replaced: Some(old) } => {
+                assert_ne!(text_of(&old), text);
+                replaced.push(text_of(&old));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    match cancel.await.unwrap() {
+        Ok(()) | Err(AgentError::Idle) => {}
+        other => panic!("{other:?}"),
+    }
+    match resume.await.unwrap() {
+        Ok(()) | Err(AgentError::NotPaused(_)) => {}
+        other => panic!("{other:?}"),
+    }
+
+    // Rejects paused tool uses until the agent is idle.
+    let finish = async {
+        loop {
+            match agent.status().await.unwrap() {
+                Status::Idle => break,
+                Status::Paused => {
+                    if let Some(pause) = agent.snapshot().await.unwrap().pause {
+                        let _ = agent.resume(pause.tool_use.id, Decision::reject("no")).await;
+                    }
+                }
+                Status::Busy => tokio::task::yield_now().await,
+            }
+        }
+        agent.wait_until_idle().await.unwrap();
+    };
+    tokio::time::timeout(Duration::from_secs(20), finish).await.expect("the agent is stuck");
+
+    let end = agent.snapshot().await.unwrap();
+    tell_last.send(end.last).unwrap();
+    let (truth, mut places) = following.await.unwrap();
+    assert_eq!(truth, end);
+    truth.state.history.check().unwrap();
+    places.extend(replaced);
+    places.sort();
+    // Each prompt either began a turn or was carried back or replaced, and only once.
+    assert_eq!(places, ["one", "two"], "a prompt was lost or used twice");
+    agent.stop(Duration::from_secs(5)).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_prompts_a_cancel_and_a_resume_race_nothing_lost() {
+    let rounds: Vec<u32> = (0..300).collect();
+    for chunk in rounds.chunks(30) {
+        let races: Vec<_> = chunk.iter().map(|round| tokio::spawn(race(*round))).collect();
+        for race in races {
+            race.await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn handles_dropped_and_stopped_while_in_use_every_operation_answered() {
+    for round in 0..200_u32 {
+        let agent = ScriptedProvider::new([Step::text("Hello!")]);
+        let agent = Agent::builder().model(agent.model()).start().await.unwrap();
+        let mut events = agent.subscribe().await.unwrap();
+        let users: Vec<_> = (0..4)
+            .map(|user| {
+                let agent = agent.clone();
+                tokio::spawn(async move {
+                    let answer = match user {
+                        0 => agent.ask("Hi").await.map(|_| ()),
+                        1 => agent.wait_until_idle().await,
+                        2 => agent.snapshot().await.map(|_| ()),
+                        _ => agent.subscribe().await.map(|_| ()),
+                    };
+                    match answer {
+                        Ok(()) | Err(AgentError::Busy(_) | AgentError::Cancelled(_)) => {}
+                        // The reason is never "killed": the handle waits for it if it is not known yet.
+                        Err(AgentError::Stopped(reason)) => {
+                            assert_eq!(reason, crate::subscription::EndReason::Stopped);
+                        }
+                        Err(other) => panic!("{other:?}"),
+                    }
+                })
+            })
+            .collect();
+        for _ in 0..round % 4 {
+            tokio::task::yield_now().await;
+        }
+        if round.is_multiple_of(2) {
+            agent.stop(Duration::from_secs(5)).await.unwrap();
+        }
+        drop(agent);
+        for user in users {
+            tokio::time::timeout(Duration::from_secs(20), user).await.expect("not answered").unwrap();
+        }
+        let end = tokio::time::timeout(Duration::from_secs(20), async {
+            loop {
+                if let Some(Update::Closed(end)) = events.next().await {
+                    break end;
+                }
+            }
+        });
+        assert!(end.await.expect("not closed").snapshot.is_some());
+    }
+}

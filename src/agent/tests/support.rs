@@ -1,0 +1,70 @@
+//! Helpers for the agent's tests.
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    agent::{Agent, AgentBuilder, AgentSubscription, Event, Snapshot},
+    subscription::{EventId, Numbered, Update},
+    testing::{ScriptedProvider, Step},
+};
+
+/// A provider with a script, and a builder of an agent that uses it.
+pub(crate) fn scripted(steps: impl IntoIterator<Item = Step>) -> (ScriptedProvider, AgentBuilder) {
+    let provider = ScriptedProvider::new(steps);
+    let builder = Agent::builder().model(provider.model());
+    (provider, builder)
+}
+
+/// The next event; the test fails if none arrives within an hour of paused time.
+pub(crate) async fn next(events: &mut AgentSubscription) -> Arc<Event> {
+    match tokio::time::timeout(Duration::from_hours(1), events.next()).await {
+        Ok(Some(Update::Event(numbered))) => numbered.event,
+        other => panic!("expected an event, got {other:?}"),
+    }
+}
+
+/// Applies the event that follows the snapshot.
+pub(crate) fn apply(view: &mut Snapshot, event: &Arc<Event>) {
+    let id = EventId { number: view.last.number + 1, ..view.last };
+    view.apply(&Numbered { id, event: Arc::clone(event) });
+}
+
+/// The events up to and including the one that ends the run.
+pub(crate) async fn run_events(events: &mut AgentSubscription) -> Vec<Arc<Event>> {
+    let mut seen = Vec::new();
+    loop {
+        let event = next(events).await;
+        let last = ends_run(&event);
+        seen.push(event);
+        if last {
+            return seen;
+        }
+    }
+}
+
+/// Whether the event is the last of a run.
+pub(crate) fn ends_run(event: &Event) -> bool {
+    use crate::agent::TurnOutcome;
+    matches!(event, Event::Turn(TurnOutcome::Stop { .. }) | Event::Cancelled { .. } | Event::Error { .. })
+}
+
+/// Events in short, for comparing their order: the type and the distinguishing detail.
+pub(crate) fn names(events: &[Arc<Event>]) -> Vec<String> {
+    events.iter().map(|event| name(event)).collect()
+}
+
+/// One event in short.
+pub(crate) fn name(event: &Event) -> String {
+    use crate::{agent::TurnOutcome, message::Role};
+    match event {
+        Event::Message { message, .. } => match message.role {
+            Role::User => "message(user)".into(),
+            _ => "message(assistant)".into(),
+        },
+        Event::Turn(TurnOutcome::Stop { .. }) => "turn(stop)".into(),
+        Event::Turn(_) => "turn(continue)".into(),
+        Event::Status { status } => format!("status({status:?})").to_lowercase(),
+        Event::ToolResult { result, .. } => format!("tool_result({})", result.tool_use_id),
+        other => serde_json::to_value(other).unwrap()["type"].as_str().unwrap().to_owned(),
+    }
+}

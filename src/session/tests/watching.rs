@@ -1,0 +1,440 @@
+//! The parts of a session that only the manager uses: the watcher, sleep, suggested titles and draining.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use crate::{
+    agent::{Prompt, Status},
+    session::{Mode, Notice, Session, SessionError, Watcher},
+    subscription::EndReason,
+    testing::{Gate, Step},
+    tree::NodeId,
+};
+use tokio::time::{Instant, timeout};
+
+use super::{
+    support::{Act, ScriptedStore, parrot},
+    watch::{Hooks, answered, held, in_time, on, reached, scripted},
+};
+
+const AFTER: Duration = Duration::from_mins(1);
+
+/// Records the notices that it receives.
+#[derive(Clone, Default)]
+struct Notes(Arc<Mutex<Vec<String>>>);
+
+impl Notes {
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn ends(&self) -> usize {
+        self.all().iter().filter(|note| note.starts_with("ended")).count()
+    }
+}
+
+impl Watcher for Notes {
+    fn notice(&self, notice: Notice<'_>) {
+        let note = match notice {
+            Notice::Status(status) => format!("{status:?}").to_lowercase(),
+            Notice::Title(title) => format!("title {:?}", title.map(|title| &**title)),
+            Notice::Finished(response) => format!("finished {}", response.text()),
+            Notice::Left => "left".into(),
+            Notice::Ended(reason) => format!("ended {reason:?}").to_lowercase(),
+            other => format!("{other:?}"),
+        };
+        self.0.lock().unwrap().push(note);
+    }
+}
+
+async fn noted(agent: crate::agent::AgentBuilder) -> (Session, Notes) {
+    let notes = Notes::default();
+    let session = on(agent).watcher(Arc::new(notes.clone())).create().await.unwrap();
+    (session, notes)
+}
+
+/// Runs everything that can happen without time passing.
+async fn settle() {
+    tokio::time::sleep(Duration::from_millis(1)).await;
+}
+
+// ---- the watcher ----
+
+#[tokio::test(start_paused = true)]
+async fn watcher_receives_all_notices_in_order() {
+    let (session, notes) =
+        noted(scripted([Step::text("One."), Step::new().then_text(["Half"]).hang()])).await;
+    let first = session.subscribe(Mode::Controller).await.unwrap();
+    let second = session.subscribe(Mode::Controller).await.unwrap();
+    session.ask("Hi").await.unwrap();
+    session.set_title(Some("Talk")).await.unwrap();
+    session.set_title(None).await.unwrap();
+    drop(first);
+    settle().await;
+    assert_eq!(notes.all(), ["busy", "idle", "finished One.", "title Some(\"Talk\")", "title None"]);
+    drop(second);
+    settle().await;
+    session.prompt("More").await.unwrap();
+    settle().await;
+    session.cancel().await.unwrap();
+    session.stop(AFTER).await.unwrap();
+    assert_eq!(notes.all()[5..], ["left", "busy", "idle", "ended stopped"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn finished_turns_are_reported_while_the_run_continues() {
+    let agent =
+        scripted([Step::text("One."), Step::text("Two.")]).callbacks(Hooks::new().continuing(["And?"]));
+    let (session, notes) = noted(agent).await;
+    session.ask("Hi").await.unwrap();
+    settle().await;
+    assert_eq!(notes.all(), ["busy", "finished One.", "idle", "finished Two."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn end_is_reported_once_for_every_cause() {
+    // Two concurrent calls of `stop`.
+    let (session, notes) = noted(scripted([])).await;
+    let (one, two) = tokio::join!(session.stop(AFTER), session.stop(AFTER));
+    one.and(two).unwrap();
+    assert_eq!(notes.all(), ["ended stopped"]);
+
+    // The last handle is dropped.
+    let (session, notes) = noted(scripted([])).await;
+    drop(session);
+    settle().await;
+    assert_eq!(notes.all(), ["ended handlesdropped"]);
+
+    // `sleep` ends the session.
+    let (session, notes) = noted(scripted([])).await;
+    assert!(session.sleep().await.unwrap());
+    session.ended().await;
+    settle().await;
+    assert_eq!(notes.all(), ["ended idle"]);
+
+    // Idle shutdown.
+    let notes = Notes::default();
+    let builder = on(scripted([])).watcher(Arc::new(notes.clone())).idle_shutdown(AFTER);
+    let session = builder.create().await.unwrap();
+    drop(session.subscribe(Mode::Controller).await.unwrap());
+    in_time(session.ended()).await;
+    settle().await;
+    assert_eq!(notes.all(), ["left", "ended idle"]);
+
+    // The agent stops itself.
+    let stops = Hooks::new().on_event(|_, state| async move {
+        let agent = state.agent().upgrade().unwrap();
+        tokio::spawn(async move { agent.stop(AFTER).await });
+        None
+    });
+    let (session, notes) = noted(scripted([]).callbacks(stops)).await;
+    session.notify(()).await.unwrap();
+    in_time(session.ended()).await;
+    settle().await;
+    assert_eq!(notes.all(), ["ended agentended"]);
+}
+
+#[test]
+fn end_is_reported_once_when_the_runtime_is_killed() {
+    let its = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (session, notes) = its.block_on(async {
+        let (session, notes) = noted(scripted([Step::new().then_text(["Half"]).hang()])).await;
+        session.prompt("Hi").await.unwrap();
+        (session, notes)
+    });
+    drop(its);
+    assert_eq!(session.end().unwrap().reason, EndReason::Killed);
+    assert_eq!(notes.ends(), 1, "{:?}", notes.all());
+    drop(session);
+    assert_eq!(notes.ends(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn session_that_never_started_reports_no_end() {
+    let store = ScriptedStore::new([Act::Fail]);
+    let notes = Notes::default();
+    let builder = Session::builder(store.as_dyn()).agent(parrot()).watcher(Arc::new(notes.clone()));
+    builder.create_with_id("talk".parse().unwrap()).await.unwrap_err();
+    settle().await;
+    assert_eq!(notes.all(), [""; 0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn watcher_panics_session_continues() {
+    struct Clumsy(Arc<AtomicUsize>);
+    impl Watcher for Clumsy {
+        fn notice(&self, _: Notice<'_>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            panic!("the watcher broke");
+        }
+    }
+    let told = Arc::new(AtomicUsize::new(0));
+    let builder = on(scripted([Step::text("One."), Step::text("Two.")]));
+    let session = builder.watcher(Arc::new(Clumsy(Arc::clone(&told)))).create().await.unwrap();
+    drop(session.subscribe(Mode::Controller).await.unwrap());
+    assert_eq!(session.ask("Hi").await.unwrap().text(), "One.");
+    session.set_title(Some("Talk")).await.unwrap();
+    assert_eq!(session.ask("Again").await.unwrap().text(), "Two.");
+    assert_eq!(session.tree().await.unwrap().len(), 4);
+    session.stop(AFTER).await.unwrap();
+    // One notice for `left`, one for the title, three for each of two runs, and one for the end.
+    assert_eq!(told.load(Ordering::SeqCst), 9);
+}
+
+// ---- sleep ----
+
+#[tokio::test(start_paused = true)]
+async fn sleep_without_controllers_or_work_ends_the_session() {
+    let session = on(scripted([Step::text("One.")])).create().await.unwrap();
+    let observer = session.subscribe(Mode::Observer).await.unwrap();
+    session.ask("Hi").await.unwrap();
+    session.flush(AFTER).await.unwrap();
+    assert!(answered(session.sleep()).await.unwrap());
+    assert_eq!(in_time(session.ended()).await.reason, EndReason::Idle);
+    assert!(matches!(session.sleep().await, Err(SessionError::Ended(EndReason::Idle))));
+    drop(observer);
+}
+
+/// Checks that sleep is refused, and that the session does not end later.
+async fn refuses(session: &Session) {
+    assert!(!answered(session.sleep()).await.unwrap());
+    assert!(
+        timeout(AFTER * 60, session.ended()).await.is_err(),
+        "the session ended later: {:?}",
+        session.end()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn sleep_with_a_controller_is_refused() {
+    let session = on(scripted([])).create().await.unwrap();
+    let mut controller = session.subscribe(Mode::Controller).await.unwrap();
+    refuses(&session).await;
+    controller.set_mode(Mode::Observer).await.unwrap();
+    assert!(session.sleep().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sleep_while_busy_is_refused() {
+    let gate = Gate::new();
+    let session = on(scripted([held(&gate)])).create().await.unwrap();
+    session.prompt("Hi").await.unwrap();
+    reached(&gate).await;
+    refuses(&session).await;
+    gate.open();
+    session.wait_until_idle().await.unwrap();
+    session.flush(AFTER).await.unwrap();
+    assert!(session.sleep().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sleep_while_paused_is_refused() {
+    use crate::agent::ToolDecision;
+    use serde_json::json;
+    let hooks = Hooks::new().on_tool_use(|_| ToolDecision::Pause(json!("why")));
+    let steps = [Step::tool_use("t1", "echo", json!({}))];
+    let session = on(scripted(steps).callbacks(hooks)).create().await.unwrap();
+    session.prompt("Hi").await.unwrap();
+    settle().await;
+    assert_eq!(session.status().await.unwrap(), Status::Paused);
+    refuses(&session).await;
+    session.cancel().await.unwrap();
+    assert!(session.sleep().await.unwrap());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sleep_with_something_unsaved_is_refused() {
+    let gate = Gate::new();
+    let store = ScriptedStore::new([Act::Wait(gate.clone()), Act::Work]);
+    let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
+    session.set_title(Some("Talk")).await.unwrap();
+    reached(&gate).await;
+    refuses(&session).await;
+    gate.open();
+    session.flush(AFTER).await.unwrap();
+    // The earlier refusals have no effect.
+    refuses_nothing_later(&session).await;
+    assert!(session.sleep().await.unwrap());
+}
+
+async fn refuses_nothing_later(session: &Session) {
+    assert!(timeout(AFTER * 60, session.ended()).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sleep_while_an_event_is_handled_is_refused() {
+    let gate = Gate::new();
+    let passing = gate.clone();
+    let hooks = Hooks::new().on_event(move |_, _| {
+        let gate = passing.clone();
+        async move {
+            gate.pass().await;
+            Some(Prompt::from("From an event"))
+        }
+    });
+    let session = on(scripted([Step::text("One.")]).callbacks(hooks)).create().await.unwrap();
+    session.notify(()).await.unwrap();
+    reached(&gate).await;
+    refuses(&session).await;
+    gate.open();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.tree().await.unwrap().len(), 2);
+    session.flush(AFTER).await.unwrap();
+    assert!(session.sleep().await.unwrap());
+}
+
+/// Checks that refused calls of `sleep` do not end a session whose idle time has begun.
+async fn idle_timer_survives(session: &Session, begun: Instant) {
+    tokio::time::sleep(AFTER / 2).await;
+    assert!(!session.sleep().await.unwrap());
+    assert!(!session.sleep().await.unwrap());
+    tokio::time::sleep(AFTER / 4).await;
+    assert!(!session.sleep().await.unwrap());
+    assert!(session.end().is_none());
+    assert!(begun.elapsed() < AFTER);
+}
+
+#[tokio::test(start_paused = true)]
+async fn refused_sleep_does_not_restart_the_idle_time() {
+    // The title is unsaved until shortly before the idle time is over.
+    let gate = Gate::new();
+    let store = ScriptedStore::new([Act::Wait(gate.clone())]);
+    let builder = Session::builder(store.as_dyn()).agent(parrot()).idle_shutdown(AFTER);
+    let session = builder.create().await.unwrap();
+    drop(session.subscribe(Mode::Controller).await.unwrap());
+    settle().await;
+    let begun = Instant::now();
+    session.set_title(Some("Talk")).await.unwrap();
+    reached(&gate).await;
+    idle_timer_survives(&session, begun).await;
+    gate.open();
+    in_time(session.ended()).await;
+    let took = begun.elapsed();
+    assert!(took <= AFTER, "the idle time was restarted: {took:?}");
+
+    // An event is handled until shortly before the idle time is over.
+    let gate = Gate::new();
+    let passing = gate.clone();
+    let hooks = Hooks::new().on_event(move |_, _| {
+        let gate = passing.clone();
+        async move {
+            gate.pass().await;
+            None
+        }
+    });
+    let session = on(scripted([]).callbacks(hooks)).idle_shutdown(AFTER).create().await.unwrap();
+    drop(session.subscribe(Mode::Controller).await.unwrap());
+    settle().await;
+    let begun = Instant::now();
+    session.notify(()).await.unwrap();
+    reached(&gate).await;
+    idle_timer_survives(&session, begun).await;
+    gate.open();
+    in_time(session.ended()).await;
+    let took = begun.elapsed();
+    assert!(took <= AFTER, "the idle time was restarted: {took:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn sleep_before_the_end_of_the_run_is_processed_ends_the_session() {
+    // The session has not processed the end of the run when `sleep` is called.
+    for _ in 0..20 {
+        let session =
+            on(scripted([Step::new().then_text(["Half"]).hang()])).idle_shutdown(AFTER).create().await;
+        let session = session.unwrap();
+        session.prompt("Hi").await.unwrap();
+        settle().await;
+        session.cancel().await.unwrap();
+        assert!(answered(session.sleep()).await.unwrap());
+    }
+}
+
+// ---- titles ----
+
+#[tokio::test(start_paused = true)]
+async fn suggested_title_is_used_only_without_a_title() {
+    let (session, notes) = noted(scripted([])).await;
+    assert!(session.suggest_title("First").await.unwrap());
+    assert!(!session.suggest_title("Second").await.unwrap());
+    assert_eq!(session.title().await.unwrap().as_deref(), Some("First"));
+    session.set_title(Some("By hand")).await.unwrap();
+    assert!(!session.suggest_title("Third").await.unwrap());
+    session.set_title(None).await.unwrap();
+    assert!(session.suggest_title("Fourth").await.unwrap());
+    assert_eq!(session.title().await.unwrap().as_deref(), Some("Fourth"));
+    let told = ["First", "By hand", "-", "Fourth"].map(|title| match title {
+        "-" => "title None".to_owned(),
+        title => format!("title Some({title:?})"),
+    });
+    assert_eq!(notes.all(), told);
+    session.stop(AFTER).await.unwrap();
+    assert!(matches!(session.suggest_title("Late").await, Err(SessionError::Ended(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn suggested_title_is_saved() {
+    let store = ScriptedStore::new([]);
+    let session = Session::builder(store.as_dyn()).agent(parrot()).create().await.unwrap();
+    session.ask("Hi").await.unwrap();
+    session.suggest_title("Talk").await.unwrap();
+    session.stop(AFTER).await.unwrap();
+    assert_eq!(store.beneath().summary(session.id()).await.unwrap().title.as_deref(), Some("Talk"));
+}
+
+// ---- draining ----
+
+#[tokio::test(start_paused = true)]
+async fn drained_session_finishes_its_run_and_refuses_new_prompts() {
+    let gate = Gate::new();
+    let session = on(scripted([Step::text("One."), held(&gate)])).create().await.unwrap();
+    session.ask("Hi").await.unwrap();
+    session.prompt("More").await.unwrap();
+    reached(&gate).await;
+    session.drain();
+    session.drain();
+    let node = NodeId::new(1).unwrap();
+    let refused = |result: Result<(), SessionError>| {
+        let error = result.unwrap_err();
+        assert!(matches!(error, SessionError::Draining), "{error:?}");
+    };
+    // A prompt that would only be staged is refused too.
+    refused(session.prompt("No").await.map(drop));
+    refused(session.ask("No").await.map(drop));
+    refused(session.ask_as::<String>("No").await.map(drop));
+    refused(session.regenerate(node).await);
+    refused(session.branch(None, "No").await);
+    refused(session.edit(node, "No").await);
+    gate.open();
+    session.wait_until_idle().await.unwrap();
+    assert_eq!(session.tree().await.unwrap().len(), 4);
+    session.set_title(Some("Talk")).await.unwrap();
+    session.navigate(NodeId::new(2).unwrap()).await.unwrap();
+    session.stop(AFTER).await.unwrap();
+    // After the end, the error gives the reason of the end instead.
+    assert!(matches!(session.prompt("No").await, Err(SessionError::Ended(EndReason::Stopped))));
+}
+
+// ---- controllers ----
+
+#[tokio::test(start_paused = true)]
+async fn controllers_are_counted() {
+    let session = on(scripted([])).create().await.unwrap();
+    assert_eq!(session.controllers(), 0);
+    let mut one = session.subscribe(Mode::Controller).await.unwrap();
+    let two = session.subscribe(Mode::Controller).await.unwrap();
+    let observer = session.subscribe(Mode::Observer).await.unwrap();
+    assert_eq!(session.controllers(), 2);
+    one.set_mode(Mode::Observer).await.unwrap();
+    assert_eq!(session.controllers(), 1);
+    let (_, guard) = two.into_parts();
+    assert_eq!(session.controllers(), 1);
+    drop((guard, observer));
+    assert_eq!(session.controllers(), 0);
+    one.set_mode(Mode::Controller).await.unwrap();
+    assert_eq!(session.controllers(), 1);
+}

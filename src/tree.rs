@@ -18,14 +18,14 @@
 //! let turn = tree.push_turn([question, Message::assistant("Everest, K2, Lhotse.")], usage);
 //! tree.push_turn([Message::user("Higher!"), Message::assistant("There are none.")], usage);
 //!
-//! Branch off: another answer to the question, and a conversation that continues from it.
+//! // Branch off: another answer to the question, and a conversation that continues from it.
 //! tree.navigate(turn[0])?;
 //! tree.push_turn([Message::assistant("Fuji, Etna, Teide.")], usage);
 //! tree.push_turn([Message::user("And rivers?"), Message::assistant("Nile, Amazon, Yangtze.")], usage);
-//! Start again with a different first message.
+//! // Start again with a different first message.
 //! tree.clear();
 //! tree.push(Message::user("Hello?"));
-//! Return to the branch before.
+//! // Return to the branch before.
 //! tree.navigate(turn[0])?;
 //! tree.extend();
 //!

@@ -200,8 +200,12 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// Returns an error if the prompt is empty or does not fit the history, if it contains tool results while the agent
-    /// is busy, if a limit is zero, if the output schema is invalid, or if the agent has ended.
+    /// - [`AgentError::EmptyPrompt`] or [`AgentError::InvalidPrompt`] if the prompt has no content or does not fit the history.
+    /// - [`AgentError::ResultsWhileBusy`] if it contains tool results while a run is active.
+    /// - [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`] or [`AgentError::InvalidOutputSchema`] if a setting of the
+    ///   prompt is invalid.
+    /// - [`AgentError::OnHold`] if the agent belongs to a session that accepts no prompts now.
+    /// - [`AgentError::Stopped`] if the agent has ended.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, AgentError> {
         let prompt = prompt.into();
         self.call(|reply| Command::Prompt(Box::new((prompt, reply)))).await?
@@ -215,8 +219,8 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// The errors of [`prompt`](Agent::prompt). [`AgentError::Busy`] if a run is active. [`AgentError::Cancelled`] and
-    /// [`AgentError::Failed`] contain the messages that were discarded.
+    /// The errors of [`prompt`](Agent::prompt), with [`AgentError::Busy`] in place of `ResultsWhileBusy` if a run is active.
+    /// [`AgentError::Cancelled`] and [`AgentError::Failed`] contain the messages that were discarded.
     ///
     /// # Cancel safety
     ///
@@ -272,7 +276,7 @@ impl Agent {
     ///
     /// [`AgentError::NotPaused`] if the agent is not paused. [`AgentError::StaleResume`] if the agent waits for a
     /// decision about another tool use, so that a decision never applies to a newer tool use than the one it was made
-    /// for.
+    /// for. [`AgentError::Stopped`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), AgentError> {
         let id = tool_use.into();
         self.call(|reply| Command::Resume(Box::new((id, decision, reply)))).await?
@@ -285,7 +289,8 @@ impl Agent {
     ///
     /// [`AgentError::Idle`] if no run is active. The exception is a `handle_event` that runs between two runs: the call
     /// succeeds, drops it together with its event, and logs a warning. An event whose `handle_event` was not polled yet
-    /// stays queued and is handled next.
+    /// stays queued and is handled next. [`AgentError::Stopped`] if the agent has
+    /// ended.
     pub async fn cancel(&self) -> Result<(), AgentError> {
         self.call(Command::Cancel).await?
     }
@@ -312,7 +317,7 @@ impl Agent {
     ///
     /// # Errors
     ///
-    /// [`AgentError::TooManyEvents`] if the queue is full.
+    /// [`AgentError::TooManyEvents`] if the queue is full. [`AgentError::Stopped`] if the agent has ended.
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), AgentError> {
         let event: AppEvent = Box::new(event);
         self.call(|reply| Command::Notify(Box::new((event, reply)))).await?
@@ -327,8 +332,10 @@ impl Agent {
     /// # Errors
     ///
     /// [`AgentError::Busy`] if the agent is not idle. [`AgentError::Refused`] or [`AgentError::Model`] if `edit`
-    /// returned an error. [`AgentError::HistoryOwned`] if `edit` changes the history of a session's agent. Other errors
-    /// if the edited copy is invalid.
+    /// returned an error, and [`AgentError::Panicked`] if it panicked. [`AgentError::HistoryOwned`] if `edit` changes the
+    /// history of a session's agent. [`AgentError::ZeroSteps`], [`AgentError::ZeroTimeout`],
+    /// [`AgentError::InvalidOutputSchema`] or [`AgentError::InvalidHistory`] if the edited copy is invalid.
+    /// [`AgentError::Stopped`] if the agent has ended.
     #[doc(alias = "switch model")]
     pub async fn set_state<F>(&self, edit: F) -> Result<(), AgentError>
     where

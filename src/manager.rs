@@ -246,8 +246,8 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]; what
-    /// [`SessionBuilder::create`](crate::session::SessionBuilder::create) fails with.
+    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]. [`ManagerError::CutOff`] if a store or a callback panicked.
+    /// [`ManagerError::Session`] with the errors of [`SessionBuilder::create`](crate::session::SessionBuilder::create).
     pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, ManagerError> {
         self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
     }
@@ -271,8 +271,10 @@ impl Manager {
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]; [`ManagerError::OpenElsewhere`] names who has it; what
-    /// [`SessionBuilder::open`](crate::session::SessionBuilder::open) fails with.
+    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]. [`ManagerError::OpenElsewhere`] names the owner.
+    /// [`ManagerError::CutOff`] if a store or a callback panicked. [`ManagerError::Session`] with the errors of
+    /// [`SessionBuilder::open`](crate::session::SessionBuilder::open). If the conversation does not exist,
+    /// [`is_not_found`](ManagerError::is_not_found) returns `true`.
     pub async fn open(
         &self,
         id: &ConversationId,

@@ -124,7 +124,9 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and invalid settings.
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind),
+    /// [`Draining`](SessionError::Draining), [`Ended`](SessionError::Ended), and [`Agent`](SessionError::Agent) if a setting
+    /// is invalid.
     pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), SessionError> {
         self.begin(RunStart::Regenerate(again.into()), Wait::ForStart).await.map(drop)
     }
@@ -155,8 +157,9 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotAssistant`](SessionError::NotAssistant),
-    /// [`OpenToolUses`](SessionError::OpenToolUses), [`StoreBehind`](SessionError::StoreBehind), and a prompt that the agent
-    /// refuses.
+    /// [`OpenToolUses`](SessionError::OpenToolUses), [`StoreBehind`](SessionError::StoreBehind),
+    /// [`Draining`](SessionError::Draining), [`Ended`](SessionError::Ended), and [`Agent`](SessionError::Agent) if the prompt
+    /// is invalid.
     pub async fn branch(
         &self,
         assistant: Option<NodeId>,
@@ -192,8 +195,9 @@ impl Session {
     /// # Errors
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), and a prompt that the agent
-    /// refuses.
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind),
+    /// [`Draining`](SessionError::Draining), [`Ended`](SessionError::Ended), and [`Agent`](SessionError::Agent) if the prompt
+    /// is invalid.
     pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
         self.begin(RunStart::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
     }
@@ -236,7 +240,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], [`SessionError::UnknownNode`].
+    /// [`SessionError::Busy`], [`SessionError::UnknownNode`], [`SessionError::Ended`].
     pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), SessionError> {
         let node = node.into();
         self.call(|reply| Command::Navigate(node, reply)).await?

@@ -251,8 +251,11 @@ impl AgentBuilder {
     ///
     /// # Errors
     ///
-    /// Returns an error if the model is missing or unknown, if tools conflict, if the output schema, the history or a
-    /// limit is invalid, or if `init` fails.
+    /// - [`AgentError::NoModel`] or [`AgentError::Model`] if the model is missing or unknown.
+    /// - [`AgentError::InvalidTools`] if tools conflict.
+    /// - [`AgentError::InvalidOutputSchema`], [`AgentError::InvalidHistory`], [`AgentError::ZeroSteps`] or
+    ///   [`AgentError::ZeroTimeout`] if a setting is invalid.
+    /// - [`AgentError::Refused`] or [`AgentError::Panicked`] if `init` fails.
     ///
     /// # Cancel safety
     ///

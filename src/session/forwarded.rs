@@ -18,7 +18,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::prompt`](crate::agent::Agent::prompt); [`SessionError::StoreBehind`] if too much is unsaved.
+    /// [`SessionError::StoreBehind`] if too much is unsaved, and [`SessionError::Draining`] if the session is being shut down.
+    /// [`SessionError::Ended`] if it has ended. [`SessionError::Agent`] with the other errors of
+    /// [`Agent::prompt`](crate::agent::Agent::prompt).
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, SessionError> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.prompt(prompt).await).await
@@ -28,7 +30,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::ask`](crate::agent::Agent::ask); [`SessionError::StoreBehind`] if too much is unsaved.
+    /// [`SessionError::StoreBehind`] if too much is unsaved, and [`SessionError::Draining`] if the session is being shut down.
+    /// [`SessionError::Ended`] if it has ended. [`SessionError::Busy`] if a run is active. [`SessionError::Agent`] with the other errors of
+    /// [`Agent::ask`](crate::agent::Agent::ask).
     ///
     /// # Cancel safety
     ///
@@ -42,7 +46,9 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::ask_as`](crate::agent::Agent::ask_as); [`SessionError::StoreBehind`] if too much is unsaved.
+    /// [`SessionError::StoreBehind`] if too much is unsaved, and [`SessionError::Draining`] if the session is being shut down.
+    /// [`SessionError::Ended`] if it has ended. [`SessionError::Busy`] if a run is active. [`SessionError::Agent`] with the other errors of
+    /// [`Agent::ask_as`](crate::agent::Agent::ask_as).
     ///
     /// # Cancel safety
     ///
@@ -59,7 +65,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::resume`](crate::agent::Agent::resume).
+    /// [`SessionError::Agent`] with [`AgentError::NotPaused`](crate::agent::AgentError::NotPaused) or [`AgentError::StaleResume`](crate::agent::AgentError::StaleResume). [`SessionError::Ended`] if the
+    /// session has ended.
     pub async fn resume(
         &self,
         tool_use: impl Into<ToolUseId>,
@@ -73,7 +80,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::cancel`](crate::agent::Agent::cancel).
+    /// [`SessionError::Agent`] with [`AgentError::Idle`](crate::agent::AgentError::Idle) if no run is active. [`SessionError::Ended`] if the session has ended.
     pub async fn cancel(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.cancel().await).await
     }
@@ -82,7 +89,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::interrupt`](crate::agent::Agent::interrupt).
+    /// [`SessionError::Agent`] with [`AgentError::Idle`](crate::agent::AgentError::Idle) if no run is active. [`SessionError::Ended`] if the session has ended.
     pub async fn interrupt(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.interrupt().await).await
     }
@@ -91,7 +98,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::notify`](crate::agent::Agent::notify).
+    /// [`SessionError::Agent`] with [`AgentError::TooManyEvents`](crate::agent::AgentError::TooManyEvents) if the queue is full. [`SessionError::Ended`] if the session
+    /// has ended.
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.notify(event).await).await
     }
@@ -102,7 +110,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// As [`Agent::set_state`](crate::agent::Agent::set_state).
+    /// [`SessionError::Busy`] if a run is active. [`SessionError::Ended`] if the session has ended. [`SessionError::Agent`] with
+    /// the other errors of [`Agent::set_state`](crate::agent::Agent::set_state).
     #[doc(alias = "switch model")]
     pub async fn configure<F>(&self, edit: F) -> Result<(), SessionError>
     where
@@ -115,7 +124,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], and a tool that can't be with the others.
+    /// [`SessionError::Busy`] if a run is active. [`SessionError::Agent`] with [`AgentError::Refused`](crate::agent::AgentError::Refused) if the tool conflicts
+    /// with the others. [`SessionError::Ended`] if the session has ended.
     pub async fn add_tool(&self, tool: impl Tool) -> Result<(), SessionError> {
         let tool: Arc<dyn Tool> = Arc::new(tool);
         self.configure(move |config| Ok(config.tools.insert(tool)?)).await
@@ -125,7 +135,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`].
+    /// [`SessionError::Busy`] if a run is active. [`SessionError::Ended`] if the session has ended.
     pub async fn remove_tool(&self, name: impl Into<String>) -> Result<(), SessionError> {
         let name = name.into();
         self.configure(move |config| {

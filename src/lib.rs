@@ -50,7 +50,7 @@
 //! The [`guides`] explain them step by step, beginning with [getting started](guides::getting_started).
 //!
 //! The types of a first program are also at the root. So are the crates that it needs in the versions of this crate:
-//! [`async_trait`], [`schemars`] and [`serde_json`].
+//! [`macro@async_trait`], [`schemars`] and [`serde_json`].
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]

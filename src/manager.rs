@@ -1,9 +1,19 @@
-//! The manager: many sessions by id.
+//! Managers: all sessions of an application, by conversation id.
 //!
-//! [`Manager`] is one handle for all conversations of an application. It opens each at most once, however many ask for
-//! it; tells what is open and what it does; gives titles; keeps within limits; and ends all of them in order. Sessions
-//! outlive those who opened them, and go when nobody wants them any more. The [guide](crate::guides::many_conversations) follows a web service through its life
-//! with one.
+//! A [`Manager`] is for services that serve many conversations. It opens each conversation at most once, however many
+//! callers ask for it, and lists the stored and the open conversations. It generates titles, keeps limits on open
+//! sessions and concurrent requests, and shuts all sessions down in order. A session outlives the caller that opened
+//! it, and ends when it is idle and has no controller. The [guide](crate::guides::many_conversations) builds a web
+//! service with a manager.
+//!
+//! The main types:
+//!
+//! - [`ManagerBuilder`] takes the store, the limits and how titles are made.
+//! - [`OpenOptions`] holds the agent and the settings with which a session is opened. [`Manager::open`] and
+//!   [`Manager::create`] return an [`OpenedSession`]: the [`Session`] and a subscription to its events.
+//! - [`ManagerSubscription`] yields a [`ManagerSnapshot`] and the [`ManagerEvent`]s that follow it: sessions that open,
+//!   close, change their status or get titles.
+//! - [`ManagerError`] and [`ShutdownError`] are the errors.
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -66,18 +76,42 @@ use crate::{
     subscription::{Attachment, End, EndReason, EventId, FeedLimits, Source, Subscription},
 };
 
-/// Many sessions by id. Cheap to clone; several managers are independent of each other.
+/// A handle to the sessions of an application. Cheap to clone. Several managers are independent of each other.
 ///
-/// When the last handle is dropped, sessions go on for as long as somebody else has a handle or a controller.
+/// When the last handle is dropped, sessions continue as long as another handle to them or a controller exists.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = ScriptedProvider::new([Step::text("Hello!")]);
+/// # let model = provider.model();
+/// use std::time::Duration;
+/// use omni_agent::{agent::Agent, manager::Manager, store::{ConversationId, MemoryStore}};
+///
+/// let manager = Manager::builder(MemoryStore::new()).build();
+/// let id = ConversationId::new("chat-1")?;
+///
+/// // All callers that open one id get the same session.
+/// let opened = manager.open_or_create(&id, Agent::builder().model(model)).await?;
+/// opened.session.ask("Hi").await?;
+/// assert_eq!(manager.list_open().len(), 1);
+///
+/// manager.shutdown(Duration::from_secs(5), Duration::from_secs(5)).await?;
+/// assert!(manager.list_open().is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Cancel safety
 ///
-/// What an operation has begun goes on when its future is dropped, but for an opening that still waits for room: that is
-/// given up; and for what [hangs](ManagerBuilder::close_timeout).
+/// If the future of an operation is dropped, the operation continues. There are two exceptions: an opening that still
+/// waits for room is given up, and so is an operation that [hangs](ManagerBuilder::close_timeout).
 #[derive(Clone)]
 pub struct Manager(Arc<Inner>);
 
-/// What the handles share.
+/// The state that the handles share.
 struct Inner {
     store: Arc<dyn Store>,
     owner: Owner,
@@ -98,10 +132,23 @@ impl Inner {
     }
 }
 
-/// What is open, and what happens from then on.
+/// A snapshot of the open sessions and the events that follow it.
 pub type ManagerSubscription = Subscription<ManagerSnapshot, ManagerEvent>;
 
 /// Builds a [`Manager`].
+///
+/// ```
+/// use std::time::Duration;
+/// use omni_agent::{manager::{Manager, Titles}, store::MemoryStore};
+///
+/// let manager = Manager::builder(MemoryStore::new())
+///     .idle_shutdown(Some(Duration::from_secs(600)))
+///     .max_open(1000)
+///     .max_turns(50)
+///     .titles(Titles::Off)
+///     .build();
+/// assert!(manager.list_open().is_empty());
+/// ```
 #[derive(Debug)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct ManagerBuilder {
@@ -118,7 +165,7 @@ pub struct ManagerBuilder {
     feed_limits: FeedLimits,
 }
 
-/// A store, which has nothing to show.
+/// A store without `Debug`.
 struct Debugless(Arc<dyn Store>);
 
 impl fmt::Debug for Debugless {
@@ -128,85 +175,100 @@ impl fmt::Debug for Debugless {
 }
 
 impl ManagerBuilder {
-    /// Where model names are looked up; [`Registry::default`] if unset.
+    /// Sets the registry in which model names are looked up. Defaults to [`Registry::default`].
     pub fn registry(mut self, registry: Registry) -> Self {
         self.registry = Some(registry);
         self
     }
 
-    /// Who opens conversations, for other processes on the same store to see, where the store knows owners: the name of
-    /// this process, and an address at which it is to be reached, in the application's own terms. It must be this
-    /// manager's alone. One that keeps its name over a restart takes its conversations up again at once; another has to
-    /// wait until they are given back, or their ownership runs out. [One of its own](Owner::unique) if unset.
+    /// Sets the name and address under which this manager owns open conversations, if the store supports owners.
+    ///
+    /// Other processes on the same store see both. The name identifies this process. The address states where to reach
+    /// it, in a form that the application chooses. No other manager may use the name. If a manager keeps its name
+    /// across a restart, it reopens its conversations at once. With another name, it waits until the conversations are
+    /// released or their leases expire. By default, the manager is [a unique owner](Owner::unique).
     pub fn owner(mut self, owner: Owner) -> Self {
         self.owner = Some(owner);
         self
     }
 
-    /// How long a session stays open while it is idle and has no controller, from its start on; `None` is for ever. Five minutes
-    /// if unset.
+    /// Sets how long a session stays open while it is idle and has no controller. Defaults to five minutes.
+    ///
+    /// The time counts from the session's start. `None` keeps sessions open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = after;
         self
     }
 
-    /// How long closing one session may take, saving included, whatever ends it; and how long [`Manager::rename`] waits for an
-    /// open session to store its title. 30 seconds if unset. What hangs in a store
-    /// or an `init` twice as long after the last caller has gone away is given up.
+    /// Sets how long it may take to close a session, saving included. Defaults to 30 seconds.
+    ///
+    /// The limit applies whatever ends the session. It also limits how long [`Manager::rename`] waits for an open
+    /// session to store its title. If a store or an `init` hangs for twice this time after the last caller is gone, the
+    /// operation is given up.
     pub fn close_timeout(mut self, limit: Duration) -> Self {
         self.close_timeout = limit;
         self
     }
 
-    /// How untitled conversations get their titles. [`Titles::Heuristic`] if unset. A session stays open while a title is
-    /// made for it. Closing it waits for the title within its deadline.
+    /// Sets how untitled conversations get their titles. Defaults to [`Titles::Heuristic`].
+    ///
+    /// A session stays open while a title is generated for it. If it is closed, the close waits for the title within
+    /// its deadline.
     pub fn titles(mut self, titles: Titles) -> Self {
         self.titles = titles;
         self
     }
 
-    /// How many sessions may be open at once, at least one. Beyond that, each further opening closes the idle session without
-    /// controllers that was used least recently. Several openings close several sessions at the same time. Openings that
-    /// find no such session wait, in order.
+    /// Sets how many sessions may be open at once, at least one. By default there is no limit.
     ///
-    /// A session whose tool opens another one keeps its own place meanwhile. If all places are held like that, none comes free:
-    /// see [`room_timeout`](Self::room_timeout). Set the limit above the number of sessions that tools keep waiting.
+    /// At the limit, each further opening closes the least recently used session that is idle and has no controller.
+    /// Several openings close several sessions at the same time. If there is no such session, openings wait, in order.
+    ///
+    /// If a session's tool opens another session, the first session keeps its place. If all places are held like this,
+    /// none becomes free: see [`room_timeout`](Self::room_timeout). Set the limit above the number of sessions whose
+    /// tools wait for other sessions.
     pub fn max_open(mut self, limit: usize) -> Self {
         self.max_open = Some(limit);
         self
     }
 
-    /// How long an opening waits for room behind sessions whose tools or callbacks run. These may wait for the opening
-    /// themselves, and would wait for ever. After this time the opening fails with [`ManagerError::NoRoom`], which names them.
-    /// If no such session has a place, the opening waits on. One minute if unset; `None` waits without a limit. A tool learns of the
-    /// error only if its [own time limit](crate::tool::ToolLimits::timeout) is longer.
+    /// Sets how long an opening waits for room while places are held by sessions whose tools or callbacks run. Defaults
+    /// to one minute.
+    ///
+    /// Such a tool or callback may itself wait for the opening, so that both would wait forever. After this time, the
+    /// opening fails with [`ManagerError::NoRoom`], which names these sessions. If no such session holds a place, the
+    /// opening continues to wait. `None` waits without a limit. A tool gets the error only if its [own time
+    /// limit](crate::tool::ToolLimits::timeout) is longer.
     pub fn room_timeout(mut self, limit: Option<Duration>) -> Self {
         self.room_timeout = limit;
         self
     }
 
-    /// How many sessions may have a request to their model in flight at once, at least one. The requests of further sessions
-    /// wait, in order. A run that is paused, or whose tools or callbacks run, does not count until its next request. So a
-    /// tool may ask another session under any limit.
+    /// Sets how many sessions may have a request to their model in flight at once, at least one. By default there is no
+    /// limit.
+    ///
+    /// The requests of further sessions wait, in order. A run that is paused, or whose tools or callbacks run, does not
+    /// count until its next request. Therefore a tool may ask another session under any limit.
     pub fn max_turns(mut self, limit: usize) -> Self {
         self.max_turns = Some(limit);
         self
     }
 
-    /// How many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once, at least one. Counted as
-    /// for [`max_turns`](Self::max_turns).
+    /// Sets how many sessions of one [tenant](OpenOptions::tenant) may have a request in flight at once, at least one.
+    ///
+    /// Requests count as described at [`max_turns`](Self::max_turns). By default there is no limit.
     pub fn max_turns_per_tenant(mut self, limit: usize) -> Self {
         self.max_turns_per_tenant = Some(limit);
         self
     }
 
-    /// What is kept for subscribers of the manager.
+    /// Sets how many events, and how many bytes of them, are kept for subscribers of the manager.
     pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
         self.feed_limits = limits;
         self
     }
 
-    /// The manager, with nothing open.
+    /// Builds the manager. It has no open sessions.
     pub fn build(self) -> Manager {
         Manager(Arc::new(Inner {
             store: self.store.0,
@@ -225,7 +287,7 @@ impl ManagerBuilder {
 }
 
 impl Manager {
-    /// Begins to build a manager whose conversations are kept in `store`.
+    /// Returns a builder for a manager whose conversations are stored in `store`.
     pub fn builder(store: impl IntoStore) -> ManagerBuilder {
         ManagerBuilder {
             store: Debugless(store.into_store()),
@@ -242,22 +304,22 @@ impl Manager {
         }
     }
 
-    /// Starts a new conversation under an id of its own.
+    /// Starts a new conversation with a generated id.
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]. [`ManagerError::CutOff`] if a store or a callback panicked.
-    /// [`ManagerError::Session`] with the errors of [`SessionBuilder::create`](crate::session::SessionBuilder::create).
+    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], or an error of
+    /// [`SessionBuilder::create`](crate::session::SessionBuilder::create).
     pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, ManagerError> {
         self.0.open(ConversationId::generate(), start.into(), Beginning::Generated).await
     }
 
-    /// Starts a new conversation under this id.
+    /// Starts a new conversation with this id.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create); [`ManagerError::AlreadyExists`], or the store's
-    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists), if the id is taken.
+    /// The errors of [`create`](Self::create). If the id is taken, [`ManagerError::AlreadyExists`] or the store's
+    /// [`AlreadyExists`](crate::store::StoreError::AlreadyExists).
     pub async fn create_with_id(
         &self,
         id: &ConversationId,
@@ -266,15 +328,15 @@ impl Manager {
         self.0.open(id.clone(), start.into(), Beginning::Named).await
     }
 
-    /// Opens a stored conversation, or gives the session that runs already. However many open one id at the same time, it
-    /// is loaded once. One that is being closed is waited for, and loaded afresh.
+    /// Opens a stored conversation, or returns its session if it is already open.
+    ///
+    /// However many callers open one id at the same time, the conversation is loaded once. If the conversation is being
+    /// closed, the call waits for the close and loads it again.
     ///
     /// # Errors
     ///
-    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`]. [`ManagerError::OpenElsewhere`] names the owner.
-    /// [`ManagerError::CutOff`] if a store or a callback panicked. [`ManagerError::Session`] with the errors of
-    /// [`SessionBuilder::open`](crate::session::SessionBuilder::open). If the conversation does not exist,
-    /// [`is_not_found`](ManagerError::is_not_found) returns `true`.
+    /// [`ManagerError::ShutDown`], [`ManagerError::NoRoom`], [`ManagerError::OpenElsewhere`] with the current owner, or
+    /// an error of [`SessionBuilder::open`](crate::session::SessionBuilder::open).
     pub async fn open(
         &self,
         id: &ConversationId,
@@ -283,12 +345,13 @@ impl Manager {
         self.0.open(id.clone(), start.into(), Beginning::Stored).await
     }
 
-    /// Opens the conversation with this id if there is one, and starts one under it if there is none.
+    /// Opens the conversation with this id if it exists, and creates it otherwise.
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open) and [`create_with_id`](Self::create_with_id); of several processes that do so at once, those that are
-    /// late get [`AlreadyExists`](crate::store::StoreError::AlreadyExists), and may try again.
+    /// The errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several processes create the
+    /// conversation at the same time, all but one get [`AlreadyExists`](crate::store::StoreError::AlreadyExists) and
+    /// can try again.
     pub async fn open_or_create(
         &self,
         id: &ConversationId,
@@ -297,71 +360,79 @@ impl Manager {
         self.0.open(id.clone(), start.into(), Beginning::Either).await
     }
 
-    /// Ends the session with this id. The conversation stays in the store. Closing a conversation that is not open succeeds.
+    /// Ends the session with this id. The conversation stays in the store. Closing a conversation that is not open
+    /// succeeds.
     ///
-    /// A run in flight is interrupted, so that its completed steps are kept. If a title is being made, closing waits for it.
-    /// All of this happens within the [close timeout](ManagerBuilder::close_timeout).
+    /// A run in flight is interrupted, so its completed steps are kept. If a title is being generated, the close waits
+    /// for it. All of this happens within the [close timeout](ManagerBuilder::close_timeout).
     ///
     /// # Errors
     ///
-    /// [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): it is closed, but not all of it is saved.
-    /// [`AgentError::Deadline`](crate::agent::AgentError::Deadline): it is closed and saved, but aborted tools still run.
+    /// - [`SessionError::Unsaved`](crate::session::SessionError::Unsaved): the session is closed, but not everything is
+    ///   saved.
+    /// - [`AgentError::Deadline`](crate::agent::AgentError::Deadline): the session is closed and saved, but aborted
+    ///   tools still run.
     pub async fn close(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.close(id, InFlight::Keep).await
     }
 
-    /// Ends the session with this id as [`close`](Manager::close) does, but cancels a run in flight: the conversation stays
-    /// as it was before the turn.
+    /// Ends the session with this id as [`close`](Manager::close) does, but cancels a run in flight.
+    ///
+    /// The conversation stays as it was before the turn.
     ///
     /// # Errors
     ///
-    /// As [`close`](Manager::close).
+    /// The errors of [`close`](Manager::close).
     pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.close(id, InFlight::Discard).await
     }
 
-    /// Removes a conversation from the store, and ends its session first. That there is none is no error.
+    /// Deletes a conversation from the store, after ending its session. Deleting a conversation that does not exist
+    /// succeeds.
     ///
     /// # Errors
     ///
-    /// [`ManagerError::OpenElsewhere`], and nothing is removed; what the store fails with; the session is closed all the
-    /// same.
+    /// With [`ManagerError::OpenElsewhere`], nothing is deleted. With an error of the store, the session is closed
+    /// nevertheless.
     pub async fn delete(&self, id: &ConversationId) -> Result<(), ManagerError> {
         self.0.delete(id).await
     }
 
-    /// Gives a conversation another title, or none, whether it is open or not. An untitled conversation gets a title by
-    /// itself after its next turn.
+    /// Sets the title of a conversation, whether it is open or not, or removes it with `None`.
     ///
-    /// If the store knows owners, a conversation that is open elsewhere is not renamed. If it does not, as memory and files, the
-    /// session that is open elsewhere takes the title over with its next write.
+    /// A conversation without a title gets a generated title after its next turn.
     ///
-    /// Returns when the title is stored. An open session shows it at once. A session that is open here does not write the title
-    /// that it has already. So if another manager on a store without owners has stored another title meanwhile, that one stays.
+    /// If the store supports owners, a conversation that is open elsewhere is not renamed. If it does not, as with
+    /// memory and files, the session that is open elsewhere takes over the title with its next write.
+    ///
+    /// The call returns when the title is stored. An open session shows the title at once. A session that is open here
+    /// does not write a title that it already has. So if another manager has stored another title in a store without
+    /// owners, that title stays.
     ///
     /// # Errors
     ///
-    /// [`ManagerError::OpenElsewhere`]; [`StoreError::NotFound`](crate::store::StoreError::NotFound), or what the store
-    /// fails with. [`ManagerError::TitleUnsaved`] if a session that is open here could not store the title within the
-    /// [close timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
+    /// - [`ManagerError::OpenElsewhere`].
+    /// - [`StoreError::NotFound`](crate::store::StoreError::NotFound), or another error of the store.
+    /// - [`ManagerError::TitleUnsaved`] if a session that is open here could not store the title within the [close
+    ///   timeout](ManagerBuilder::close_timeout). The session keeps the title and stores it later.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future stops the waiting. A title that an open session already shows is stored later.
+    /// Dropping the future ends the wait. A title that an open session already shows is stored later.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), ManagerError> {
         self.0.rename(id, title).await
     }
 
-    /// The session with this id, if it is open.
+    /// Returns the session with this id, if it is open.
     pub fn get(&self, id: &ConversationId) -> Option<Session> {
         self.0.registry().get(id)
     }
 
-    /// Conversations of the store by their last write, newest first, and whether they are open.
+    /// Returns conversations of the store, the last written first, and whether each is open.
     ///
     /// # Errors
     ///
-    /// What the store fails with.
+    /// The error of the store.
     pub async fn list(&self, page: Page) -> Result<Vec<Listed>, ManagerError> {
         let stored = self.0.store.list(page).await?;
         let is_another = |owner: &Owner| owner.name != self.0.owner.name;
@@ -381,36 +452,39 @@ impl Manager {
         Ok(listed.collect())
     }
 
-    /// The sessions that are open, in the order in which they were opened.
+    /// Returns the open sessions, in the order in which they were opened.
     pub fn list_open(&self) -> Vec<OpenSession> {
         self.0.registry().snapshot().open
     }
 
-    /// What is open now and what happens from now on, with no gap and no overlap. Keeps nothing alive.
+    /// Returns a subscription to this manager: a snapshot and the events that follow it, without gap or overlap. It
+    /// keeps nothing alive.
     pub fn subscribe(&self) -> ManagerSubscription {
         let attachment = self.0.registry().attach(None, self.0.feed_limits);
         Subscription::new(Box::new(WeakManager(Arc::downgrade(&self.0))), attachment)
     }
 
-    /// Resumes a subscription after the last event that was seen; see
+    /// Resumes a subscription after the last event that the reader has seen: see
     /// [`Agent::resume_from`](crate::agent::Agent::resume_from).
     pub fn resume_from(&self, last: EventId) -> ManagerSubscription {
         let attachment = self.0.registry().attach(Some(last), self.0.feed_limits);
         Subscription::resumed(Box::new(WeakManager(Arc::downgrade(&self.0))), last, attachment)
     }
 
-    /// Ends everything in order. From now on nothing is opened and no prompt is taken; runs that are on have `grace` to come
-    /// to their end, and are interrupted then. After that each session has up to `deadline` to get the title that is being
-    /// made for it and to save what it has. Doing so twice is fine.
+    /// Shuts the manager down and ends all sessions.
+    ///
+    /// From now on, nothing is opened and prompts are refused. Active runs have `grace` to finish, and are interrupted
+    /// after that. Each session then has up to `deadline` to get the title that is being generated for it and to save
+    /// its changes. A second shutdown succeeds.
     ///
     /// # Errors
     ///
-    /// [`ShutdownError`] names the sessions of which not everything is saved, or whose aborted tools still run. All are
-    /// closed in any case.
+    /// [`ShutdownError`] names the sessions that are not completely saved or whose aborted tools still run. All
+    /// sessions are closed in any case.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future leaves sessions open, which take no prompts any more; shut down again.
+    /// Dropping the future may leave sessions open, which refuse prompts. Call `shutdown` again.
     pub async fn shutdown(&self, grace: Duration, deadline: Duration) -> Result<(), ShutdownError> {
         let inner = &self.0;
         inner.registry().is_shut = true;
@@ -427,7 +501,7 @@ impl Manager {
                 break;
             }
             failed.extend(inner.end_all(sessions, begun, grace, deadline).await);
-            // What is being opened or closed right now comes to its end too, unless the store keeps it for too long.
+            // Openings and closings in progress end too, unless the store delays them for too long.
             let left = grace.saturating_add(deadline).saturating_sub(begun.elapsed());
             let claims = async {
                 for claim in &claims {
@@ -444,10 +518,10 @@ impl Manager {
     }
 }
 
-/// A manager that is not kept alive.
+/// A handle that does not keep the manager alive.
 struct WeakManager(Weak<Inner>);
 
-/// A place in the stream of events, being asked for.
+/// A pending request for a place in the stream of events.
 type Attaching = Pin<
     Box<dyn Future<Output = Result<Attachment<ManagerSnapshot, ManagerEvent>, End<ManagerSnapshot>>> + Send>,
 >;

@@ -1,9 +1,22 @@
-//! The session: an agent with an identity, a branching tree and a store.
+//! Sessions: agents whose conversations are stored and can branch.
 //!
-//! [`Session`] is a handle: cheap to clone. The session lives until somebody [stops](Session::stop) it, until the last
-//! handle and the last [controller](Mode) are gone, or until its idle shutdown. Its task owns the [tree](crate::tree) and
-//! the agent, takes every committed turn into the tree, and saves beside: a slow store delays nothing but the
-//! [`Store`](SessionEvent::Store) event that says that a turn is safe.
+//! A [`Session`] is an [agent](crate::agent) with an id, a [tree](crate::tree) of messages and a [store](crate::store).
+//! [`Session::builder`] starts a new conversation or opens a stored one. Because the messages form a tree, a user
+//! message can be answered again ([`Session::regenerate`]), replaced ([`Session::edit`]) or continued in another way
+//! ([`Session::branch`]). The earlier messages stay, and [`Session::navigate`] returns to them.
+//!
+//! The main types:
+//!
+//! - [`Session`] is a handle, cheap to clone. It has all operations of an agent and those of the tree.
+//! - [`SessionBuilder`] takes the store, the agent and the settings.
+//! - [`SessionSubscription`] yields a [`SessionSnapshot`] and the [`SessionEvent`]s that follow it. Its [`Mode`] states
+//!   whether the subscriber is a controller, which keeps the session open, or an observer.
+//! - [`SessionError`] is the error of all operations.
+//!
+//! Each session has a task, which owns the tree and the agent. It adds every committed turn to the tree and saves it in
+//! the background. A slow store delays only the event [`SessionEvent::Store`], which reports that a turn is saved. A
+//! session ends when it is [stopped](Session::stop), when its last handle and its last controller are dropped, or by
+//! its [idle shutdown](SessionBuilder::idle_shutdown).
 //!
 //! ```
 //! # #[cfg(feature = "test-util")]
@@ -26,7 +39,7 @@
 //! let id = session.id().clone();
 //! session.stop(Duration::from_secs(5)).await?;
 //!
-//! // Another day.
+//! // Later, perhaps in another process:
 //! let session = Session::builder(store).agent(agent()).open(id).await?;
 //! let question = session.tree().await?.roots().next().unwrap().id();
 //! session.ask_regenerate(question).await?;
@@ -83,21 +96,44 @@ use crate::{
 
 /// A handle to a session. Cheap to clone.
 ///
-/// All operations are answered whatever the agent and the store are doing. After the session's end they return
-/// [`SessionError::Ended`].
+/// Operations are answered at all times, whatever the agent and the store are doing. After the end of the session they
+/// return [`SessionError::Ended`].
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = ScriptedProvider::new([Step::text("Nile, Rhine, Seine."), Step::text("The Nile.")]);
+/// # let model = provider.model();
+/// use omni_agent::{agent::Agent, session::Session, store::MemoryStore};
+///
+/// let agent = Agent::builder().model(model);
+/// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
+/// session.ask("Name three rivers.").await?;
+/// session.set_title(Some("Rivers")).await?;
+///
+/// let response = session.ask("Which is the longest?").await?;
+/// assert_eq!(response.text(), "The Nile.");
+/// assert_eq!(session.snapshot().await?.messages().count(), 4);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Cancel safety
 ///
-/// Dropping the future of an operation before it is done does not take the operation back: it may still be performed,
-/// unseen. Nothing else is lost.
+/// Dropping the future of an operation does not undo the operation. It may still be performed, and its result is
+/// discarded. Nothing else is lost.
 #[derive(Clone)]
 pub struct Session {
     commands: mpsc::Sender<Box<Command>>,
     shared: Arc<SessionShared>,
 }
 
-/// A handle that does not keep the session alive. The agent's callbacks and tools find one among their
-/// [extensions](crate::tool::Extensions), beside the [`ConversationId`].
+/// A handle that does not keep the session alive.
+///
+/// The agent's callbacks and tools find a `WeakSession` and the [`ConversationId`] in their
+/// [extensions](crate::tool::Extensions).
 #[derive(Clone)]
 pub struct WeakSession {
     commands: mpsc::WeakSender<Box<Command>>,
@@ -105,38 +141,38 @@ pub struct WeakSession {
 }
 
 impl Session {
-    /// Begins to build a session whose conversation is kept in `store`.
+    /// Returns a builder for a session whose conversation is stored in `store`.
     pub fn builder(store: impl IntoStore) -> SessionBuilder {
         SessionBuilder::new(store.into_store())
     }
 
-    /// The conversation's id.
+    /// Returns the conversation's id.
     pub fn id(&self) -> &ConversationId {
         &self.shared.id
     }
 
-    /// Begins a run that answers a user message again: the answer becomes a sibling of the answers that are there. Give a
-    /// [`NodeId`], or a [`Regenerate`] to answer with another model or other options. Idle only.
+    /// Starts a run that responds to a user message again. The new response becomes a sibling of the existing ones.
     ///
-    /// If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was. How it ended is
-    /// in [`Snapshot::last_run`](crate::agent::Snapshot::last_run); [`ask_regenerate`](Self::ask_regenerate) returns its response.
+    /// Pass a [`NodeId`], or a [`Regenerate`] to use another model or other options. The session must be idle.
+    ///
+    /// If the run is cancelled or fails before its first turn is complete, the tree stays as it was.
+    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended.
+    /// [`ask_regenerate`](Self::ask_regenerate) returns the run's response.
     ///
     /// # Errors
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind),
-    /// [`Draining`](SessionError::Draining), [`Ended`](SessionError::Ended), and [`Agent`](SessionError::Agent) if a setting
-    /// is invalid.
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error for
+    /// invalid settings.
     pub async fn regenerate(&self, again: impl Into<Regenerate>) -> Result<(), SessionError> {
         self.begin(RunStart::Regenerate(again.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Answers a user message again and returns the response: [`regenerate`](Self::regenerate) as
-    /// [`ask`](Self::ask).
+    /// Starts a run as [`regenerate`](Self::regenerate) does, and returns its response as [`ask`](Self::ask) does.
     ///
     /// # Errors
     ///
-    /// As [`regenerate`](Self::regenerate), and the run's own as [`ask`](Self::ask).
+    /// The errors of [`regenerate`](Self::regenerate), and the run's errors as in [`ask`](Self::ask).
     ///
     /// # Cancel safety
     ///
@@ -145,21 +181,22 @@ impl Session {
         self.begin_and_wait(RunStart::Regenerate(again.into())).await
     }
 
-    /// Begins a run with a new user message below an answer, as a sibling of the messages that are there. `None` begins a
-    /// new root. Idle only.
+    /// Starts a run with a new user message below an assistant message, as a sibling of the messages that follow it.
     ///
-    /// Below an answer that a turn [left open](Response::open_tool_uses), the prompt answers its tool uses, as
-    /// [`prompt`](Self::prompt) does.
+    /// With `None`, the new message becomes a root. The session must be idle.
     ///
-    /// If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was. How it ended is
-    /// in [`Snapshot::last_run`](crate::agent::Snapshot::last_run); [`ask_branch`](Self::ask_branch) returns its response.
+    /// If the assistant message ends a turn that [left tool uses open](Response::open_tool_uses), the prompt supplies
+    /// their results, as with [`prompt`](Self::prompt).
+    ///
+    /// If the run is cancelled or fails before its first turn is complete, the tree stays as it was.
+    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended.
+    /// [`ask_branch`](Self::ask_branch) returns the run's response.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotAssistant`](SessionError::NotAssistant),
-    /// [`OpenToolUses`](SessionError::OpenToolUses), [`StoreBehind`](SessionError::StoreBehind),
-    /// [`Draining`](SessionError::Draining), [`Ended`](SessionError::Ended), and [`Agent`](SessionError::Agent) if the prompt
-    /// is invalid.
+    /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode),
+    /// [`NotAssistant`](SessionError::NotAssistant), [`OpenToolUses`](SessionError::OpenToolUses),
+    /// [`StoreBehind`](SessionError::StoreBehind), or the agent's error for a prompt that it refuses.
     pub async fn branch(
         &self,
         assistant: Option<NodeId>,
@@ -168,12 +205,11 @@ impl Session {
         self.begin(RunStart::Branch(assistant, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Sends a new user message below an answer and returns the response: [`branch`](Self::branch) as
-    /// [`ask`](Self::ask).
+    /// Starts a run as [`branch`](Self::branch) does, and returns its response as [`ask`](Self::ask) does.
     ///
     /// # Errors
     ///
-    /// As [`branch`](Self::branch), and the run's own as [`ask`](Self::ask).
+    /// The errors of [`branch`](Self::branch), and the run's errors as in [`ask`](Self::ask).
     ///
     /// # Cancel safety
     ///
@@ -186,28 +222,28 @@ impl Session {
         self.begin_and_wait(RunStart::Branch(assistant, prompt.into())).await
     }
 
-    /// Begins a run with another user message in place of one: a [branch](Self::branch) from its parent. The prompt has
-    /// settings of its own; those of the message that it replaces do not count. Idle only.
+    /// Starts a run with another user message in place of an existing one: a [branch](Self::branch) from its parent.
     ///
-    /// If the run ends in `cancelled` or `error` before its first turn is complete, the tree is as it was. How it ended is
-    /// in [`Snapshot::last_run`](crate::agent::Snapshot::last_run); [`ask_edit`](Self::ask_edit) returns its response.
+    /// The prompt's own settings apply. The settings of the replaced message do not. The session must be idle.
+    ///
+    /// If the run is cancelled or fails before its first turn is complete, the tree stays as it was.
+    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the run ended. [`ask_edit`](Self::ask_edit)
+    /// returns the run's response.
     ///
     /// # Errors
     ///
     /// [`SessionError::Busy`], [`UnknownNode`](SessionError::UnknownNode), [`NotUser`](SessionError::NotUser),
-    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind),
-    /// [`Draining`](SessionError::Draining), [`Ended`](SessionError::Ended), and [`Agent`](SessionError::Agent) if the prompt
-    /// is invalid.
+    /// [`ToolResults`](SessionError::ToolResults), [`StoreBehind`](SessionError::StoreBehind), or the agent's error for
+    /// a prompt that it refuses.
     pub async fn edit(&self, user: NodeId, prompt: impl Into<Prompt>) -> Result<(), SessionError> {
         self.begin(RunStart::Edit(user, prompt.into()), Wait::ForStart).await.map(drop)
     }
 
-    /// Sends another user message in place of one and returns the response: [`edit`](Self::edit) as
-    /// [`ask`](Self::ask).
+    /// Starts a run as [`edit`](Self::edit) does, and returns its response as [`ask`](Self::ask) does.
     ///
     /// # Errors
     ///
-    /// As [`edit`](Self::edit), and the run's own as [`ask`](Self::ask).
+    /// The errors of [`edit`](Self::edit), and the run's errors as in [`ask`](Self::ask).
     ///
     /// # Cancel safety
     ///
@@ -227,7 +263,7 @@ impl Session {
 
     async fn begin_and_wait(&self, start: RunStart) -> Result<Arc<Response>, SessionError> {
         let answer = self.begin(start, Wait::ForResponse).await?;
-        // Without an answer, the agent has ended.
+        // If the sender was dropped, the agent has ended.
         let response = match answer {
             Some(answer) => answer.await.ok(),
             None => None,
@@ -235,18 +271,20 @@ impl Session {
         self.heard(response.unwrap_or(Err(AgentError::Stopped(EndReason::Killed)))).await
     }
 
-    /// Moves the path through a node, and on from there to the leaf that was active last; `None` makes it empty, so that
-    /// the next prompt begins a new root. Idle only. To where the path is already, nothing happens.
+    /// Moves the path so that it passes through `node`, and follows it to the leaf that was active last below `node`.
+    ///
+    /// With `None`, the path becomes empty, so that the next prompt starts a new root. The session must be idle. If the
+    /// path already ends there, nothing happens.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`], [`SessionError::UnknownNode`], [`SessionError::Ended`].
+    /// [`SessionError::Busy`] or [`SessionError::UnknownNode`].
     pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), SessionError> {
         let node = node.into();
         self.call(|reply| Command::Navigate(node, reply)).await?
     }
 
-    /// The tree. O(1): it is shared.
+    /// Returns the tree in constant time: it shares its data with the session.
     ///
     /// # Errors
     ///
@@ -255,9 +293,11 @@ impl Session {
         self.call(Command::Tree).await
     }
 
-    /// Gives the conversation a title, or none. A list of the store shows it when it is saved: see
-    /// [`flush`](Self::flush). It replaces a title that another process has stored meanwhile. Only the title that the session
-    /// has already is not written again: then the title of the other process stays.
+    /// Sets the title of the conversation, or removes it with `None`.
+    ///
+    /// Lists of the store show the title as soon as it is saved: see [`flush`](Self::flush). The title replaces a title
+    /// that another process has stored in the meantime. The exception is a title that the session already has: it is
+    /// not written again, so the title of the other process stays.
     ///
     /// # Errors
     ///
@@ -267,8 +307,10 @@ impl Session {
         self.call(|reply| Command::SetTitle(title, reply)).await
     }
 
-    /// Gives the conversation a title if it has none; returns whether it did. For titles that a program makes: a title that a
-    /// person has given meanwhile stays, also one that another process has stored.
+    /// Sets the title if the conversation has none. Returns whether it did.
+    ///
+    /// This is meant for generated titles: a title that a person has set in the meantime stays, even if another process
+    /// stored it.
     ///
     /// # Errors
     ///
@@ -278,7 +320,7 @@ impl Session {
         self.call(|reply| Command::SuggestTitle(title, reply)).await
     }
 
-    /// The conversation's title.
+    /// Returns the title of the conversation.
     ///
     /// # Errors
     ///
@@ -287,16 +329,16 @@ impl Session {
         self.call(Command::Title).await
     }
 
-    /// All there is to know at this moment.
+    /// Returns the complete state of the session at this moment.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`]; what was left is in [`Session::end`].
+    /// [`SessionError::Ended`]. The last snapshot is then in [`Session::end`].
     pub async fn snapshot(&self) -> Result<SessionSnapshot, SessionError> {
         Ok(*self.call(Command::Snapshot).await?)
     }
 
-    /// A snapshot and the events that follow it, with no gap and no overlap.
+    /// Returns a subscription: a snapshot and the events that follow it, without gap or overlap.
     ///
     /// # Errors
     ///
@@ -305,8 +347,10 @@ impl Session {
         self.subscribe_after(None, mode).await
     }
 
-    /// Resumes a subscription after the last event that was seen. What was missed is replayed if it is still there; else,
-    /// and for an event of another incarnation, the first update is a resync.
+    /// Resumes a subscription after the last event that the reader has seen.
+    ///
+    /// Missed events are replayed if they are still in memory. If they are not, or if the event belongs to another
+    /// incarnation of the session, the first update is a resync.
     ///
     /// # Errors
     ///
@@ -320,7 +364,7 @@ impl Session {
         after: Option<EventId>,
         mode: Mode,
     ) -> Result<SessionSubscription, SessionError> {
-        // Counted before the snapshot is taken: the session does not end in between.
+        // Counted before the snapshot is taken, so that the session does not end in between.
         let hold =
             (mode == Mode::Controller).then(|| Hold::new(Arc::clone(&self.shared), self.commands.clone()));
         let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
@@ -332,17 +376,19 @@ impl Session {
         Ok(SessionSubscription::new(events, Guard::new(self.downgrade(), hold)))
     }
 
-    /// Waits until all that is unsaved now is in the store. A failed write is repeated at once, and then after short waits:
-    /// each is at most an eighth of the time left. A write that has been silent for a quarter of the time left is begun
-    /// once more.
+    /// Waits until everything that is unsaved now is in the store.
+    ///
+    /// A failed write is repeated at once, and then after short waits of at most an eighth of the time left each. If a
+    /// write gets no result for a quarter of the time left, it is started once more.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Unsaved`] says what is not safe when the deadline passes; [`SessionError::Ended`].
+    /// [`SessionError::Unsaved`] reports what is not saved when the deadline passes; [`SessionError::Ended`] if the
+    /// session ends.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future only stops the waiting.
+    /// Dropping the future only ends the wait.
     pub async fn flush(&self, deadline: Duration) -> Result<(), SessionError> {
         let until = Instant::now().checked_add(deadline);
         let flush = self.call(|reply| Command::Flush(until, reply));
@@ -355,26 +401,30 @@ impl Session {
         }
     }
 
-    /// Ends the session. A run in flight is [interrupted](Session::interrupt), so its completed steps are committed.
-    /// Then everything unsaved is saved, and subscribers get the final snapshot. Whatever is not done by the deadline is
-    /// cut off. A session also ends in this way when its last handle and its last controller are dropped. Stopping a
-    /// session that has ended succeeds or fails as its end did.
+    /// Ends the session: [interrupts](Session::interrupt) a run in flight, saves everything and closes all
+    /// subscriptions.
+    ///
+    /// The completed steps of an interrupted run are committed. Subscribers get the final snapshot. Work that is not
+    /// done by the deadline is aborted. A session ends in the same way when its last handle and its last controller are
+    /// dropped. For a session that has already ended, `stop` returns the outcome of that end.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Unsaved`] says what is not safe; the session has ended all the same, and what is unsaved is in
-    /// [`Session::end`]. [`AgentError::Deadline`] names aborted tools that still run; everything is saved then.
-    /// [`SessionError::Ended`] if its task was killed before, and nobody knows what was.
+    /// - [`SessionError::Unsaved`] reports what is not saved. The session has ended nevertheless, and its unsaved
+    ///   messages are in [`Session::end`].
+    /// - [`AgentError::Deadline`] names aborted tools that still run. Everything is saved.
+    /// - [`SessionError::Ended`] if the session's task was killed before, so that its last state is unknown.
     pub async fn stop(&self, deadline: Duration) -> Result<(), SessionError> {
         self.end_within(deadline, InFlight::Keep).await
     }
 
-    /// Ends the session as [`stop`](Session::stop) does, but [cancels](Session::cancel) a run in flight: the tree stays as
-    /// it was before the turn. If several callers stop the session, the first one decides.
+    /// Ends the session as [`stop`](Session::stop) does, but [cancels](Session::cancel) a run in flight.
+    ///
+    /// The tree stays as it was before the turn. If several callers stop the session, the first call decides.
     ///
     /// # Errors
     ///
-    /// As [`stop`](Session::stop).
+    /// The errors of [`stop`](Session::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), SessionError> {
         self.end_within(deadline, InFlight::Discard).await
     }
@@ -399,8 +449,9 @@ impl Session {
         }
     }
 
-    /// Ends the session as its idle shutdown would, but now: if no controller is there, nothing goes on or waits to, and all
-    /// is saved. Tells whether it does.
+    /// Ends the session now if its idle shutdown could end it. Returns whether the session ends.
+    ///
+    /// It ends if it has no controller, no work is active or waiting, and everything is saved.
     ///
     /// # Errors
     ///
@@ -409,22 +460,22 @@ impl Session {
         self.call(Command::Sleep).await
     }
 
-    /// Refuses new prompts and branches from now on, with [`SessionError::Draining`]. What goes on goes on.
+    /// Refuses new prompts and branches from now on with [`SessionError::Draining`]. Active work continues.
     pub fn drain(&self) {
         self.shared.is_draining.store(true, Ordering::Release);
     }
 
-    /// How many controllers keep the session alive.
+    /// Returns the number of controllers that keep the session alive.
     pub fn controllers(&self) -> usize {
         self.shared.controllers.load(Ordering::Acquire)
     }
 
-    /// Whether the model has answered the last request of the run, so that tools or callbacks run on the answer.
+    /// Returns whether the model has responded to the run's last request, so that tools or callbacks run now.
     pub(crate) fn is_between_requests(&self) -> bool {
         self.shared.is_between_requests.load(Ordering::Acquire)
     }
 
-    /// Keeps the session alive as a controller does, without events.
+    /// Returns a guard that keeps the session alive as a controller does, without events.
     ///
     /// # Errors
     ///
@@ -435,21 +486,21 @@ impl Session {
         Ok(Guard::new(weak, Some(hold)))
     }
 
-    /// Waits for the session's end, whatever brings it about.
+    /// Waits until the session has ended for any reason.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future only stops the waiting.
+    /// Dropping the future only ends the wait.
     pub async fn ended(&self) -> End<SessionSnapshot> {
         self.shared.termination.ended().await
     }
 
-    /// How the session ended, with its last snapshot; `None` while it lives.
+    /// Returns how the session ended, with its last snapshot. Returns `None` while the session is alive.
     pub fn end(&self) -> Option<End<SessionSnapshot>> {
         self.shared.termination.end().cloned()
     }
 
-    /// A handle that does not keep the session alive.
+    /// Returns a handle that does not keep the session alive.
     pub fn downgrade(&self) -> WeakSession {
         WeakSession { commands: self.commands.downgrade(), shared: Arc::clone(&self.shared) }
     }
@@ -458,7 +509,7 @@ impl Session {
         self.shared.refusal().map_or(Ok(()), Err)
     }
 
-    /// Sends a command and awaits its answer.
+    /// Sends a command and waits for its reply.
     async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
         match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
@@ -466,7 +517,7 @@ impl Session {
         }
     }
 
-    /// Performs an operation on the agent. It needs no word of the session's.
+    /// Performs an operation on the agent directly, without the session's task.
     async fn on_agent<T>(
         &self,
         operation: impl AsyncFnOnce(&Agent) -> Result<T, AgentError>,
@@ -477,11 +528,12 @@ impl Session {
         self.heard(operation(&agent).await).await
     }
 
-    /// The outcome of an operation on the agent, as the session reports it.
+    /// Converts the outcome of an operation on the agent into the session's outcome.
     async fn heard<T>(&self, outcome: Result<T, AgentError>) -> Result<T, SessionError> {
         match outcome {
             Ok(value) => Ok(value),
-            // The session may not know yet. It looks when there is a command to serve, and serves none.
+            // The session may not have noticed the agent's end yet. It checks before it serves a command, and serves
+            // none then.
             Err(AgentError::Stopped(_)) => match self.call(Command::Title).await {
                 Ok(_) => Err(self.over().await),
                 Err(ended) => Err(ended),
@@ -496,12 +548,12 @@ impl Session {
 }
 
 impl WeakSession {
-    /// The conversation's id.
+    /// Returns the conversation's id.
     pub fn id(&self) -> &ConversationId {
         &self.shared.id
     }
 
-    /// A handle, if the session still lives and has begun to: there is none in `init`.
+    /// Returns a handle if the session has started and is alive. During `init`, the session has not started yet.
     pub fn upgrade(&self) -> Option<Session> {
         if !self.shared.started.load(Ordering::Acquire) {
             return None;
@@ -509,7 +561,7 @@ impl WeakSession {
         Some(Session { commands: self.commands.upgrade()?, shared: Arc::clone(&self.shared) })
     }
 
-    /// Counts a controller, and waits until the session has seen it.
+    /// Counts a controller and waits until the session has noticed it.
     async fn confirmed_hold(&self) -> Result<Hold, SessionError> {
         let hold = self.hold()?;
         hold.confirm().await?;
@@ -523,7 +575,7 @@ impl WeakSession {
         }
         match self.commands.upgrade() {
             Some(commands) => Ok(Hold::new(Arc::clone(&self.shared), commands)),
-            // The session is about to find that out.
+            // The session has not noticed yet that its last handle is gone.
             None => Err(SessionError::Ended(EndReason::HandlesDropped)),
         }
     }
@@ -543,7 +595,7 @@ impl Source<SessionSnapshot, SessionEvent> for WeakSession {
     }
 }
 
-/// A place in the stream of events, being asked for.
+/// A pending request for a place in the stream of events.
 type Attaching = Pin<
     Box<dyn Future<Output = Result<Attachment<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>> + Send>,
 >;

@@ -6,64 +6,69 @@ use crate::{
     store::{ConversationId, Owner, StoreError},
 };
 
-/// An operation on a manager failed. Nothing has changed then, but where the variant says otherwise.
+/// An operation on a manager failed. Unless the variant states otherwise, nothing has changed.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManagerError {
-    /// The manager has been shut down, or is being.
-    #[error("the manager is shut down; it opens nothing new")]
+    /// The manager is shut down or is being shut down.
+    #[error("the manager is shut down and opens nothing; build another manager")]
     ShutDown,
-    /// The id belongs to a conversation that is open.
-    #[error("conversation {id} exists already; open it, or choose another id")]
+    /// The id belongs to an open conversation.
+    #[error("conversation {id} already exists; open it, or choose another id")]
     AlreadyExists {
         /// The taken id.
         id: ConversationId,
     },
-    /// Another process has the conversation open, or another manager: it is to be reached there. If it is gone without a
-    /// word, its ownership runs out, and the conversation can be opened then.
-    #[error("conversation {id} is open elsewhere, owned by {owner}")]
+    /// The conversation is open in another process or another manager. Use it there. If that process has died, its
+    /// lease expires, and the conversation can be opened then.
+    #[error(
+        "conversation {id} is open elsewhere, owned by {owner}; use it there, or wait until its lease expires"
+    )]
     OpenElsewhere {
-        /// The conversation.
+        /// The conversation's id.
         id: ConversationId,
-        /// Who has it open, and at which address, if it told.
+        /// The owner's name, and its address if it gave one.
         owner: Owner,
     },
-    /// No place for an open session came free within the [room timeout](super::ManagerBuilder::room_timeout), and some places
-    /// are held by sessions whose tools or callbacks run. These may be waiting for this very opening: a tool that opens
-    /// another session keeps its own session's place.
+    /// No place became free within the [room timeout](super::ManagerBuilder::room_timeout), and some places are held
+    /// by sessions whose tools or callbacks run.
+    ///
+    /// These tools may wait for this opening: a session whose tool opens another session keeps its place.
     #[error(
         "there is no room to open conversation {id}: after {waited:?}, places are still held by sessions whose tools \
-         run: {}; raise `max_open`, or give tools a time limit", list(.parents)
+         run: {}; raise `max_open`, or set a time limit for tools", list(.parents)
     )]
     NoRoom {
         /// The conversation that was to be opened.
         id: ConversationId,
-        /// How long the opening has waited.
+        /// The time that the opening waited.
         waited: Duration,
         /// The open sessions whose tools or callbacks run.
         parents: Vec<ConversationId>,
     },
-    /// The session could not be started, or not be stopped with everything saved.
+    /// The session could not be started, or could not be stopped with everything saved.
     #[error(transparent)]
     Session(SessionError),
     /// The store failed.
     #[error(transparent)]
     Store(StoreError),
-    /// The open session has the new title, but it was not in the store within the
-    /// [close timeout](super::ManagerBuilder::close_timeout). It is stored as soon as the store accepts it.
-    #[error("the new title of conversation {id} is not stored yet: {cause}")]
+    /// The open session has the new title, but the title was not in the store within the [close
+    /// timeout](super::ManagerBuilder::close_timeout). It is stored as soon as the store accepts it.
+    #[error(
+        "the new title of conversation {id} is not stored yet; the open session keeps it and stores it later: {cause}"
+    )]
     TitleUnsaved {
-        /// The conversation.
+        /// The conversation's id.
         id: ConversationId,
-        /// The session's report: [`SessionError::Unsaved`].
+        /// The session's error: [`SessionError::Unsaved`].
         cause: Box<SessionError>,
     },
-    /// The task that did it was killed, or panicked: a store or a callback did.
-    #[error("the work on conversation {id} was cut off: {reason}")]
+    /// The task of the operation was killed or panicked, because of a store or a callback.
+    #[error("the operation on conversation {id} was aborted: {reason}; try again")]
     CutOff {
-        /// The conversation.
+        /// The conversation's id.
         id: ConversationId,
-        /// What is known of the reason.
+        /// The reason, as far as it is known.
         reason: String,
     },
 }
@@ -102,7 +107,7 @@ impl ManagerError {
         }
     }
 
-    /// The model service's error, if it made a run fail.
+    /// Returns the model service's error, if it made a run fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Session(error) => error.provider_error(),
@@ -111,7 +116,7 @@ impl ManagerError {
     }
 }
 
-/// The first ids in a row, and how many more there are.
+/// Lists the first ids, and the number of further ids.
 fn list(ids: &[ConversationId]) -> String {
     const SHOWN: usize = 5;
     let list = ids.iter().take(SHOWN).map(ToString::to_string).collect::<Vec<_>>().join(", ");
@@ -136,15 +141,15 @@ impl From<StoreError> for ManagerError {
     }
 }
 
-/// The sessions that a shutdown could not end with everything saved and all tools gone.
+/// A shutdown ended sessions that are not completely saved or whose aborted tools still run.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("{} of the sessions could not be ended in full: {}", .sessions.len(), first(.sessions))]
+#[error("{} of the sessions could not be ended completely: {}", .sessions.len(), first(.sessions))]
 pub struct ShutdownError {
-    /// Each of those sessions, with the reason.
+    /// The sessions with their errors.
     pub sessions: Vec<(ConversationId, SessionError)>,
 }
 
-/// The first sessions and their errors, in words.
+/// Lists the first sessions with their errors.
 fn first(sessions: &[(ConversationId, SessionError)]) -> String {
     const NAMED: usize = 3;
     let mut named: Vec<_> = sessions.iter().take(NAMED).map(|(id, error)| format!("{id}: {error}")).collect();

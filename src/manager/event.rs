@@ -8,19 +8,19 @@ use crate::{
     subscription::{EndReason, EventId, Numbered},
 };
 
-/// What a managed session is doing.
+/// The activity of a managed session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Activity {
-    /// Nothing.
+    /// No run is active.
     #[default]
     Idle,
-    /// A run is on, and waits for its turn: as many are at work as may be.
+    /// A run is active and waits, because the limit of requests in flight is reached.
     Queued,
-    /// A run is on.
+    /// A run is active.
     Busy,
-    /// A tool use waits for a decision.
+    /// A run is paused: a tool use waits for a decision.
     Paused,
 }
 
@@ -35,25 +35,25 @@ impl Activity {
     }
 }
 
-/// A session that is open.
+/// An open session in a [`ManagerSnapshot`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct OpenSession {
-    /// The conversation.
+    /// The conversation's id.
     pub id: ConversationId,
-    /// Its title.
+    /// The session's title.
     pub title: Option<Arc<str>>,
-    /// What it is doing.
+    /// The session's activity.
     pub activity: Activity,
 }
 
-/// A conversation in the store, open or not.
+/// A conversation in the store, whether open or not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Listed {
-    /// What the store says. The title is that of the open session, if it is another by now.
+    /// The summary from the store. If the conversation is open, the title is that of the session.
     pub summary: Summary,
-    /// Whether it is open.
+    /// Whether the conversation is open.
     pub presence: Presence,
 }
 
@@ -62,66 +62,92 @@ pub struct Listed {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Presence {
-    /// It is in the store only.
+    /// The conversation is stored and not open.
     Stored,
-    /// It waits to be opened: as many are open as may be.
+    /// The conversation waits to be opened, because the limit of open sessions is reached.
     Waiting,
-    /// Another process has it open, or another manager: the [summary](Summary::owner) says who.
+    /// The conversation is open in another process or another manager. [`Summary::owner`] names it.
     Elsewhere,
-    /// It is open.
+    /// The conversation is open in this manager.
     Open(Activity),
 }
 
-/// What happens among the sessions of a manager.
+/// A change among the sessions of a manager.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::ScriptedProvider;
+/// # let agent = omni_agent::agent::Agent::builder().model(ScriptedProvider::new([]).model());
+/// use omni_agent::{manager::{Manager, ManagerEvent}, store::MemoryStore, subscription::Update};
+///
+/// let manager = Manager::builder(MemoryStore::new()).build();
+/// let mut updates = manager.subscribe();
+/// let opened = manager.create(agent).await?;
+/// manager.close(opened.session.id()).await?;
+/// while let Some(Update::Event(numbered)) = updates.next().await {
+///     match &*numbered.event {
+///         ManagerEvent::Opened { session } => println!("opened {}", session.id),
+///         ManagerEvent::Closed { id, reason } => {
+///             println!("closed {id}: {reason}");
+///             break;
+///         }
+///         _ => {}
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ManagerEvent {
-    /// A conversation is to be opened, and waits: as many are open as may be.
+    /// A conversation waits to be opened, because the limit of open sessions is reached.
     Waiting {
-        /// Which.
+        /// The conversation's id.
         id: ConversationId,
     },
-    /// It no longer waits, and is not open: opening it failed, or was given up.
+    /// A waiting conversation was not opened: opening it failed or was given up.
     GivenUp {
-        /// Which.
+        /// The conversation's id.
         id: ConversationId,
     },
-    /// A session is open. `Closed` follows, once.
+    /// A session was opened. `Closed` follows exactly once.
     Opened {
-        /// What there is to know of it.
+        /// The session's state at the start.
         session: OpenSession,
     },
-    /// A session does something else now.
+    /// The activity of a session changed.
     Status {
-        /// Which.
+        /// The conversation's id.
         id: ConversationId,
-        /// What.
+        /// The new activity.
         activity: Activity,
     },
-    /// A conversation has another title, open or stored.
+    /// The title of a conversation changed, whether the conversation is open or not.
     Title {
-        /// Which.
+        /// The conversation's id.
         id: ConversationId,
-        /// The title now.
+        /// The new title.
         title: Option<Arc<str>>,
     },
-    /// A session is closed; the conversation stays in the store.
+    /// A session was closed. The conversation stays in the store.
     Closed {
-        /// Which.
+        /// The conversation's id.
         id: ConversationId,
-        /// Why.
+        /// The reason why the session ended.
         reason: EndReason,
     },
-    /// A conversation was removed from the store.
+    /// A conversation was deleted from the store.
     Deleted {
-        /// Which.
+        /// The conversation's id.
         id: ConversationId,
     },
 }
 
 impl ManagerEvent {
-    /// Approximate size in bytes.
+    /// Returns the approximate size in bytes.
     pub(super) fn weight(&self) -> usize {
         64 + match self {
             Self::Opened { session: OpenSession { title, .. } } | Self::Title { title, .. } => {
@@ -132,24 +158,24 @@ impl ManagerEvent {
     }
 }
 
-/// What is open at one moment. With the events after it, it is the truth at any later one:
-/// [`apply`](ManagerSnapshot::apply) does it.
+/// The open and the waiting sessions at one moment. To get the state at a later moment,
+/// [`apply`](ManagerSnapshot::apply) the events that follow.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ManagerSnapshot {
-    /// The last event that is part of it.
+    /// The id of the last event that the snapshot includes.
     pub last: EventId,
     /// The open sessions, in the order in which they were opened.
     pub open: Vec<OpenSession>,
-    /// The conversations that wait to be opened, in the order in which they will be.
+    /// The conversations that wait to be opened, in the order of their openings.
     pub waiting: Vec<ConversationId>,
 }
 
 impl ManagerSnapshot {
-    /// Takes the next event in.
-    pub fn apply(&mut self, event: &Numbered<ManagerEvent>) {
-        self.last = event.id;
-        match &*event.event {
+    /// Applies the next event, so that the snapshot shows the state after it.
+    pub fn apply(&mut self, event: &ManagerEvent) {
+        self.last.number += 1;
+        match event {
             ManagerEvent::Waiting { id } => self.waiting.push(id.clone()),
             ManagerEvent::GivenUp { id } => self.waiting.retain(|waiting| waiting != id),
             ManagerEvent::Opened { session } => {

@@ -5,12 +5,32 @@ use crate::{
     session::{Mode, Session, SessionBuilder, SessionSubscription},
 };
 
-/// How a session is started. Where one runs already, only the caller's own subscription is taken from it.
+/// The agent and the settings with which a session is opened.
 ///
-/// The store, the registry of models, and what is saved of a conversation are the manager's; all else is here.
+/// If the session is already open, only the caller's subscription is taken from the options. The store and the registry
+/// of models are the manager's. Saved settings come from the conversation.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::ScriptedProvider;
+/// # let model = ScriptedProvider::new([]).model();
+/// use omni_agent::{agent::Agent, manager::{Manager, OpenOptions}, session::Mode, store::MemoryStore};
+///
+/// let manager = Manager::builder(MemoryStore::new()).max_turns_per_tenant(2).build();
+/// let options = OpenOptions::new(Agent::builder().model(model))
+///     .title("Holiday plans")
+///     .tenant("customer-7")
+///     .subscribe(Some(Mode::Observer));
+/// let opened = manager.create(options).await?;
+/// assert_eq!(opened.session.title().await?.as_deref(), Some("Holiday plans"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "it does nothing by itself"]
 pub struct OpenOptions {
-    /// Boxed: what is moved from one future into the next adds up in the task that opens.
+    /// Boxed, because the size of values that move from future to future adds up in the task that opens.
     pub(super) agent: Box<AgentBuilder>,
     pub(super) title: Option<Arc<str>>,
     pub(super) tenant: Option<Arc<str>>,
@@ -18,16 +38,16 @@ pub struct OpenOptions {
     idle_shutdown: IdleShutdown,
 }
 
-/// How long the session stays when nobody wants it.
+/// The idle shutdown of the session.
 enum IdleShutdown {
-    /// As long as the manager's sessions do.
+    /// The manager's time.
     Usual,
-    /// So long, or for ever.
+    /// This time, or no limit with `None`.
     After(Option<Duration>),
 }
 
 impl OpenOptions {
-    /// A session with this agent, to which the caller subscribes as a controller. The manager's registry takes the place of
+    /// Opens a session with this agent, to which the caller subscribes as a controller. The manager's registry replaces
     /// the agent's.
     pub fn new(agent: AgentBuilder) -> Self {
         Self {
@@ -39,32 +59,33 @@ impl OpenOptions {
         }
     }
 
-    /// The title of a new conversation.
+    /// Sets the title of a new conversation.
     pub fn title(mut self, title: impl Into<Arc<str>>) -> Self {
         self.title = Some(title.into());
         self
     }
 
-    /// Whose session it is: those of one tenant share a limit of turns, if the manager has one for tenants.
+    /// Sets the tenant of the session. Sessions of one tenant share the [limit of
+    /// requests](super::ManagerBuilder::max_turns_per_tenant), if the manager has one for tenants.
     pub fn tenant(mut self, tenant: impl Into<Arc<str>>) -> Self {
         self.tenant = Some(tenant.into());
         self
     }
 
-    /// How long the session stays open while it is idle and has no controller, in place of the manager's time. `None` is for
-    /// ever.
+    /// Sets how long the session stays open while it is idle and has no controller, instead of the manager's time.
+    /// `None` keeps it open without a limit.
     pub fn idle_shutdown(mut self, after: Option<Duration>) -> Self {
         self.idle_shutdown = IdleShutdown::After(after);
         self
     }
 
-    /// How the caller subscribes; `None` for not at all.
+    /// Sets the caller's mode. With `None`, the caller gets no subscription.
     pub fn subscribe(mut self, mode: Option<Mode>) -> Self {
         self.mode = mode;
         self
     }
 
-    /// The session's settings, laid over the manager's.
+    /// Applies the options to a session's builder, with `usual` as the default of the idle shutdown.
     pub(super) fn set_up(self, session: SessionBuilder, usual: Option<Duration>) -> SessionBuilder {
         let mut session = session;
         if let Some(title) = self.title {
@@ -102,8 +123,9 @@ impl fmt::Debug for OpenOptions {
 pub struct OpenedSession {
     /// The session.
     pub session: Session,
-    /// The caller's subscription, unless it wanted none.
+    /// The caller's subscription, unless the options have none.
     pub subscription: Option<SessionSubscription>,
-    /// Whether it was started; else it was running already, and what it was to be started with was not used.
+    /// Whether the call started the session. If not, the session was already open, and the agent and settings were not
+    /// used.
     pub started: bool,
 }

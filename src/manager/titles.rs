@@ -1,4 +1,4 @@
-//! Titles that nobody has to think of.
+//! Generated titles.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -9,47 +9,49 @@ use crate::{
     provider::{Model, Options, Request, StopReason},
 };
 
-/// How untitled conversations get their titles, after the first turn that is finished.
+/// How untitled conversations get their titles, after the first finished turn.
 #[derive(Clone, Default)]
 #[non_exhaustive]
 pub enum Titles {
-    /// From the beginning of the first message.
+    /// Takes the beginning of the first user message.
     #[default]
     Heuristic,
-    /// Made by a model, in three to six words.
+    /// Asks a model for three to six words.
     Model(Model),
-    /// Made by the application.
+    /// Calls the application's generator.
     Own(Arc<dyn TitleGenerator>),
-    /// Not at all.
+    /// Generates no titles.
     Off,
 }
 
-/// Makes titles.
+/// Generates titles for conversations.
 #[async_trait]
 pub trait TitleGenerator: Send + Sync + 'static {
-    /// A title for a conversation that goes so; `None` for none yet: it is asked again after the next turn, as it is after
-    /// an error. What takes longer than a minute is given up.
+    /// Returns a title for a conversation with this history, or `None` if it is too early for a title.
+    ///
+    /// After `None` or an error, the generator is called again after the next turn. A call that takes longer than a
+    /// minute is given up.
     ///
     /// # Errors
     ///
-    /// Whatever goes wrong; it is logged.
+    /// Any error. It is logged.
     async fn generate(
         &self,
         history: &History,
     ) -> Result<Option<String>, Box<dyn std::error::Error + Send + Sync>>;
 }
 
-/// How long a model may take for a title.
+/// The time limit of a model's request for a title.
 const MODEL_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long an application's own code may.
+/// The time limit of an application's generator.
 const OWN_TIMEOUT: Duration = Duration::from_mins(1);
-/// The tokens that a model may take. Some think about it first.
+/// The tokens that a model may use. Some models think first.
 const MODEL_TOKENS: u32 = 1024;
-/// How much of each message a model gets to see, in characters.
+/// The characters of each message that a model sees.
 const EXCERPT: usize = 2000;
-/// Characters of a heuristic title, at most, its ellipsis apart.
+/// The maximum length of a heuristic title in characters, without its ellipsis.
 const HEURISTIC: usize = 50;
-/// Characters of a model's title, at most.
+/// The maximum length of a model's title in characters.
 const LONGEST: usize = 100;
 
 impl Titles {
@@ -57,7 +59,7 @@ impl Titles {
         matches!(self, Self::Off)
     }
 
-    /// A title for a conversation, if one can be made.
+    /// Generates a title for a conversation. Returns `None` if none can be made.
     pub(super) async fn make(
         &self,
         history: &History,
@@ -74,14 +76,14 @@ impl Titles {
     }
 }
 
-/// The first text of the user, white space collapsed, cut at a word.
+/// Returns the first text of the user with white space collapsed, cut between words.
 fn heuristic(history: &History) -> Option<String> {
     let users = history.iter().filter(|message| message.role == Role::User);
     let text = users.map(|message| message.text()).find(|text| !text.trim().is_empty())?;
     Some(shorten(&text, HEURISTIC))
 }
 
-/// A text on one line, of so many characters at most, cut between words where it can be.
+/// Puts a text on one line of at most `limit` characters, cut between words if possible.
 fn shorten(text: &str, limit: usize) -> String {
     let mut short = String::new();
     let mut length = 0;
@@ -129,7 +131,7 @@ async fn by_model(
     Ok(tidy(&generated.message.text()))
 }
 
-/// A title as it can be shown: its first line that says something, without what models put around it.
+/// Returns the first line with content, without the quotes and marks that models put around a title.
 fn tidy(text: &str) -> Option<String> {
     let around = |c: char| {
         c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '*' | '#' | '“' | '”' | '„' | '«' | '»')

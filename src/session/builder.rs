@@ -23,10 +23,10 @@ use crate::{
     tree::Tree,
 };
 
-/// Commands that may wait in a session's channel: one block of tokio's.
+/// The capacity of a session's command channel: one block of tokio's channels.
 const COMMANDS: usize = 32;
 
-/// What sessions are set up with unless something else is wanted: they share it.
+/// The default settings, which all sessions without other settings share.
 static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
     Arc::new(Setup {
         owner: None,
@@ -38,7 +38,7 @@ static USUAL: LazyLock<Arc<Setup>> = LazyLock::new(|| {
     })
 });
 
-/// The settings last used: sessions that are set up alike, one after another, share theirs.
+/// The settings last used. Sessions that are built in a row with equal settings share them.
 static LATEST: Mutex<Option<Arc<Setup>>> = Mutex::new(None);
 
 fn shared(setup: Arc<Setup>) -> Arc<Setup> {
@@ -49,7 +49,28 @@ fn shared(setup: Arc<Setup>) -> Arc<Setup> {
     }
 }
 
-/// Starts a [`Session`]: a new one, or one that is in the store.
+/// Builds a [`Session`] for a new conversation or a stored one.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = ScriptedProvider::new([Step::text("Nice to meet you, Ada.")]);
+/// # let model = provider.model();
+/// use std::time::Duration;
+/// use omni_agent::{agent::Agent, session::Session, store::{ConversationId, MemoryStore}};
+///
+/// let session = Session::builder(MemoryStore::new())
+///     .agent(Agent::builder().model(model).system("Be brief."))
+///     .title("Introductions")
+///     .idle_shutdown(Duration::from_secs(60))
+///     .create_with_id(ConversationId::new("intro")?)
+///     .await?;
+/// assert_eq!(session.ask("I am Ada.").await?.text(), "Nice to meet you, Ada.");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[must_use = "a builder does nothing before `create`, `create_with_id` or `open`"]
 pub struct SessionBuilder {
     store: Arc<dyn Store>,
@@ -72,147 +93,160 @@ impl SessionBuilder {
         }
     }
 
-    /// The agent: model, tools, callbacks and all. Its history comes from the session, and its commit channel is the
-    /// session's.
+    /// Sets the agent: model, tools, callbacks and all other settings. The session supplies the agent's history.
     ///
     /// The model, the system prompt, the options and the limits `max_steps` and `turn_timeout` are saved with the
-    /// conversation. When the conversation is [loaded](Self::open):
+    /// conversation. When a stored conversation is [opened](Self::open), the saved settings and those given here
+    /// combine as follows:
     ///
-    /// - The saved model wins if its name can be resolved. Otherwise the model given here is the fallback: its use is logged,
-    ///   emitted to the first subscriber as [`SessionEvent::ModelFallback`](super::SessionEvent::ModelFallback), and shown in
-    ///   every snapshot ([`StateView::fallback_for`](crate::agent::StateView::fallback_for)). The saved name stays in the
-    ///   store until another model is chosen.
-    /// - A system prompt and limits given here win over the saved ones. So do options that set something, as a whole; to
-    ///   clear saved options, [configure](Session::configure) the session.
-    /// - Tools, callbacks, extensions, keys and headers are never saved: give them at each load. Keys and headers do not
-    ///   replace saved options, whether they are given in [options](AgentBuilder::options) or as
-    ///   [credentials](AgentBuilder::credentials).
+    /// - The saved model is used if its name can be resolved. Otherwise the model given here is the fallback. Its use
+    ///   is logged, emitted to the first subscriber as
+    ///   [`SessionEvent::ModelFallback`](super::SessionEvent::ModelFallback), and shown in every snapshot
+    ///   ([`StateView::fallback_for`](crate::agent::StateView::fallback_for)). The saved name stays in the store until
+    ///   another model is chosen.
+    /// - A system prompt and limits given here replace the saved ones. Options given here replace the saved options as
+    ///   a whole if they set anything. To clear saved options, [configure](Session::configure) the session.
+    /// - Tools, callbacks, extensions, keys and headers are never saved: give them each time the conversation is
+    ///   opened. Keys and headers do not replace saved options, whether they are given in
+    ///   [options](AgentBuilder::options) or as [credentials](AgentBuilder::credentials).
     pub fn agent(mut self, agent: AgentBuilder) -> Self {
         self.agent = agent;
         self
     }
 
-    /// The title of a new conversation. A loaded one has its own.
+    /// Sets the title of a new conversation. A stored conversation keeps its title.
     pub fn title(mut self, title: impl Into<Arc<str>>) -> Self {
         self.title = Some(title.into());
         self
     }
 
-    /// How long the session stays open without a controller while the agent is idle. The time runs from the session's start,
-    /// and anew when the last controller leaves and when the agent becomes idle. Observers do not count. Zero is allowed. If
-    /// it is unset, the session stays for as long as a handle or a controller exists. A turn in flight is finished first, and so
-    /// is saving.
+    /// Sets how long the session stays open while the agent is idle and no controller exists.
     ///
-    /// A session that has just started stays for at least 20 ms, so that its starter can subscribe.
+    /// The time starts when the session starts. It restarts when the last controller is dropped and when the agent
+    /// becomes idle. Observers do not count. Zero is allowed. A turn in flight is finished first, and so is saving. By
+    /// default, the session stays open as long as a handle or a controller exists.
+    ///
+    /// A session that has just started stays open for at least 20 ms, so that the code that started it can subscribe.
     pub fn idle_shutdown(mut self, after: Duration) -> Self {
         Arc::make_mut(&mut self.setup).idle_shutdown = Some(after);
         self
     }
 
-    /// Bytes of messages that may be unsaved, roughly, before new prompts get [`SessionError::StoreBehind`]. 16 MiB if
-    /// unset. A run in progress continues. This holds for prompts by an agent's weak handle too
-    /// ([`AgentError::OnHold`](crate::agent::AgentError::OnHold)); a prompt that `handle_event` returns is carried back by an
-    /// error event.
+    /// Sets the limit of unsaved messages in bytes, approximately. Defaults to 16 MiB.
+    ///
+    /// Above the limit, new prompts get [`SessionError::StoreBehind`]. An active run continues. The limit also applies
+    /// to prompts sent through a weak handle of the agent, which get
+    /// [`AgentError::OnHold`](crate::agent::AgentError::OnHold). An error event returns a prompt that `handle_event`
+    /// returned.
     pub fn unsaved_limit(mut self, bytes: usize) -> Self {
         Arc::make_mut(&mut self.setup).unsaved_limit = bytes;
         self
     }
 
-    /// How long a write may take before it counts as failed, and is repeated. One minute if unset. During an end or a flush
-    /// a write that is silent is repeated sooner, after a share of the time left.
+    /// Sets how long a write may take before it counts as failed and is repeated. Defaults to one minute.
+    ///
+    /// During an end or a flush, a write without a result is repeated sooner, after a share of the time left.
     pub fn write_timeout(mut self, limit: Duration) -> Self {
         Arc::make_mut(&mut self.setup).write_timeout = limit;
         self
     }
 
-    /// The deadline of every end but [`Session::stop`], mostly for saving. 30 seconds if unset. Within it, failed and silent
-    /// writes are repeated after short waits, as [`Session::flush`] states.
+    /// Sets the deadline for every end of the session except [`Session::stop`]. Defaults to 30 seconds.
+    ///
+    /// Most of this time is for saving. Within it, failed writes and writes without a result are repeated after short
+    /// waits, as described at [`Session::flush`].
     pub fn end_timeout(mut self, limit: Duration) -> Self {
         Arc::make_mut(&mut self.setup).end_timeout = limit;
         self
     }
 
-    /// What is kept for subscribers.
+    /// Sets how many events, and how many bytes of them, are kept for subscribers.
     pub fn feed_limits(mut self, limits: FeedLimits) -> Self {
         Arc::make_mut(&mut self.setup).feed_limits = limits;
         self
     }
 
-    /// Who opens the conversation, for other processes to see, where the store knows owners: by this name and address
-    /// they learn who has it, in [`StoreError::Owned`](crate::store::StoreError::Owned). Whoever opens it under the same
-    /// name takes it over at once, so it is to be one process's alone; one that keeps its name over a restart need not wait
-    /// for its own lease to run out. Unset, each session is [an owner of its own](Owner::unique).
+    /// Sets the name and address under which the session owns the conversation, if the store supports owners.
+    ///
+    /// Other processes find the owner in [`StoreError::Owned`](crate::store::StoreError::Owned). A process that opens
+    /// the conversation under the same name takes it over at once. Therefore each process needs a different name. If a
+    /// process keeps its name across a restart, it need not wait for its own lease to expire. By default, each session
+    /// is [a unique owner](Owner::unique).
     pub fn owner(mut self, owner: Owner) -> Self {
         Arc::make_mut(&mut self.setup).owner = Some(Arc::new(owner));
         self
     }
 
-    /// Keeps the session open from its very start until the guard is dropped, which comes by this channel.
+    /// Keeps the session open from its start until the guard is dropped. The guard is sent through this channel.
     pub(crate) fn hold(mut self, guard: oneshot::Sender<Guard>) -> Self {
         self.hold = Some(guard);
         self
     }
 
-    /// Who is told what becomes of the session.
-    pub(crate) fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
+    /// Sets the watcher, which is notified of the session's changes.
+    pub fn watcher(mut self, watcher: Arc<dyn Watcher>) -> Self {
         self.watcher = Some(watcher);
         self
     }
 
-    /// Starts a new conversation with an id of its own, which nobody else has. It is in the store from its first save
-    /// on: the first turn, or the first change of its state.
+    /// Starts a new conversation with a generated id.
+    ///
+    /// The conversation is in the store from its first save: after the first turn or the first change of its state.
     ///
     /// # Errors
     ///
-    /// As [`AgentBuilder::start`]; [`SessionError::InitialHistory`].
+    /// The errors of [`AgentBuilder::start`], and [`SessionError::InitialHistory`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is done starts nothing.
+    /// Dropping the future before it is ready starts nothing.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn create(self) -> Result<Session, SessionError> {
         self.create_with(ConversationId::generate()).await
     }
 
-    /// As [`create`](Self::create), under an id that the caller has generated, and nobody else has.
+    /// Starts a new conversation as [`create`](Self::create) does, under an id that the caller has just generated.
+    ///
+    /// The id must not be in use.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create).
+    /// The errors of [`create`](Self::create).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is done starts nothing.
+    /// Dropping the future before it is ready starts nothing.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
-    pub(crate) async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
+    /// Panics outside a tokio runtime.
+    pub async fn create_with(self, generated: ConversationId) -> Result<Session, SessionError> {
         let (starting, _) = self.start_new(generated).await?;
         Ok(starting.run())
     }
 
-    /// Starts a new conversation with this id, and creates it in the store.
+    /// Starts a new conversation with this id and creates it in the store.
     ///
     /// # Errors
     ///
-    /// As [`create`](Self::create); [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) if the id is
-    /// taken, also by somebody who was faster; what the store fails with. If that was reached no more after it had created
-    /// the conversation, this is there, with nothing in it, and can be [loaded](Self::open).
+    /// The errors of [`create`](Self::create), and the error of the store. If the id is taken, even by a concurrent
+    /// call, the error is [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists). If the store created
+    /// the conversation and then failed, an empty conversation is left, which can be [opened](Self::open).
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is done starts nothing; but the conversation may be in the store then, or come to be.
+    /// Dropping the future before it is ready starts nothing. But the conversation may be in the store already, or may
+    /// still be created there.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn create_with_id(self, id: ConversationId) -> Result<Session, SessionError> {
         let store = Arc::clone(&self.store);
-        // A taken id is found before the application's `init` runs, but for a race.
+        // Finds a taken id before the application's `init` runs, except in a race.
         if store.exists(&id).await? {
             return Err(crate::store::StoreError::AlreadyExists { id }.into());
         }
@@ -229,7 +263,7 @@ impl SessionBuilder {
                 starting.tenure = tenure;
             }
             Err(error) => {
-                // Whoever tries again is not to meet this agent; how it ended changes nothing.
+                // A second attempt must not meet this agent. The outcome of the stop changes nothing.
                 let _ = starting.agent.stop(starting.session.shared.setup.end_timeout).await;
                 return Err(error.into());
             }
@@ -237,24 +271,25 @@ impl SessionBuilder {
         Ok(starting.run())
     }
 
-    /// Starts the conversation with this id from the store, where it was left.
+    /// Opens the stored conversation with this id in its last saved state.
     ///
     /// # Errors
     ///
-    /// As [`AgentBuilder::start`]; [`SessionError::InitialHistory`], since the messages come from the store; the error of the
-    /// store, such as [`NotFound`](crate::store::StoreError::NotFound); [`SessionError::Tree`] if the stored nodes are not a
-    /// tree.
+    /// - The errors of [`AgentBuilder::start`].
+    /// - [`SessionError::InitialHistory`] if the agent was given a history: the messages come from the store.
+    /// - The error of the store, such as [`NotFound`](crate::store::StoreError::NotFound).
+    /// - [`SessionError::Tree`] if the stored nodes do not form a tree.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future before it is done starts nothing.
+    /// Dropping the future before it is ready starts nothing.
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn open(mut self, id: ConversationId) -> Result<Session, SessionError> {
         self.ensure_no_history()?;
-        // First of all: from then on nobody else changes it.
+        // Before loading: from here on, no other owner changes the conversation.
         let tenure = Tenure::begin(&self.store, &id, &self.setup.owner()).await?;
         let stored = self.store.load(&id).await?;
         let (state, version) = (stored.state, stored.version);
@@ -270,17 +305,17 @@ impl SessionBuilder {
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers create the same conversation
-    /// at the same time, one succeeds; the others get [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists)
-    /// and can try again.
+    /// The errors of [`open`](Self::open) and [`create_with_id`](Self::create_with_id). If several callers create the
+    /// same conversation at the same time, one succeeds. The others get
+    /// [`StoreError::AlreadyExists`](crate::store::StoreError::AlreadyExists) and can try again.
     ///
     /// # Cancel safety
     ///
-    /// As [`create_with_id`](Self::create_with_id).
+    /// The same as [`create_with_id`](Self::create_with_id).
     ///
     /// # Panics
     ///
-    /// Outside a tokio runtime.
+    /// Panics outside a tokio runtime.
     pub async fn open_or_create(self, id: ConversationId) -> Result<Session, SessionError> {
         if self.store.exists(&id).await? {
             Box::pin(self.open(id)).await
@@ -301,7 +336,7 @@ impl SessionBuilder {
         Ok((starting, id))
     }
 
-    /// Starts the agent, and prepares what is around it.
+    /// Starts the agent and prepares the session's channels and shared state.
     async fn start(
         self,
         id: ConversationId,
@@ -325,11 +360,11 @@ impl SessionBuilder {
             controllers: AtomicUsize::new(0),
             left: Signal::default(),
         });
-        // Prompts reach the agent by other ways than the session's handle: from `handle_event`, and by weak handles.
+        // Prompts also reach the agent without the session's handle: from `handle_event` and through weak handles.
         let agent = agent.hold(Arc::clone(&shared) as Arc<dyn Hold>);
         let session = Session { commands, shared };
         if let Some(hold) = hold {
-            // The guard of a starter that went away is dropped.
+            // If the receiver is gone, the guard is dropped.
             let _ = hold.send(session.keep()?);
         }
         let weak: WeakSession = session.downgrade();
@@ -357,7 +392,7 @@ impl Starting {
     fn run(self) -> Session {
         let Self { session, receiver, agent, owner, deliveries, core, store, tenure } = self;
         let shared = Arc::clone(&session.shared);
-        // Nobody else sets it.
+        // The cell is empty: it is set only here.
         let _ = shared.agent.set(agent.downgrade());
         shared.started.store(true, Ordering::Release);
         let task = Box::new(Task {

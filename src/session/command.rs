@@ -1,4 +1,4 @@
-//! What a handle sends to its task.
+//! The commands that a handle sends to the session's task.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,26 +14,26 @@ use crate::{
 pub(super) type Reply<T> = oneshot::Sender<T>;
 pub(super) type CommandResult<T> = Result<T, SessionError>;
 
-/// Ends the session.
+/// A command to end the session.
 pub(super) struct Stop {
     pub(super) deadline: Duration,
     pub(super) in_flight: InFlight,
     pub(super) reply: Reply<CommandResult<()>>,
 }
 
-/// A place in the stream of events, on its way to a subscriber.
+/// The reply to a subscriber: its place in the stream of events.
 pub(super) type AttachmentReply = Reply<Attachment<SessionSnapshot, SessionEvent>>;
 
-/// What is not in the store.
+/// The data that is not in the store.
 #[derive(Clone, Debug)]
 pub(super) struct Unsaved {
-    /// How many messages; it may be the path or the state alone.
+    /// The number of messages. With 0, only the path or the state is unsaved.
     pub(super) nodes: usize,
     pub(super) error: Option<String>,
 }
 
 impl Unsaved {
-    /// What is told of it after so long a wait.
+    /// Converts it into the error after a wait of this length.
     pub(super) fn after(self, waited: Duration) -> SessionError {
         SessionError::Unsaved { nodes: self.nodes, waited, error: self.error }
     }
@@ -47,17 +47,17 @@ pub(super) enum RunStart {
     Branch(Option<NodeId>, Prompt),
 }
 
-/// The response of a run, for a command that asks for it.
+/// The response of a run, for a command that waits for it.
 pub(super) type PendingResponse = oneshot::Receiver<Result<Arc<Response>, AgentError>>;
 
-/// Whether a command asks for the response of the run that it begins.
+/// Whether a command waits for the response of the run that it starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     ForStart,
     ForResponse,
 }
 
-/// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session pays for one.
+/// Sent in a box: tokio allocates a channel's slots in blocks of 32, and an idle session keeps one block.
 pub(super) enum Command {
     Begin(RunStart, Wait, Reply<CommandResult<Option<PendingResponse>>>),
     Navigate(Option<NodeId>, Reply<CommandResult<()>>),
@@ -68,7 +68,7 @@ pub(super) enum Command {
     Tree(Reply<Tree>),
     Snapshot(Reply<Box<SessionSnapshot>>),
     Subscribe(Option<EventId>, AttachmentReply),
-    /// With its deadline; `None` if no clock reaches that far.
+    /// The deadline, or `None` if it is too far away for the clock.
     Flush(Option<Instant>, Reply<()>),
     Unsaved(Reply<Option<Unsaved>>),
     Stop(Stop),

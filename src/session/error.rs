@@ -18,65 +18,67 @@ pub enum SessionError {
     /// The operation needs an idle session.
     #[error("the session is {0:?}; wait until it is idle, or cancel")]
     Busy(Status),
-    /// There is no such node.
+    /// The tree has no node with this id.
     #[error("the tree has no node {node}")]
     UnknownNode {
-        /// The node that was named.
+        /// The id that was given.
         node: NodeId,
     },
-    /// `regenerate` needs a message of the user.
-    #[error("node {node} is an answer; name the user message that is to be answered again")]
+    /// The node is an assistant message, but `regenerate` and `edit` need a user message.
+    #[error("node {node} is an assistant message; give the user message to respond to again")]
     NotUser {
-        /// The node that was named.
+        /// The id that was given.
         node: NodeId,
     },
-    /// `branch` needs an answer to go on from.
-    #[error("node {node} is a user message; name the answer below which to go on, or regenerate it")]
+    /// The node is a user message, but `branch` needs an assistant message.
+    #[error(
+        "node {node} is a user message; give the assistant message to continue from, or regenerate this one"
+    )]
     NotAssistant {
-        /// The node that was named.
+        /// The id that was given.
         node: NodeId,
     },
-    /// `regenerate` on a message that carries tool results: it belongs to the middle of a turn.
-    #[error("node {node} holds tool results; name the user message that began the turn")]
+    /// The node has tool results, so it belongs to the middle of a turn. `regenerate` and `edit` can't start there.
+    #[error("node {node} has tool results; give the user message that started the turn")]
     ToolResults {
-        /// The node that was named.
+        /// The id that was given.
         node: NodeId,
     },
-    /// `branch` below an answer whose tool uses are open there.
-    #[error("node {node} has open tool uses; name an answer that has none")]
+    /// The node has open tool uses that a prompt can't answer, so `branch` can't start below it.
+    #[error("node {node} has open tool uses; give an assistant message without open tool uses")]
     OpenToolUses {
-        /// The node that was named.
+        /// The id that was given.
         node: NodeId,
     },
-    /// A history was given for a session, whether new or loaded. Its messages come from the store alone.
+    /// The agent was given a history. A session's messages, new or stored, come only from the store.
     #[error(
         "a session can't begin with a given history: its messages come from the store; leave the history out, or import \
          it into the store first"
     )]
     InitialHistory,
-    /// Too much is not in the store yet for anything new to begin.
+    /// Too much is unsaved, so nothing new can start.
     #[error("the store is behind: more than {limit} bytes are unsaved; prompt again when it has caught up")]
     StoreBehind {
-        /// The limit, in bytes.
+        /// The limit of unsaved messages, in bytes.
         limit: usize,
     },
-    /// The session is being shut down, and takes nothing new.
-    #[error("the session is being shut down; it takes nothing new")]
+    /// The session is being shut down and accepts nothing new.
+    #[error("the session is being shut down and accepts no prompts; open the conversation again later")]
     Draining,
-    /// Not everything was in the store when the deadline passed.
+    /// The session's changes were not all in the store when the deadline passed.
     #[error("after {waited:?} {}{}", missing(*nodes), because(error.as_ref()))]
     Unsaved {
-        /// How many messages are missing there; with none, it is the path or the state.
+        /// The number of unsaved messages. With 0, only the path or the state is unsaved.
         nodes: usize,
-        /// How long it was waited for.
+        /// The time that the operation waited.
         waited: Duration,
-        /// What saving last failed with, if it did.
+        /// The store's last error, if saving failed.
         error: Option<String>,
     },
-    /// The agent refused.
+    /// The agent rejected the operation, or its run failed.
     #[error(transparent)]
     Agent(AgentError),
-    /// The store refused.
+    /// The store rejected the operation or failed.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The stored nodes do not form a tree.
@@ -105,8 +107,8 @@ impl SessionError {
         }
     }
 
-    /// Returns whether the session has ended or accepts nothing now, or the store can't be used, like HTTP's 503. Open the
-    /// conversation again, or try again later.
+    /// Returns whether the session has ended or accepts nothing now, or the store can't be used, like HTTP's 503. Open
+    /// the conversation again, or try again later.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::Agent(error) => error.is_unavailable(),
@@ -118,7 +120,7 @@ impl SessionError {
         }
     }
 
-    /// The model service's error, if it made the run fail.
+    /// Returns the model service's error, if it made the run fail.
     pub fn provider_error(&self) -> Option<&ProviderError> {
         match self {
             Self::Agent(error) => error.provider_error(),

@@ -10,30 +10,64 @@ use crate::{
     tree::{Changes, NodeId},
 };
 
-/// What happens in a session: all that happens in its agent, and what the session adds.
+/// A change in a session: an event of its agent, or a change of the tree, the title or the stored conversation.
 ///
-/// The order: when a turn is committed, the agent's `Turn`, then `Tree`; when a run that began a branch ends before
-/// that, the agent's `Cancelled` or `Error`, then `Tree`, then the agent's `State`; when the path moves, `Tree`, then the
-/// agent's `State`. A `Store` event follows what it tells of, and comes when the write is done.
+/// Events come in a fixed order:
+///
+/// - When a turn is committed: the agent's `Turn`, then `Tree`.
+/// - When a run that started a branch ends before its first turn is complete: the agent's `Cancelled` or `Error`, then
+///   `Tree`, then the agent's `State`.
+/// - When the path moves: `Tree`, then the agent's `State`.
+/// - A `Store` event follows the changes that it reports, as soon as the write is done.
+///
+/// ```
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = ScriptedProvider::new([Step::text("Hello!")]);
+/// # let agent = omni_agent::agent::Agent::builder().model(provider.model());
+/// use omni_agent::session::{Mode, Session, SessionEvent, StoreReport};
+/// use omni_agent::{store::MemoryStore, subscription::Update};
+///
+/// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
+/// let mut updates = session.subscribe(Mode::Controller).await?;
+/// session.prompt("Hi").await?;
+/// while let Some(Update::Event(numbered)) = updates.next().await {
+///     match &*numbered.event {
+///         SessionEvent::Tree(changes) => println!("new messages: {}", changes.nodes.len()),
+///         SessionEvent::Store(StoreReport::Saved { version, .. }) => {
+///             println!("saved as version {version}");
+///             break;
+///         }
+///         SessionEvent::Store(report) => println!("not saved: {:?}", report.error()),
+///         _ => {}
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "type", content = "data", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SessionEvent {
     /// An event of the agent.
     Agent(Arc<Event>),
-    /// The tree has grown, or the path has moved. [`Tree::apply`](crate::tree::Tree::apply) takes it in.
+    /// Nodes were added to the tree, or the path moved. [`Tree::apply`](crate::tree::Tree::apply) applies the changes.
     Tree(Arc<Changes>),
     /// The title has changed.
     Title {
-        /// To this.
+        /// The new title.
         title: Option<Arc<str>>,
     },
-    /// What became of a write to the store.
+    /// A write to the store succeeded or failed.
     Store(StoreReport),
-    /// The saved model's name could not be resolved when the conversation was loaded, and the model given by the
-    /// application is used in its place. The first subscriber gets this right after its snapshot; every snapshot has it in
-    /// [`StateView::fallback_for`](crate::agent::StateView::fallback_for). The saved name stays in the store until another
-    /// model is chosen.
+    /// The fallback model is in use, because the saved model's name could not be resolved when the conversation was
+    /// opened.
+    ///
+    /// The application gave the fallback model. The first subscriber gets this event right after its snapshot. Every
+    /// snapshot has the saved name in [`StateView::fallback_for`](crate::agent::StateView::fallback_for). The saved
+    /// name stays in the store until another model is chosen.
     ModelFallback {
         /// The saved model's name.
         saved: Arc<str>,
@@ -42,54 +76,56 @@ pub enum SessionEvent {
     },
 }
 
-/// What became of a write to the store.
+/// The outcome of a write to the store.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StoreReport {
-    /// It is there to stay. Turns and moves that came while the store was slow are written together, and told once.
+    /// The write is stored durably. Turns and moves that were made while the store was slow are written together and
+    /// reported once.
     Saved {
-        /// What was written.
+        /// The kind of data that was written.
         what: SavedPart,
-        /// The version of the conversation with it.
+        /// The version of the conversation after the write.
         version: Version,
-        /// The last of the nodes that were written, if any were: it and all before it are in the store.
+        /// The last node that was written, if the write had nodes. This node and all earlier nodes are in the store.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         through: Option<NodeId>,
     },
-    /// It failed. It is kept, and repeated before anything newer is written.
+    /// The write failed. It is kept, and repeated before newer changes are written.
     Failed {
-        /// What was to be written.
+        /// The kind of data that was to be written.
         what: SavedPart,
-        /// Why, with the causes.
+        /// The store's error, with its causes.
         error: String,
-        /// When it is repeated, unless something gives reason to do so before.
+        /// The time until the write is repeated, unless something causes an earlier attempt.
         retry_in: Duration,
     },
-    /// Nothing more is written. Another writer has changed more than the title, or has removed the conversation; or the store
-    /// can never accept the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the latter case
-    /// all turns before that write are in the store; a change of settings or title that was to be written with them may not
-    /// be. The session ends, and its last snapshot has the unsaved messages. A write
-    /// that was under way may still be reported as saved.
+    /// The session can't save anything more, and ends. The last snapshot has the unsaved messages.
+    ///
+    /// Either another writer has changed more than the title or has deleted the conversation, or the store can never
+    /// accept the next write ([`StoreError::Unstorable`](crate::store::StoreError::Unstorable)). In the second case,
+    /// all turns before that write are in the store. A change of settings or of the title that was part of that write
+    /// may not be. A write that was in flight may still be reported as saved.
     Lost {
-        /// What the store said, with the causes.
+        /// The store's error, with its causes.
         error: String,
     },
 }
 
-/// What a write was about.
+/// The kind of data in a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SavedPart {
-    /// Messages, or the path, and the state if it had changed.
+    /// Messages or the path, and the state if it changed.
     Tree,
-    /// Model, system prompt, options, limits or title.
+    /// The state: model, system prompt, options, limits or title.
     State,
 }
 
 impl StoreReport {
-    /// What went wrong, if something did.
+    /// Returns the store's error if the write failed.
     pub fn error(&self) -> Option<&str> {
         match self {
             Self::Saved { .. } => None,
@@ -99,7 +135,7 @@ impl StoreReport {
 }
 
 impl SessionEvent {
-    /// The agent's event, if it is one.
+    /// Returns the agent's event if this is one.
     pub fn agent(&self) -> Option<&Event> {
         match self {
             Self::Agent(event) => Some(event),
@@ -107,7 +143,7 @@ impl SessionEvent {
         }
     }
 
-    /// Approximate size in bytes, for bounding what is buffered.
+    /// Returns the approximate size in bytes, which limits the event buffer.
     pub(super) fn weight(&self) -> usize {
         32 + match self {
             Self::Agent(event) => event.weight(),
@@ -122,11 +158,11 @@ impl SessionEvent {
     }
 }
 
-/// Returns whether tools or callbacks run on the model's last answer after this event; `None` if the event changes nothing
-/// about it.
+/// Returns whether tools or callbacks run on the model's last response after this event. Returns `None` if the event
+/// does not affect this.
 pub(super) fn is_between_requests(event: &Event) -> Option<bool> {
     match event {
-        // A paused answer is sent back at once.
+        // A paused response is sent back at once.
         Event::Step(response) => Some(response.stop_reason != StopReason::Pause),
         Event::Message { message, .. } if message.role == Role::User => Some(false),
         Event::Turn(_) | Event::Cancelled { .. } | Event::Error { .. } | Event::Retry { .. } => Some(false),

@@ -1,4 +1,4 @@
-//! What a session does as its agent does it. The agent is asked directly: the session has no say in these.
+//! Operations that a session forwards to its agent. The handle calls the agent directly, without the session's task.
 
 use std::{any::Any, error::Error, sync::Arc};
 
@@ -13,26 +13,26 @@ use crate::{
 };
 
 impl Session {
-    /// Sends a prompt. If the session is idle, it begins a run, at the end of the path; while it is busy or paused, it is
-    /// staged: see [`Agent::prompt`](crate::agent::Agent::prompt).
+    /// Sends a prompt.
+    ///
+    /// If the session is idle, the prompt starts a run at the end of the path. While the session is busy or paused, the
+    /// prompt is staged: see [`Agent::prompt`](crate::agent::Agent::prompt).
     ///
     /// # Errors
     ///
-    /// [`SessionError::StoreBehind`] if too much is unsaved, and [`SessionError::Draining`] if the session is being shut down.
-    /// [`SessionError::Ended`] if it has ended. [`SessionError::Agent`] with the other errors of
-    /// [`Agent::prompt`](crate::agent::Agent::prompt).
+    /// The errors of [`Agent::prompt`](crate::agent::Agent::prompt), and [`SessionError::StoreBehind`] if too much is
+    /// unsaved.
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, SessionError> {
         self.ensure_room()?;
         self.on_agent(async |agent| agent.prompt(prompt).await).await
     }
 
-    /// Sends a prompt and awaits what comes of it: see [`Agent::ask`](crate::agent::Agent::ask).
+    /// Sends a prompt and waits for its response: see [`Agent::ask`](crate::agent::Agent::ask).
     ///
     /// # Errors
     ///
-    /// [`SessionError::StoreBehind`] if too much is unsaved, and [`SessionError::Draining`] if the session is being shut down.
-    /// [`SessionError::Ended`] if it has ended. [`SessionError::Busy`] if a run is active. [`SessionError::Agent`] with the other errors of
-    /// [`Agent::ask`](crate::agent::Agent::ask).
+    /// The errors of [`Agent::ask`](crate::agent::Agent::ask), and [`SessionError::StoreBehind`] if too much is
+    /// unsaved.
     ///
     /// # Cancel safety
     ///
@@ -42,13 +42,13 @@ impl Session {
         self.on_agent(async |agent| agent.ask(prompt).await).await
     }
 
-    /// Asks for a value of a Rust type: see [`Agent::ask_as`](crate::agent::Agent::ask_as).
+    /// Sends a prompt and returns the response as a value of a Rust type: see
+    /// [`Agent::ask_as`](crate::agent::Agent::ask_as).
     ///
     /// # Errors
     ///
-    /// [`SessionError::StoreBehind`] if too much is unsaved, and [`SessionError::Draining`] if the session is being shut down.
-    /// [`SessionError::Ended`] if it has ended. [`SessionError::Busy`] if a run is active. [`SessionError::Agent`] with the other errors of
-    /// [`Agent::ask_as`](crate::agent::Agent::ask_as).
+    /// The errors of [`Agent::ask_as`](crate::agent::Agent::ask_as), and [`SessionError::StoreBehind`] if too much is
+    /// unsaved.
     ///
     /// # Cancel safety
     ///
@@ -65,8 +65,7 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// [`SessionError::Agent`] with [`AgentError::NotPaused`](crate::agent::AgentError::NotPaused) or [`AgentError::StaleResume`](crate::agent::AgentError::StaleResume). [`SessionError::Ended`] if the
-    /// session has ended.
+    /// The errors of [`Agent::resume`](crate::agent::Agent::resume).
     pub async fn resume(
         &self,
         tool_use: impl Into<ToolUseId>,
@@ -75,43 +74,44 @@ impl Session {
         self.on_agent(async |agent| agent.resume(tool_use, decision).await).await
     }
 
-    /// Ends the run at once and discards what is pending. If the run began a branch and none of its turns is complete,
-    /// the branch is as if it never was. See [`Agent::cancel`](crate::agent::Agent::cancel).
+    /// Ends the run at once and discards its pending messages: see [`Agent::cancel`](crate::agent::Agent::cancel).
+    ///
+    /// If the run started a branch and none of its turns is complete, the tree stays as it was before the run.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Agent`] with [`AgentError::Idle`](crate::agent::AgentError::Idle) if no run is active. [`SessionError::Ended`] if the session has ended.
+    /// The errors of [`Agent::cancel`](crate::agent::Agent::cancel).
     pub async fn cancel(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.cancel().await).await
     }
 
-    /// Ends the run at once and keeps what can be kept: see [`Agent::interrupt`](crate::agent::Agent::interrupt).
+    /// Ends the run at once and keeps as much of it as possible: see [`Agent::interrupt`](crate::agent::Agent::interrupt).
     ///
     /// # Errors
     ///
-    /// [`SessionError::Agent`] with [`AgentError::Idle`](crate::agent::AgentError::Idle) if no run is active. [`SessionError::Ended`] if the session has ended.
+    /// The errors of [`Agent::interrupt`](crate::agent::Agent::interrupt).
     pub async fn interrupt(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.interrupt().await).await
     }
 
-    /// Sends an event of the application's own to the agent's callbacks: see [`Agent::notify`](crate::agent::Agent::notify).
+    /// Sends an application event to the agent's callbacks: see [`Agent::notify`](crate::agent::Agent::notify).
     ///
     /// # Errors
     ///
-    /// [`SessionError::Agent`] with [`AgentError::TooManyEvents`](crate::agent::AgentError::TooManyEvents) if the queue is full. [`SessionError::Ended`] if the session
-    /// has ended.
+    /// The errors of [`Agent::notify`](crate::agent::Agent::notify).
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.notify(event).await).await
     }
 
-    /// Changes the agent's configuration, as a whole or not at all: see [`Agent::set_state`](crate::agent::Agent::set_state). The model,
-    /// the system prompt, the options and the limits are saved if they changed. To switch the model, call
+    /// Changes the agent's configuration, either completely or not at all: see
+    /// [`Agent::set_state`](crate::agent::Agent::set_state).
+    ///
+    /// If the model, the system prompt, the options or the limits change, they are saved. To switch the model, call
     /// [`Config::set_model`] in `edit`.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`] if a run is active. [`SessionError::Ended`] if the session has ended. [`SessionError::Agent`] with
-    /// the other errors of [`Agent::set_state`](crate::agent::Agent::set_state).
+    /// The errors of [`Agent::set_state`](crate::agent::Agent::set_state).
     #[doc(alias = "switch model")]
     pub async fn configure<F>(&self, edit: F) -> Result<(), SessionError>
     where
@@ -120,18 +120,17 @@ impl Session {
         self.on_agent(async |agent| agent.set_state(|draft| edit(&mut draft.config)).await).await
     }
 
-    /// Offers one more tool to the model. Idle only; tools are not saved.
+    /// Adds a tool. The session must be idle. Tools are not saved.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Busy`] if a run is active. [`SessionError::Agent`] with [`AgentError::Refused`](crate::agent::AgentError::Refused) if the tool conflicts
-    /// with the others. [`SessionError::Ended`] if the session has ended.
+    /// [`SessionError::Busy`], or the agent's error if the tool conflicts with another.
     pub async fn add_tool(&self, tool: impl Tool) -> Result<(), SessionError> {
         let tool: Arc<dyn Tool> = Arc::new(tool);
         self.configure(move |config| Ok(config.tools.insert(tool)?)).await
     }
 
-    /// Offers a tool no longer. Idle only. That there is none of this name is no error.
+    /// Removes the tool with this name. The session must be idle. Removing a tool that does not exist succeeds.
     ///
     /// # Errors
     ///
@@ -145,7 +144,7 @@ impl Session {
         .await
     }
 
-    /// The agent's state, as callbacks see it.
+    /// Returns the agent's state, as callbacks see it.
     ///
     /// # Errors
     ///
@@ -154,7 +153,7 @@ impl Session {
         self.on_agent(async |agent| agent.state().await).await
     }
 
-    /// What the agent is doing.
+    /// Returns whether the agent is idle, busy or paused.
     ///
     /// # Errors
     ///
@@ -163,9 +162,10 @@ impl Session {
         self.on_agent(async |agent| agent.status().await).await
     }
 
-    /// Waits until no run is active and nothing waits to begin one. How the last run ended is in
-    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run). Its turns may not be saved yet: see
-    /// [`flush`](Self::flush).
+    /// Waits until no run is active and nothing waits to start a run.
+    ///
+    /// [`Snapshot::last_run`](crate::agent::Snapshot::last_run) shows how the last run ended. Its turns may not be
+    /// saved yet: see [`flush`](Self::flush).
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ impl Session {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future only stops the waiting.
+    /// Dropping the future only ends the wait.
     pub async fn wait_until_idle(&self) -> Result<(), SessionError> {
         self.on_agent(async |agent| agent.wait_until_idle().await).await
     }

@@ -6,52 +6,64 @@ use crate::{
     tree::NodeId,
 };
 
-/// The user message to answer again, with settings for the run.
+/// The user message to respond to again, with settings for the run.
 ///
-/// Settings that are given here take the place of those that the message was sent with, one by one. The session knows
-/// those of the prompts that it has taken itself, without their API keys and headers. They are not stored: after a
-/// reload, the settings of the agent take their place.
+/// Each setting given here replaces the same setting that the message was sent with. The session keeps the settings of
+/// the prompts that it has accepted, except API keys and headers. It does not store them: after the conversation is
+/// opened again, the agent's settings apply instead.
 ///
 /// ```
-/// # use omni_agent::{provider::Model, tree::NodeId};
-/// use omni_agent::{provider::Options, session::Regenerate};
+/// # #[cfg(feature = "test-util")]
+/// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+/// # use omni_agent::testing::{ScriptedProvider, Step};
+/// # let provider = ScriptedProvider::new([Step::text("Everest, K2."), Step::text("Fuji, Etna.")]);
+/// # let model = provider.model();
+/// use omni_agent::{agent::Agent, provider::Options, store::MemoryStore};
+/// use omni_agent::session::{Regenerate, Session};
 ///
-/// # fn example(node: NodeId, other: Model) {
-/// let again = Regenerate::new(node).with_model(other).with_options(Options::default().with_temperature(0.9));
-/// # }
+/// let agent = Agent::builder().model(model);
+/// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
+/// session.ask("Name two mountains.").await?;
+///
+/// let question = session.tree().await?.roots().next().expect("the question").id();
+/// let again = Regenerate::new(question).with_options(Options::default().with_temperature(0.9));
+/// assert_eq!(session.ask_regenerate(again).await?.text(), "Fuji, Etna.");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # })?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Regenerate {
     pub(super) user: NodeId,
-    /// A prompt without content.
+    /// The settings as a prompt without content.
     pub(super) settings: Prompt,
 }
 
 impl Regenerate {
-    /// Answers this user message again.
+    /// Selects the user message to respond to again.
     pub fn new(user: NodeId) -> Self {
         Self { user, settings: Prompt::default() }
     }
 
-    /// The same with this model, for this run only.
+    /// Sets the model, for this run only.
     pub fn with_model(mut self, model: Model) -> Self {
         self.settings = self.settings.with_model(model);
         self
     }
 
-    /// The same with these options, for this run only.
+    /// Sets the options, for this run only.
     pub fn with_options(mut self, options: Options) -> Self {
         self.settings = self.settings.with_options(options);
         self
     }
 
-    /// The same with its own limit of requests.
+    /// Sets the limit of requests, for this run only.
     pub fn with_max_steps(mut self, max_steps: u32) -> Self {
         self.settings = self.settings.with_max_steps(max_steps);
         self
     }
 
-    /// The same with its own time limit for each turn.
+    /// Sets the time limit of each turn, for this run only.
     pub fn with_turn_timeout(mut self, limit: Duration) -> Self {
         self.settings = self.settings.with_turn_timeout(limit);
         self

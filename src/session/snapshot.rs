@@ -10,50 +10,45 @@ use crate::{
     tree::{NodeId, Tree, TreeError},
 };
 
-/// All there is to know of a session at one moment.
+/// The complete state of a session at one moment.
 ///
-/// The path of the tree is the agent's committed history; what the turn in flight adds is in the agent's snapshot. A
-/// snapshot and the events after it give the truth at any later moment: [`apply`](SessionSnapshot::apply) does it.
+/// The path of the tree is the agent's committed history. The messages of the turn in flight are in the agent's
+/// snapshot. To get the state at a later moment, [`apply`](SessionSnapshot::apply) the events that follow the snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SessionSnapshot {
-    /// The last event that is part of it.
+    /// The id of the last event that the snapshot includes.
     pub last: EventId,
-    /// The conversation.
+    /// The conversation's id.
     pub id: ConversationId,
-    /// What people call it.
+    /// The conversation's title.
     pub title: Option<Arc<str>>,
-    /// All messages, on all branches.
+    /// The tree: all messages, on all branches.
     pub tree: Tree,
-    /// The agent. Its `last` names the agent's own events, which have numbers of their own.
+    /// The agent's snapshot. Its `last` is an id of the agent's events, which are numbered separately.
     pub agent: Snapshot,
     /// The nodes that are not in the store yet.
     pub unsaved: Vec<NodeId>,
-    /// What became of the last write, if it failed: saving fails since, or is over.
+    /// The report of the last write, if it failed. Until a write succeeds, the session repeats it, or has stopped
+    /// saving.
     pub store: Option<StoreReport>,
 }
 
 impl SessionSnapshot {
-    /// All messages of the path and of the turn in flight, each once. The answer that is streaming in is in the
+    /// Returns all messages of the path and of the turn in flight, each once. The response that is streaming is in the
     /// agent's `partial`.
     pub fn messages(&self) -> impl Iterator<Item = &Arc<Message>> {
         self.tree.history().iter().chain(&self.agent.pending)
     }
 
-    /// Takes the next event in, so that the snapshot is the truth after it. What fires no event in an
-    /// [agent](Snapshot::apply) shows in the next snapshot here too.
+    /// Applies the next event, so that the snapshot shows the state after it.
+    ///
+    /// Some changes emit no event in an [agent](Snapshot::apply). They appear in the next snapshot only.
     ///
     /// # Errors
     ///
-    /// The event is not of this session, or not the next one.
-    pub fn apply(&mut self, event: &Numbered<SessionEvent>) -> Result<(), TreeError> {
-        self.take_in(&event.event)?;
-        self.last = event.id;
-        Ok(())
-    }
-
-    /// Takes an event in without its number.
-    pub(super) fn take_in(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
+    /// The event belongs to another session, or is not the next one.
+    pub fn apply(&mut self, event: &SessionEvent) -> Result<(), TreeError> {
         match event {
             SessionEvent::Agent(event) => {
                 self.agent.take_in(event);
@@ -65,14 +60,14 @@ impl SessionSnapshot {
             }
             SessionEvent::Title { title } => self.title.clone_from(title),
             SessionEvent::Store(StoreReport::Saved { through, .. }) => {
-                // What was under way at the loss may have been in time: the loss stays the last word.
+                // A write that was in flight at the loss may still have succeeded. The report of the loss stays.
                 if !matches!(self.store, Some(StoreReport::Lost { .. })) {
                     self.store = None;
                 }
                 self.unsaved.retain(|node| through.is_none_or(|through| *node > through));
             }
             SessionEvent::Store(report) => self.store = Some(report.clone()),
-            // The agent's state in the snapshot has it.
+            // The snapshot already has it, in the agent's state.
             SessionEvent::ModelFallback { .. } => {}
         }
         Ok(())

@@ -17,18 +17,18 @@ use crate::{
     subscription::{EventId, Subscription, Update},
 };
 
-/// Whether a subscriber keeps its session alive.
+/// Whether a subscriber keeps its session open.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// It does, as long as it is there: somebody works with the session.
+    /// Keeps the session open while subscribed. For clients that act on the session.
     #[default]
     Controller,
-    /// It does not: somebody watches.
+    /// Does not keep the session open. For clients that only watch.
     Observer,
 }
 
-/// A snapshot of a session and the events that follow it, and the guard of the subscriber's [`Mode`]: dropping it
-/// unsubscribes. It is a [`Stream`] of updates too.
+/// A snapshot of a session, the events that follow it, and a [`Guard`] for the subscriber's [`Mode`]. Dropping it
+/// unsubscribes.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -83,19 +83,19 @@ impl SessionSubscription {
         Self { events, guard }
     }
 
-    /// The truth at the start. `None` if the subscription was resumed from an event: what is missed comes as updates
-    /// then.
+    /// Returns the snapshot at the start. Returns `None` if the subscription was resumed after an event: the missed
+    /// events then come as updates.
     pub fn snapshot(&self) -> Option<&Arc<SessionSnapshot>> {
         self.events.snapshot()
     }
 
-    /// The id of the last event that this reader has seen, in an update or as part of a snapshot; see
+    /// Returns the id of the last event that this reader has seen, in an update or as part of a snapshot: see
     /// [`Subscription::last_id`].
     pub fn last_id(&self) -> EventId {
         self.events.last_id()
     }
 
-    /// The next update; `None` after [`Update::Closed`].
+    /// Returns the next update, or `None` after [`Update::Closed`].
     ///
     /// # Cancel safety
     ///
@@ -104,16 +104,16 @@ impl SessionSubscription {
         self.events.next().await
     }
 
-    /// Whether the subscriber keeps the session alive.
+    /// Returns whether the subscriber keeps the session open.
     pub fn mode(&self) -> Mode {
         self.guard.mode()
     }
 
-    /// Changes whether the subscriber keeps the session alive: see [`Guard::set_mode`].
+    /// Changes whether the subscriber keeps the session open: see [`Guard::set_mode`].
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if the session has ended, or is ending.
+    /// [`SessionError::Ended`] if the session has ended or is ending.
     ///
     /// # Cancel safety
     ///
@@ -122,23 +122,17 @@ impl SessionSubscription {
         self.guard.set_mode(mode).await
     }
 
-    /// The events and the guard apart, to hand the events to somebody else.
+    /// Splits the subscription, so that the events and the guard can be held in different places.
     pub fn into_parts(self) -> (Subscription<SessionSnapshot, SessionEvent>, Guard) {
         (self.events, self.guard)
     }
 
-    /// Returns the text of the turn in flight or of the next turn, in pieces. See [`TextDeltas`].
-    pub fn text_deltas(&mut self) -> TextDeltas<'_> {
-        let is_new = self.snapshot().is_some_and(|snapshot| snapshot.last == self.last_id());
-        TextDeltas::new(&mut self.events, is_new, SessionEvent::agent, |snapshot| &snapshot.agent)
-    }
-}
-
-impl Stream for SessionSubscription {
-    type Item = Update<SessionSnapshot, SessionEvent>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        Pin::new(&mut self.events).poll_next(cx)
+    /// Converts the subscription into a stream of its updates. The stream includes the guard.
+    pub fn into_stream(self) -> impl Stream<Item = Update<SessionSnapshot, SessionEvent>> + Send {
+        futures_util::stream::unfold(self, |mut subscription| async move {
+            let update = subscription.next().await?;
+            Some((update, subscription))
+        })
     }
 }
 
@@ -151,19 +145,21 @@ impl fmt::Debug for SessionSubscription {
     }
 }
 
-/// Keeps a session alive as a [`Mode::Controller`], or stands by as an observer. The last controller that goes starts the
-/// session's idle shutdown.
+/// Keeps a session open while it is a [`Mode::Controller`]. An observer's guard does nothing.
+///
+/// When the last controller is dropped, the session's idle shutdown starts.
 #[must_use = "a controller that is dropped has left, and a session without controllers may end"]
 pub struct Guard {
     session: WeakSession,
-    /// What keeps the session alive, for a controller.
+    /// The hold on the session, for a controller.
     hold: Option<Hold>,
 }
 
-/// Counts a controller, for as long as it is there.
+/// Counts a controller until it is dropped.
 pub(super) struct Hold {
     shared: Arc<SessionShared>,
-    /// Dropped after the count, so that the session does not end for want of handles with a controller counted.
+    /// Dropped after the count is reduced: otherwise the session could end for lack of handles while a controller is
+    /// counted.
     commands: mpsc::Sender<Box<Command>>,
 }
 
@@ -173,7 +169,8 @@ impl Hold {
         Self { shared, commands }
     }
 
-    /// Waits until the session has answered. Then it has seen this controller, and does not end for want of one.
+    /// Waits for a reply of the session. The session has then counted this controller and does not end for lack of
+    /// controllers.
     pub(super) async fn confirm(&self) -> Result<(), SessionError> {
         match actor::call(&self.commands, |reply| Box::new(Command::Title(reply))).await {
             Some(_) => Ok(()),
@@ -195,17 +192,19 @@ impl Guard {
         Self { session, hold }
     }
 
-    /// Whether the subscriber keeps the session alive.
+    /// Returns whether the subscriber keeps the session open.
     pub fn mode(&self) -> Mode {
         if self.hold.is_some() { Mode::Controller } else { Mode::Observer }
     }
 
-    /// Changes whether the subscriber keeps the session alive. For a new controller, the session confirms that it stays: it
-    /// may be shutting down because nobody kept it alive.
+    /// Changes whether the subscriber keeps the session open.
+    ///
+    /// A new controller waits until the session confirms that it stays open, because an idle shutdown may be in
+    /// progress.
     ///
     /// # Errors
     ///
-    /// [`SessionError::Ended`] if the session has ended, or is ending. The subscriber stays an observer.
+    /// [`SessionError::Ended`] if the session has ended or is ending. The subscriber stays an observer.
     ///
     /// # Cancel safety
     ///

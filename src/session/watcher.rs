@@ -1,4 +1,4 @@
-//! What a session tells without being asked, for whoever keeps many.
+//! Notifications about a session for an owner of many sessions.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -11,34 +11,33 @@ use crate::{
     subscription::EndReason,
 };
 
-/// Is told what becomes of a session, from within its task. Costs a session nothing but the call, where a subscription
-/// costs a channel.
-pub(crate) trait Watcher: Send + Sync + 'static {
-    /// Something has happened. Called in order; what it does is to be quick, and is not to wait.
+/// Receives notifications about a session from within the session's task. A watcher costs the session only the call,
+/// whereas a subscription costs a channel.
+pub trait Watcher: Send + Sync + 'static {
+    /// Handles a notification. Notifications come in order. The call must be quick and must not block.
     fn notice(&self, notice: Notice<'_>);
 }
 
-/// What a [`Watcher`] is told.
+/// A notification to a [`Watcher`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub(crate) enum Notice<'a> {
-    /// The agent does this now.
+pub enum Notice<'a> {
+    /// The agent's status changed.
     Status(Status),
-    /// The conversation has this title now.
+    /// The conversation's title changed.
     Title(Option<&'a Arc<str>>),
-    /// A turn was finished: the conversation has it, whether or not the run goes on.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the manager needs only the fact, tests the response"))]
+    /// A turn was committed. The run may continue.
     Finished(&'a Arc<Response>),
-    /// The last controller has left.
+    /// The last controller was dropped.
     Left,
-    /// The session has refused to [sleep](crate::session::Session::sleep), and the reason may be gone: everything is saved, or
-    /// the agent has handled its application events.
+    /// The session has refused to [sleep](crate::session::Session::sleep), and the reason may no longer apply:
+    /// everything is saved, or the agent has handled its application events.
     Settled,
-    /// The session has ended, and nothing of it is left. The last notice, and there is always one.
+    /// The session has ended and its task is done. Always sent once, as the last notification.
     Ended(&'a EndReason),
 }
 
-/// What of an event a watcher is told.
+/// Sends the notification that belongs to an event, if any.
 pub(super) fn tell(watcher: &dyn Watcher, event: &SessionEvent) {
     let notice = match event {
         SessionEvent::Title { title } => Notice::Title(title.as_ref()),
@@ -52,7 +51,7 @@ pub(super) fn tell(watcher: &dyn Watcher, event: &SessionEvent) {
     tell_of(watcher, notice);
 }
 
-/// Tells, and survives what the watcher makes of it.
+/// Notifies the watcher and survives a panic of it.
 pub(super) fn tell_of(watcher: &dyn Watcher, notice: Notice<'_>) {
     if catch_unwind(AssertUnwindSafe(|| watcher.notice(notice))).is_err() {
         tracing::error!(?notice, "a session's watcher panicked");
